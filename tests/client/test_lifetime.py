@@ -1,8 +1,11 @@
 """Tests full queues, clients that leave, signals and restarts."""
 
 import concurrent.futures
+import ctypes
 import signal
 import socket
+import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -106,6 +109,29 @@ def test_a_client_that_still_sends_does_not_hold_up_the_end():
             server.terminate()
             assert server.wait(10.0) == 0
             assert b"503 Service Unavailable" in sending.recv(4096)
+
+
+def test_a_lost_engine_ends_the_process(monkeypatch):
+    """A thread of the executor is held, as a debugger does it, so that a step never returns."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long] * 4
+    attach, detach = 16, 17
+    with ServerProcess("--threads", 2, "--step-deadline", 1) as server:
+        stream = stream_long(server)
+        next(stream)
+        tasks = Path(f"/proc/{server.process.pid}/task")
+        (stage,) = [task for task in tasks.iterdir() if (task / "comm").read_text() == "corella-stage-0\n"]
+        if libc.ptrace(attach, int(stage.name), 0, 0) != 0:
+            pytest.skip("this machine allows no debugger")
+        try:
+            # The watchdog looks every 30 seconds, and clients get a second to read their error.
+            with pytest.raises(openai.APIError):
+                list(stream)
+                time.sleep(5)
+        finally:
+            libc.ptrace(detach, int(stage.name), 0, 0)
+        assert server.wait(20.0) == 2
+        assert "error: serving on" in server.log()
 
 
 def test_sigterm_when_idle():

@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from fleet import ROW_BYTES, THREADS, Fleet, num_remote_tokens
 from google.protobuf import json_format
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -23,6 +24,7 @@ class Collector:
 
     def __init__(self):
         self.spans, self.resources, self.headers, self.mistakes = [], [], [], []
+        self.service_of = {}
         collector = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -59,8 +61,10 @@ class Collector:
                             span[name] = base64.b64encode(raw).decode()
         parsed = json_format.ParseDict(request, ExportTraceServiceRequest())
         for of_resource in parsed.resource_spans:
-            self.resources.append(attributes(of_resource.resource))
+            resource = attributes(of_resource.resource)
+            self.resources.append(resource)
             for scope in of_resource.scope_spans:
+                self.service_of |= {span.span_id: resource["service.name"] for span in scope.spans}
                 self.spans += scope.spans
         self.headers.append(dict(headers))
 
@@ -88,7 +92,11 @@ def collector():
 
 def complete(server, headers=(), **more):
     return server.client.completions.create(
-        model="corella-nano", prompt="Once upon", extra_headers=dict(headers), **{"max_tokens": 5, **more}
+        model="corella-nano",
+        prompt="Once upon",
+        extra_headers=dict(headers),
+        extra_body={"ignore_eos": True},
+        **{"max_tokens": 5, **more},
     )
 
 
@@ -161,6 +169,44 @@ def test_what_waits_is_sent_when_the_server_ends(collector):
         server.terminate()
         assert server.wait() == 0
         assert len(collector.of_trace(TRACE_ID)) == 5
+
+
+def test_one_trace_runs_through_both_nodes_of_a_pair(collector, monkeypatch):
+    otlp = ("--otlp-endpoint", collector.url)
+    with Fleet() as fleet:
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "decode-node")
+        fleet.decode(*THREADS, *otlp)
+        monkeypatch.setenv("OTEL_SERVICE_NAME", "prefill-node")
+        prefill = fleet.prefill(*THREADS, *otlp)
+        # A node on a busy machine may be too late for one request, and then decodes it itself.
+        for number in range(20):
+            trace_id = f"{number + 1:032x}"
+            before = num_remote_tokens(prefill)
+            complete(prefill, {"traceparent": f"00-{trace_id}-{PARENT_ID}-01"}, max_tokens=20)
+            if num_remote_tokens(prefill) > before:
+                break
+        wait_for(prefill, lambda: len(collector.of_trace(trace_id)) == 8, "eight spans")
+        complete(prefill, {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}, max_tokens=20)
+    spans = {(collector.service_of[span.span_id], span.name): span for span in collector.of_trace(trace_id)}
+    of_prefill = ("POST /v1/completions", "tokenize", "queue", "prefill", "decode", "session", "transfer")
+    assert spans.keys() == {*(("prefill-node", name) for name in of_prefill), ("decode-node", "decode")}
+    whole = spans["prefill-node", "POST /v1/completions"]
+    session = spans["prefill-node", "session"]
+    remote = spans["decode-node", "decode"]
+    assert session.kind == Span.SPAN_KIND_CLIENT and session.parent_span_id == whole.span_id
+    assert remote.kind == Span.SPAN_KIND_SERVER and remote.parent_span_id == session.span_id
+    transfer = spans["prefill-node", "transfer"]
+    assert transfer.parent_span_id == session.span_id
+    # K and V of each prompt token in the built-in model, and what else there is room for in its pages.
+    num_prompt_tokens = attributes(spans["prefill-node", "prefill"])["gen_ai.usage.input_tokens"]
+    num_bytes = attributes(transfer)["corella.kv_bytes"]
+    assert num_prompt_tokens * ROW_BYTES <= num_bytes and num_bytes % ROW_BYTES == 0
+    slack_ns = 5_000_000
+    for inner, outer in ((transfer, session), (remote, session)):
+        assert outer.start_time_unix_nano - slack_ns <= inner.start_time_unix_nano
+        assert inner.start_time_unix_nano <= outer.end_time_unix_nano
+    # What the caller does not record is recorded nowhere.
+    assert not collector.of_trace(TRACE_ID)
 
 
 def test_a_failed_and_an_abandoned_request_are_spans_too(collector):

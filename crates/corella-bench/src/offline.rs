@@ -130,6 +130,7 @@ pub(crate) fn greedy_submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submis
         constraint: None,
         adapter: None,
         trace_id: None,
+        trace: None,
     }
 }
 

@@ -338,6 +338,7 @@ impl Engine {
             constraint: None,
             adapter: None,
             trace_id: None,
+            trace: None,
         };
         let streams = self.submit(submission).map_err(PinPrefixError::Submit)?;
         for mut stream in streams {

@@ -35,4 +35,4 @@ pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
 pub use submission::Submission;
 pub use token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
 pub use token_stream::{StreamEvent, StreamRelay, TokenStream, relayed_stream};
-pub use trace::{Attribute, Span, SpanKind, SpanSink, TraceContext, Tracer};
+pub use trace::{Attribute, Span, SpanKind, SpanSink, TraceContext, TraceScope, Tracer};

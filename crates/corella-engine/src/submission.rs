@@ -8,6 +8,7 @@ use corella_core::{
 
 use crate::adapter::LoadedAdapter;
 use crate::token_constraint::TokenConstraint;
+use crate::trace::TraceScope;
 
 /// What to generate. Each choice becomes a request of its own.
 #[derive(Clone, Debug)]
@@ -32,6 +33,8 @@ pub struct Submission {
     pub adapter: Option<Arc<LoadedAdapter>>,
     /// What logs call it, on every node that serves it.
     pub trace_id: Option<Arc<str>>,
+    /// The span that its generation is part of, if anybody wants to see it.
+    pub trace: Option<TraceScope>,
 }
 
 impl Submission {
@@ -73,6 +76,7 @@ impl From<Request> for Submission {
             constraint: None,
             adapter: None,
             trace_id: None,
+            trace: None,
         }
     }
 }

@@ -173,6 +173,56 @@ impl fmt::Debug for Tracer {
     }
 }
 
+/// A span that goes on, and where it will be sent.
+#[derive(Clone, Debug)]
+pub struct TraceScope {
+    tracer: Tracer,
+    context: TraceContext,
+    parent_id: Option<u64>,
+}
+
+impl TraceScope {
+    /// A span under that of whoever asks, or the first of a trace. `None` if the caller does not want to
+    /// see it.
+    pub fn begin(tracer: &Tracer, caller: Option<TraceContext>) -> Option<Self> {
+        let context = match &caller {
+            Some(caller) => caller.child(),
+            None => TraceContext::root(),
+        };
+        context.is_sampled.then(|| Self {
+            tracer: tracer.clone(),
+            context,
+            parent_id: caller.map(|caller| caller.span_id),
+        })
+    }
+
+    /// A span within this one.
+    pub fn child(&self) -> Self {
+        Self {
+            tracer: self.tracer.clone(),
+            context: self.context.child(),
+            parent_id: Some(self.context.span_id),
+        }
+    }
+
+    /// What another process is told, so that its spans are within this one.
+    pub fn context(&self) -> TraceContext {
+        self.context
+    }
+
+    /// The span has ended; `describe` adds to it.
+    pub fn finish(
+        &self,
+        name: &str,
+        start: Instant,
+        end: Instant,
+        describe: impl FnOnce(Span) -> Span,
+    ) {
+        let span = Span::new(name, self.context, self.parent_id, start, end);
+        self.tracer.record(describe(span));
+    }
+}
+
 fn unix_ns(at: Instant) -> u64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
     let ns = since_epoch

@@ -54,6 +54,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
             constraint: None,
             adapter: None,
             trace_id: None,
+            trace: None,
         })
         .unwrap();
     let id = streams[0].id();

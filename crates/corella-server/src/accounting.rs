@@ -10,10 +10,11 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::Method;
 use axum::middleware::Next;
 use axum::response::Response;
+use corella_engine::TraceScope;
 use hyper::body::{Frame, SizeHint};
 
 use crate::request_id::RequestName;
-use crate::request_trace::{EndedRequest, RequestTrace};
+use crate::request_trace::{EndedRequest, begin_trace};
 use crate::server_state::ServerState;
 
 pub async fn count_request(
@@ -26,7 +27,7 @@ pub async fn count_request(
     let expects_body = request.method() != Method::HEAD;
     let name = request.extensions().get::<RequestName>().cloned();
     let tracer = state.config.tracer.as_ref();
-    let trace = tracer.and_then(|tracer| RequestTrace::begin(tracer, request.headers()));
+    let trace = tracer.and_then(|tracer| begin_trace(tracer, request.headers()));
     if let Some(trace) = trace.clone() {
         request.extensions_mut().insert(trace);
     }
@@ -53,7 +54,7 @@ struct Record {
     name: Option<RequestName>,
     method: Method,
     path: Option<MatchedPath>,
-    trace: Option<RequestTrace>,
+    trace: Option<TraceScope>,
     status: u16,
     arrival: Instant,
 }
@@ -64,7 +65,7 @@ impl Record {
         name: Option<RequestName>,
         method: Method,
         path: Option<MatchedPath>,
-        trace: Option<RequestTrace>,
+        trace: Option<TraceScope>,
     ) -> Self {
         state.num_in_flight.send_modify(|num| *num += 1);
         Self {
@@ -85,13 +86,14 @@ impl Drop for Record {
         let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
         self.state.metrics.handle_response(path, self.status);
         if let Some(trace) = &self.trace {
-            trace.end(&EndedRequest {
+            let ended = EndedRequest {
                 arrival: self.arrival,
                 method: self.method.as_str(),
                 route: path,
                 status: self.status,
                 id: self.name.as_ref().map_or("", RequestName::as_str),
-            });
+            };
+            ended.record(trace);
         }
         tracing::debug!(
             id = self.name.as_ref().map(tracing::field::display),

@@ -8,11 +8,11 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use corella_engine::TraceScope;
 
 use crate::api_error::ApiError;
 use crate::api_key::Account;
 use crate::request_id::RequestName;
-use crate::request_trace::RequestTrace;
 use crate::server_state::ServerState;
 
 /// The header by which Anthropic's clients send a key.
@@ -66,7 +66,7 @@ pub struct CallContext {
     /// `None` if the server requires no key.
     pub account: Option<Arc<Account>>,
     /// `None` if nobody wants to see the request's spans.
-    pub trace: Option<RequestTrace>,
+    pub trace: Option<TraceScope>,
 }
 
 impl CallContext {
@@ -86,7 +86,7 @@ impl FromRequestParts<Arc<ServerState>> for CallContext {
         let name = parts.extensions.get::<RequestName>().cloned();
         let name = name.ok_or_else(|| ApiError::engine("The request has no name."))?;
         let account = parts.extensions.get::<Arc<Account>>().cloned();
-        let trace = parts.extensions.get::<RequestTrace>().cloned();
+        let trace = parts.extensions.get::<TraceScope>().cloned();
         Ok(Self {
             name,
             account,

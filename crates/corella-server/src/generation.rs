@@ -163,6 +163,7 @@ impl Generation {
                     constraint: params.constraint.clone(),
                     adapter: params.adapter.clone(),
                     trace_id: Some(name.to_shared()),
+                    trace: timer.trace().cloned(),
                 })
                 .map_err(|error| submit_error(error, prompt_field))?;
             for (stream, text) in streams.into_iter().zip(texts) {

@@ -273,6 +273,7 @@ impl PooledCall {
             constraint: None,
             adapter: params.adapter.clone(),
             trace_id: Some(self.trace_id.clone()),
+            trace: self.timer.trace().cloned(),
         }
     }
 

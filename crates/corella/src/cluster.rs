@@ -17,7 +17,7 @@ use corella::{Error, Llm};
 use corella_cluster::transport::{NixlLibrary, TransferThreads};
 use corella_cluster::{ClusterTls, RegistryUrl, Role, TlsFiles};
 use corella_core::PeerPolicy;
-use corella_engine::{Generate, Submission, SubmitError, TokenStream};
+use corella_engine::{Generate, Submission, SubmitError, TokenStream, Tracer};
 use corella_server::{
     ClusterStatus, KvTransfer, RoleChange, RoleControl, RoleError, RoleStatus, ServerState,
 };
@@ -49,6 +49,8 @@ pub struct ClusterConfig {
     /// The host that others are told, if it is not that of `listen`.
     pub advertise: Option<String>,
     pub tls: Option<TlsFiles>,
+    /// Where the spans of other nodes' requests go, if anywhere.
+    pub tracer: Option<Tracer>,
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,

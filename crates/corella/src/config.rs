@@ -176,6 +176,7 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
         listen,
         advertise: args.cluster_advertise,
         tls,
+        tracer: None,
         node_id: args.node_id,
         policy: args.peer_policy.into(),
         min_tokens: args.disaggregate_min_tokens,

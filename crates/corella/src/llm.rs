@@ -266,6 +266,7 @@ impl Llm {
             constraint: None,
             adapter: None,
             trace_id: None,
+            trace: None,
         })?;
         Ok(TextEvents {
             stream: streams.pop(),

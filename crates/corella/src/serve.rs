@@ -39,7 +39,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         .await
         .map_err(io_error(cannot_listen.clone()))?;
     let address = listener.local_addr().map_err(io_error(cannot_listen))?;
-    let cluster_config = config.cluster.clone();
+    let mut cluster_config = config.cluster.clone();
     let cluster_listener = match cluster_config.listens {
         true => Some(ClusterListener::bind(&cluster_config)?),
         false => None,
@@ -60,8 +60,10 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let scheduler = config.options.scheduler.clone();
     let reply_format = config.request.reply_format(llm.chat_template.as_ref());
     let exporter = config.otlp.map(OtlpExporter::start).transpose()?;
+    let tracer = exporter.clone().map(Tracer::new);
+    cluster_config.tracer.clone_from(&tracer);
     let serve_config = ServeConfig {
-        tracer: exporter.clone().map(Tracer::new),
+        tracer,
         api_keys,
         max_num_connections: config.max_connections as usize,
         tls: server_tls.clone(),
@@ -124,9 +126,27 @@ async fn serve(config: Serve) -> Result<(), Error> {
     say(&ready_line);
     supervisor::notify("READY=1");
     tell_of_the_drain(state.clone());
-    let served = corella_server::serve(listener, state.clone(), shutdown);
-    let (report, ()) = tokio::join!(served, cluster.leave_when_draining(&state));
-    cluster.finish().await;
+    let report = {
+        let served = corella_server::serve(listener, state.clone(), shutdown);
+        let (mut served, mut leaving) = (
+            std::pin::pin!(served),
+            std::pin::pin!(cluster.leave_when_draining(&state)),
+        );
+        tokio::select! {
+            report = &mut served => {
+                // A server that ends without a drain, because its engine is lost, leaves nothing behind
+                // that it could finish.
+                if report.is_ok() {
+                    leaving.await;
+                }
+                report
+            }
+            () = &mut leaving => served.await,
+        }
+    };
+    if report.is_ok() {
+        cluster.finish().await;
+    }
     if let Some(exporter) = exporter {
         // It waits for the collector, on a thread of its own.
         let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;

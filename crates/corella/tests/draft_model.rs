@@ -92,6 +92,7 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
             constraint: None,
             adapter: None,
             trace_id: None,
+            trace: None,
         }
     };
     (0..12).map(submission).collect()

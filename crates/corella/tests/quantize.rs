@@ -185,6 +185,7 @@ fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
             constraint: None,
             adapter: None,
             trace_id: None,
+            trace: None,
         };
         let mut stream = llm.engine.submit(submission).unwrap().remove(0);
         let sample = loop {

@@ -64,6 +64,7 @@ fn submission(at: u32) -> Submission {
         constraint: None,
         adapter: None,
         trace_id: None,
+        trace: None,
     }
 }
 

@@ -95,6 +95,7 @@ fn submit(engine: &Engine, prompt: Vec<TokenId>, seed: u64, max_tokens: u32) -> 
         constraint: None,
         adapter: None,
         trace_id: None,
+        trace: None,
     };
     engine.submit(submission).unwrap().remove(0)
 }

@@ -11,7 +11,9 @@ use corella_core::session::{
     ToPrefill,
 };
 use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
-use corella_engine::{Engine, EngineState, KvExchange, Receipt, StreamEvent, SubmitError};
+use corella_engine::{
+    Engine, EngineState, KvExchange, Receipt, SpanKind, StreamEvent, SubmitError, TraceScope,
+};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tonic::{Status, Streaming};
@@ -359,7 +361,9 @@ impl DecodeNode {
         self: Arc<Self>,
         mut incoming: Streaming<Envelope>,
         outgoing: mpsc::Sender<Result<Envelope, Status>>,
+        trace: Option<TraceScope>,
     ) {
+        let opened_at = Instant::now();
         let Ok(Some(first)) = incoming.message().await else {
             return;
         };
@@ -409,6 +413,12 @@ impl DecodeNode {
             .await;
         self.with(|end, now_us| end.handle_stream_closed(key, now_us));
         self.lock().links.remove(&key);
+        if let Some(trace) = trace {
+            trace.finish("decode", opened_at, Instant::now(), |mut span| {
+                span.kind = SpanKind::Server;
+                span.with("corella.session", &*key.to_string())
+            });
+        }
         linger(incoming).await;
     }
 
@@ -447,8 +457,9 @@ impl SessionHandler for Arc<DecodeNode> {
         &self,
         incoming: Streaming<Envelope>,
         outgoing: mpsc::Sender<Result<Envelope, Status>>,
+        trace: Option<TraceScope>,
     ) {
-        self.spawn(self.clone().serve_stream(incoming, outgoing));
+        self.spawn(self.clone().serve_stream(incoming, outgoing, trace));
     }
 }
 

@@ -136,7 +136,7 @@ impl RegistryPeers {
             body: Some(Body::Hello(wire::hello(&self.hello, &self.kv_address))),
         };
         let _ = sender.try_send(question);
-        let incoming = service::open(channel, outgoing).await;
+        let incoming = service::open(channel, outgoing, None).await;
         let mut incoming = incoming.map_err(|status| status.to_string())?;
         let answer = incoming.message().await;
         let answer = answer.map_err(|status| status.to_string())?;

@@ -17,8 +17,8 @@ use corella_core::{
     SessionId,
 };
 use corella_engine::{
-    Engine, EngineState, Generate, KvExchange, StreamEvent, StreamRelay, Submission, SubmitError,
-    TokenStream, relayed_stream,
+    Attribute, Engine, EngineState, Generate, KvExchange, SpanKind, StreamEvent, StreamRelay,
+    Submission, SubmitError, TokenStream, TraceScope, relayed_stream,
 };
 use corella_model::KvPages;
 use tracing::Instrument;
@@ -85,13 +85,29 @@ struct Client {
     relay: StreamRelay,
     is_accepted: bool,
     trace_id: Option<Arc<str>>,
+    trace: Option<TraceScope>,
 }
 
 /// What has been measured of an attempt.
 struct Progress {
+    /// The span of the session, within that of its request.
+    trace: Option<TraceScope>,
     opened_at: Instant,
     is_allocated: bool,
     has_decoded: bool,
+}
+
+impl Progress {
+    /// The session has ended, however it did.
+    fn end_trace(&self, node: NodeId) {
+        let Some(trace) = &self.trace else {
+            return;
+        };
+        trace.finish("session", self.opened_at, Instant::now(), |mut span| {
+            span.kind = SpanKind::Client;
+            span.with("corella.decode_node", &*node.to_string())
+        });
+    }
 }
 
 impl PrefillNode {
@@ -174,7 +190,7 @@ impl Generate for PrefillNode {
             return node.engine.submit(submission);
         }
         let num_choices = submission.num_choices;
-        let trace_id = submission.trace_id.clone();
+        let (trace_id, trace) = (submission.trace_id.clone(), submission.trace.clone());
         let first = Request {
             exports_kv: false,
             ..submission.into_request(RequestId(0), 0)
@@ -206,7 +222,10 @@ impl Generate for PrefillNode {
                 trace_id: trace_id.clone(),
             };
             // Dropping the streams of the choices before it cancels them.
-            streams.push(node.clone().begin(number, submission, peer)?);
+            streams.push(
+                node.clone()
+                    .begin(number, submission, trace.clone(), peer)?,
+            );
         }
         Ok(streams)
     }
@@ -222,6 +241,7 @@ impl Node {
         self: Arc<Self>,
         number: u64,
         submission: SessionSubmission,
+        trace: Option<TraceScope>,
         peer: Option<Peer>,
     ) -> Result<TokenStream, SubmitError> {
         let id = submission.session;
@@ -235,6 +255,7 @@ impl Node {
             relay,
             is_accepted: false,
             trace_id: submission.trace_id.clone(),
+            trace,
         };
         {
             let mut state = self.lock();
@@ -368,14 +389,18 @@ impl Node {
         let client = state.clients.get(&key.session);
         let trace_id = client.and_then(|client| client.trace_id.as_deref());
         let span = tracing::info_span!("session", %key, trace_id);
+        let trace = client.and_then(|client| client.trace.as_ref());
+        let trace = trace.map(TraceScope::child);
+        let context = trace.as_ref().map(TraceScope::context);
         let mut progress = Progress {
+            trace,
             opened_at: Instant::now(),
             is_allocated: false,
             has_decoded: false,
         };
         let this = self.clone();
         let serve = async move {
-            match service::open(channel, outgoing).await {
+            match service::open(channel, outgoing, context).await {
                 Ok(mut incoming) => {
                     while let Some(envelope) = closed.next(&mut incoming).await {
                         let Some(body) = envelope.body else {
@@ -394,6 +419,7 @@ impl Node {
                         }
                     }
                     this.handle_closed(key);
+                    progress.end_trace(node);
                     linger(incoming).await;
                 }
                 Err(status) => {
@@ -420,7 +446,7 @@ impl Node {
             }
             ToPrefill::LoadDone => {
                 if let Some(account) = self.sender.handle_loaded(&key) {
-                    self.account_transfer(key, node, &account);
+                    self.account_transfer(key, node, &account, progress);
                 }
             }
             ToPrefill::Tokens(tokens) => {
@@ -437,12 +463,24 @@ impl Node {
         }
     }
 
-    fn account_transfer(&self, key: SessionKey, node: NodeId, account: &TransferAccount) {
+    fn account_transfer(
+        &self,
+        key: SessionKey,
+        node: NodeId,
+        account: &TransferAccount,
+        progress: &Progress,
+    ) {
         let (Some(first), Some(received)) = (account.first_byte_at, account.received_at) else {
             return;
         };
         let seconds = received.saturating_duration_since(first).as_secs_f64();
         self.times.transfer.observe(seconds);
+        if let Some(trace) = &progress.trace {
+            trace.child().finish("transfer", first, received, |span| {
+                let num_bytes = i64::try_from(account.num_bytes).unwrap_or(i64::MAX);
+                span.with("corella.kv_bytes", Attribute::Number(num_bytes))
+            });
+        }
         let bandwidth = self.sender.bandwidth_bytes_per_s(key.decode_incarnation.0);
         let Some(bytes_per_s) = bandwidth.filter(|_| account.num_bytes > 0) else {
             return;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use corella_engine::{TraceContext, TraceScope, Tracer};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -16,6 +17,7 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
+use tonic::metadata::AsciiMetadataValue;
 use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
@@ -44,6 +46,7 @@ const MAX_MESSAGE_BYTES: usize = 64 << 20;
 pub async fn open(
     channel: Channel,
     outgoing: mpsc::Receiver<Envelope>,
+    trace: Option<TraceContext>,
 ) -> Result<Streaming<Envelope>, Status> {
     let mut grpc = tonic::client::Grpc::new(channel)
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
@@ -51,11 +54,17 @@ pub async fn open(
     grpc.ready()
         .await
         .map_err(|error| Status::unavailable(error.to_string()))?;
-    let request = Request::new(ReceiverStream::new(outgoing));
+    let mut request = Request::new(ReceiverStream::new(outgoing));
+    if let Some(Ok(value)) = trace.map(|trace| trace.to_string().parse::<AsciiMetadataValue>()) {
+        request.metadata_mut().insert(TRACE_PARENT, value);
+    }
     let path = PathAndQuery::from_static(METHOD);
     let codec: ProstCodec<Envelope, Envelope> = ProstCodec::default();
     Ok(grpc.streaming(request, path, codec).await?.into_inner())
 }
+
+/// W3C Trace Context.
+const TRACE_PARENT: &str = "traceparent";
 
 /// Serves the sessions that prefill nodes open, and tells who asks how the node is, until `shutdown`
 /// and the last session have ended.
@@ -63,6 +72,7 @@ pub async fn serve_sessions(
     listener: TcpListener,
     node: Arc<DecodeNode>,
     tls: Option<ClusterTls>,
+    tracer: Option<Tracer>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let (stopping, stopped) = watch::channel(());
@@ -81,7 +91,7 @@ pub async fn serve_sessions(
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(health)
-        .add_service(SessionService::new(Arc::new(node)));
+        .add_service(SessionService::new(Arc::new(node), tracer));
     // Messages are small, and each is waited for.
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     match tls {
@@ -103,26 +113,34 @@ type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<Envelope, Status>
 
 /// Takes the streams that prefill nodes open.
 pub trait SessionHandler: Send + Sync + 'static {
-    /// Called for each stream; what is sent to `outgoing` goes to the peer until it is dropped.
+    /// Called for each stream; what is sent to `outgoing` goes to the peer until it is dropped. `trace` is
+    /// the span of the session, if anybody wants to see it.
     fn serve(
         &self,
         incoming: Streaming<Envelope>,
         outgoing: mpsc::Sender<Result<Envelope, Status>>,
+        trace: Option<TraceScope>,
     );
 }
 
 /// The service as tonic's server takes it.
-struct SessionService<H>(Arc<H>);
+struct SessionService<H> {
+    handler: Arc<H>,
+    tracer: Option<Tracer>,
+}
 
 impl<H: SessionHandler> SessionService<H> {
-    fn new(handler: Arc<H>) -> Self {
-        Self(handler)
+    fn new(handler: Arc<H>, tracer: Option<Tracer>) -> Self {
+        Self { handler, tracer }
     }
 }
 
 impl<H> Clone for SessionService<H> {
     fn clone(&self) -> Self {
-        Self(self.0.clone())
+        Self {
+            handler: self.handler.clone(),
+            tracer: self.tracer.clone(),
+        }
     }
 }
 
@@ -130,7 +148,7 @@ impl<H> NamedService for SessionService<H> {
     const NAME: &'static str = SESSIONS;
 }
 
-struct Serve<H>(Arc<H>);
+struct Serve<H>(SessionService<H>);
 
 impl<H: SessionHandler> StreamingService<Envelope> for Serve<H> {
     type Response = Envelope;
@@ -139,7 +157,13 @@ impl<H: SessionHandler> StreamingService<Envelope> for Serve<H> {
 
     fn call(&mut self, request: Request<Streaming<Envelope>>) -> Self::Future {
         let (sender, receiver) = mpsc::channel(MAX_UNSENT);
-        self.0.serve(request.into_inner(), sender);
+        let SessionService { handler, tracer } = &self.0;
+        let caller = { request.metadata().get(TRACE_PARENT) }
+            .and_then(|value| TraceContext::parse(value.to_str().ok()?));
+        // Only the prefill node knows whether a session belongs to a trace.
+        let trace = { tracer.as_ref().zip(caller) }
+            .and_then(|(tracer, caller)| TraceScope::begin(tracer, Some(caller)));
+        handler.serve(request.into_inner(), sender, trace);
         let outgoing: Outgoing = Box::pin(ReceiverStream::new(receiver));
         Box::pin(async move { Ok(Response::new(outgoing)) })
     }
@@ -155,7 +179,7 @@ impl<H: SessionHandler> Service<HttpRequest<Body>> for SessionService<H> {
     }
 
     fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
-        let handler = self.0.clone();
+        let service = self.clone();
         Box::pin(async move {
             if request.uri().path() != METHOD {
                 return Ok(Status::unimplemented("no such method").into_http());
@@ -164,7 +188,7 @@ impl<H: SessionHandler> Service<HttpRequest<Body>> for SessionService<H> {
             let mut grpc = Grpc::new(codec)
                 .max_decoding_message_size(MAX_MESSAGE_BYTES)
                 .max_encoding_message_size(MAX_MESSAGE_BYTES);
-            Ok(grpc.streaming(Serve(handler), request).await)
+            Ok(grpc.streaming(Serve(service), request).await)
         })
     }
 }

@@ -113,7 +113,7 @@ impl Decode {
             .await
             .expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
-        let sessions = serve_sessions(listener, node.clone(), None, std::future::pending());
+        let sessions = serve_sessions(listener, node.clone(), None, None, std::future::pending());
         let server = tokio::spawn(async move {
             let _ = sessions.await;
         });
@@ -241,6 +241,7 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32, sampling: SamplingParam
         constraint: None,
         adapter: None,
         trace_id: None,
+        trace: None,
     }
 }
 

@@ -61,6 +61,7 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32) -> Submission {
         constraint: None,
         adapter: None,
         trace_id: None,
+        trace: None,
     }
 }
 

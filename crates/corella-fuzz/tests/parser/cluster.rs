@@ -255,7 +255,13 @@ impl Decode {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
         let listener = runtime.block_on(listener).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        runtime.spawn(serve_sessions(listener, node, None, std::future::pending()));
+        runtime.spawn(serve_sessions(
+            listener,
+            node,
+            None,
+            None,
+            std::future::pending(),
+        ));
         let channel = Endpoint::from_shared(format!("http://{address}"))
             .expect("an address")
             .connect_lazy();

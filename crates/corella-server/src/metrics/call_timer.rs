@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::{FinishReason, RequestOutput};
+use corella_engine::TraceScope;
 
 use crate::api_key::Account;
 use crate::auth::CallContext;
-use crate::request_trace::RequestTrace;
 
 use super::{FinishLabels, Metrics};
 
@@ -16,7 +16,7 @@ pub struct CallTimer {
     metrics: Arc<Metrics>,
     /// Whoever pays for the tokens.
     account: Option<Arc<Account>>,
-    trace: Option<RequestTrace>,
+    trace: Option<TraceScope>,
     arrival: Instant,
     submission: Instant,
     /// The times of the first and last token of each choice, and the number of its tokens.
@@ -45,13 +45,20 @@ impl CallTimer {
         }
     }
 
+    /// The span of the call, if anybody wants to see it.
+    pub fn trace(&self) -> Option<&TraceScope> {
+        self.trace.as_ref()
+    }
+
     /// The prompts have been tokenised and are now submitted to the engine.
     pub fn handle_submission(&mut self) {
         self.submission = Instant::now();
         let took = self.submission - self.arrival;
         self.metrics.tokenize_seconds.observe(took.as_secs_f64());
         if let Some(trace) = &self.trace {
-            trace.part("tokenize", self.arrival, self.submission, |span| span);
+            trace
+                .child()
+                .finish("tokenize", self.arrival, self.submission, |span| span);
         }
     }
 
@@ -99,10 +106,12 @@ impl CallTimer {
                 if let Some(trace) = &self.trace {
                     let started = (self.submission + queue).min(now);
                     let choice = choice as u32;
-                    trace.part("queue", self.submission, started, |span| {
-                        span.with("corella.choice", choice)
-                    });
-                    trace.part("prefill", started, now, |span| {
+                    trace
+                        .child()
+                        .finish("queue", self.submission, started, |span| {
+                            span.with("corella.choice", choice)
+                        });
+                    trace.child().finish("prefill", started, now, |span| {
                         span.with("corella.choice", choice)
                             .with("gen_ai.usage.input_tokens", output.num_prompt_tokens)
                             .with("corella.cached_tokens", output.num_cached_tokens)
@@ -125,11 +134,13 @@ impl CallTimer {
         if let Some(trace) = &self.trace
             && let Some(Some(times)) = self.tokens.get(choice)
         {
-            trace.part("decode", times.first, times.last, |span| {
-                span.with("corella.choice", choice as u32)
-                    .with("gen_ai.usage.output_tokens", times.num_tokens)
-                    .with("gen_ai.response.finish_reason", reason)
-            });
+            trace
+                .child()
+                .finish("decode", times.first, times.last, |span| {
+                    span.with("corella.choice", choice as u32)
+                        .with("gen_ai.usage.output_tokens", times.num_tokens)
+                        .with("gen_ai.response.finish_reason", reason)
+                });
         }
         if let Some(Some(times)) = self.tokens.get(choice)
             && times.num_tokens > 1

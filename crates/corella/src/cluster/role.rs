@@ -229,7 +229,8 @@ impl Node {
         let node = DecodeNode::start(session, hello, engine, receiver.clone(), host);
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
         let (stop, stopped) = oneshot::channel::<()>();
-        let sessions = serve_sessions(listener, node.clone(), self.tls.clone(), async move {
+        let (tls, tracer) = (self.tls.clone(), config.tracer.clone());
+        let sessions = serve_sessions(listener, node.clone(), tls, tracer, async move {
             let _ = stopped.await;
         });
         tokio::spawn(async move {
