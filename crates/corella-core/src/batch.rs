@@ -185,6 +185,10 @@ impl Batch {
     }
 }
 
+/// How the reason for an undrawn span ends if its logits were fine, and the request's mask and rules
+/// together have left none of them.
+pub const NOTHING_ALLOWED: &str = "no token is allowed here";
+
 /// What a step returns. A span that yields something has what it yields in `hidden_states`, or in
 /// `samples`, `logprobs` or both, or else one entry in `undrawn`. Each of the four is in the order of the spans. A span with
 /// drafts may have several samples, one after the other.

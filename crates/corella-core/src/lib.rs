@@ -66,8 +66,8 @@ mod waiting_queue;
 mod window;
 
 pub use batch::{
-    Batch, BatchOutput, HiddenState, InputToken, Logprobs, PageCopy, PageTableDelta, Pooling,
-    PromptLogprob, Sample, SlotStart, Span, Yield,
+    Batch, BatchOutput, HiddenState, InputToken, Logprobs, NOTHING_ALLOWED, PageCopy,
+    PageTableDelta, Pooling, PromptLogprob, Sample, SlotStart, Span, Yield,
 };
 pub use hold::KvFact;
 pub use id::{

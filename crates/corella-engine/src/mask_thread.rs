@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread;
 
-use corella_core::{RequestId, StoppingCriteria, TokenId};
+use corella_core::{NOTHING_ALLOWED, RequestId, StoppingCriteria, TokenId};
 use crossbeam_channel::{Receiver, Sender};
 
 use crate::doorbell::{Doorbell, LoopSender};
@@ -122,7 +122,7 @@ impl Answer {
             (true, false) => Ok(Next::Masked(tokens)),
             (true, true) => Ok(Next::Masked(with_bits(tokens, &self.end_tokens))),
             (false, true) => Ok(Next::Nothing),
-            (false, false) => Err("no token of the vocabulary may follow".to_owned()),
+            (false, false) => Err(NOTHING_ALLOWED.to_owned()),
         }
     }
 }

@@ -11,7 +11,7 @@ mod vector;
 use std::cmp::Ordering;
 use std::fmt;
 
-use corella_core::{Logprobs, Sample, SamplingParams, TokenId};
+use corella_core::{Logprobs, NOTHING_ALLOWED, Sample, SamplingParams, TokenId};
 
 use crate::generator::uniform;
 use adjustment::{TokenCounts, adjust};
@@ -57,7 +57,7 @@ impl fmt::Display for SampleError {
             Self::NotFinite { token, value } => {
                 write!(f, "the logit of token {token} is {value}")
             }
-            Self::NothingAllowed => f.write_str("no token is allowed here"),
+            Self::NothingAllowed => f.write_str(NOTHING_ALLOWED),
         }
     }
 }

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use corella_core::{AdmissionError, MissedObjective, ObjectiveKind, RequestError};
+use corella_core::{AdmissionError, MissedObjective, NOTHING_ALLOWED, ObjectiveKind, RequestError};
 use serde::Serialize;
 
 use crate::field_table::Endpoint;
@@ -83,6 +83,21 @@ impl ApiError {
             self.body.param = Some(param);
         }
         self
+    }
+
+    /// The same error of a place in one of the tools, whose members have other names at this endpoint.
+    pub fn within_tools(self, from: &str, to: &str) -> Self {
+        let param = self.param().unwrap_or_default();
+        let Some((tool, _)) = param.split_once(&format!(".{from}")) else {
+            return self;
+        };
+        match tool.starts_with("tools[") {
+            true => {
+                let (from, to) = (format!("{tool}.{from}"), format!("{tool}.{to}"));
+                self.renamed(&from, &to)
+            }
+            false => self,
+        }
     }
 
     /// A field that is neither known here nor from another server.
@@ -358,6 +373,17 @@ impl ApiError {
                 );
                 lost.body.code = Some("decode_lost");
                 lost
+            }
+            // It is known by its end wherever it was drawn: another node tells errors as text.
+            error if error.to_string().ends_with(NOTHING_ALLOWED) => {
+                let mut undrawable = Self::new(
+                    StatusCode::BAD_REQUEST,
+                    "invalid_request_error",
+                    "The request leaves no token that may come next in its answer: see what the answer \
+                     must look like, allowed_token_ids, bad_words, stop_token_ids and min_tokens.",
+                );
+                undrawable.body.code = Some("nothing_to_draw");
+                undrawable
             }
             error => Self::engine(format!("The request could not be finished: {error}.")),
         }

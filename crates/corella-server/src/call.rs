@@ -9,16 +9,20 @@ use axum::response::Response;
 use corella_core::TokenId;
 use corella_engine::Generate;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
+use crate::chat_completions::ChatFields;
+use crate::field_check::FieldCheck;
+use crate::field_table;
 use crate::generation::{ChoiceDelta, Generation, PromptTokens, Usage};
 use crate::kv_transfer::KvTransferCall;
 use crate::metrics::CallTimer;
 use crate::request_body::RequestBody;
 use crate::request_id::RequestName;
-use crate::sampling_fields::{GenerationParams, StreamUsage};
+use crate::sampling_fields::{GenerationParams, SamplingFields, StreamUsage};
 use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::sse::{ChunkEncoder, sse_response};
@@ -83,6 +87,37 @@ impl ResponseHead {
             prompt_logprobs: None,
             prompt_token_ids: None,
         }
+    }
+}
+
+/// A request that holds a conversation, parsed and without unknown fields.
+pub struct ConversationFields<F> {
+    pub sampling: SamplingFields,
+    /// The endpoint's own.
+    pub fields: F,
+    pub check: FieldCheck,
+    /// The name of the model that the caller used.
+    pub model: String,
+}
+
+impl<F: DeserializeOwned> ConversationFields<F> {
+    pub fn parse(
+        state: &ServerState,
+        body: &RequestBody,
+        endpoint: field_table::Endpoint,
+    ) -> Result<Self, ApiError> {
+        ChatFields::check_num_messages(body, state)?;
+        let sampling: SamplingFields = body.parse()?;
+        let fields = body.parse()?;
+        let check = state.field_check(endpoint);
+        body.check_fields(check)?;
+        let model = check_model(state, sampling.model.as_deref())?;
+        Ok(Self {
+            sampling,
+            fields,
+            check,
+            model,
+        })
     }
 }
 

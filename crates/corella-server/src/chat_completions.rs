@@ -7,21 +7,21 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
-use corella_text::{ChatInput, ChatTemplate, ReplyContext, ReplyPart, TextError};
+use corella_text::{ChatInput, ChatTemplate, ReplyContext, ReplyPart, TextError, WantedCalls};
 use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
-use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::call::{Call, ConversationFields, Endpoint, ResponseHead, json_response, serve_call};
 use crate::chat_message::template_messages;
 use crate::chat_reply::{ChatDelta, ChatMessage};
 use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
 use crate::request_body::RequestBody;
-use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
+use crate::sampling_fields::{EndpointFields, StreamUsage, check_logprobs};
 use crate::scored_prompt::PromptLogprobs;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
@@ -61,6 +61,10 @@ pub struct ChatFields {
 pub struct ChatPrompt {
     pub tokens: Vec<TokenId>,
     pub reply: ReplyContext,
+    /// The calls that the reply has to make, if it has to make any.
+    pub demanded_calls: Option<WantedCalls>,
+    /// The names of all tools in the request, in its order.
+    pub tool_names: Vec<String>,
 }
 
 impl From<ChatPrompt> for PromptTokens {
@@ -232,15 +236,26 @@ impl ChatFields {
                 _ => reasoning.is_opened_by(&prompt),
             }
         });
+        let past_reasoning = match continue_final_message {
+            true => !within_reasoning,
+            false => { format.reasoning }.is_some_and(|reasoning| reasoning.is_closed_by(&prompt)),
+        };
         let one_call = tools.as_ref().is_some_and(|tools| tools.one_call);
+        let (tools, demanded_calls, tool_names) = match tools {
+            Some(tools) => (Some(tools.set), tools.demanded_calls, tools.names),
+            None => (None, None, Vec::new()),
+        };
         Ok(ChatPrompt {
             tokens: state.encode("messages", &prompt, add_special_tokens, caller)?,
             reply: ReplyContext {
                 format,
-                tools: tools.map(|tools| tools.set),
+                tools,
                 within_reasoning,
+                past_reasoning,
                 one_call,
             },
+            demanded_calls,
+            tool_names,
         })
     }
 
@@ -265,9 +280,20 @@ struct Chat {
     tokens_as_ids: bool,
     /// Whether token ids are part of the answer.
     returns_token_ids: bool,
+    /// Whether the request named the tool that is called.
+    names_tool: bool,
 }
 
 impl Chat {
+    /// A reply that ends by itself behind calls waits for what the tools say. Where the caller has named
+    /// the tool it ends as any other, as OpenAI and vLLM have it.
+    fn finish_reason(self, reason: &'static str, has_calls: bool) -> &'static str {
+        match reason {
+            "stop" if has_calls && !self.names_tool => "tool_calls",
+            reason => reason,
+        }
+    }
+
     fn token_names(self, state: &ServerState) -> TokenNames<'_> {
         TokenNames {
             tokenizer: &state.text.tokenizer,
@@ -286,11 +312,12 @@ impl Endpoint for Chat {
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError> {
-        let sampling: SamplingFields = body.parse()?;
-        let mut fields = ChatFields::parse(body, state)?;
-        let check = state.field_check(field_table::Endpoint::Chat);
-        body.check_fields(check)?;
-        let model = check_model(state, sampling.model.as_deref())?;
+        let ConversationFields::<ChatFields> {
+            sampling,
+            mut fields,
+            check,
+            model,
+        } = ConversationFields::parse(state, body, field_table::Endpoint::Chat)?;
         if fields.echo == Some(true) {
             return Err(ApiError::unsupported("echo", "leave it out"));
         }
@@ -298,14 +325,17 @@ impl Endpoint for Chat {
             logprobs: fields.logprobs(&state.config)?,
             ..EndpointFields::default()
         };
-        let params = sampling.validate(state, caller, own)?;
+        let mut params = sampling.validate(state, caller, own)?;
         let prompt = fields.tokenize(state, check, caller)?;
+        params.set_reply_constraint(state, &prompt)?;
+        let names_tool = matches!(prompt.demanded_calls, Some(WantedCalls::One(_)));
         Ok(Call {
             prompts: vec![prompt.into()],
             format: Self {
                 prompt_logprobs: params.prompt_logprobs,
                 tokens_as_ids: params.tokens_as_ids,
                 returns_token_ids: params.returns_token_ids,
+                names_tool,
             },
             params,
             model,
@@ -374,7 +404,7 @@ impl ChatChoice {
         let logprobs = logprobs_of(format.token_names(state), &choice.logprobs);
         let message = ChatMessage::new(choice.parts, state.text.reply_format.calls);
         let (finish_reason, stop_reason) = choice.finish.map_or((None, None), |finish| {
-            let reason = finish_reason(finish.reason, message.has_calls());
+            let reason = format.finish_reason(finish.reason, message.has_calls());
             (Some(reason), finish.stop_reason)
         });
         Self {
@@ -385,14 +415,6 @@ impl ChatChoice {
             stop_reason,
             token_ids: format.returns_token_ids.then_some(choice.tokens),
         }
-    }
-}
-
-/// A reply that ends by itself behind calls waits for what the tools say.
-fn finish_reason(reason: &'static str, has_calls: bool) -> &'static str {
-    match reason {
-        "stop" if has_calls => "tool_calls",
-        reason => reason,
     }
 }
 
@@ -475,7 +497,10 @@ impl ChunkEncoder for ChatChunks {
         if let Some(finish) = delta.finish {
             let end = ChatChunkChoice {
                 index,
-                finish_reason: Some(finish_reason(finish.reason, self.has_call[index])),
+                finish_reason: Some(
+                    self.format
+                        .finish_reason(finish.reason, self.has_call[index]),
+                ),
                 stop_reason: finish.stop_reason,
                 token_ids,
                 ..ChatChunkChoice::default()

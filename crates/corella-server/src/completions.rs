@@ -92,7 +92,8 @@ impl Endpoint for Completion {
                 .as_ref()
                 .map_or_else(Vec::new, |suffix| suffix.end_token_ids(state)),
         };
-        let params = sampling.validate(state, caller, own)?;
+        let mut params = sampling.validate(state, caller, own)?;
+        params.set_text_constraint(state)?;
         let Some(PromptField(prompts)) = fields.prompt else {
             return Err(ApiError::invalid("prompt", "is required"));
         };

@@ -71,10 +71,18 @@ pub struct Usage {
     pub completion_tokens: u64,
     pub total_tokens: u64,
     pub prompt_tokens_details: PromptTokensDetails,
+    /// Only replies of conversations are told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
 
 impl Usage {
-    fn new(num_prompt_tokens: u32, num_cached_tokens: u32, num_output_tokens: u32) -> Self {
+    fn new(
+        num_prompt_tokens: u32,
+        num_cached_tokens: u32,
+        num_output_tokens: u32,
+        num_reasoning_tokens: Option<u32>,
+    ) -> Self {
         let (prompt_tokens, completion_tokens) =
             (num_prompt_tokens.into(), num_output_tokens.into());
         Self {
@@ -84,13 +92,28 @@ impl Usage {
             prompt_tokens_details: PromptTokensDetails {
                 cached_tokens: num_cached_tokens.into(),
             },
+            completion_tokens_details: num_reasoning_tokens.map(|reasoning_tokens| {
+                CompletionTokensDetails {
+                    reasoning_tokens: reasoning_tokens.into(),
+                }
+            }),
         }
+    }
+
+    pub fn reasoning_tokens(&self) -> u64 {
+        let details = self.completion_tokens_details.as_ref();
+        details.map_or(0, |details| details.reasoning_tokens)
     }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
     pub cached_tokens: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CompletionTokensDetails {
+    pub reasoning_tokens: u64,
 }
 
 /// A tokenised prompt, and the text that the answer begins with if `echo` is set.
@@ -301,6 +324,10 @@ impl Generation {
             usage.prompt_tokens_details.cached_tokens += u64::from(prompt[0].num_cached_tokens);
             for choice in prompt {
                 usage.completion_tokens += u64::from(choice.num_output_tokens);
+                if let Some(num_tokens) = choice.num_reasoning_tokens() {
+                    let details = usage.completion_tokens_details.get_or_insert_default();
+                    details.reasoning_tokens += u64::from(num_tokens);
+                }
             }
         }
         usage.total_tokens = usage.prompt_tokens + usage.completion_tokens;
@@ -422,6 +449,10 @@ impl Choice {
         Poll::Pending
     }
 
+    fn num_reasoning_tokens(&self) -> Option<u32> {
+        self.reply.as_ref().map(ReplyParser::num_reasoning_tokens)
+    }
+
     fn mean_logprob(&self) -> f64 {
         self.logprob_sum / f64::from(self.num_logprobs.max(1))
     }
@@ -471,9 +502,11 @@ impl Choice {
         let ended_by_token = finish
             .as_ref()
             .is_some_and(|finish| finish.reason == "stop");
+        let mut has_token = false;
         if let Some(sample) = output.sample
             && !ended_by_token
         {
+            has_token = true;
             let delta = self.text.push(sample.token);
             self.pending_text.push_str(&delta.text);
             if let Some(logprobs) = sample.logprobs
@@ -497,8 +530,8 @@ impl Choice {
         }
         if let Some(reply) = &mut self.reply {
             let text = std::mem::take(&mut self.pending_text);
-            self.pending_parts = match text.is_empty() {
-                true => Vec::new(),
+            self.pending_parts = match has_token {
+                true => reply.push_token(&text),
                 false => reply.push(&text),
             };
             if finish.is_some() {
@@ -522,6 +555,7 @@ impl Choice {
                 self.num_prompt_tokens,
                 self.num_cached_tokens,
                 self.num_output_tokens,
+                self.num_reasoning_tokens(),
             ),
             finish,
         }))

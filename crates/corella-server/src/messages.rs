@@ -16,16 +16,19 @@ use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
-use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::call::{
+    Call, ConversationFields, Endpoint, ResponseHead, check_model, json_response, serve_call,
+};
 use crate::chat_completions::ChatFields;
 use crate::chat_reply::call_id;
 use crate::field_check::FieldCheck;
 use crate::field_table;
-use crate::field_table::messages::THINKING;
+use crate::field_table::messages::{OUTPUT_CONFIG, THINKING};
 use crate::generation::{ChoiceDelta, Finish, StopReason, Usage};
+use crate::output_format::message_format;
 use crate::reply_block::ReplyBlock;
 use crate::request_body::RequestBody;
-use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage};
+use crate::sampling_fields::{EndpointFields, StreamUsage};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
@@ -80,6 +83,7 @@ struct MessageFields {
     thinking: Option<Map<String, Value>>,
     tools: Option<Vec<Map<String, Value>>>,
     tool_choice: Option<Map<String, Value>>,
+    output_config: Option<Map<String, Value>>,
 }
 
 impl MessageFields {
@@ -146,20 +150,26 @@ impl Endpoint for Messages {
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError> {
-        ChatFields::check_num_messages(body, state)?;
-        let mut sampling: SamplingFields = body.parse()?;
-        let fields: MessageFields = body.parse()?;
-        let check = state.field_check(field_table::Endpoint::Messages);
-        body.check_fields(check)?;
-        let model = check_model(state, fields.model.as_deref())?;
+        let ConversationFields::<MessageFields> {
+            mut sampling,
+            mut fields,
+            check,
+            model,
+        } = ConversationFields::parse(state, body, field_table::Endpoint::Messages)?;
         if fields.max_tokens.is_none() {
             return Err(ApiError::invalid("max_tokens", "is required"));
         }
         sampling.set_stop(fields.stop_sequences.clone());
         let params = sampling.validate(state, caller, EndpointFields::default());
-        let params = params.map_err(|error| error.renamed("stop", "stop_sequences"))?;
+        let mut params = params.map_err(|error| error.renamed("stop", "stop_sequences"))?;
+        if let Some(mut config) = fields.output_config.take() {
+            check.check(&OUTPUT_CONFIG, "output_config", &config)?;
+            params.output_format = message_format(config.remove("format"))?;
+        }
         let mut chat = fields.chat(state, check)?;
         let prompt = chat.tokenize(state, check, caller)?;
+        let held = params.set_reply_constraint(state, &prompt);
+        held.map_err(|error| error.within_tools("function.parameters", "input_schema"))?;
         Ok(Call {
             prompts: vec![prompt.into()],
             params,

@@ -130,6 +130,22 @@ pub fn text_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiErro
     }
 }
 
+/// The member `format` of the Messages API's field `output_config`.
+pub fn message_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
+    const FIELD: &str = "output_config.format";
+    let Some(field) = field.filter(|field| !field.is_null()) else {
+        return Ok(None);
+    };
+    let mut fields = object(FIELD, field)?;
+    match fields.remove("type").as_ref().and_then(Value::as_str) {
+        Some("json_schema") => schema_of(FIELD, fields).map(Some),
+        _ => Err(ApiError::invalid(
+            format!("{FIELD}.type"),
+            "must be json_schema",
+        )),
+    }
+}
+
 /// The format of an object with a schema. Its name and description are for the caller, and every schema
 /// is followed strictly.
 fn schema_of(path: &str, mut fields: Map<String, Value>) -> Result<OutputFormat, ApiError> {

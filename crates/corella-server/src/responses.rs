@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
-use crate::call::{Call, Endpoint, ResponseHead, check_model, json_response, serve_call};
+use crate::call::{Call, ConversationFields, Endpoint, ResponseHead, json_response, serve_call};
 use crate::chat_completions::ChatFields;
 use crate::field_check::FieldCheck;
 use crate::field_table;
@@ -23,7 +23,7 @@ use crate::field_table::responses::{REASONING, TEXT};
 use crate::generation::{ChoiceDelta, Usage};
 use crate::output_format::text_format;
 use crate::request_body::RequestBody;
-use crate::sampling_fields::{EndpointFields, SamplingFields, StreamUsage, check_logprobs};
+use crate::sampling_fields::{EndpointFields, StreamUsage, check_logprobs};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
@@ -141,13 +141,13 @@ impl Endpoint for Responses {
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError> {
-        ChatFields::check_num_messages(body, state)?;
-        let mut sampling: SamplingFields = body.parse()?;
-        let mut fields: ResponseFields = body.parse()?;
-        let check = state.field_check(field_table::Endpoint::Responses);
-        body.check_fields(check)?;
+        let ConversationFields::<ResponseFields> {
+            mut sampling,
+            mut fields,
+            check,
+            model,
+        } = ConversationFields::parse(state, body, field_table::Endpoint::Responses)?;
         fields.check(check)?;
-        let model = check_model(state, sampling.model.as_deref())?;
         sampling.set_max_tokens(fields.max_output_tokens);
         let own = EndpointFields {
             logprobs: fields.logprobs(state)?,
@@ -158,7 +158,7 @@ impl Endpoint for Responses {
             params.map_err(|error| error.renamed("max_tokens", "max_output_tokens"))?;
         let format = fields.text.as_mut().and_then(|text| text.remove("format"));
         if let Some(format) = text_format(format.clone())? {
-            params.set_output_format(state, format)?;
+            params.output_format = Some(format);
         }
         let template_kwargs = fields.template_kwargs(state)?;
         let Some(input) = fields.input else {
@@ -174,6 +174,8 @@ impl Endpoint for Responses {
         );
         let prompt = chat.tokenize(state, check, caller);
         let prompt = prompt.map_err(|error| error.renamed("messages", "input"))?;
+        let held = params.set_reply_constraint(state, &prompt);
+        held.map_err(|error| error.within_tools("function.parameters", "parameters"))?;
         let echo = Echo {
             instructions: fields.instructions,
             max_output_tokens: fields.max_output_tokens,

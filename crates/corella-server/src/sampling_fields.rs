@@ -142,9 +142,9 @@ pub struct GenerationParams {
     pub kv_transfer_params: Option<Map<String, Value>>,
     /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
     pub prompt_logprobs: Option<u32>,
-    /// What every answer must look like, and the same as the engine takes it:
-    /// [`set_output_format`](Self::set_output_format) sets both.
+    /// What the text of every answer must look like.
     pub output_format: Option<OutputFormat>,
+    /// What every answer must look like, as the engine takes it.
     pub constraint: Option<Arc<dyn TokenConstraint>>,
 }
 
@@ -157,19 +157,16 @@ pub const MAX_CACHE_SALT_BYTES: usize = 1024;
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl GenerationParams {
-    /// Holds every answer to a format. Compiling it may take a tenth of a second, so this is for text
-    /// threads.
-    pub fn set_output_format(
-        &mut self,
-        state: &ServerState,
-        format: OutputFormat,
-    ) -> Result<(), ApiError> {
-        let grammars = state.grammars()?;
-        let grammar = grammars.compile(&format.source);
-        let grammar = grammar.map_err(|error| format.error(&error))?;
-        self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
-        self.output_format = Some(format);
-        Ok(())
+    /// Holds every answer to the format, if there is one, from its first token on. Compiling it may take
+    /// a tenth of a second, so this is for text threads.
+    pub fn set_text_constraint(&mut self, state: &ServerState) -> Result<(), ApiError> {
+        if let Some(format) = &self.output_format {
+            let grammars = state.grammars()?;
+            let grammar = grammars.compile(&format.source);
+            let grammar = grammar.map_err(|error| format.error(&error))?;
+            self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
+        }
+        self.check_first_token(state)
     }
 }
 
@@ -184,7 +181,7 @@ impl SamplingFields {
         self.max_tokens = max_tokens;
     }
 
-    /// Checks all fields.
+    /// Checks all fields. What answers must look like is checked when they are held to it.
     pub fn validate(
         mut self,
         state: &ServerState,
@@ -260,7 +257,7 @@ impl SamplingFields {
                 .unwrap_or_else(random_seed),
             choice: 0,
             logprobs: own.logprobs.or((num_choices > num_best).then_some(0)),
-            rules: rules.checked(state, caller, &stopping)?,
+            rules: rules.checked(state, caller)?,
             prompt_logprobs: prompt_logprobs.max(own.logprobs.filter(|_| own.echo)),
             pooling: None,
         };
@@ -284,7 +281,7 @@ impl SamplingFields {
             guided_grammar: self.guided_grammar.take(),
         };
         let output_format = output_format.checked()?;
-        let mut params = GenerationParams {
+        Ok(GenerationParams {
             num_choices,
             num_best,
             wants_logprobs: own.logprobs.is_some(),
@@ -309,13 +306,9 @@ impl SamplingFields {
             stop: stop_strings(self.stop)?,
             kv_transfer_params: self.kv_transfer_params,
             prompt_logprobs,
-            output_format: None,
+            output_format,
             constraint: None,
-        };
-        if let Some(format) = output_format {
-            params.set_output_format(state, format)?;
-        }
-        Ok(params)
+        })
     }
 
     fn prompt_logprobs(&self, config: &ServeConfig, stream: bool) -> Result<Option<u32>, ApiError> {

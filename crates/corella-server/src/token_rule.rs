@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use corella_core::{StoppingCriteria, TokenId, TokenRules};
+use corella_core::{TokenId, TokenRules};
 
 use crate::api_error::ApiError;
 use crate::sampling_fields::check_token_ids;
@@ -31,7 +31,6 @@ impl TokenRuleFields {
         self,
         state: &ServerState,
         caller: &Caller,
-        stopping: &StoppingCriteria,
     ) -> Result<Option<Arc<TokenRules>>, ApiError> {
         let vocab_size = state.config.vocab_size;
         let bias = biases(self.logit_bias.unwrap_or_default(), vocab_size)?;
@@ -40,7 +39,6 @@ impl TokenRuleFields {
         if let Some(allowed) = self.allowed_token_ids {
             check_allowed(&allowed, vocab_size)?;
             rules = rules.with_allowed(allowed);
-            check_that_some_are_left(&rules, stopping)?;
         }
         Ok((!rules.is_empty()).then(|| Arc::new(rules)))
     }
@@ -125,31 +123,4 @@ fn banned_sequences(
         }
     }
     Ok(banned)
-}
-
-/// Refuses rules that leave nothing to draw from the start. Words of several tokens may still do so
-/// later, which ends the request with an error.
-fn check_that_some_are_left(
-    rules: &TokenRules,
-    stopping: &StoppingCriteria,
-) -> Result<(), ApiError> {
-    let allowed = rules.allowed().unwrap_or_default();
-    let is_banned = |token: &TokenId| rules.banned().iter().any(|banned| banned == &[*token]);
-    let mut left = allowed.iter().filter(|token| !is_banned(token)).peekable();
-    if left.peek().is_none() {
-        return Err(ApiError::invalid(
-            "allowed_token_ids",
-            "bad_words leave none of these tokens",
-        ));
-    }
-    let ends = |token: &TokenId| {
-        stopping.end_token_ids.contains(token) || stopping.stop_token_ids.contains(token)
-    };
-    if stopping.min_tokens > 0 && left.all(ends) {
-        return Err(ApiError::invalid(
-            "allowed_token_ids",
-            "leaves only tokens that end the text, which min_tokens holds back",
-        ));
-    }
-    Ok(())
 }

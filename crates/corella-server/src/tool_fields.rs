@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use corella_text::{ChatTemplate, ToolSet};
+use corella_text::{ChatTemplate, ToolSet, WantedCalls};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
@@ -26,6 +26,10 @@ pub struct OfferedTools {
     pub set: Arc<ToolSet>,
     /// Whether only the first call counts.
     pub one_call: bool,
+    /// The calls that the model has to make, if it has to make any.
+    pub demanded_calls: Option<WantedCalls>,
+    /// The names of all tools that were sent, in their order.
+    pub names: Vec<String>,
 }
 
 /// What the caller wants the model to do with its tools.
@@ -35,6 +39,11 @@ enum ToolChoice {
     Auto,
     Required,
     Named(String),
+    /// Only these may be called, and one has to be if that is required.
+    Allowed {
+        names: BTreeSet<String>,
+        is_required: bool,
+    },
 }
 
 /// The longest name of a tool, as in OpenAI's API.
@@ -47,27 +56,37 @@ impl ToolFields {
         state: &ServerState,
         check: FieldCheck,
     ) -> Result<Option<OfferedTools>, ApiError> {
-        let tools = self.tools;
+        let mut tools = self.tools;
         let mut schemas = Vec::with_capacity(tools.len());
-        let mut names = BTreeSet::new();
+        let mut names = Vec::with_capacity(tools.len());
         for (index, tool) in tools.iter().enumerate() {
             let (name, schema) = check_tool(index, tool, check)?;
-            if !names.insert(name.clone()) {
+            if names.contains(&name) {
                 return Err(ApiError::invalid(
                     format!("tools[{index}].function.name"),
                     "is the name of an earlier tool",
                 ));
             }
+            names.push(name.clone());
             schemas.push((name, schema));
         }
-        match tool_choice(self.tool_choice.as_ref(), &names)? {
+        let demanded_calls = match tool_choice(self.tool_choice.as_ref(), &names)? {
             ToolChoice::None => return Ok(None),
             ToolChoice::Auto if names.is_empty() => return Ok(None),
-            ToolChoice::Auto => {}
-            ToolChoice::Required | ToolChoice::Named(_) => {
-                return Err(ApiError::unsupported("tool_choice", "use \"auto\""));
+            ToolChoice::Auto => None,
+            ToolChoice::Required => Some(WantedCalls::Any),
+            ToolChoice::Named(name) => Some(WantedCalls::One(name)),
+            ToolChoice::Allowed {
+                names: allowed,
+                is_required,
+            } => {
+                // The model does not see the others, so it does not try to call them.
+                let mut is_allowed = names.iter().map(|name| allowed.contains(name));
+                tools.retain(|_| is_allowed.next() == Some(true));
+                schemas.retain(|(name, _)| allowed.contains(name));
+                is_required.then_some(WantedCalls::Any)
             }
-        }
+        };
         let template = state.text.chat_template.as_ref();
         if !template.is_some_and(ChatTemplate::reads_tools) {
             return Err(ApiError::invalid(
@@ -85,6 +104,8 @@ impl ToolFields {
             list: tools.into_iter().map(Value::Object).collect(),
             set: Arc::new(ToolSet::new(schemas)),
             one_call: !self.parallel_tool_calls,
+            demanded_calls,
+            names,
         }))
     }
 }
@@ -138,9 +159,10 @@ fn check_tool(
     Ok((name.to_owned(), schema))
 }
 
-fn tool_choice(choice: Option<&Value>, names: &BTreeSet<String>) -> Result<ToolChoice, ApiError> {
-    const EXPECTED: &str = "must be \"none\", \"auto\", \"required\" or \
-        {\"type\": \"function\", \"function\": {\"name\": NAME}}";
+fn tool_choice(choice: Option<&Value>, names: &[String]) -> Result<ToolChoice, ApiError> {
+    const EXPECTED: &str = "must be \"none\", \"auto\", \"required\", \
+        {\"type\": \"function\", \"function\": {\"name\": NAME}} or \
+        {\"type\": \"allowed_tools\", \"allowed_tools\": {\"mode\": MODE, \"tools\": TOOLS}}";
     let choice = match choice {
         None | Some(Value::Null) => return Ok(ToolChoice::Auto),
         Some(Value::String(choice)) => match choice.as_str() {
@@ -149,13 +171,14 @@ fn tool_choice(choice: Option<&Value>, names: &BTreeSet<String>) -> Result<ToolC
             "required" => ToolChoice::Required,
             _ => return Err(ApiError::invalid("tool_choice", EXPECTED)),
         },
-        Some(choice) => {
-            let name = choice["function"]["name"].as_str();
-            match name.filter(|_| choice["type"] == "function") {
+        Some(choice) => match choice["type"].as_str() {
+            Some("function") => match choice["function"]["name"].as_str() {
                 Some(name) => ToolChoice::Named(name.to_owned()),
                 None => return Err(ApiError::invalid("tool_choice", EXPECTED)),
-            }
-        }
+            },
+            Some("allowed_tools") => allowed_tools(&choice["allowed_tools"], names)?,
+            _ => return Err(ApiError::invalid("tool_choice", EXPECTED)),
+        },
     };
     match &choice {
         _ if names.is_empty() => Err(ApiError::invalid("tool_choice", "needs tools")),
@@ -165,4 +188,39 @@ fn tool_choice(choice: Option<&Value>, names: &BTreeSet<String>) -> Result<ToolC
         )),
         _ => Ok(choice),
     }
+}
+
+/// Reads a choice of some of the tools.
+fn allowed_tools(choice: &Value, names: &[String]) -> Result<ToolChoice, ApiError> {
+    const FIELD: &str = "tool_choice.allowed_tools";
+    let is_required = match choice["mode"].as_str() {
+        Some("auto") => false,
+        Some("required") => true,
+        _ => {
+            let message = "must be \"auto\" or \"required\"";
+            return Err(ApiError::invalid(format!("{FIELD}.mode"), message));
+        }
+    };
+    let tools = choice["tools"].as_array().filter(|tools| !tools.is_empty());
+    let Some(tools) = tools else {
+        let message = "must be a list of tools";
+        return Err(ApiError::invalid(format!("{FIELD}.tools"), message));
+    };
+    let mut allowed = BTreeSet::new();
+    for (index, tool) in tools.iter().enumerate() {
+        let name = tool["function"]["name"].as_str();
+        match name.filter(|name| names.iter().any(|known| known == name)) {
+            Some(name) => allowed.insert(name.to_owned()),
+            None => {
+                return Err(ApiError::invalid(
+                    format!("{FIELD}.tools[{index}].function.name"),
+                    "is not the name of one of the tools",
+                ));
+            }
+        };
+    }
+    Ok(ToolChoice::Allowed {
+        names: allowed,
+        is_required,
+    })
 }

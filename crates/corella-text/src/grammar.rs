@@ -4,12 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::grammar_place::place_of_error;
+use crate::grammar_source::ComposedGrammar;
 use crate::{GrammarSource, Tokenizer};
 
 /// Compiles grammars for one vocabulary, by llguidance: derivatives of regular expressions in an
@@ -40,6 +41,8 @@ pub struct GrammarError {
     /// grammars of other kinds, whose reason names line and column where that is known.
     pub place: String,
     pub reason: String,
+    /// The part of a composed grammar that is wrong, if it is one of them alone.
+    pub(crate) part: Option<usize>,
 }
 
 /// The largest grammar. What compiling one may cost is also limited by llguidance: by the size of the
@@ -110,25 +113,36 @@ impl GrammarCompiler {
 
     fn compile_here(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
         check_size(source)?;
-        let compiled = match source {
-            GrammarSource::JsonObject => self.matcher(json_grammar(json!({"type": "object"}))),
+        let compiled = self.matcher(top_level(source));
+        compiled.map_err(|reason| match source {
             GrammarSource::JsonSchema(schema) => {
-                let compiled = self.matcher(json_grammar(schema.clone()));
-                return compiled.map_err(|reason| {
-                    let compile = |part: Value| self.matcher(json_grammar(part)).err();
-                    let place = place_of_error(schema, &reason, compile);
-                    GrammarError { place, reason }
-                });
+                let compile = |part: Value| self.matcher(from_one(json_grammar(part))).err();
+                GrammarError {
+                    place: place_of_error(schema, &reason, compile),
+                    ..GrammarError::at_root(reason)
+                }
             }
-            GrammarSource::Regex(regex) => self.matcher(TopLevelGrammar::from_regex(regex)),
-            GrammarSource::Choice(texts) => {
-                let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
-                let lark = format!("start: {}", texts.join(" | "));
-                self.matcher(TopLevelGrammar::from_lark(lark))
-            }
-            GrammarSource::Lark(lark) => self.matcher(TopLevelGrammar::from_lark(lark.clone())),
-        };
-        compiled.map_err(GrammarError::at_root)
+            GrammarSource::Composed(composed) => self.error_of_part(composed, reason),
+            _ => GrammarError::at_root(reason),
+        })
+    }
+
+    /// The first error that a part has by itself, or that of the whole.
+    fn error_of_part(&self, composed: &ComposedGrammar, reason: String) -> GrammarError {
+        let errors = composed
+            .parts
+            .iter()
+            .enumerate()
+            .filter_map(|(part, source)| {
+                let error = self.compile_here(source).err()?;
+                Some(GrammarError {
+                    part: Some(part),
+                    ..error
+                })
+            });
+        { errors }
+            .next()
+            .unwrap_or_else(|| GrammarError::at_root(reason))
     }
 
     /// The reason, if there is one, is a sentence or a few lines.
@@ -144,10 +158,11 @@ impl GrammarCompiler {
 }
 
 impl GrammarError {
-    fn at_root(reason: String) -> Self {
+    pub(crate) fn at_root(reason: String) -> Self {
         Self {
             place: String::new(),
             reason,
+            part: None,
         }
     }
 }
@@ -243,7 +258,45 @@ fn special_word(name: &str) -> Vec<u8> {
     word
 }
 
-fn json_grammar(mut schema: Value) -> TopLevelGrammar {
+fn top_level(source: &GrammarSource) -> TopLevelGrammar {
+    match source {
+        GrammarSource::Composed(composed) => {
+            let parts = composed.parts.iter().enumerate().map(|(part, source)| {
+                let mut grammar = single(source);
+                grammar.name = Some(ComposedGrammar::part_name(part));
+                grammar
+            });
+            let mut grammars = vec![GrammarWithLexer::from_lark(composed.start.clone())];
+            grammars.extend(parts);
+            TopLevelGrammar {
+                grammars,
+                max_tokens: None,
+            }
+        }
+        source => from_one(single(source)),
+    }
+}
+
+fn from_one(grammar: GrammarWithLexer) -> TopLevelGrammar {
+    TopLevelGrammar::from_grammar(grammar)
+}
+
+fn single(source: &GrammarSource) -> GrammarWithLexer {
+    match source {
+        GrammarSource::JsonObject => json_grammar(json!({"type": "object"})),
+        GrammarSource::JsonSchema(schema) => json_grammar(schema.clone()),
+        GrammarSource::Regex(regex) => GrammarWithLexer::from_regex(regex),
+        GrammarSource::Choice(texts) => {
+            let texts: Vec<_> = texts.iter().map(|text| json!(text).to_string()).collect();
+            GrammarWithLexer::from_lark(format!("start: {}", texts.join(" | ")))
+        }
+        GrammarSource::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
+        // Compositions are made here, and none is part of another.
+        GrammarSource::Composed(composed) => GrammarWithLexer::from_lark(composed.start.clone()),
+    }
+}
+
+fn json_grammar(mut schema: Value) -> GrammarWithLexer {
     if let Some(object) = schema.as_object()
         && !object.contains_key("x-guidance")
     {
@@ -253,7 +306,7 @@ fn json_grammar(mut schema: Value) -> TopLevelGrammar {
         };
         options.apply_to(&mut schema);
     }
-    TopLevelGrammar::from_json_schema(schema)
+    GrammarWithLexer::from_json_schema(schema)
 }
 
 /// llguidance puts its state behind the reason, and a backtrace behind that of a panic.
@@ -266,23 +319,39 @@ fn reason_of(error: &str) -> String {
 }
 
 fn check_size(source: &GrammarSource) -> Result<(), GrammarError> {
-    let (num_bytes, nesting) = match source {
-        GrammarSource::JsonObject => (0, 0),
-        GrammarSource::JsonSchema(schema) => (schema.to_string().len(), patterns_nesting(schema)),
-        GrammarSource::Regex(text) | GrammarSource::Lark(text) => (text.len(), nesting(text)),
-        GrammarSource::Choice(texts) => (texts.iter().map(String::len).sum(), 0),
-    };
+    let (num_bytes, nesting) = size(source);
     if num_bytes > MAX_SOURCE_BYTES {
         return Err(GrammarError::at_root(format!(
             "it has {num_bytes} bytes, and at most {MAX_SOURCE_BYTES} are compiled"
         )));
     }
     if nesting > MAX_NESTING {
-        return Err(GrammarError::at_root(format!(
-            "its brackets are nested more than {MAX_NESTING} deep"
-        )));
+        return Err(GrammarError::at_root(too_nested()));
     }
     Ok(())
+}
+
+/// Why a regular expression cannot be compiled before it is known to be one.
+pub(crate) fn nesting_error(regex: &str) -> Option<String> {
+    (nesting(regex) > MAX_NESTING).then(too_nested)
+}
+
+fn too_nested() -> String {
+    format!("its brackets are nested more than {MAX_NESTING} deep")
+}
+
+/// The bytes of a grammar, and how deep brackets are nested in what is parsed of it.
+fn size(source: &GrammarSource) -> (usize, usize) {
+    match source {
+        GrammarSource::JsonObject => (0, 0),
+        GrammarSource::JsonSchema(schema) => (schema.to_string().len(), patterns_nesting(schema)),
+        GrammarSource::Regex(text) | GrammarSource::Lark(text) => (text.len(), nesting(text)),
+        GrammarSource::Choice(texts) => (texts.iter().map(String::len).sum(), 0),
+        GrammarSource::Composed(composed) => { composed.parts.iter() }.map(size).fold(
+            (composed.start.len(), 0),
+            |(all, deepest), (bytes, depth)| (all + bytes, deepest.max(depth)),
+        ),
+    }
 }
 
 /// How deep brackets are nested at most.

@@ -15,4 +15,19 @@ pub enum GrammarSource {
     Choice(Vec<String>),
     /// A grammar in Lark's notation, as llguidance reads it.
     Lark(String),
+    /// Several grammars in one.
+    Composed(ComposedGrammar),
+}
+
+/// A grammar in Lark's notation that refers to others: `@part0` stands for the first of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ComposedGrammar {
+    pub(crate) start: String,
+    pub(crate) parts: Vec<GrammarSource>,
+}
+
+impl ComposedGrammar {
+    pub(crate) fn part_name(part: usize) -> String {
+        format!("part{part}")
+    }
 }

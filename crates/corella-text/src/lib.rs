@@ -31,7 +31,8 @@ pub use fill_in_middle::FillInMiddle;
 pub use grammar::{Grammar, GrammarCompiler, GrammarError, GrammarState};
 pub use grammar_source::GrammarSource;
 pub use reply::{
-    CallFormat, ReasoningFormat, ReplyContext, ReplyFormat, ReplyParser, ToolSet, UnknownFormat,
+    CallFormat, GrammarOrigin, ReasoningFormat, ReplyContext, ReplyFormat, ReplyGrammarError,
+    ReplyParser, ToolSet, UnknownFormat, WantedCalls, WantedReply,
 };
 pub use reply_part::ReplyPart;
 pub use stop_string::StopStrings;

@@ -4,6 +4,7 @@
 //! holds back no more than what may still turn out to be markup, or the beginning of a call whose name is
 //! not complete. However the text is cut, the parts joined together are the same.
 
+mod call_grammar;
 mod call_object;
 mod call_reader;
 mod deepseek;
@@ -14,8 +15,11 @@ mod llama;
 mod mistral;
 mod part_list;
 mod qwen_coder;
+mod reasoning_count;
 mod reply_format;
+mod reply_grammar;
 mod tag;
+mod tagged_call;
 mod think;
 mod tool_set;
 
@@ -29,9 +33,11 @@ use llama::LlamaReader;
 use mistral::MistralReader;
 use part_list::PartList;
 use qwen_coder::QwenCoderReader;
+use reasoning_count::{ReasoningCount, Stage};
 use think::ThinkReader;
 
 pub use reply_format::{CallFormat, ReasoningFormat, ReplyFormat, UnknownFormat};
+pub use reply_grammar::{GrammarOrigin, ReplyGrammarError, WantedCalls, WantedReply};
 pub use tool_set::ToolSet;
 
 use crate::reply_part::ReplyPart;
@@ -44,6 +50,8 @@ pub struct ReplyContext {
     pub tools: Option<Arc<ToolSet>>,
     /// Whether the prompt ends within the reasoning.
     pub within_reasoning: bool,
+    /// Whether the prompt has ended the reasoning, or begun the answer behind it.
+    pub past_reasoning: bool,
     /// Calls after the first are left out.
     pub one_call: bool,
 }
@@ -57,6 +65,7 @@ pub struct ReplyParser {
     /// What is not reasoning and was not read yet.
     unread: String,
     out: PartList,
+    reasoning_count: ReasoningCount,
 }
 
 impl ReplyParser {
@@ -85,6 +94,7 @@ impl ReplyParser {
                 calls.is_some(),
                 if context.one_call { 1 } else { usize::MAX },
             ),
+            reasoning_count: ReasoningCount::default(),
         }
     }
 
@@ -92,6 +102,27 @@ impl ReplyParser {
     pub fn push(&mut self, text: &str) -> Vec<ReplyPart> {
         self.read(text, false);
         self.out.take()
+    }
+
+    /// Adds the text of one more token, which may be empty, and returns what it made certain.
+    pub fn push_token(&mut self, text: &str) -> Vec<ReplyPart> {
+        let before = self.stage();
+        let parts = self.push(text);
+        self.reasoning_count.push(before, self.stage());
+        parts
+    }
+
+    /// How many of the tokens so far the model has thought with, the markup around its thoughts
+    /// included.
+    pub fn num_reasoning_tokens(&self) -> u32 {
+        self.reasoning_count.num_tokens()
+    }
+
+    fn stage(&self) -> Stage {
+        match &self.think {
+            Some(think) => think.stage(),
+            None => self.calls.stage(),
+        }
     }
 
     /// Returns what was held back. Call it once, after the last text.

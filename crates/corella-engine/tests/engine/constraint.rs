@@ -226,7 +226,7 @@ fn a_constraint_that_fails_ends_its_request_alone() {
         (Fault::Start, 0, "it has no beginning"),
         (Fault::Push, 3, "it stumbled"),
         (Fault::Panic, 3, "it fell over"),
-        (Fault::DeadEnd, 3, "no token of the vocabulary may follow"),
+        (Fault::DeadEnd, 3, "no token is allowed here"),
     ];
     for max_inflight_steps in [1, 2] {
         let limits = limits(200, max_inflight_steps);

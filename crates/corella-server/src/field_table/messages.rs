@@ -16,6 +16,7 @@ pub static BODY: FieldTable = FieldTable {
         "thinking",
         "tools",
         "tool_choice",
+        "output_config",
         "min_p",
         "seed",
         "priority",
@@ -37,8 +38,7 @@ pub static BODY: FieldTable = FieldTable {
         refused("container", |_| false),
         refused("context_management", is_empty),
         refused("mcp_servers", is_empty),
-        refused("output_config", is_empty),
-        refused("output_format", |_| false),
+        instead("output_format", "use output_config.format"),
         refused("speed", |value| value == "standard"),
         refused("diagnostics", is_empty),
         instead("max_completion_tokens", "use max_tokens"),
@@ -89,6 +89,14 @@ pub static THINKING: FieldTable = FieldTable {
         &["budget_tokens"],
     )],
     refused: &[refused("display", |value| value == "summarized")],
+};
+
+/// The members of `output_config`.
+pub static OUTPUT_CONFIG: FieldTable = FieldTable {
+    read: &["format"],
+    read_at: &[],
+    no_effect: &[],
+    refused: &[refused("effort", |_| false)],
 };
 
 /// What the assistant thought. Its signature is for Anthropic's own servers.

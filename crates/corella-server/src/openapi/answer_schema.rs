@@ -81,6 +81,9 @@ pub fn answer_schemas() -> Map<String, Value> {
                     "prompt_tokens_details": {"type": "object", "properties": {
                         "cached_tokens": {"type": "integer", "minimum": 0},
                     }},
+                    "completion_tokens_details": {"type": "object", "properties": {
+                        "reasoning_tokens": {"type": "integer", "minimum": 0},
+                    }},
                 }),
                 &["prompt_tokens", "completion_tokens", "total_tokens"],
             ),

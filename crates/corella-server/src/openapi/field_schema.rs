@@ -122,7 +122,22 @@ impl FieldSchemas<'_> {
             "chat_template_kwargs" => object(),
             "reasoning_effort" => string(),
             "tools" => array(reference("Tool"), 0, u32::MAX as usize),
-            "tool_choice" => json!({"enum": ["auto", "none", null]}),
+            "tool_choice" => {
+                let tool = json!({
+                    "type": "object", "required": ["type", "function"],
+                    "properties": {"type": {"const": "function"}, "function": {
+                        "type": "object", "required": ["name"], "properties": {"name": tool_name()},
+                    }},
+                });
+                tool_choice(&tool, |some| {
+                    json!({
+                        "type": "object", "required": ["type", "allowed_tools"],
+                        "properties": {"type": {"const": "allowed_tools"}, "allowed_tools": {
+                            "type": "object", "required": ["mode", "tools"], "properties": some,
+                        }},
+                    })
+                })
+            }
             "parallel_tool_calls" => boolean(),
             "tokens" => json!({
                 "type": "array", "items": self.token_id(), "maxItems": config.max_model_len,
@@ -156,7 +171,18 @@ impl FieldSchemas<'_> {
             "text" => json!({"anyOf": [reference("TextOptions"), {"type": "null"}]}),
             "metadata" => object(),
             "tools" => tool_array("ResponseTool"),
-            "tool_choice" => json!({"enum": ["auto", "none", null]}),
+            "tool_choice" => {
+                let tool = json!({
+                    "type": "object", "required": ["type", "name"],
+                    "properties": {"type": {"const": "function"}, "name": tool_name()},
+                });
+                tool_choice(&tool, |mut some| {
+                    some["type"] = json!({"const": "allowed_tools"});
+                    json!({
+                        "type": "object", "required": ["type", "mode", "tools"], "properties": some,
+                    })
+                })
+            }
             _ => return None,
         })
     }
@@ -177,6 +203,15 @@ impl FieldSchemas<'_> {
             "thinking" => json!({"anyOf": [reference("Thinking"), {"type": "null"}]}),
             "tools" => tool_array("MessageTool"),
             "tool_choice" => json!({"anyOf": [reference("MessageToolChoice"), {"type": "null"}]}),
+            "output_config" => json!({
+                "type": ["object", "null"], "additionalProperties": false,
+                "properties": {"format": {"anyOf": [
+                    {"type": "object", "required": ["type", "schema"], "additionalProperties": false,
+                        "properties": {"type": {"const": "json_schema"}, "schema": {"type": "object"},
+                            "name": {}, "description": {}, "strict": {}}},
+                    {"type": "null"},
+                ]}},
+            }),
             _ => return None,
         })
     }
@@ -403,6 +438,16 @@ fn tool_name() -> Value {
         "type": "string", "minLength": 1, "maxLength": MAX_TOOL_NAME_BYTES,
         "pattern": "^[a-zA-Z0-9_.-]+$",
     })
+}
+
+/// A word, one tool, or some of them. Endpoints differ in how a tool is named, and where the members of
+/// a choice of some are.
+fn tool_choice(tool: &Value, of_some: impl Fn(Value) -> Value) -> Value {
+    let some = of_some(json!({
+        "mode": {"enum": ["auto", "required"]},
+        "tools": {"type": "array", "minItems": 1, "items": tool},
+    }));
+    json!({"anyOf": [{"enum": ["auto", "none", "required", null]}, tool, some]})
 }
 
 fn tool_array(name: &str) -> Value {

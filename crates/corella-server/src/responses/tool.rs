@@ -37,9 +37,16 @@ pub fn chat_tools(
 
 /// The choice in the shape that a chat has it.
 pub fn chat_tool_choice(choice: &Value) -> Value {
-    match choice["type"] == "function" {
-        true => json!({"type": "function", "function": {"name": choice["name"]}}),
+    let function = |tool: &Value| json!({"type": "function", "function": {"name": tool["name"]}});
+    match choice["type"].as_str() {
+        Some("function") => function(choice),
+        Some("allowed_tools") => {
+            let tools = choice["tools"].as_array();
+            let tools: Option<Vec<_>> = tools.map(|tools| tools.iter().map(function).collect());
+            let allowed = json!({"mode": choice["mode"], "tools": tools});
+            json!({"type": "allowed_tools", "allowed_tools": allowed})
+        }
         // The check of a chat says what is wrong with others.
-        false => choice.clone(),
+        _ => choice.clone(),
     }
 }

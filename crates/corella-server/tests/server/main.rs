@@ -9,6 +9,7 @@ mod embeddings;
 mod engine_events;
 mod field;
 mod fixture;
+mod forced_call;
 mod kv_transfer;
 mod lifecycle;
 mod limit;

@@ -260,20 +260,55 @@ async fn rules_that_leave_nothing_are_refused_or_end_the_request() {
         json!({"allowed_token_ids": [97], "bad_words": ["a"]}),
         json!({"allowed_token_ids": [END], "min_tokens": 1}),
         json!({"allowed_token_ids": [97, END], "min_tokens": 1, "stop_token_ids": [97]}),
+        json!({"allowed_token_ids": [97], "guided_choice": ["ba"]}),
+        json!({"allowed_token_ids": [97, 98], "bad_words": ["b"], "guided_regex": "b+"}),
     ];
     for fields in refused {
+        let mut chat = body(&json!({}), fields.clone());
+        chat.as_object_mut().expect("an object").remove("prompt");
+        chat["messages"] = json!([{"role": "user", "content": "hi"}]);
+        let completion = body(&json!({}), fields);
+        for (path, body) in [(COMPLETIONS, completion), (CHAT, chat)] {
+            let reply = post(server.address, path, &body).await;
+            assert_eq!(reply.status, 400, "{}", reply.text());
+            assert_eq!(reply.error()["param"], "allowed_token_ids");
+        }
+    }
+    for (fields, param) in [
+        (
+            json!({"bad_words": ["a"], "guided_choice": ["a"]}),
+            "bad_words",
+        ),
+        (
+            json!({"guided_choice": ["a"], "min_tokens": 1, "stop_token_ids": [97]}),
+            "min_tokens",
+        ),
+    ] {
         let reply = post(server.address, COMPLETIONS, &body(&json!({}), fields)).await;
         assert_eq!(reply.status, 400, "{}", reply.text());
-        assert_eq!(reply.error()["param"], "allowed_token_ids");
+        assert_eq!(reply.error()["param"], param);
     }
     // Behind one a, nothing is left.
     let fields = json!({"allowed_token_ids": [97], "bad_words": ["aa"]});
     let reply = post(server.address, COMPLETIONS, &body(&json!({}), fields)).await;
-    assert_eq!(reply.status, 500, "{}", reply.text());
-    assert!(
-        reply.text().contains("no token is allowed here"),
-        "{}",
-        reply.text()
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    let error = reply.error().clone();
+    assert_eq!(error["code"], "nothing_to_draw", "{error}");
+    assert_eq!(error["type"], "invalid_request_error");
+    let mut stream = body(
+        &json!({"stream": true}),
+        json!({"allowed_token_ids": [97, 98], "bad_words": ["aa", "ab", "ba", "bb"]}),
+    );
+    stream["temperature"] = json!(0);
+    let reply = post(server.address, COMPLETIONS, &stream).await;
+    assert!(reply.text().contains("nothing_to_draw"), "{}", reply.text());
+    assert!(!reply.text().contains("[DONE]"));
+    // A format that asks for what a bad word bans comes to an end in its middle.
+    let fields = json!({"guided_choice": ["xyz"], "bad_words": ["yz"]});
+    let reply = post(server.address, COMPLETIONS, &body(&json!({}), fields)).await;
+    assert_eq!(
+        (reply.status, &reply.error()["code"]),
+        (400, &json!("nothing_to_draw"))
     );
     server.assert_at_rest().await;
 }

@@ -46,7 +46,7 @@ fn body(seed: u64) -> Value {
 }
 
 /// The message that the chunks of a stream make, as a client puts it together, and its finish reason.
-fn assembled(chunks: &[Value]) -> (Value, Value) {
+pub fn assembled(chunks: &[Value]) -> (Value, Value) {
     let mut message =
         json!({"role": null, "content": "", "reasoning_content": "", "tool_calls": []});
     let mut finish = Value::Null;

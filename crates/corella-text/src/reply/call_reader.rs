@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::part_list::PartList;
+use super::reasoning_count::Stage;
+use super::tag::{Sight, find_tag};
 use super::tool_set::ToolSet;
 
 /// Finds calls in a growing text.
@@ -11,6 +13,11 @@ pub(crate) trait CallReader: Send {
     /// bytes it has read. `None` asks for more text: the reader cannot say yet what `text` is.
     /// `at_end` says that there is no more; what remains after `None` is then dropped.
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize>;
+
+    /// Where in the reply it is. Most formats mark reasoning apart from calls.
+    fn stage(&self) -> Stage {
+        Stage::Answer
+    }
 }
 
 /// Reads replies without calls: everything is text.
@@ -20,6 +27,27 @@ impl CallReader for PlainReader {
     fn step(&mut self, text: &str, _: bool, out: &mut PartList) -> Option<usize> {
         out.text(text);
         (!text.is_empty()).then_some(text.len())
+    }
+}
+
+/// Tells the text before the first of `tags`, or as much as is part of no tag. Returns how many bytes were
+/// read, the tag's included, and the place of the tag in the list.
+pub(crate) fn read_text(
+    text: &str,
+    tags: &[&str],
+    at_end: bool,
+    out: &mut PartList,
+) -> (Option<usize>, Option<usize>) {
+    match find_tag(text, tags) {
+        Sight::Tag { start, tag } => {
+            out.text(&text[..start]);
+            (Some(start + tags[tag].len()), Some(tag))
+        }
+        Sight::Clear(settled) => {
+            let settled = if at_end { text.len() } else { settled };
+            out.text(&text[..settled]);
+            ((settled > 0).then_some(settled), None)
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Calls as DeepSeek V3 and R1 write them, with a type, a name and a fenced block of JSON, and as V3.1
 //! does, with a name and JSON.
 
-use super::call_reader::{CallReader, is_name};
+use super::call_reader::{CallReader, is_name, read_text};
 use super::json_extent::JsonExtent;
 use super::part_list::PartList;
 use super::tag::{Sight, find_tag};
@@ -64,18 +64,13 @@ impl DeepSeekReader {
 impl CallReader for DeepSeekReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
-            State::Text => match find_tag(text, &OUTSIDE) {
-                Sight::Tag { start, tag } => {
-                    out.text(&text[..start]);
+            State::Text => {
+                let (read, tag) = read_text(text, &OUTSIDE, at_end, out);
+                if let Some(tag) = tag {
                     self.handle_outer_tag(OUTSIDE[tag]);
-                    Some(start + OUTSIDE[tag].len())
                 }
-                Sight::Clear(settled) => {
-                    let settled = if at_end { text.len() } else { settled };
-                    out.text(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
+                read
+            }
             State::Calls | State::AfterArguments => match find_tag(text, &OUTSIDE) {
                 Sight::Tag { start, tag } => {
                     self.handle_outer_tag(OUTSIDE[tag]);

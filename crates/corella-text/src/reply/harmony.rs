@@ -3,6 +3,7 @@
 
 use super::call_reader::{CallReader, is_name};
 use super::part_list::PartList;
+use super::reasoning_count::Stage;
 use super::tag::{Sight, find_tag};
 
 const START: &str = "<|start|>";
@@ -80,6 +81,14 @@ impl HarmonyReader {
 }
 
 impl CallReader for HarmonyReader {
+    fn stage(&self) -> Stage {
+        match &self.state {
+            State::Between | State::Header(_) => Stage::Undecided,
+            State::Body(Body::Reasoning) => Stage::Reasoning,
+            State::Body(Body::Text | Body::Call) => Stage::Answer,
+        }
+    }
+
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
             State::Between => {

@@ -1,9 +1,9 @@
 //! Calls as Hermes and Qwen write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
 use super::call_object::{CallObject, Progress};
-use super::call_reader::CallReader;
+use super::call_reader::{CallReader, read_text};
 use super::part_list::PartList;
-use super::tag::{Beginning, Sight, begins_with, find_tag};
+use super::tag::{Beginning, begins_with};
 
 const TAGS: [&str; 2] = ["<tool_call>", "</tool_call>"];
 const OPEN: usize = 0;
@@ -35,18 +35,13 @@ impl HermesReader {
 impl CallReader for HermesReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
-            State::Text => match find_tag(text, &TAGS) {
-                Sight::Tag { start, tag } => {
-                    out.text(&text[..start]);
+            State::Text => {
+                let (read, tag) = read_text(text, &TAGS, at_end, out);
+                if let Some(tag) = tag {
                     self.handle_tag(tag);
-                    Some(start + TAGS[tag].len())
                 }
-                Sight::Clear(settled) => {
-                    let settled = if at_end { text.len() } else { settled };
-                    out.text(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
+                read
+            }
             State::Call(object) => match object.read(text, out, &|_| true) {
                 (_, Progress::More) if text.is_empty() => None,
                 (len, Progress::More) => Some(len),

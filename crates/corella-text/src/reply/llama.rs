@@ -2,9 +2,9 @@
 //! these with semicolons between them, perhaps after `<|python_tag|>`.
 
 use super::call_object::{CallObject, Progress};
-use super::call_reader::{CallReader, OfferedTools};
+use super::call_reader::{CallReader, OfferedTools, read_text};
 use super::part_list::PartList;
-use super::tag::{Beginning, Sight, begins_with, find_tag};
+use super::tag::{Beginning, begins_with};
 
 const PYTHON_TAG: [&str; 1] = ["<|python_tag|>"];
 
@@ -59,18 +59,13 @@ impl CallReader for LlamaReader {
                     }
                 }
             }
-            State::Text => match find_tag(text, &PYTHON_TAG) {
-                Sight::Tag { start, .. } => {
-                    out.text(&text[..start]);
+            State::Text => {
+                let (read, tag) = read_text(text, &PYTHON_TAG, at_end, out);
+                if tag.is_some() {
                     self.start_call(true);
-                    Some(start + PYTHON_TAG[0].len())
                 }
-                Sight::Clear(settled) => {
-                    let settled = if at_end { text.len() } else { settled };
-                    out.text(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
+                read
+            }
             State::Call { object, marked } => {
                 let (tools, marked) = (&self.tools, *marked);
                 // Without a mark this may be JSON that the user asked for, so it must name a tool.

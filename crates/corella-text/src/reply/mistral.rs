@@ -2,7 +2,7 @@
 //! ones `[TOOL_CALLS]name[ARGS]{…}`, perhaps with `[CALL_ID]id` behind the name.
 
 use super::call_object::{CallObject, Progress};
-use super::call_reader::{CallReader, is_name, may_become_name};
+use super::call_reader::{CallReader, is_name, may_become_name, read_text};
 use super::json_extent::JsonExtent;
 use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
@@ -61,18 +61,13 @@ impl MistralReader {
 impl CallReader for MistralReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
-            State::Text => match find_tag(text, &CALLS) {
-                Sight::Tag { start, .. } => {
-                    out.text(&text[..start]);
+            State::Text => {
+                let (read, tag) = read_text(text, &CALLS, at_end, out);
+                if tag.is_some() {
                     self.state = State::AfterTag;
-                    Some(start + CALLS[0].len())
                 }
-                Sight::Clear(settled) => {
-                    let settled = if at_end { text.len() } else { settled };
-                    out.text(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
+                read
+            }
             State::AfterTag => {
                 let rest = text.trim_start();
                 let len = text.len() - rest.len();

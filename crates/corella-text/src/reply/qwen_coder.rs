@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name};
+use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
 use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
@@ -85,18 +85,13 @@ impl QwenCoderReader {
 impl CallReader for QwenCoderReader {
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
         match &mut self.state {
-            State::Text => match find_tag(text, &OUTSIDE) {
-                Sight::Tag { start, tag } => {
-                    out.text(&text[..start]);
+            State::Text => {
+                let (read, tag) = read_text(text, &OUTSIDE, at_end, out);
+                if let Some(tag) = tag {
                     self.handle_outer_tag(OUTSIDE[tag]);
-                    Some(start + OUTSIDE[tag].len())
                 }
-                Sight::Clear(settled) => {
-                    let settled = if at_end { text.len() } else { settled };
-                    out.text(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
+                read
+            }
             State::Call => {
                 let rest = text.trim_start();
                 let len = text.len() - rest.len();

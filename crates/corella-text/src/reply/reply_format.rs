@@ -161,6 +161,12 @@ impl ReasoningFormat {
         })
     }
 
+    /// Whether a prompt that asks for a new reply has ended the reasoning already, which was left out.
+    pub fn is_closed_by(self, prompt: &str) -> bool {
+        let prompt = prompt.trim_end();
+        self.tags().is_some_and(|tags| prompt.ends_with(tags.close))
+    }
+
     /// Whether a prompt that asks for a new reply has opened the reasoning for it.
     pub fn is_opened_by(self, prompt: &str) -> bool {
         let prompt = prompt.trim_end();

@@ -1,6 +1,7 @@
 //! Reasoning between tags at the beginning of a reply, such as `<think>…</think>`.
 
 use super::part_list::PartList;
+use super::reasoning_count::Stage;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
 /// The tags around reasoning.
@@ -27,6 +28,14 @@ impl ThinkReader {
     pub(crate) fn new(tags: ThinkTags, within: bool) -> Self {
         let state = if within { State::Inside } else { State::Start };
         Self { tags, state }
+    }
+
+    pub(crate) fn stage(&self) -> Stage {
+        match self.state {
+            State::Start => Stage::Undecided,
+            State::Inside => Stage::Reasoning,
+            State::Behind => Stage::Answer,
+        }
     }
 
     /// Reads from the beginning of `text`. What is not reasoning is appended to `rest`. Returns how many

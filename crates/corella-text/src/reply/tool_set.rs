@@ -48,12 +48,8 @@ impl ToolSet {
             json => json,
         };
         let kind = match serde_json::from_str(json) {
-            Ok(Value::Null) => "null",
-            Ok(Value::Bool(_)) => "boolean",
-            Ok(Value::Number(_)) => "number",
-            Ok(Value::Array(_)) => "array",
-            Ok(Value::Object(_)) => "object",
             Ok(Value::String(_)) | Err(_) => "",
+            Ok(value) => type_of(&value),
         };
         let may_be = |wanted: &&str| *wanted == kind || (*wanted == "integer" && kind == "number");
         match types.iter().any(may_be) {
@@ -79,7 +75,11 @@ fn collect_types<'s>(root: &'s Value, schema: &'s Value, depth: usize, types: &m
     match &schema["type"] {
         Value::String(kind) => types.push(kind),
         Value::Array(kinds) => types.extend(kinds.iter().filter_map(Value::as_str)),
-        _ => {}
+        _ => {
+            let choices = schema["enum"].as_array().into_iter().flatten();
+            let choices = choices.chain(schema.get("const"));
+            types.extend(choices.map(|value| -> &'s str { type_of(value) }));
+        }
     }
     for alternatives in ["anyOf", "oneOf", "allOf"] {
         for alternative in schema[alternatives].as_array().into_iter().flatten() {
@@ -89,6 +89,18 @@ fn collect_types<'s>(root: &'s Value, schema: &'s Value, depth: usize, types: &m
     let reference = schema["$ref"].as_str();
     if let Some(target) = reference.and_then(|path| root.pointer(path.strip_prefix('#')?)) {
         collect_types(root, target, depth + 1, types);
+    }
+}
+
+/// The type of a value, as schemas name it.
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
     }
 }
 
@@ -106,6 +118,7 @@ mod tests {
                 "flag": {"type": "boolean"},
                 "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 "place": {"$ref": "#/$defs/Place"},
+                "level": {"enum": [1, 2]},
             },
             "$defs": {"Place": {"type": "object"}},
         });
@@ -121,6 +134,7 @@ mod tests {
         assert_eq!(json_of("flag", "True"), "true");
         assert_eq!(json_of("note", "null"), "null");
         assert_eq!(json_of("note", "5"), "\"5\"");
+        assert_eq!(json_of("level", "2"), "2");
         assert_eq!(json_of("place", "{\"x\": 1}"), "{\"x\": 1}");
     }
 }

@@ -1,0 +1,65 @@
+//! Holds the reply of a conversation to what its request asks for: calls of tools, a format of its text,
+//! or one of them.
+
+use std::sync::Arc;
+
+use corella_text::{GrammarOrigin, ReplyGrammarError, WantedCalls, WantedReply};
+
+use crate::api_error::ApiError;
+use crate::chat_completions::ChatPrompt;
+use crate::grammar_constraint::GrammarConstraint;
+use crate::output_format::OutputFormat;
+use crate::sampling_fields::GenerationParams;
+use crate::server_state::ServerState;
+
+impl GenerationParams {
+    /// Holds every reply to `prompt` to the calls that its request demands, or to the format that it
+    /// gives. With a format the model may call the tools that it was offered in place of writing text.
+    /// Compiling may take a tenth of a second, so this is for text threads.
+    pub fn set_reply_constraint(
+        &mut self,
+        state: &ServerState,
+        prompt: &ChatPrompt,
+    ) -> Result<(), ApiError> {
+        let format = self.output_format.as_ref();
+        let wanted = match (&prompt.demanded_calls, format) {
+            (None, None) => return self.check_first_token(state),
+            (Some(calls), _) => WantedReply {
+                calls: Some(calls.clone()),
+                text: None,
+            },
+            (None, Some(format)) => WantedReply {
+                calls: prompt.reply.tools.is_some().then_some(WantedCalls::Any),
+                text: Some(format.source.clone()),
+            },
+        };
+        let tokenizer = &state.text.tokenizer;
+        let grammar = { state.grammars()? }.compile_reply(tokenizer, &prompt.reply, wanted);
+        let grammar = grammar.map_err(|error| grammar_error(&error, prompt, format))?;
+        self.constraint = Some(Arc::new(GrammarConstraint(grammar)));
+        self.check_first_token(state)
+    }
+}
+
+fn grammar_error(
+    ReplyGrammarError { origin, error }: &ReplyGrammarError,
+    prompt: &ChatPrompt,
+    format: Option<&OutputFormat>,
+) -> ApiError {
+    match (origin, format) {
+        (GrammarOrigin::Tool(name), _) => {
+            let index = prompt.tool_names.iter().position(|tool| tool == name);
+            let field = format!("tools[{}].function.parameters", index.unwrap_or(0));
+            let param = match error.place.is_empty() {
+                true => field,
+                false => format!("{field}.{}", error.place),
+            };
+            ApiError::invalid(param, &error.reason)
+        }
+        (GrammarOrigin::Whole, _) if !prompt.tool_names.is_empty() => {
+            ApiError::invalid("tools", &error.reason)
+        }
+        (_, Some(format)) => format.error(error),
+        (_, None) => ApiError::invalid("tool_choice", &error.reason),
+    }
+}

@@ -1,0 +1,143 @@
+//! Calls of tools as grammars, in each format: the markup word for word, and arguments by the schema.
+
+use serde_json::{Map, Value, json};
+
+use super::reply_grammar::{GrammarOrigin, GrammarWriter, ReplyGrammarError, WantedCalls};
+use super::{CallFormat, ReplyContext};
+use crate::GrammarError;
+use crate::grammar_source::GrammarSource;
+
+impl GrammarWriter {
+    /// The calls of a reply: one, or several behind each other where the format and the request have
+    /// that.
+    pub(crate) fn calls(
+        &mut self,
+        context: &ReplyContext,
+        wanted: &WantedCalls,
+    ) -> Result<String, ReplyGrammarError> {
+        let (Some(format), Some(tools)) = (context.format.calls, context.tools.as_deref()) else {
+            return Err(ReplyGrammarError {
+                origin: GrammarOrigin::Whole,
+                error: GrammarError::at_root("calls have no known format here".to_owned()),
+            });
+        };
+        let mut calls = Vec::new();
+        for (name, schema) in tools.iter() {
+            if matches!(wanted, WantedCalls::One(wanted) if wanted != name) {
+                continue;
+            }
+            let rule = format!("call{}", calls.len());
+            let call = self.call(format, &rule, name, schema)?;
+            self.rule(&rule, &call);
+            calls.push(rule);
+        }
+        self.rule("call", &calls.join(" | "));
+        let is_one = context.one_call || matches!(wanted, WantedCalls::One(_));
+        let (begin, separator, end) = self.around_calls(format);
+        let more = match (is_one, separator) {
+            (false, Some(separator)) => format!("({separator} call)*"),
+            _ => String::new(),
+        };
+        Ok(format!("{begin} call {more} {end}"))
+    }
+
+    /// What is before all calls, between two, and behind all. Without a separator there is one call.
+    fn around_calls(&self, format: CallFormat) -> (String, Option<String>, String) {
+        let (begin, separator, end) = match format {
+            CallFormat::Hermes | CallFormat::Qwen3Coder => ("", Some("\n"), ""),
+            CallFormat::Llama3 => ("", Some("; "), ""),
+            CallFormat::Mistral if self.has_args_token => ("", Some(""), ""),
+            CallFormat::Mistral => {
+                // Tokenizers of SentencePiece put a space behind a marker.
+                let begin = format!("{} \" \"? \"[\"", self.text("[TOOL_CALLS]"));
+                return (begin, Some(self.text(", ")), self.text("]"));
+            }
+            // The token behind a call ends the reply.
+            CallFormat::Harmony => ("", None, ""),
+            CallFormat::DeepSeekV3 => {
+                ("<｜tool▁calls▁begin｜>", Some("\n"), "<｜tool▁calls▁end｜>")
+            }
+            CallFormat::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", Some(""), "<｜tool▁calls▁end｜>"),
+        };
+        let separator = separator.map(|separator| self.text(separator));
+        (self.text(begin), separator, self.text(end))
+    }
+
+    /// A call of the tool `name`. `rule` is what names of its rules begin with.
+    fn call(
+        &mut self,
+        format: CallFormat,
+        rule: &str,
+        name: &str,
+        schema: &Value,
+    ) -> Result<String, ReplyGrammarError> {
+        let quoted = Value::from(name);
+        let (begin, end) = match format {
+            CallFormat::Qwen3Coder => return self.tagged_call(rule, name, schema),
+            CallFormat::Hermes => (
+                format!("<tool_call>\n{{\"name\": {quoted}, \"arguments\": "),
+                "}\n</tool_call>",
+            ),
+            CallFormat::Llama3 => (format!("{{\"name\": {quoted}, \"parameters\": "), "}"),
+            CallFormat::Mistral if self.has_args_token => (format!("[TOOL_CALLS]{name}[ARGS]"), ""),
+            CallFormat::Mistral => (format!("{{\"name\": {quoted}, \"arguments\": "), "}"),
+            CallFormat::Harmony => (
+                format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"),
+                "",
+            ),
+            CallFormat::DeepSeekV3 => (
+                format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n"),
+                "\n```<｜tool▁call▁end｜>",
+            ),
+            CallFormat::DeepSeekV31 => (
+                format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>"),
+                "<｜tool▁call▁end｜>",
+            ),
+        };
+        let arguments = GrammarSource::JsonSchema(arguments_schema(schema));
+        let origin = GrammarOrigin::Tool(name.to_owned());
+        let arguments = self.part(arguments, origin, String::new());
+        // Some of Mistral's models write an id behind the name.
+        let begin = match begin.strip_suffix("[ARGS]") {
+            Some(name) if self.has_call_id => format!(
+                "{} ({} /[a-zA-Z0-9]{{9}}/)? {}",
+                self.text(name),
+                self.text("[CALL_ID]"),
+                self.text("[ARGS]"),
+            ),
+            _ => self.text(&begin),
+        };
+        Ok(format!("{begin} {arguments} {}", self.text(end)))
+    }
+}
+
+/// The schema of a call's arguments, which are an object. A tool without a schema has no parameters. Where
+/// a schema lists properties and does not speak of others, a call has no others.
+pub(crate) fn arguments_schema(schema: &Value) -> Value {
+    let mut members = match schema {
+        Value::Object(members) => members.clone(),
+        _ => Map::from_iter([("properties".to_owned(), json!({}))]),
+    };
+    members.entry("type").or_insert("object".into());
+    if let Some(Value::Object(properties)) = members.get("properties") {
+        const SPEAKS_OF_OTHERS: [&str; 6] = [
+            "additionalProperties",
+            "patternProperties",
+            "allOf",
+            "anyOf",
+            "oneOf",
+            "$ref",
+        ];
+        let required = members.get("required").and_then(Value::as_array);
+        let mut required = required.into_iter().flatten().filter_map(Value::as_str);
+        let is_complete = required.all(|name| properties.contains_key(name));
+        if is_complete
+            && !SPEAKS_OF_OTHERS
+                .iter()
+                .any(|key| members.contains_key(*key))
+        {
+            members.insert("additionalProperties".to_owned(), false.into());
+        }
+    }
+    Value::Object(members)
+}

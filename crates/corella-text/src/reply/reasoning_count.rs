@@ -1,0 +1,36 @@
+//! Counts the tokens with which a model thinks before it answers.
+
+/// Where in a reply a reader is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// In markup, or before it, that reasoning may follow.
+    Undecided,
+    Reasoning,
+    Answer,
+}
+
+/// The number of tokens so far that are reasoning or the markup around it.
+#[derive(Debug, Default)]
+pub(crate) struct ReasoningCount {
+    num_tokens: u32,
+    /// Tokens of which the next ones will say whether they count.
+    num_undecided: u32,
+}
+
+impl ReasoningCount {
+    /// Takes a token that has led from one stage to another, or to none.
+    pub(crate) fn push(&mut self, before: Stage, after: Stage) {
+        match (before, after) {
+            (Stage::Reasoning, _) | (_, Stage::Reasoning) => {
+                self.num_tokens += self.num_undecided + 1;
+                self.num_undecided = 0;
+            }
+            (_, Stage::Undecided) => self.num_undecided += 1,
+            (_, Stage::Answer) => self.num_undecided = 0,
+        }
+    }
+
+    pub(crate) fn num_tokens(&self) -> u32 {
+        self.num_tokens
+    }
+}

@@ -1,0 +1,237 @@
+//! The grammar of a whole reply: what the model may think first, and then the calls or the text that a
+//! request asks for. The parser of the same format reads every reply of the grammar back.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::tag::{Sight, find_tag};
+use super::{CallFormat, ReasoningFormat, ReplyContext};
+use crate::grammar_source::{ComposedGrammar, GrammarSource};
+use crate::{Grammar, GrammarCompiler, GrammarError, Tokenizer};
+
+/// What a reply has to be behind what the model thinks. If both members are given, it is one of them.
+#[derive(Clone, Debug, Default)]
+pub struct WantedReply {
+    pub calls: Option<WantedCalls>,
+    /// The grammar of its text.
+    pub text: Option<GrammarSource>,
+}
+
+/// The calls that a reply has to make. Their arguments follow the schemas of their tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WantedCalls {
+    /// One call or more, of any tools that were offered.
+    Any,
+    /// One call of this tool.
+    One(String),
+}
+
+/// Why a wanted reply has no grammar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReplyGrammarError {
+    pub origin: GrammarOrigin,
+    pub error: GrammarError,
+}
+
+/// What a part of a reply's grammar was made from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum GrammarOrigin {
+    /// The grammar of its text.
+    Text,
+    /// The parameters of the tool of this name.
+    Tool(String),
+    /// All parts together.
+    Whole,
+}
+
+impl GrammarCompiler {
+    /// Compiles the grammar of a reply to a conversation. `tokenizer` is the one whose vocabulary this
+    /// compiles for.
+    ///
+    /// # Errors
+    /// Which of the wanted parts cannot be followed, and why. Calls without a known format cannot.
+    pub fn compile_reply(
+        &self,
+        tokenizer: &Tokenizer,
+        context: &ReplyContext,
+        wanted: WantedReply,
+    ) -> Result<Grammar, ReplyGrammarError> {
+        let text_alone = wanted.text.as_ref().filter(|_| wanted.calls.is_none());
+        if let Some(text) = text_alone
+            && !context.has_markup_before_text()
+        {
+            let origin = GrammarOrigin::Text;
+            return { self.compile(text) }.map_err(|error| ReplyGrammarError { origin, error });
+        }
+        let mut writer = GrammarWriter::new(tokenizer, context);
+        let start = writer.reply(context, wanted)?;
+        let source = GrammarSource::Composed(ComposedGrammar {
+            start: format!("start: {start}\n{}", writer.rules),
+            parts: writer.parts,
+        });
+        self.compile(&source).map_err(|mut error| {
+            let part = error.part.and_then(|part| writer.origins.get(part));
+            let (origin, place) = match part {
+                Some((origin, place)) => (origin.clone(), place.as_str()),
+                None => (GrammarOrigin::Whole, ""),
+            };
+            error.place = joined_place(place, &error.place);
+            ReplyGrammarError { origin, error }
+        })
+    }
+}
+
+impl ReplyContext {
+    /// Whether the text of a reply may come behind something else, beside calls.
+    fn has_markup_before_text(&self) -> bool {
+        !self.past_reasoning && (self.format.reasoning.is_some() || self.is_harmony())
+    }
+
+    fn is_harmony(&self) -> bool {
+        let has_calls = self.tools.is_some();
+        self.format.reasoning == Some(ReasoningFormat::Harmony)
+            || has_calls && self.format.calls == Some(CallFormat::Harmony)
+    }
+}
+
+/// Writes the grammar of a reply in Lark's notation, as expressions, rules and parts.
+pub(crate) struct GrammarWriter {
+    /// The markers of the format that are special tokens, which text never matches.
+    special: Vec<(&'static str, u32)>,
+    /// Whether Mistral's newer markers are in the vocabulary.
+    pub(crate) has_args_token: bool,
+    pub(crate) has_call_id: bool,
+    rules: String,
+    parts: Vec<GrammarSource>,
+    /// What each part was made from, and the place in that.
+    origins: Vec<(GrammarOrigin, String)>,
+}
+
+/// White space that models write between their reasoning and what follows.
+const GAP: &str = r"/[ \n]{1,4}/?";
+
+impl GrammarWriter {
+    fn new(tokenizer: &Tokenizer, context: &ReplyContext) -> Self {
+        let special_id = |marker: &str| {
+            let id = tokenizer.token_to_id(marker);
+            id.filter(|&id| tokenizer.is_special(id))
+        };
+        let markers = context.format.markers();
+        let special = { markers.into_iter() }
+            .filter_map(|marker| Some((marker, special_id(marker)?)))
+            .collect();
+        Self {
+            special,
+            has_call_id: tokenizer.token_to_id("[CALL_ID]").is_some(),
+            has_args_token: tokenizer.token_to_id("[ARGS]").is_some(),
+            rules: String::new(),
+            parts: Vec::new(),
+            origins: Vec::new(),
+        }
+    }
+
+    fn reply(
+        &mut self,
+        context: &ReplyContext,
+        wanted: WantedReply,
+    ) -> Result<String, ReplyGrammarError> {
+        let reasoning = self.reasoning(context);
+        let mut answers = Vec::new();
+        if let Some(text) = wanted.text {
+            let header = match context.is_harmony() && !context.past_reasoning {
+                true => self.text("<|channel|>final<|message|>"),
+                false => String::new(),
+            };
+            let text = self.part(text, GrammarOrigin::Text, String::new());
+            answers.push(format!("{header} {text}"));
+        }
+        if let Some(calls) = wanted.calls {
+            answers.push(self.calls(context, &calls)?);
+        }
+        Ok(format!("{reasoning} ({})", answers.join(" | ")))
+    }
+
+    /// What the model may think before it answers, and must end if the prompt has begun it.
+    fn reasoning(&mut self, context: &ReplyContext) -> String {
+        if context.past_reasoning {
+            return String::new();
+        }
+        if context.format.reasoning == Some(ReasoningFormat::Harmony) {
+            let begin = self.text("<|channel|>analysis<|message|>");
+            let thought = self.until("thought", "<|end|>");
+            let end = self.text("<|start|>assistant");
+            return format!("({begin} {thought} {end})?");
+        }
+        let Some(tags) = context.format.reasoning.and_then(ReasoningFormat::tags) else {
+            return String::new();
+        };
+        let thought = self.until("thought", tags.close);
+        match context.within_reasoning {
+            true => format!("{thought} {GAP}"),
+            false => format!("({} {thought} {GAP})?", self.text(tags.open)),
+        }
+    }
+
+    /// Adds a rule for any text up to a marker, which belongs to it.
+    fn until(&mut self, rule: &str, marker: &'static str) -> String {
+        match self.special.iter().any(|(special, _)| *special == marker) {
+            true => {
+                let marker = self.text(marker);
+                self.rule(rule, &format!("/(?s:.+)/? {marker}"));
+            }
+            false => {
+                let head = format!("{rule}[suffix={}]", Value::from(marker));
+                self.rule(&head, "/(?s:.*)/");
+            }
+        }
+        rule.to_owned()
+    }
+
+    pub(crate) fn rule(&mut self, name: &str, body: &str) {
+        writeln!(self.rules, "{name}: {body}").expect("a string takes everything");
+    }
+
+    /// Adds a grammar of its own, and returns how to refer to it.
+    pub(crate) fn part(
+        &mut self,
+        source: GrammarSource,
+        origin: GrammarOrigin,
+        place: String,
+    ) -> String {
+        let name = ComposedGrammar::part_name(self.parts.len());
+        self.parts.push(source);
+        self.origins.push((origin, place));
+        format!("@{name}")
+    }
+
+    /// Exactly this text, with the tokens of special markers in their places.
+    pub(crate) fn text(&self, text: &str) -> String {
+        let markers: Vec<_> = self.special.iter().map(|(marker, _)| *marker).collect();
+        let mut terms = Vec::new();
+        let mut rest = text;
+        while let Sight::Tag { start, tag } = find_tag(rest, &markers) {
+            terms.extend(literal(&rest[..start]));
+            let (marker, id) = self.special[tag];
+            terms.push(format!("<[{id}]>"));
+            rest = &rest[start + marker.len()..];
+        }
+        terms.extend(literal(rest));
+        terms.join(" ")
+    }
+}
+
+/// A text as Lark's notation has it, which is JSON's; `None` if it is empty.
+pub(crate) fn literal(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| Value::from(text).to_string())
+}
+
+fn joined_place(outer: &str, inner: &str) -> String {
+    match (outer, inner) {
+        ("", place) | (place, "") => place.to_owned(),
+        (outer, inner) => format!("{outer}.{inner}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;
