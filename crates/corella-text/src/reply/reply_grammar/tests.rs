@@ -426,7 +426,9 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
     assert_eq!(error.origin, GrammarOrigin::Whole);
 }
 
-/// Words of a tag's parameter that Qwen3-Coder writes without quotes.
+type IsValid = fn(&Value) -> bool;
+
+/// A value of a tag that Qwen3-Coder writes without quotes.
 #[test]
 fn strings_in_tags_follow_their_schemas_or_are_refused() {
     let tokenizer = tokenizer(Markers::Special, &[]);
@@ -450,7 +452,7 @@ fn strings_in_tags_follow_their_schemas_or_are_refused() {
         let grammar = compiler.compile_reply(&tokenizer, &context, wanted);
         grammar.map(|grammar| (context, grammar))
     };
-    let cases: [(Value, fn(&Value) -> bool); 6] = [
+    let cases: [(Value, IsValid); 6] = [
         (
             json!({"type": "string", "enum": ["", "a\nb", "x"]}),
             |value| ["", "a\nb", "x"].contains(&value.as_str().expect("text")),
