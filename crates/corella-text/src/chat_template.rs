@@ -2,6 +2,7 @@
 //! Transformers.
 
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
@@ -231,11 +232,16 @@ impl ChatTemplate {
             limit,
             refusal: None,
         };
-        let rendered = self
-            .environment
-            .get_template(name)
-            .and_then(|template| template.render_captured_to(self.context(&input), &mut writer))
-            .map(drop);
+        let render = || {
+            let template = self.environment.get_template(name)?;
+            template
+                .render_captured_to(self.context(&input), &mut writer)
+                .map(drop)
+        };
+        // The engine panics for some templates, for example when it reverses an iterator that is used up.
+        let rendered = catch_unwind(AssertUnwindSafe(render)).map_err(|_| {
+            TextError::TemplateRender("the template engine failed in it".to_owned())
+        })?;
         if let Some(refusal) = writer.refusal {
             return Err(refusal);
         }
@@ -360,7 +366,8 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(len) = rest[open..].find("%}") else {
+        // In `{%}` the tag is open still.
+        let Some(len) = rest[open + 2..].find("%}").map(|at| at + 2) else {
             break;
         };
         let inside = &rest[open + 2..open + len];

@@ -190,6 +190,24 @@ fn corpus() -> Vec<Input> {
             json!({"model": "mock", "messages": messages}),
         ),
         Input::new(
+            "/v1/embeddings",
+            json!({"input": [text, "A lantern."], "dimensions": 4, "pooling": "mean",
+            "encoding_format": "float", "user": "me"}),
+        ),
+        Input::new(
+            "/v1/embeddings",
+            json!({"input": [[1, 2], [3]], "encoding_format": "base64"}),
+        ),
+        Input::new(
+            "/score",
+            json!({"text_1": text, "text_2": ["A lantern.", "Snow."]}),
+        ),
+        Input::new(
+            "/rerank",
+            json!({"query": text, "documents": ["A lantern.", "Snow."], "top_n": 1,
+            "return_documents": true}),
+        ),
+        Input::new(
             "/tokenize",
             json!({"prompt": text, "add_special_tokens": true, "return_token_strs": true}),
         ),

@@ -65,7 +65,7 @@ impl Message {
     }
 
     fn put_tag(&mut self, field: u8, kind: u64) {
-        self.put_varint(u64::from(field) << 3 | kind);
+        self.put_varint((u64::from(field) << 3) | kind);
     }
 
     fn put_varint(&mut self, mut value: u64) {

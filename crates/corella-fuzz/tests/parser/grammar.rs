@@ -44,7 +44,7 @@ fn draw(grammar: &Grammar, seed: u64) {
             return;
         };
         let allowed: Vec<u32> = (0..words.len() as u32 * 32)
-            .filter(|token| words[*token as usize / 32] >> (token % 32) & 1 == 1)
+            .filter(|token| (words[*token as usize / 32] >> (token % 32)) & 1 == 1)
             .collect();
         if allowed.is_empty() || state.push(random.pick(&allowed)).is_err() {
             return;
