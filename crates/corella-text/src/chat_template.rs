@@ -366,7 +366,8 @@ fn without_generation_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(open) = rest.find("{%") {
-        let Some(len) = rest[open..].find("%}") else {
+        // In `{%}` the tag is open still.
+        let Some(len) = rest[open + 2..].find("%}").map(|at| at + 2) else {
             break;
         };
         let inside = &rest[open + 2..open + len];

@@ -294,3 +294,14 @@ fn what_a_template_is_for_is_known() {
     let template = ChatTemplate::from_tokenizer_config(config.to_string().as_bytes(), None);
     assert!(template.unwrap().unwrap().reads_tools());
 }
+
+#[test]
+fn what_is_no_template_is_an_error_and_no_panic() {
+    for source in ["{%}", "{%}%}", "{% generation %}{%}"] {
+        let template = ChatTemplate::new(source, special());
+        assert!(
+            matches!(template, Err(TextError::TemplateSyntax(_))),
+            "{source}"
+        );
+    }
+}
