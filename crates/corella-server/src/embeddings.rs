@@ -75,7 +75,7 @@ pub async fn embeddings(
         Ok((prompts, params, model, format))
     };
     let (prompts, params, model, format) = state.run_blocking(num_bytes, prepare).await?;
-    let pooled = pool(&state, &model, prompts, params, &context, timer).await?;
+    let pooled = pool(&state, &context, (prompts, "input"), &model, params, timer).await?;
     let num_bytes = pooled.states.len() * size_of::<f32>() * format.num_dimensions;
     let id = format!("embd-{}", context.name);
     // As JSON, a million numbers take some tens of milliseconds.

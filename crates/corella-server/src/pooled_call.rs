@@ -121,28 +121,28 @@ pub struct PooledStates {
     pub usage: PoolingUsage,
 }
 
-/// Computes the hidden states of prompts, of which at most `max_num_choices` are in the engine at a
-/// time, so that a long call leaves room in the queue. While the queue is full, a call with prompts
-/// in the engine waits for one of them; only one without any is refused. `model` is the model or an
-/// adapter, and the limits are those of the key in `context`.
+/// Computes the hidden states of prompts; `field` holds most of them and is named in errors. At most
+/// `max_num_choices` of them are in the engine at a time, so that a long call leaves room in the queue.
+/// While the queue is full, a call with prompts in the engine waits for one of them; only one without any
+/// is refused. A key pays for what was computed.
 pub async fn pool(
     state: &Arc<ServerState>,
-    model: &str,
-    prompts: Vec<PooledPrompt>,
-    mut params: PoolingParams,
     context: &CallContext,
+    (prompts, field): (Vec<PooledPrompt>, &'static str),
+    model: &str,
+    mut params: PoolingParams,
     mut timer: CallTimer,
 ) -> Result<PooledStates, ApiError> {
     context.check_model(model)?;
-    if let Some(account) = &context.account {
-        params.priority = account.priority().unwrap_or(params.priority);
-        let field = { prompts.first() }.map_or("input", |prompt| &prompt.field);
-        account.take_prompt(
-            prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
-            field,
-        )?;
-    }
     params.adapter = { state.adapters.get(model) }.map(|adapter| adapter.loaded);
+    let account = context.account.as_ref();
+    if let Some(priority) = account.and_then(|account| account.priority()) {
+        params.priority = priority;
+    }
+    let num_tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+    if let Some(account) = account {
+        account.take_prompt(num_tokens, field)?;
+    }
     timer.handle_submission();
     let num_prompts = prompts.len();
     let mut call = PooledCall {
@@ -160,6 +160,9 @@ pub async fn pool(
     if result.is_err() {
         call.timer.handle_failure(call.running.len());
         call.running.clear();
+        if let Some(account) = account {
+            account.give_back_prompt(num_tokens - call.usage.prompt_tokens as usize);
+        }
     }
     result?;
     call.timer.handle_end();

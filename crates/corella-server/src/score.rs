@@ -41,6 +41,8 @@ struct RerankFields {
 /// A call, checked and tokenised. The prompts of the first side come first.
 struct Comparison<F> {
     prompts: Vec<PooledPrompt>,
+    /// The field that holds most of them, named in errors.
+    field: &'static str,
     num_first: usize,
     params: PoolingParams,
     model: String,
@@ -98,6 +100,7 @@ fn prepare_score(
     first.extend(second);
     Ok(Comparison {
         prompts: first,
+        field: "text_2",
         num_first,
         params,
         model,
@@ -159,6 +162,7 @@ fn prepare_rerank(
     all.extend(prompts("documents", documents.clone())?);
     Ok(Comparison {
         prompts: all,
+        field: "documents",
         num_first: 1,
         params,
         model,
@@ -186,9 +190,9 @@ async fn compare<F: Send + 'static>(
     let num_bytes = body.num_bytes();
     let prepare = move |state: &ServerState, caller: &Caller| prepare(state, &body, caller);
     let call = state.run_blocking(num_bytes, prepare).await?;
-    let (prompts, params) = (call.prompts, call.params);
-    let PooledStates { states, usage } =
-        pool(state, &call.model, prompts, params, context, timer).await?;
+    let prompts = (call.prompts, call.field);
+    let pooled = pool(state, context, prompts, &call.model, call.params, timer).await?;
+    let PooledStates { states, usage } = pooled;
     let (first, second) = states.split_at(call.num_first);
     let scores = first.iter().cycle().zip(second);
     let scores = scores.map(|(first, second)| cosine(first, second));

@@ -212,3 +212,26 @@ async fn a_key_may_be_held_to_models_and_from_changing_the_server() {
         }
     }
 }
+
+/// A key pays for the tokens of the texts that vectors are made of, and for none that were not computed.
+#[tokio::test]
+async fn vectors_count_against_the_limit_of_tokens() {
+    let keys = vec![ApiKey {
+        models: Some(vec![MODEL.to_owned()]),
+        ..limited(None, Some(100))
+    }];
+    let metered = Metered::start(keys).await;
+    let texts = |len: usize| json!({"input": [vec![7; len - 30], vec![8; 30]]});
+    let embed = async |body: Value| metered.post("limited", "/v1/embeddings", &body).await;
+    assert_eq!(embed(texts(60)).await.status, 200);
+    let refused = embed(texts(50)).await;
+    assert_eq!(refused.status, 429, "{}", refused.text());
+    // The second text is never computed, so that only the first may have been paid for.
+    let empty = json!({"input": [[1, 2, 3], []]});
+    assert_eq!(embed(empty).await.status, 400);
+    let score = json!({"text_1": [vec![7; 20]], "text_2": [vec![8; 17]]});
+    let scored = metered.post("limited", "/score", &score).await;
+    assert_eq!(scored.status, 200, "{}", scored.text());
+    let other = json!({"model": "other", "input": "a"});
+    assert_eq!(embed(other).await.status, 404);
+}
