@@ -40,7 +40,7 @@ pub fn library(repository: &Repository) -> Result<PathBuf, String> {
             ],
         ),
         "pip could not install NIXL, which tests need; it needs a package index \
-         (PIP_INDEX_URL names another one than pypi.org)",
+         (PIP_INDEX_URL names another one than PyPI)",
     )?;
     fs::write(&stamp, PACKAGE).map_err(|error| format!("{}: {error}", stamp.display()))?;
     Ok(library)

@@ -38,7 +38,7 @@ pub fn packages(repository: &Repository, python: &Path) -> Result<PathBuf, Strin
     run(
         repository.command(&npm, &arguments).current_dir(&folder),
         "npm could not install the clients for Node; it needs a package registry \
-         (npm_config_registry names another one than registry.npmjs.org)",
+         (npm_config_registry names another one than npm's own)",
     )?;
     fs::write(&stamp, lock).map_err(failed)?;
     Ok(folder)

@@ -84,7 +84,7 @@ fn interpreter(repository: &Repository, name: &str, list: &str) -> Result<PathBu
             ],
         ),
         "pip could not install the clients; it needs a package index \
-         (PIP_INDEX_URL names another one than pypi.org)",
+         (PIP_INDEX_URL names another one than PyPI)",
     )?;
     fs::write(&stamp, requirements).map_err(|error| format!("{}: {error}", stamp.display()))?;
     Ok(python)
