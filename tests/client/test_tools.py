@@ -4,7 +4,9 @@ seed of a request says which."""
 import json
 import shutil
 
+import anthropic
 import golden_model
+import jsonschema
 import openai
 import pytest
 from server_process import ServerProcess
@@ -184,3 +186,88 @@ def test_a_tool_that_is_none_is_named(client):
     with pytest.raises(openai.BadRequestError) as error:
         create(client, ANSWER, tools=[{"type": "function", "function": {"name": "two words"}}])
     assert error.value.param == "tools[0].function.name"
+
+
+STRICT_WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "minLength": 1, "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 12},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "places": {"type": "array", "items": {"type": "string", "maxLength": 3}, "maxItems": 2},
+    },
+    "required": ["city", "days", "places"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def random_server(request, tmp_path_factory):
+    """A model that draws whatever may be drawn."""
+    marker = FORMATS[request.param][0]
+    template = CONVERSATION.replace("CALL", marker) + "{# <think> #}"
+    folder = make_folder(tmp_path_factory.mktemp(f"random-{request.param}"), template)
+    with ServerProcess(folder, "--device", "mock") as server:
+        yield server
+
+
+def assert_weather(call):
+    assert call.function.name == "get_weather"
+    jsonschema.validate(json.loads(call.function.arguments), STRICT_WEATHER)
+
+
+def test_calls_that_have_to_be_made_follow_their_schema(random_server):
+    tool = {"type": "function", "function": WEATHER["function"] | {"parameters": STRICT_WEATHER}}
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for seed in range(8):
+        options = {"model": random_server.model(), "messages": QUESTION, "seed": seed, "tools": [tool]}
+        choice = random_server.client.chat.completions.create(**options, tool_choice="required").choices[0]
+        # This model hardly ever ends by itself, so the last of its calls may be cut off.
+        is_whole = choice.finish_reason == "tool_calls"
+        assert is_whole or choice.finish_reason == "length"
+        calls = choice.message.tool_calls or []
+        for call in calls if is_whole else calls[:-1]:
+            assert_weather(call)
+        choice = random_server.client.chat.completions.create(**options, tool_choice=named).choices[0]
+        assert choice.finish_reason == "stop"
+        (call,) = choice.message.tool_calls
+        assert_weather(call)
+        with random_server.client.chat.completions.stream(
+            **options, tool_choice="required", parallel_tool_calls=False
+        ) as stream:
+            choice = stream.get_final_completion().choices[0]
+        (call,) = choice.message.tool_calls
+        assert choice.finish_reason == "tool_calls"
+        assert_weather(call)
+
+
+def test_anthropic_demands_calls_in_its_own_words(random_server):
+    tool = {"name": "get_weather", "description": "d", "input_schema": STRICT_WEATHER}
+    with anthropic.Anthropic(base_url=random_server.base_url, api_key="unused", max_retries=0) as client:
+        for choice in [{"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}]:
+            options = {
+                "model": random_server.model(), "max_tokens": 3000, "messages": QUESTION, "tools": [tool],
+                "tool_choice": choice, "extra_body": {"seed": 3},
+            }
+            whole = client.messages.create(**options)
+            with client.messages.stream(**options) as stream:
+                streamed = stream.get_final_message()
+            for message in [whole, streamed]:
+                assert message.stop_reason == "tool_use"
+                uses = [block for block in message.content if block.type == "tool_use"]
+                assert uses and not any(block.type == "text" for block in message.content)
+                for use in uses:
+                    jsonschema.validate(use.input, STRICT_WEATHER)
+
+
+def test_anthropic_gives_a_format(random_server):
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
+              "additionalProperties": False}
+    with anthropic.Anthropic(base_url=random_server.base_url, api_key="unused", max_retries=0) as client:
+        message = client.messages.create(
+            model=random_server.model(), max_tokens=3000, messages=QUESTION, extra_body={"seed": 1},
+            output_config={"format": {"type": "json_schema", "schema": schema}},
+        )
+    (text,) = [block.text for block in message.content if block.type == "text"]
+    jsonschema.validate(json.loads(text), schema)
+    assert message.stop_reason == "end_turn"

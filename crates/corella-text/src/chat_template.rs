@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::from_args;
-use minijinja::{Environment, ErrorKind, State, Value};
+use minijinja::value::{Kwargs, StringInput, from_args};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::TextError;
@@ -330,6 +330,26 @@ fn value_of(json: &Json) -> Value {
     }
 }
 
+/// The engine's filter, which would make an indentation of any width in memory.
+fn indent(
+    text: StringInput<'_>,
+    width: Option<usize>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    const MAX_WIDTH: usize = 1000;
+    let width = match width {
+        Some(width) => Some(width),
+        None => named.get("width")?,
+    };
+    if width.is_some_and(|width| width > MAX_WIDTH) {
+        let reason = format!("indent: width is more than {MAX_WIDTH}");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    minijinja::filters::indent(text, width, first, blank, named)
+}
+
 /// A template engine set up as Transformers sets up Jinja2.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
@@ -342,6 +362,7 @@ fn environment() -> Environment<'static> {
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(python_method);
     environment.add_filter("tojson", python_json::filter);
+    environment.add_filter("indent", indent);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: &str| {
         strftime(format, SystemTime::now())
@@ -395,14 +416,14 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+fn raise_exception(message: String) -> Result<Value, Error> {
     Err(
-        minijinja::Error::new(ErrorKind::InvalidOperation, "raised by the template")
+        Error::new(ErrorKind::InvalidOperation, "raised by the template")
             .with_source(Raised(message)),
     )
 }
 
-fn raised(error: &minijinja::Error) -> Option<&str> {
+fn raised(error: &Error) -> Option<&str> {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         if let Some(Raised(message)) = error.downcast_ref() {
@@ -414,7 +435,7 @@ fn raised(error: &minijinja::Error) -> Option<&str> {
 }
 
 /// Describes an error in one line: what is wrong, and where in the template.
-fn reason(error: &minijinja::Error) -> String {
+fn reason(error: &Error) -> String {
     let what = match error.detail() {
         Some(detail) => format!("{}: {detail}", error.kind()),
         None => error.kind().to_string(),
@@ -431,7 +452,7 @@ fn python_method(
     value: &Value,
     method: &str,
     args: &[Value],
-) -> Result<Value, minijinja::Error> {
+) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         match method {
             "removeprefix" => {

@@ -305,3 +305,24 @@ fn what_is_no_template_is_an_error_and_no_panic() {
         );
     }
 }
+
+#[test]
+fn indentations_are_bounded() {
+    let render = |filter: &str| {
+        let source = format!("{{{{ 'a\\nb' | {filter} }}}}");
+        let template = ChatTemplate::new(&source, special()).expect("it parses");
+        template.render(ChatInput {
+            messages: &[],
+            tools: None,
+            add_generation_prompt: false,
+            continue_final_message: false,
+            kwargs: None,
+        })
+    };
+    assert_eq!(render("indent(2)").unwrap(), "a\n  b");
+    assert_eq!(render("indent(width=2, first=true)").unwrap(), "  a\n  b");
+    for wide in ["indent(1001)", "indent(width=1000000000)"] {
+        let error = render(wide).unwrap_err();
+        assert!(error.to_string().contains("more than 1000"), "{error}");
+    }
+}

@@ -110,14 +110,15 @@ fn source(name: &str) -> String {
     ))
 }
 
-/// Whoever chooses a model chooses its template, which may be hostile nevertheless.
+/// Whoever chooses a model chooses its template, which may be hostile nevertheless. The engine lets an
+/// operator repeat a text up to 100 MB.
 #[test]
 fn template() {
     let other = source("tools");
     let mutate = |random: &mut Random, input: &mut Input| {
         mutate_text(random, &mut input.source, WORDS, &other);
     };
-    Target::new("template", 64 << 20, 2000).run(&corpus(), mutate, render);
+    Target::new("template", 256 << 20, 2000).run(&corpus(), mutate, render);
 }
 
 /// Callers choose messages.
