@@ -17,10 +17,12 @@ same wherever the same Python release is; its digest is printed for use in repor
 import argparse
 import hashlib
 import json
+import os
 import struct
 import sys
 import sysconfig
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +141,20 @@ def llama32_1b():
     return config, generation, "llama", tokens
 
 
+def llama3_8b():
+    config, generation, family, tokens = llama32_1b()
+    config |= {
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 8192,
+        "num_hidden_layers": 32,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+    }
+    return config, generation, family, tokens
+
+
 def gpt2():
     config = {
         "architectures": ["GPT2LMHeadModel"],
@@ -225,6 +241,7 @@ SHAPES = {
     "gemma-2-2b": gemma2_2b,
     "qwen3-moe": qwen3_moe,
     "llama-3.2-1b": llama32_1b,
+    "llama-3-8b": llama3_8b,
     "gpt2": gpt2,
     "small-32k": small_32k,
     "small-24l": small_24l,
@@ -313,7 +330,7 @@ def bf16_bytes(array):
 
 
 def write_weights(path, config, seed):
-    """Writes the file with one tensor in memory at a time."""
+    """Writes the file with one tensor for each core in memory at a time."""
     plan = list(tensors(config))
     header, end = {"__metadata__": {"format": "pt"}}, 0
     for name, shape, _ in plan:
@@ -323,8 +340,12 @@ def write_weights(path, config, seed):
     encoded += b" " * (-len(encoded) % 8)
     with open(path, "wb") as file:
         file.write(struct.pack("<Q", len(encoded)) + encoded)
-        for name, shape, kind in plan:
-            file.write(bf16_bytes(draw(seed, name, shape, kind)))
+        num_threads = os.cpu_count() or 1
+        with ThreadPoolExecutor(num_threads) as pool:
+            for start in range(0, len(plan), num_threads):
+                group = plan[start : start + num_threads]
+                for data in pool.map(lambda tensor: bf16_bytes(draw(seed, *tensor)), group):
+                    file.write(data)
     return end // 2
 
 

@@ -8,7 +8,8 @@ use std::ops::Range;
 
 use corella_core::{PageId, TokenId};
 use corella_model::{
-    DType, DecoderSpec, FeedForward, KvFormat, KvGroups, LayerInput, LayerWeights, Tensor,
+    DType, DecoderSpec, FeedForward, KvFormat, KvGroups, LayerInput, LayerWeights, PageTable,
+    Tensor,
 };
 
 pub use self::hessian::Hessian;
@@ -16,7 +17,6 @@ pub use self::hessian::Hessian;
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
-use crate::kv::PageTable;
 use crate::step::{Forward, ForwardParts, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};

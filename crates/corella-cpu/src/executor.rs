@@ -9,17 +9,15 @@ use std::thread::JoinHandle;
 
 use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
-    Adapters, DType, DecoderSpec, DecoderWeights, Executor, ExecutorError, ExecutorInfo, KvFormat,
-    KvGroups, KvLayout, KvPages, StepWaker, TokenMask, WeightFormat,
+    Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, Executor, ExecutorError,
+    ExecutorInfo, KvFormat, KvGroups, KvLayout, KvPages, SlotLimits, Slots, StepWaker, TokenMask,
+    WeightFormat,
 };
 
 use crate::cpu_error::CpuError;
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::{PipelinePages, page_bytes};
-use crate::step::{
-    AdapterStore, CallerWaker, Command, Forward, ForwardParts, Output, Profile, SlotLimits, Slots,
-    Stage,
-};
+use crate::step::{AdapterStore, Command, Forward, ForwardParts, Output, Profile, Stage};
 use crate::system::{ThreadPool, allowed_cores};
 use crate::weights::{AdapterPacking, OnLayer, PackedImage, PackedWeights};
 
@@ -272,7 +270,7 @@ impl CpuExecutor {
                 pool,
                 Slots::new(
                     limits.clone(),
-                    executor.adapters.clone(),
+                    executor.adapters.clone().map(|adapters| adapters as _),
                     is_first || is_last,
                 ),
                 config.max_num_batched_tokens,

@@ -2,10 +2,8 @@
 
 mod memory;
 mod page_commit;
-mod page_table;
 mod pipeline_pages;
 
 pub use self::memory::{HeadPage, KvMemory, Rows, Side, page_bytes};
 pub use self::page_commit::PageCommit;
-pub use self::page_table::PageTable;
 pub use self::pipeline_pages::PipelinePages;

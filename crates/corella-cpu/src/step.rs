@@ -11,12 +11,10 @@ mod norm;
 mod profile;
 mod projection;
 mod rotary;
-mod slot;
 mod stage;
 
 pub use self::adapter::AdapterStore;
 pub use self::forward::{Forward, ForwardParts, Observer};
 pub use self::layout::StepLayout;
 pub use self::profile::{Operation, OperationReport, Profile, ProfileReport};
-pub use self::slot::{SlotLimits, Slots};
-pub use self::stage::{CallerWaker, Command, Output, Stage};
+pub use self::stage::{Command, Output, Stage};

@@ -12,12 +12,15 @@ pub enum ElementOrder {
     /// As matrix tiles read them: keys `[head_dim / 2][page_size][2]`, values
     /// `[page_size / 2][head_dim][2]`.
     Tiles,
+    /// Keys and values `[page_size][head_dim]`: the canonical form of pages, and what GPUs read.
+    Rows,
 }
 
 impl ElementOrder {
     /// Where dimension `i` of a position's key stands among a head's keys in a page.
-    pub fn key_index(self, page_size: usize, i: usize, position: usize) -> usize {
+    pub fn key_index(self, page_size: usize, head_dim: usize, i: usize, position: usize) -> usize {
         match self {
+            Self::Rows => position * head_dim + i,
             Self::Plain => i * page_size + position,
             Self::Tiles => (i / 2 * page_size + position) * 2 + i % 2,
         }
@@ -26,7 +29,7 @@ impl ElementOrder {
     /// Where dimension `i` of a position's value stands among a head's values in a page.
     pub fn value_index(self, head_dim: usize, i: usize, position: usize) -> usize {
         match self {
-            Self::Plain => position * head_dim + i,
+            Self::Plain | Self::Rows => position * head_dim + i,
             Self::Tiles => (position / 2 * head_dim + i) * 2 + position % 2,
         }
     }
@@ -86,7 +89,7 @@ fn for_each_element(geometry: &KvGeometry, mut visit: impl FnMut(usize, usize)) 
     for position in 0..page_size {
         for i in 0..head_dim {
             let canonical = position * head_dim + i;
-            let key = geometry.order.key_index(page_size, i, position);
+            let key = geometry.order.key_index(page_size, head_dim, i, position);
             visit(key, canonical);
             let value = geometry.order.value_index(head_dim, i, position);
             visit(half_len + value, half_len + canonical);

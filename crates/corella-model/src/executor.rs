@@ -1,7 +1,7 @@
 //! What an executor must do.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use corella_core::{Batch, BatchOutput, KvGroup, SlotId, StepId};
 
@@ -55,6 +55,24 @@ pub trait Executor: Send {
 
 /// Tells whoever waits for a step that it may have returned.
 pub type StepWaker = Arc<dyn Fn() + Send + Sync>;
+
+/// Wakes whoever waits for an executor's steps: after each result, and when the thread that has this
+/// ends.
+pub struct CallerWaker(pub Arc<OnceLock<StepWaker>>);
+
+impl CallerWaker {
+    pub fn wake(&self) {
+        if let Some(waker) = self.0.get() {
+            waker();
+        }
+    }
+}
+
+impl Drop for CallerWaker {
+    fn drop(&mut self) {
+        self.wake();
+    }
+}
 
 /// Allowed tokens of one slot: bit `t % 32` of word `t / 32`. It is for one draw, so the slot draws
 /// no more in that step, whatever its drafts.

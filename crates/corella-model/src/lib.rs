@@ -18,6 +18,7 @@ mod executor;
 mod folder_config;
 mod generator;
 mod gguf;
+pub mod golden;
 mod group_format;
 mod int8_row;
 mod json_object;
@@ -36,12 +37,16 @@ mod model_part;
 mod packed_matrix;
 mod packed_tensor;
 mod page_conversion;
+mod page_table;
 mod quantization;
 mod raised_tensor;
 mod rotary_spec;
 mod safetensors_file;
 mod sampler;
 mod sentence_piece;
+mod slot;
+mod step_output;
+mod step_rows;
 mod tensor;
 mod tokenizer_json;
 mod transposed_tensor;
@@ -61,7 +66,9 @@ pub use decoder_spec::{
     LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, SharedExpert,
 };
 pub use element_order::ElementOrder;
-pub use executor::{Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask};
+pub use executor::{
+    CallerWaker, Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask,
+};
 pub use gguf::gguf_model_name;
 pub use group_format::{GroupFormat, GroupedRow};
 pub use int8_row::{int8_scale, quantise_int8_row};
@@ -77,7 +84,11 @@ pub use model_fingerprint::ModelFingerprint;
 pub use model_part::{ByPart, ModelPart};
 pub use packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, StoredTensor};
 pub use page_conversion::PageConversion;
+pub use page_table::PageTable;
 pub use quantization::{Quantization, Scheme};
 pub use rotary_spec::{RotaryFrequencies, RotaryScaling, RotarySpec};
 pub use sampler::{SampleError, SampleRequest, Sampler, score};
+pub use slot::{AdapterSource, Slot, SlotLimits, Slots};
+pub use step_output::{NOTHING_DRAWN, StepOutput};
+pub use step_rows::{StepPool, StepRow, StepRows, StepSample, StepScore};
 pub use tensor::{DType, DecoderWeights, KvFormat, Storage, Tensor, WeightFormat};

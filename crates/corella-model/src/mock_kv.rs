@@ -119,7 +119,7 @@ impl MockKv {
         let (page, position) = (index / size, index % size);
         let page = &self.cells[self.first_cell(layer, page)..];
         let (order, values) = (self.geometry.order, HEAD_DIM * size);
-        let key = |i| &page[order.key_index(size, i, position)];
+        let key = |i| &page[order.key_index(size, HEAD_DIM, i, position)];
         let value = |i| &page[values + order.value_index(HEAD_DIM, i, position)];
         [key(0), key(1), value(0), value(1)]
     }

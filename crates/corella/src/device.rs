@@ -6,6 +6,7 @@ use corella_core::{SchedulerConfig, Speculation, TokenId};
 use corella_cpu::{
     CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes, num_cores, weight_format,
 };
+use corella_cuda::{CudaConfig, CudaExecutor, Element, GpuDevice, SharedDevice};
 use corella_engine::DraftModel;
 use corella_model::{
     Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, KvGroups,
@@ -14,7 +15,7 @@ use corella_model::{
 use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
-use crate::kv_plan::{KvDemand, KvPlan};
+use crate::kv_plan::{KvDemand, KvPlan, MemoryOfDevice};
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
@@ -73,6 +74,8 @@ struct Formats<'a> {
     kv_format: KvFormat,
     kv_groups: KvGroups,
     num_stages: usize,
+    /// The GPU that the model runs on, if it runs on one.
+    gpu: Option<SharedDevice>,
 }
 
 impl<'a> Formats<'a> {
@@ -81,9 +84,10 @@ impl<'a> Formats<'a> {
         asked_weight_format: Option<WeightFormat>,
         kv_groups: KvGroups,
         options: &LlmOptions,
+        gpu: Option<&SharedDevice>,
     ) -> Result<Self, Error> {
         let weights = match options.device {
-            Device::Cpu => Some(checkpoint.weights()?),
+            Device::Cpu | Device::Cuda => Some(checkpoint.weights()?),
             Device::Mock => None,
         };
         if let Some(left_out) = weights.as_ref().map(|weights| &weights.left_out)
@@ -96,6 +100,7 @@ impl<'a> Formats<'a> {
             );
         }
         let weight_format = match &weights {
+            Some(weights) if gpu.is_some() => gpu_weight_format(asked_weight_format, weights)?,
             Some(weights) => weight_format(asked_weight_format, weights),
             None => asked_weight_format.unwrap_or(WeightFormat::Float(DType::F32)),
         };
@@ -109,11 +114,16 @@ impl<'a> Formats<'a> {
             kv_format,
             kv_groups,
             num_stages: options.scheduler.num_pipeline_stages as usize,
+            gpu: gpu.cloned(),
         })
     }
 
     fn page_bytes(&self, page_size: u32) -> u64 {
         let (groups, num_stages) = (&self.kv_groups, self.num_stages);
+        if self.gpu.is_some() {
+            return corella_cuda::kv_page_bytes(self.spec, groups, page_size, self.kv_format)
+                as u64;
+        }
         kv_page_bytes(self.spec, groups, num_stages, page_size, self.kv_format) as u64
     }
 
@@ -129,6 +139,60 @@ impl<'a> Formats<'a> {
             kv_format: self.kv_format,
         };
         cost.decode_bytes(0.0)
+    }
+
+    /// Loads the weights into an executor; `None` with the mock.
+    fn executor(
+        self,
+        scheduler: &SchedulerConfig,
+        options: &LlmOptions,
+        profile: Option<Arc<Profile>>,
+    ) -> Result<Option<LoadedExecutor>, Error> {
+        if self.weights.is_none() {
+            return Ok(None);
+        }
+        match self.gpu.clone() {
+            Some(gpu) => self.cuda_executor(&gpu, scheduler, options),
+            None => self.cpu_executor(scheduler, options, profile),
+        }
+    }
+
+    fn cuda_executor(
+        self,
+        gpu: &SharedDevice,
+        scheduler: &SchedulerConfig,
+        options: &LlmOptions,
+    ) -> Result<Option<LoadedExecutor>, Error> {
+        let Some(weights) = self.weights else {
+            return Ok(None);
+        };
+        if options.max_adapter_rank.is_some() {
+            let reason = "LoRA adapters do not run on GPUs yet: use --device cpu";
+            return Err(Error::Config(reason.to_owned()));
+        }
+        if self.num_stages > 1 {
+            let reason = "--pipeline-parallel-size must be 1 with --device cuda";
+            return Err(Error::Config(reason.to_owned()));
+        }
+        let config = CudaConfig {
+            kv_groups: Some(self.kv_groups),
+            is_batch_invariant: options.is_batch_invariant,
+            max_logprobs: options.max_logprobs,
+            ..CudaConfig::for_scheduler(scheduler, element(self.weight_format), self.kv_format)
+        };
+        let num_layers = self.spec.layers.len();
+        let on_layer = |num_done| {
+            if let Some(LoadWatcher(watch)) = &options.load_watcher {
+                watch(num_done, num_layers);
+            }
+        };
+        let executor = CudaExecutor::new(gpu, self.spec.clone(), weights, config, &on_layer);
+        let executor = executor.map_err(|error| Error::Config(error.0))?;
+        Ok(Some(LoadedExecutor {
+            executor: Box::new(executor),
+            weights_were_kept: false,
+            weight_keeper: None,
+        }))
     }
 
     fn cpu_executor(
@@ -203,11 +267,17 @@ pub(crate) fn load(
     scheduler.kv_groups = kv_groups.groups().to_vec();
     let num_page_layers =
         { scheduler.has_kv_groups() }.then(|| kv_groups.num_page_layers(0..spec.layers.len()));
-    let formats = Formats::new(checkpoint, options.weight_format, kv_groups, options)?;
+    let gpu = match options.device {
+        Device::Cuda => Some(GpuDevice::open(0).map_err(|error| Error::Config(error.0))?),
+        Device::Cpu | Device::Mock => None,
+    };
+    let gpu = gpu.as_ref();
+    let formats = Formats::new(checkpoint, options.weight_format, kv_groups, options, gpu)?;
     let draft = match draft {
         Some(draft) => {
             let groups = KvGroups::one(&draft.checkpoint.config().spec);
-            let formats = Formats::new(&draft.checkpoint, draft.weight_format, groups, options)?;
+            let format = draft.weight_format;
+            let formats = Formats::new(&draft.checkpoint, format, groups, options, gpu)?;
             Some((draft, formats))
         }
         None => None,
@@ -218,7 +288,11 @@ pub(crate) fn load(
     let draft_page_bytes = of_draft.map_or(0, |draft| draft.page_bytes(scheduler.page_size));
     // A request fills as many pages of the draft model as of the model.
     let pages_bytes = page_bytes + draft_page_bytes;
-    let demand = KvDemand::new(spec, &scheduler, options, pages_bytes, packed_bytes);
+    let memory = match gpu {
+        Some(gpu) => MemoryOfDevice::of_gpu(gpu, spec, &scheduler, options),
+        None => MemoryOfDevice::of_machine(options.device),
+    };
+    let demand = KvDemand::new(spec, &scheduler, options, pages_bytes, packed_bytes, memory);
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
     scheduler.max_held_pages = match scheduler.has_kv_groups() {
@@ -257,7 +331,7 @@ pub(crate) fn load(
         None => None,
     };
     let (weight_format, kv_format) = (formats.weight_format, formats.kv_format);
-    let loaded = formats.cpu_executor(&scheduler, options, options.profile.clone())?;
+    let loaded = formats.executor(&scheduler, options, options.profile.clone())?;
     let loaded = match loaded {
         Some(loaded) => loaded,
         None => {
@@ -300,7 +374,7 @@ pub(crate) fn load(
 pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     let one = KvGroups::one(spec);
     let by_window = match options.device {
-        Device::Cpu => KvGroups::by_window(spec),
+        Device::Cpu | Device::Cuda => KvGroups::by_window(spec),
         Device::Mock => return one,
     };
     let needs = [
@@ -345,7 +419,7 @@ fn load_draft(
         { limits.max_model_len.div_ceil(limits.page_size) }.saturating_mul(limits.max_num_seqs);
     limits.num_pages = limits.num_pages.min(useful_pages);
     let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(limits.page_size));
-    let loaded = formats.cpu_executor(&limits, options, None)?;
+    let loaded = formats.executor(&limits, options, None)?;
     let loaded = match loaded {
         Some(loaded) => loaded,
         None => {
@@ -390,6 +464,33 @@ fn mock_config(
         at_output: None,
     });
     mock
+}
+
+/// The format of weights on a GPU: that of the checkpoint, with f16 as bf16.
+fn gpu_weight_format(
+    asked: Option<WeightFormat>,
+    weights: &DecoderWeights,
+) -> Result<WeightFormat, Error> {
+    let stored = weight_format(None, weights);
+    match (asked, stored) {
+        (Some(WeightFormat::Float(DType::F32)), _) => Ok(WeightFormat::Float(DType::F32)),
+        (Some(WeightFormat::Float(_)), _) => Ok(WeightFormat::Float(DType::Bf16)),
+        (Some(asked), stored) if asked != stored => Err(Error::Config(format!(
+            "--device cuda takes quantised weights only as the checkpoint stores them, here {}: \
+             quantise it with `corella quantize`, or leave --dtype out",
+            weight_format_name(stored)
+        ))),
+        (_, WeightFormat::Float(DType::F16)) => Ok(WeightFormat::Float(DType::Bf16)),
+        (_, stored) => Ok(stored),
+    }
+}
+
+/// The type of activations beside weights of a format.
+fn element(weight_format: WeightFormat) -> Element {
+    match weight_format {
+        WeightFormat::Float(DType::F32) => Element::F32,
+        _ => Element::Bf16,
+    }
 }
 
 /// About what packed weights take, for the plan of the memory that they leave.

@@ -1,6 +1,7 @@
 //! Decides how many KV pages there are, and how long a context they allow.
 
 use corella_core::SchedulerConfig;
+use corella_cuda::SharedDevice;
 use corella_model::DecoderSpec;
 
 use crate::{Device, Error, KvSpill, LlmOptions};
@@ -15,10 +16,9 @@ pub(crate) struct KvDemand {
     pub max_position: usize,
     /// The context to plan for; `None` is as long as the model and memory allow.
     pub max_model_len: Option<u32>,
-    /// The memory to use; `None` is a share of `available_bytes`.
+    /// The memory to use; `None` is `default_bytes`, or less if requests cannot use as much.
     pub kv_cache_bytes: Option<u64>,
-    /// Memory that is free once the weights are loaded.
-    pub available_bytes: u64,
+    pub default_bytes: u64,
     /// Memory that the weights would leave if nothing else ran.
     pub total_bytes: u64,
 }
@@ -37,6 +37,7 @@ impl KvDemand {
         options: &LlmOptions,
         page_bytes: u64,
         packed_bytes: u64,
+        memory: MemoryOfDevice,
     ) -> Self {
         Self {
             limits: limits.clone(),
@@ -44,12 +45,53 @@ impl KvDemand {
             max_position: spec.max_position,
             max_model_len: options.max_model_len,
             kv_cache_bytes: options.kv_cache_bytes,
-            available_bytes: available_bytes().saturating_sub(packed_bytes),
-            total_bytes: match options.device {
-                Device::Cpu => total_bytes().saturating_sub(packed_bytes),
+            default_bytes: {
+                let left = memory.available_bytes.saturating_sub(packed_bytes);
+                (left as f64 * memory.default_share) as u64
+            },
+            total_bytes: memory.total_bytes.saturating_sub(packed_bytes),
+        }
+    }
+}
+
+/// The memory that weights and KV cache share.
+pub(crate) struct MemoryOfDevice {
+    /// What is free now.
+    available_bytes: u64,
+    /// What would be free if nothing else ran.
+    total_bytes: u64,
+    /// The share of what the weights leave that the KV cache takes unless it is told.
+    default_share: f64,
+}
+
+impl MemoryOfDevice {
+    pub fn of_machine(device: Device) -> Self {
+        Self {
+            available_bytes: available_bytes(),
+            total_bytes: match device {
                 // The mock never writes to its pages, so they take no memory.
                 Device::Mock => u64::MAX,
+                Device::Cpu | Device::Cuda => total_bytes(),
             },
+            default_share: 0.5,
+        }
+    }
+
+    /// The share of a GPU's memory that may be used, without what activations take.
+    pub fn of_gpu(
+        gpu: &SharedDevice,
+        spec: &DecoderSpec,
+        limits: &SchedulerConfig,
+        options: &LlmOptions,
+    ) -> Self {
+        let properties = gpu.properties();
+        let activations = corella_cuda::activation_bytes(spec, limits, options.max_logprobs) as u64;
+        let usable = properties.total_bytes as f64 * options.gpu_memory_utilization;
+        let usable = (usable as u64).min(properties.free_bytes as u64);
+        Self {
+            available_bytes: usable.saturating_sub(activations),
+            total_bytes: (properties.total_bytes as u64).saturating_sub(activations),
+            default_share: 1.0,
         }
     }
 }
@@ -84,7 +126,7 @@ impl KvPlan {
                 let num_rows_at_once = num_step_rows.saturating_mul(limits.max_inflight_steps);
                 let num_pages = limits.num_pages_of(wanted_len, num_rows_at_once);
                 let useful = u64::from(num_pages) * u64::from(limits.max_num_seqs);
-                useful.min(demand.available_bytes / 2 / page_bytes)
+                useful.min(demand.default_bytes / page_bytes)
             }
         };
         let num_pages = u32::try_from(num_pages).unwrap_or(u32::MAX);
@@ -222,7 +264,7 @@ mod tests {
             max_position: 1024,
             max_model_len: None,
             kv_cache_bytes: None,
-            available_bytes: 1 << 30,
+            default_bytes: 1 << 29,
             total_bytes: 2 << 30,
         }
     }
@@ -236,7 +278,7 @@ mod tests {
     #[test]
     fn little_memory_shortens_the_context() {
         let mut demand = demand();
-        demand.available_bytes = 2 * 10 * (8 << 10);
+        demand.default_bytes = 10 * (8 << 10);
         let plan = KvPlan::new(&demand).unwrap();
         assert_eq!((plan.num_pages, plan.max_model_len), (10, 160));
         demand.max_model_len = Some(161);
@@ -257,12 +299,12 @@ mod tests {
         demand.limits.max_prefill_tokens = 512;
         let plan = KvPlan::new(&demand).unwrap();
         assert_eq!((plan.num_pages, plan.max_model_len), (4 * (64 + 40), 1024));
-        demand.available_bytes = 2 * 20 * (8 << 10);
+        demand.default_bytes = 20 * (8 << 10);
         let plan = KvPlan::new(&demand).unwrap();
         assert_eq!((plan.num_pages, plan.max_model_len), (20, 12 * 16));
         // All layers have the window, so any context fits into the pages that it touches.
         demand.limits.kv_groups.remove(0);
-        demand.available_bytes = 2 * 8 * (8 << 10);
+        demand.default_bytes = 8 * (8 << 10);
         let plan = KvPlan::new(&demand).unwrap();
         assert_eq!((plan.num_pages, plan.max_model_len), (8, 1024));
     }

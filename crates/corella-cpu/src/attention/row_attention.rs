@@ -7,13 +7,13 @@
 
 use std::ops::Range;
 
-use corella_model::KvFormat;
+use corella_model::{KvFormat, PageTable};
 
 use crate::dense::Buffer;
 use crate::kernels::{
     ATTENTION_BLOCK, ATTENTION_LANES, KeyGroup, MAX_TILE_ROWS, ValueRun, sum_lanes,
 };
-use crate::kv::{HeadPage, PageTable, Side};
+use crate::kv::{HeadPage, Side};
 
 use super::layer::AttentionLayer;
 use super::plan::AttentionTask;

@@ -3,8 +3,7 @@
 use std::ops::{Deref, Range};
 
 use corella_core::PageId;
-
-use crate::kv::PageTable;
+use corella_model::PageTable;
 
 /// Consecutive rows of one sequence.
 #[derive(Clone, Debug)]

@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use corella_model::KvFormat;
+use corella_model::{KvFormat, PageTable};
 
 use crate::kernels::{InPlaceAttention, KEY_TILE, TileAttention, VALUE_TILE};
-use crate::kv::{HeadPage, PageTable, Side};
+use crate::kv::{HeadPage, Side};
 
 use super::kv_fetch::KvFetch;
 use super::layer::AttentionLayer;

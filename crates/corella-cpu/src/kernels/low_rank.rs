@@ -3,7 +3,8 @@
 
 use corella_model::DType;
 
-use super::sum_lanes;
+use super::prefetch::fetch;
+use super::{PANEL_LANES, sum_lanes};
 
 /// The first product of an adapter: a row times each row of a thin matrix.
 pub struct LowRankDown {
@@ -60,30 +61,63 @@ pub unsafe fn low_rank_up(product: LowRankUp) {
     }
 }
 
+/// The number of rows that are multiplied side by side: enough of them that additions do not wait for
+/// each other. It changes no bits.
+const AT_ONCE: usize = 4;
+
 #[inline(always)]
 unsafe fn down<T: Element>(product: LowRankDown) {
     let LowRankDown {
         x, k, rank, out, ..
     } = product;
-    for row in 0..rank {
-        let mut sums = [0.0_f32; CHUNK];
-        let mut i = 0;
-        // SAFETY: the caller promises `k` elements of `x` and of each row.
-        unsafe {
-            let weights = product.matrix.cast::<T>().add(row * k);
-            while i + CHUNK <= k {
-                let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
-                let weights = weights.add(i).cast::<[T; CHUNK]>().read_unaligned();
+    let matrix = product.matrix.cast::<T>();
+    let mut row = 0;
+    // SAFETY: the caller promises `k` elements of `x` and of each of `rank` rows, and as many outputs.
+    unsafe {
+        while row + AT_ONCE <= rank {
+            down_rows::<T, AT_ONCE>(x, k, matrix.add(row * k), out.add(row));
+            row += AT_ONCE;
+        }
+        while row < rank {
+            down_rows::<T, 1>(x, k, matrix.add(row * k), out.add(row));
+            row += 1;
+        }
+    }
+}
+
+/// # Safety
+/// There are `k` elements of `x` and of each of `N` rows of the matrix, and `N` outputs.
+#[inline(always)]
+unsafe fn down_rows<T: Element, const N: usize>(
+    x: *const f32,
+    k: usize,
+    matrix: *const T,
+    out: *mut f32,
+) {
+    let mut sums = [[0.0_f32; CHUNK]; N];
+    let mut i = 0;
+    // SAFETY: the caller promises as much.
+    unsafe {
+        while i + CHUNK <= k {
+            let x = x.add(i).cast::<[f32; CHUNK]>().read_unaligned();
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let weights = matrix.add(row * k + i);
+                let weights = weights.cast::<[T; CHUNK]>().read_unaligned();
                 for j in 0..CHUNK {
                     sums[j] += x[j] * weights[j].to_f32();
                 }
-                i += CHUNK;
             }
-            while i < k {
-                sums[i % CHUNK] += *x.add(i) * weights.add(i).read_unaligned().to_f32();
-                i += 1;
+            i += CHUNK;
+        }
+        while i < k {
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let weight = matrix.add(row * k + i).read_unaligned();
+                sums[i % CHUNK] += *x.add(i) * weight.to_f32();
             }
-            *out.add(row) = sum_lanes(&sums);
+            i += 1;
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            *out.add(row) = sum_lanes(sums);
         }
     }
 }
@@ -101,22 +135,13 @@ unsafe fn up<T: Element>(product: LowRankUp) {
     let mut lane = 0;
     // SAFETY: the caller promises `rank` rows of `num_lanes` elements, and as many outputs.
     unsafe {
+        while lane + PANEL_LANES <= num_lanes {
+            const CHUNKS: usize = PANEL_LANES / CHUNK;
+            up_lanes::<T, CHUNKS>(x, rank, matrix.add(lane), num_lanes, out.add(lane));
+            lane += PANEL_LANES;
+        }
         while lane + CHUNK <= num_lanes {
-            let mut sums = [0.0_f32; CHUNK];
-            for row in 0..rank {
-                let x = *x.add(row);
-                let weights = matrix.add(row * num_lanes + lane);
-                let weights = weights.cast::<[T; CHUNK]>().read_unaligned();
-                for j in 0..CHUNK {
-                    sums[j] += x * weights[j].to_f32();
-                }
-            }
-            let out = out.add(lane).cast::<[f32; CHUNK]>();
-            let mut values = out.read_unaligned();
-            for j in 0..CHUNK {
-                values[j] += sums[j];
-            }
-            out.write_unaligned(values);
+            up_lanes::<T, 1>(x, rank, matrix.add(lane), num_lanes, out.add(lane));
             lane += CHUNK;
         }
         while lane < num_lanes {
@@ -127,6 +152,44 @@ unsafe fn up<T: Element>(product: LowRankUp) {
             }
             *out.add(lane) += sum;
             lane += 1;
+        }
+    }
+}
+
+/// # Safety
+/// There are `rank` elements of `x`, and `N` chunks in each row of the matrix, whose rows are `stride`
+/// elements apart, and as many outputs.
+#[inline(always)]
+unsafe fn up_lanes<T: Element, const N: usize>(
+    x: *const f32,
+    rank: usize,
+    matrix: *const T,
+    stride: usize,
+    out: *mut f32,
+) {
+    let mut sums = [[0.0_f32; CHUNK]; N];
+    // SAFETY: the caller promises as much.
+    unsafe {
+        for row in 0..rank {
+            let x = *x.add(row);
+            for (chunk, sums) in sums.iter_mut().enumerate() {
+                let weights = matrix.add(row * stride + chunk * CHUNK);
+                // The same row of the next panel. Panels are too short for hardware to run ahead,
+                // and between two of one adapter come those of the others.
+                fetch(weights.wrapping_add(rank * stride).cast());
+                let weights = weights.cast::<[T; CHUNK]>().read_unaligned();
+                for j in 0..CHUNK {
+                    sums[j] += x * weights[j].to_f32();
+                }
+            }
+        }
+        for (chunk, sums) in sums.iter().enumerate() {
+            let out = out.add(chunk * CHUNK).cast::<[f32; CHUNK]>();
+            let mut values = out.read_unaligned();
+            for j in 0..CHUNK {
+                values[j] += sums[j];
+            }
+            out.write_unaligned(values);
         }
     }
 }

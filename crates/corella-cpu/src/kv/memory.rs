@@ -142,6 +142,7 @@ impl KvMemory {
         match self.order {
             ElementOrder::Plain => self.page_size * self.format.size(),
             ElementOrder::Tiles => 2 * self.page_size * self.format.size(),
+            ElementOrder::Rows => self.format.size(),
         }
     }
 
@@ -306,7 +307,7 @@ impl KvMemory {
         assert!(num_rows <= self.page_size);
         let size = self.format.size();
         let num_values = match self.order {
-            ElementOrder::Plain => num_rows * self.head_dim,
+            ElementOrder::Plain | ElementOrder::Rows => num_rows * self.head_dim,
             ElementOrder::Tiles => num_rows.next_multiple_of(2) * self.head_dim,
         };
         for (layer, head) in self.layers_and_heads() {
@@ -322,6 +323,7 @@ impl KvMemory {
                 ElementOrder::Tiles => (0..self.head_dim)
                     .step_by(2)
                     .for_each(|i| copy(self.key_index(i, 0), 2 * num_rows)),
+                ElementOrder::Rows => copy(0, num_rows * self.head_dim),
             }
             copy(self.value_index(0, 0), num_values);
             if self.format == KvFormat::Int8 && num_rows > 0 {
@@ -372,7 +374,8 @@ impl KvMemory {
 
     /// Where dimension i of a position's key stands in a head's part of a page.
     fn key_index(&self, i: usize, position: usize) -> usize {
-        self.order.key_index(self.page_size, i, position)
+        self.order
+            .key_index(self.page_size, self.head_dim, i, position)
     }
 
     fn value_index(&self, i: usize, position: usize) -> usize {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use corella_core::PageId;
 use corella_model::{
-    AttentionSpec, DType, KvFormat, KvLayer, RotarySpec, Storage, Tensor, WeightFormat,
+    AttentionSpec, DType, KvFormat, KvLayer, PageTable, RotarySpec, Storage, Tensor, WeightFormat,
 };
 
 use crate::attention::{
@@ -15,7 +15,7 @@ use crate::attention::{
 use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
 use crate::kernels::{Isa, Kernels, choose_kernels};
-use crate::kv::{HeadPage, KvMemory, PageTable, Rows, Side};
+use crate::kv::{HeadPage, KvMemory, Rows, Side};
 use crate::system::{ThreadPool, Worker};
 use crate::weights::{FormatPlan, Lane, PackedMatrix, Role, StoredMatrices, StoredMatrix};
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use corella_model::{Adapter, Adapters, DecoderSpec};
+use corella_model::{Adapter, AdapterSource, Adapters, DecoderSpec};
 
 use crate::dense::{Buffer, PackedRows, Updates, Weights};
 use crate::weights::{AdaptedMatrix, AdapterPacking, PackedAdapter, PackedMatrix};
@@ -100,8 +100,10 @@ impl AdapterStore {
             by_name: RwLock::default(),
         }
     }
+}
 
-    pub fn get(&self, name: &str) -> Option<Arc<PackedAdapter>> {
+impl AdapterSource<PackedAdapter> for AdapterStore {
+    fn get(&self, name: &str) -> Option<Arc<PackedAdapter>> {
         let by_name = self.by_name.read();
         by_name
             .unwrap_or_else(PoisonError::into_inner)

@@ -146,7 +146,10 @@ impl Forward {
 
     fn router_grid(&self, layout: &StepLayout) -> Grid {
         let tile_rows = self.kernels.rows_at_once(Form::Columns);
-        Grid::new(Tiles::new(layout.rows.len(), tile_rows), self.scratch.len())
+        Grid::new(
+            Tiles::new(layout.rows.rows.len(), tile_rows),
+            self.scratch.len(),
+        )
     }
 
     /// Chooses the experts of all rows.
@@ -189,7 +192,7 @@ impl Forward {
         let (rows, per_token) = (layer.rows, layer.spec.num_experts_per_token);
         // SAFETY: choices are complete since the last barrier.
         let of_row = |row| unsafe { rows.choices.row(row, per_token) };
-        plan.build(layer.spec, layout.rows.len(), self.tile_rows, of_row);
+        plan.build(layer.spec, layout.rows.rows.len(), self.tile_rows, of_row);
         for row in walk.worker.share(plan.num_rows()) {
             let tiles = plan.expert_of(row).tiles;
             let tile = tiles.rows(tiles.tile_of(row));

@@ -312,7 +312,7 @@ impl Forward {
     fn enter(&self, layout: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
         let ends = &self.weights.ends;
         for r in layout.grid.own_rows(worker.index()) {
-            let row = &layout.rows[r];
+            let row = &layout.rows.rows[r];
             // SAFETY: the row belongs to this worker.
             let hidden = unsafe { self.activations.hidden.row_mut(r) };
             let hidden = &mut hidden[..self.spec.hidden_size];

@@ -150,7 +150,7 @@ impl Forward {
         (q_norm, k_norm): (Option<&PackedNorm>, Option<&PackedNorm>),
     ) {
         let spec = &self.spec.layers[index].attention;
-        let first = &layout.rows[run.start];
+        let first = &layout.rows.rows[run.start];
         let page_size = self.kv.page_size();
         let kv_layer = self.layers[index].kv;
         let table = { &layout.spans }.table(&layout.spans[first.span], kv_layer.group);
@@ -162,7 +162,7 @@ impl Forward {
         let offset = first.position % page_size;
         let act = &self.activations;
         let all_angles = &act.angles[self.layers[index].rotary];
-        assert!(run.end <= layout.rows.len() && lane + spec.head_dim <= heads.stride());
+        assert!(run.end <= layout.rows.rows.len() && lane + spec.head_dim <= heads.stride());
         // SAFETY: these heads belong to this worker.
         let rows = unsafe {
             Rows {

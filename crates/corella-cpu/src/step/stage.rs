@@ -9,20 +9,22 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
-use corella_model::{ExecutorError, Sampler, StepWaker, TokenMask};
+use corella_model::{
+    CallerWaker, ExecutorError, NOTHING_DRAWN, PageTable, Sampler, Slots, StepOutput, StepPool,
+    StepSample, StepScore, TokenMask,
+};
 
-use crate::kv::{PageCommit, PageTable};
+use crate::kv::PageCommit;
 use crate::system::{ThreadPool, Worker};
+use crate::weights::PackedAdapter;
 
 use super::forward::{Forward, barrier_after};
-use super::layout::{StepLayout, StepPool, StepSample, StepScore};
+use super::layout::StepLayout;
 use super::profile::{Operation, Walk};
-use super::slot::Slots;
-use scoring::Unscored;
 
 mod pooling;
 mod scoring;
@@ -57,28 +59,11 @@ pub enum Output {
     },
 }
 
-/// Wakes the caller after each result and at the end.
-pub struct CallerWaker(pub Arc<OnceLock<StepWaker>>);
-
-impl CallerWaker {
-    fn wake(&self) {
-        if let Some(waker) = self.0.get() {
-            waker();
-        }
-    }
-}
-
-impl Drop for CallerWaker {
-    fn drop(&mut self) {
-        self.wake();
-    }
-}
-
 /// A stage, which runs in a thread of its own. That thread is also worker 0 of its pool.
 pub struct Stage {
     forward: Forward,
     pool: ThreadPool,
-    slots: Slots,
+    slots: Slots<PackedAdapter>,
     max_num_batched_tokens: u32,
     is_first: bool,
     commands: Receiver<Command>,
@@ -99,10 +84,6 @@ pub struct Stage {
 /// A stage that has received nothing for so long has nothing to do.
 const IDLE: Duration = Duration::from_millis(20);
 
-/// The token that stands where none was drawn: a step that was planned ahead may compute it for a
-/// request that ends here.
-const NOTHING: TokenId = 0;
-
 /// The rest of the pipeline has gone, or was told to go.
 struct Closed;
 
@@ -110,7 +91,7 @@ impl Stage {
     pub fn new(
         forward: Forward,
         pool: ThreadPool,
-        slots: Slots,
+        slots: Slots<PackedAdapter>,
         max_num_batched_tokens: u32,
         is_first: bool,
         commands: Receiver<Command>,
@@ -254,7 +235,7 @@ impl Stage {
         self.run_layers(&rows)?;
         match self.is_last() {
             true => Ok(Vec::new()),
-            false => Ok(self.forward.outgoing(self.plan.rows.len(), rows)),
+            false => Ok(self.forward.outgoing(self.plan.rows.rows.len(), rows)),
         }
     }
 
@@ -263,12 +244,12 @@ impl Stage {
     }
 
     fn draw_step(&mut self, batch: &Batch) -> Result<BatchOutput, String> {
-        let samples = std::mem::take(&mut self.plan.samples);
-        let scores = std::mem::take(&mut self.plan.scores);
-        let pooled = std::mem::take(&mut self.plan.pooled);
+        let samples = std::mem::take(&mut self.plan.rows.samples);
+        let scores = std::mem::take(&mut self.plan.rows.scores);
+        let pooled = std::mem::take(&mut self.plan.rows.pooled);
         let drawn = without_panic(|| self.draw(batch.step, &samples, (&scores, &pooled)));
-        (self.plan.samples, self.plan.scores) = (samples, scores);
-        self.plan.pooled = pooled;
+        (self.plan.rows.samples, self.plan.rows.scores) = (samples, scores);
+        self.plan.rows.pooled = pooled;
         if drawn.is_err() {
             self.slots.handle_step_failed(batch);
         }
@@ -288,7 +269,10 @@ impl Stage {
         if let Some(first) = first {
             let drawn = |output: &BatchOutput| {
                 let samples = output.samples.iter();
-                let undrawn = output.undrawn.iter().map(|(slot, _)| (*slot, NOTHING));
+                let undrawn = output
+                    .undrawn
+                    .iter()
+                    .map(|(slot, _)| (*slot, NOTHING_DRAWN));
                 samples
                     .map(|(slot, sample)| (*slot, sample.token))
                     .chain(undrawn)
@@ -321,7 +305,7 @@ impl Stage {
     }
 
     fn run_layers(&mut self, rows: &[f32]) -> Result<(), String> {
-        if self.plan.rows.is_empty() {
+        if self.plan.rows.rows.is_empty() {
             return Ok(());
         }
         self.forward.divide(&mut self.plan);
@@ -340,19 +324,10 @@ impl Stage {
         samples: &[StepSample],
         (scores, pooled): (&[StepScore], &[StepPool]),
     ) -> Result<BatchOutput, String> {
-        let mut output = BatchOutput {
-            step,
-            samples: Vec::with_capacity(samples.len()),
-            logprobs: Vec::new(),
-            hidden_states: Vec::new(),
-            undrawn: Vec::new(),
-        };
-        let mut undrawn = self.score(scores, &mut output)?;
-        undrawn.extend(self.pool_hidden_states(pooled, &mut output)?);
-        let num_unscored = undrawn.len();
+        let mut output = StepOutput::new(step, samples.len());
+        self.score(scores, &mut output)?;
+        self.pool_hidden_states(pooled, &mut output)?;
         let mut masks = None;
-        // The last token that counts; none if no draw behind it can count.
-        let mut last_drawn = None;
         for block in samples.chunks(self.forward.logit_rows()) {
             let rows: Vec<usize> = block.iter().map(|sample| sample.row).collect();
             self.compute_logits(&rows)?;
@@ -360,34 +335,14 @@ impl Stage {
                 masks = Some(self.wait_for_masks(step)?);
             }
             let masks = masks.as_deref().unwrap_or_default();
-            for (plan, drawn) in block.iter().zip(self.draw_block(block, masks)?) {
-                if plan.draft.is_some() && plan.draft != last_drawn {
-                    last_drawn = None;
-                    continue;
-                }
-                let is_masked = masks.iter().any(|mask| mask.slot == plan.slot);
-                let token = drawn.as_ref().ok().map(|sample| sample.token);
-                last_drawn = token.filter(|_| !is_masked);
-                let slot = self.slots.get_mut(plan.slot)?;
-                slot.set_drawn(step, token.unwrap_or(NOTHING));
-                let (slot, row) = (plan.slot, plan.row);
-                match drawn {
-                    _ if undrawn[..num_unscored].iter().any(|span| span.slot == slot) => {}
-                    Ok(sample) => output.samples.push((slot, sample)),
-                    Err(_) if plan.draft.is_some() => {}
-                    Err(reason) => undrawn.push(Unscored { row, slot, reason }),
+            for (place, drawn) in block.iter().zip(self.draw_block(block, masks)?) {
+                let is_masked = masks.iter().any(|mask| mask.slot == place.slot);
+                if let Some(token) = output.add_draw(place, drawn, is_masked) {
+                    self.slots.get_mut(place.slot)?.set_drawn(step, token);
                 }
             }
         }
-        undrawn.sort_by_key(|span| span.row);
-        undrawn.dedup_by_key(|span| span.slot);
-        let is_whole = |slot: SlotId| undrawn.iter().all(|span| span.slot != slot);
-        output.logprobs.retain(|&(slot, _)| is_whole(slot));
-        let undrawn = undrawn.into_iter();
-        output.undrawn = undrawn
-            .map(|span| (span.slot, span.reason.into()))
-            .collect();
-        Ok(output)
+        Ok(output.finish())
     }
 
     /// Computes the logits of at most `logit_rows` rows.

@@ -104,7 +104,7 @@ impl Suite<'_> {
         let from = source.executor.kv_pages().geometry().clone();
         let contents = read_tables(&source, &tables, PageForm::Canonical);
         let size = self.page_size;
-        for page_size in [2 * size, 3 * size, size + 1, size / 2] {
+        for page_size in [2 * size, size + 1, size / 2] {
             let mut target = self.driver_of(1, page_size);
             let to = target.executor.kv_pages().geometry().clone();
             assert!(!from.is_native_to(&to));

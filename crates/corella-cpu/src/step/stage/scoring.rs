@@ -1,27 +1,17 @@
 //! Log-probabilities of prompts: rows of logits that no token is drawn from.
 
-use corella_core::{BatchOutput, SlotId};
-use corella_model::score;
+use corella_model::{StepOutput, StepScore, score};
 
 use super::{Stage, Worker, on_rows};
-use crate::step::layout::StepScore;
-
-/// A span whose logits are not numbers: a row of it, its slot and the reason.
-pub struct Unscored {
-    pub row: usize,
-    pub slot: SlotId,
-    pub reason: String,
-}
 
 impl Stage {
     /// Adds the log-probabilities that spans yield to a step's output. Their logits are computed block
-    /// by block, like those of draws. Returns the spans that get none.
+    /// by block, like those of draws.
     pub(super) fn score(
         &mut self,
         scores: &[StepScore],
-        output: &mut BatchOutput,
-    ) -> Result<Vec<Unscored>, String> {
-        let mut unscored: Vec<Unscored> = Vec::new();
+        output: &mut StepOutput,
+    ) -> Result<(), String> {
         for block in scores.chunks(self.forward.logit_rows()) {
             let rows: Vec<usize> = block.iter().map(|score| score.row).collect();
             self.compute_logits(&rows)?;
@@ -34,20 +24,10 @@ impl Stage {
             };
             let is_prefill = self.plan.is_prefill();
             let scored = on_rows(&mut self.pool, forward, is_prefill, block.len(), score_row)?;
-            for (&StepScore { slot, row, .. }, scored) in block.iter().zip(scored) {
-                let logprob = match scored {
-                    Ok(logprob) => logprob,
-                    Err(reason) => {
-                        unscored.push(Unscored { row, slot, reason });
-                        continue;
-                    }
-                };
-                match output.logprobs.last_mut().filter(|(last, _)| *last == slot) {
-                    Some((_, logprobs)) => logprobs.push(logprob),
-                    None => output.logprobs.push((slot, vec![logprob])),
-                }
+            for (place, scored) in block.iter().zip(scored) {
+                output.add_score(place, scored);
             }
         }
-        Ok(unscored)
+        Ok(())
     }
 }

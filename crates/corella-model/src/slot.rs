@@ -1,22 +1,19 @@
-//! The state of each running request: sampling parameters, tokens and page tables.
+//! The state of each running request: sampling parameters, tokens and page tables. Executors keep it
+//! from the batches that they are given.
 
 use std::sync::Arc;
 
+use crate::page_table::PageTable;
+use crate::{MeanPool, SampleRequest};
 use corella_core::{
     Batch, InputToken, KvGroup, PageId, PageTableDelta, SamplingParams, SlotId, SlotStart, Span,
     StepId, TokenId, Yield,
 };
-use corella_model::{MeanPool, SampleRequest};
 
-use crate::kv::PageTable;
-use crate::weights::PackedAdapter;
-
-use super::adapter::AdapterStore;
-
-/// The state of one running request.
-pub struct Slot {
+/// The state of one running request. `A` is an adapter as the executor keeps it.
+pub struct Slot<A> {
     pub params: SamplingParams,
-    pub adapter: Option<Arc<PackedAdapter>>,
+    pub adapter: Option<Arc<A>>,
     num_prompt_tokens: u32,
     min_tokens: u32,
     masked_until_min_tokens: Arc<[TokenId]>,
@@ -97,7 +94,7 @@ impl SlotTable {
     }
 }
 
-impl Slot {
+impl<A> Slot<A> {
     /// The page tables of all KV groups, as far as a span reads and writes them. The span, which
     /// starts at `start`, was appended before.
     pub fn tables(&self, start: u32) -> impl Iterator<Item = PageTable<'_>> {
@@ -140,23 +137,33 @@ pub struct SlotLimits {
     pub vocab_size: usize,
 }
 
+/// The adapters that slots may start with, by name.
+pub trait AdapterSource<A>: Send + Sync {
+    fn get(&self, name: &str) -> Option<Arc<A>>;
+}
+
 /// The slots of all running requests.
-pub struct Slots {
+pub struct Slots<A> {
     limits: SlotLimits,
-    slots: Vec<Option<Slot>>,
+    slots: Vec<Option<Slot<A>>>,
     /// The adapters that requests may name, if there can be any.
-    adapters: Option<Arc<AdapterStore>>,
+    adapters: Option<Arc<dyn AdapterSource<A>>>,
     /// Recent failed steps, which a later step may still name as the source of a token.
     failed_steps: Vec<StepId>,
-    /// Whether this pipeline stage learns which tokens were drawn. Only the first and the last do.
+    /// Whether this account learns which tokens were drawn before steps that compute them are planned.
+    /// In a pipeline, only the first and the last stage do.
     knows_drawn: bool,
 }
 
 /// Larger than the number of steps that can be in flight.
 const MAX_FAILED_STEPS: usize = 16;
 
-impl Slots {
-    pub fn new(limits: SlotLimits, adapters: Option<Arc<AdapterStore>>, knows_drawn: bool) -> Self {
+impl<A> Slots<A> {
+    pub fn new(
+        limits: SlotLimits,
+        adapters: Option<Arc<dyn AdapterSource<A>>>,
+        knows_drawn: bool,
+    ) -> Self {
         Self {
             slots: (0..limits.max_num_seqs).map(|_| None).collect(),
             limits,
@@ -170,14 +177,14 @@ impl Slots {
         &self.limits
     }
 
-    pub fn get(&self, slot: SlotId) -> Result<&Slot, String> {
+    pub fn get(&self, slot: SlotId) -> Result<&Slot<A>, String> {
         let entry = self.slots.get(slot.0 as usize);
         entry
             .and_then(Option::as_ref)
             .ok_or_else(|| format!("slot {slot} has not been started"))
     }
 
-    pub fn get_mut(&mut self, slot: SlotId) -> Result<&mut Slot, String> {
+    pub fn get_mut(&mut self, slot: SlotId) -> Result<&mut Slot<A>, String> {
         started(&mut self.slots, slot)
     }
 
@@ -352,7 +359,7 @@ fn check_scores(span: &Span, vocab_size: usize) -> Result<(), String> {
     }
 }
 
-fn started(slots: &mut [Option<Slot>], slot: SlotId) -> Result<&mut Slot, String> {
+fn started<A>(slots: &mut [Option<Slot<A>>], slot: SlotId) -> Result<&mut Slot<A>, String> {
     let entry = slots.get_mut(slot.0 as usize);
     entry
         .and_then(Option::as_mut)

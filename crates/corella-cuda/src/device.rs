@@ -1,0 +1,219 @@
+//! What the executor asks of a device: memory, kernels, matrix products, and streams that keep an
+//! order.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::cuda_error::CudaError;
+
+mod buffer;
+pub(crate) mod cubin;
+mod cubin_cache;
+mod driver;
+mod dynamic_library;
+#[cfg(feature = "emulated-device")]
+mod emulated;
+mod loaded_kernels;
+mod nvrtc;
+#[cfg(feature = "emulated-device")]
+mod test_device;
+
+pub use buffer::{DeviceBuffer, PinnedBuffer};
+pub use driver::GpuDevice;
+#[cfg(feature = "emulated-device")]
+pub use emulated::EmulatedDevice;
+#[cfg(feature = "kernel-table")]
+pub(crate) use nvrtc::Nvrtc;
+#[cfg(feature = "emulated-device")]
+pub use test_device::test_device;
+
+/// An address in a device's memory. Kernels take it as a pointer; the host must not follow it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct DevicePointer(pub u64);
+
+impl DevicePointer {
+    pub const NULL: Self = Self(0);
+
+    pub fn add(self, num_bytes: usize) -> Self {
+        Self(self.0 + num_bytes as u64)
+    }
+}
+
+/// For the start-up line, and for the division of work.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceProperties {
+    /// As the driver calls it, e.g. `NVIDIA H100 80GB HBM3`.
+    pub name: String,
+    /// Such as `sm_90a`; `emulated` for the device in host memory.
+    pub architecture: String,
+    pub num_multiprocessors: usize,
+    /// The most dynamic shared memory that a block may have, in bytes.
+    pub max_shared_bytes: usize,
+    /// Memory of the device in bytes, in all and free when it was opened.
+    pub total_bytes: usize,
+    pub free_bytes: usize,
+}
+
+/// Work on a stream runs in the order in which it was given; streams run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Where steps run.
+    Compute,
+    /// Where KV pages are copied to and from the host.
+    Pages,
+}
+
+/// A source of kernels and the values of its macros. What is compiled depends on nothing else but
+/// the device's architecture.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModuleSource {
+    /// A file in `src/kernels`, by which errors name it.
+    pub name: &'static str,
+    /// Its text, in which every `#include` is of another file in `src/kernels`.
+    pub text: &'static str,
+    /// Macros, such as `("HEAD_DIM", "128")`.
+    pub defines: Vec<(&'static str, String)>,
+}
+
+/// A kernel of a module that was loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kernel(pub u64);
+
+/// The shape of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grid {
+    pub blocks: [u32; 3],
+    /// Threads of a block, a multiple of 32.
+    pub threads: u32,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+/// A point in a stream's work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event(pub u64);
+
+/// Work of a stream that was captured, to be launched as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Graph(pub u64);
+
+/// A matrix product `out[m][n] = input[m][k] · weight[n][k]ᵀ`, all row-major, in bf16 with sums in
+/// f32 or all in f32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Product {
+    pub m: usize,
+    pub n: usize,
+    pub k: usize,
+    pub input: DevicePointer,
+    pub weight: DevicePointer,
+    pub out: DevicePointer,
+    /// Elements from one row of the output to the next.
+    pub out_stride: usize,
+    /// The type of input and weight.
+    pub element: Element,
+    pub out_element: Element,
+    /// Whether the product is added to what `out` holds; otherwise it is overwritten.
+    pub adds: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    F32,
+    Bf16,
+}
+
+impl Element {
+    /// Bytes of an element.
+    pub fn num_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// A device. All calls but `synchronize` and allocations return before their work is done; an error
+/// of that work comes from a later call, and then the device is of no further use.
+pub trait Device: Send + Sync + fmt::Debug {
+    fn properties(&self) -> &DeviceProperties;
+
+    /// Memory that holds zeros, aligned to 256 bytes.
+    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, CudaError>;
+
+    /// # Safety
+    /// The memory came from `allocate` of this device, is freed once, and no work uses it.
+    unsafe fn free(&self, pointer: DevicePointer);
+
+    /// Memory of the host that the device reads and writes by the same address.
+    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, CudaError>;
+
+    /// # Safety
+    /// As for `free`.
+    unsafe fn free_pinned(&self, pointer: NonNull<u8>, num_bytes: usize);
+
+    /// Compiles a source, or finds it among those compiled before, and returns the kernels of these
+    /// names. Modules stay loaded as long as the device is open.
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError>;
+
+    /// Launches a kernel with one parameter: the structure whose bytes are `args`.
+    ///
+    /// # Safety
+    /// The bytes are those of the kernel's parameter type, and all that the kernel follows is memory
+    /// of this device, which no other work changes meanwhile.
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        grid: Grid,
+        args: &[u8],
+    ) -> Result<(), CudaError>;
+
+    /// Computes a product on the compute stream by the vendor's library: fast, but the bits of a row
+    /// may depend on `m`.
+    ///
+    /// # Safety
+    /// As for `launch`.
+    unsafe fn multiply(&self, product: &Product) -> Result<(), CudaError>;
+
+    /// Copies between pinned or device memory, in either direction.
+    ///
+    /// # Safety
+    /// Both ranges are memory of this device or pinned; nobody writes what is read, or uses what is
+    /// written, until the stream has come past this.
+    unsafe fn copy(
+        &self,
+        stream: Stream,
+        to: DevicePointer,
+        from: DevicePointer,
+        num_bytes: usize,
+    ) -> Result<(), CudaError>;
+
+    /// Marks the end of what a stream was given so far.
+    fn record(&self, stream: Stream) -> Result<Event, CudaError>;
+
+    /// Lets a stream wait for an event of another.
+    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), CudaError>;
+
+    /// Whether everything before the event is done.
+    fn is_done(&self, event: Event) -> Result<bool, CudaError>;
+
+    /// Blocks until everything before the event is done, and forgets the event.
+    fn synchronize(&self, event: Event) -> Result<(), CudaError>;
+
+    /// From here on, work on the compute stream is kept and not run.
+    fn begin_capture(&self) -> Result<(), CudaError>;
+
+    /// Ends a capture. The graph stays as long as the device is open.
+    fn end_capture(&self) -> Result<Graph, CudaError>;
+
+    /// Runs a graph on the compute stream.
+    ///
+    /// # Safety
+    /// As for all launches that were captured.
+    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), CudaError>;
+}
+
+/// A device, which stays open while anything that is on it lives.
+pub type SharedDevice = Arc<dyn Device>;

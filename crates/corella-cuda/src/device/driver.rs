@@ -1,0 +1,534 @@
+//! A GPU, through NVIDIA's driver, which is looked for when it is opened.
+
+use std::ffi::{CString, c_void};
+use std::ptr::{NonNull, null_mut};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
+
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::cubin_cache::CubinCache;
+use super::loaded_kernels::LoadedKernels;
+use super::nvrtc::Nvrtc;
+use super::{
+    Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
+    SharedDevice, Stream, cubin,
+};
+use crate::cuda_error::CudaError;
+
+mod calls;
+mod products;
+
+use calls::check;
+use products::{Products, WORKSPACE_BYTES};
+
+/// The oldest generation that the kernels are written for.
+const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
+
+#[derive(Debug)]
+pub struct GpuDevice {
+    properties: DeviceProperties,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    compute: sys::CUstream,
+    pages: sys::CUstream,
+    /// Fills new memory with zeros beside whatever else runs or is captured.
+    setup: sys::CUstream,
+    workspace: DevicePointer,
+    nvrtc: Nvrtc,
+    cache: CubinCache,
+    /// The library is large, and most executors do without: it is looked for when it is needed first.
+    products: OnceLock<Result<Products, CudaError>>,
+    modules: Mutex<Vec<sys::CUmodule>>,
+    /// What was loaded, by the number in `Kernel`. Nothing is added any more when steps run, so that reading never
+    /// waits.
+    kernels: RwLock<Vec<LoadedKernel>>,
+    loaded: LoadedKernels,
+    graphs: RwLock<Vec<sys::CUgraphExec>>,
+    events: Mutex<EventPool>,
+}
+
+// SAFETY: handles of the driver may be used by any thread in which the context is current.
+unsafe impl Send for GpuDevice {}
+// SAFETY: as above; what changes lies behind locks.
+unsafe impl Sync for GpuDevice {}
+
+#[derive(Clone, Debug)]
+struct LoadedKernel {
+    name: String,
+    function: sys::CUfunction,
+    args_bytes: usize,
+    max_threads: u32,
+}
+
+/// Events by the number in `Event`, and which of them nobody holds.
+#[derive(Debug, Default)]
+struct EventPool {
+    events: Vec<sys::CUevent>,
+    idle: Vec<usize>,
+}
+
+impl GpuDevice {
+    /// Opens the GPU with this number, as the driver counts them.
+    pub fn open(ordinal: usize) -> Result<SharedDevice, CudaError> {
+        calls::load()?;
+        let nvrtc = Nvrtc::open()?;
+        let (device, context) = retain_context(ordinal)?;
+        // From here on, dropping the value closes what was opened.
+        let mut opened = Self {
+            properties: properties(device)?,
+            device,
+            context,
+            compute: null_mut(),
+            pages: null_mut(),
+            setup: null_mut(),
+            workspace: DevicePointer::NULL,
+            nvrtc,
+            cache: CubinCache::of_user(),
+            products: OnceLock::new(),
+            modules: Mutex::default(),
+            kernels: RwLock::default(),
+            loaded: LoadedKernels::default(),
+            graphs: RwLock::default(),
+            events: Mutex::default(),
+        };
+        for stream in [&mut opened.compute, &mut opened.pages, &mut opened.setup] {
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: the context is current.
+            let result = unsafe { sys::cuStreamCreate(stream, flags) };
+            check(result, "make a stream")?;
+        }
+        opened.workspace = opened.allocate(WORKSPACE_BYTES)?;
+        let (mut free_bytes, mut total_bytes) = (0, 0);
+        // SAFETY: the context is current.
+        let result = unsafe { sys::cuMemGetInfo_v2(&mut free_bytes, &mut total_bytes) };
+        check(result, "tell how much memory it has")?;
+        opened.properties.free_bytes = free_bytes;
+        opened.properties.total_bytes = total_bytes;
+        Ok(Arc::new(opened))
+    }
+
+    /// Makes the context that of the calling thread.
+    fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context exists as long as this value.
+        let result = unsafe { sys::cuCtxSetCurrent(self.context) };
+        check(result, "be used by a thread")
+    }
+
+    fn stream(&self, stream: Stream) -> sys::CUstream {
+        match stream {
+            Stream::Compute => self.compute,
+            Stream::Pages => self.pages,
+        }
+    }
+
+    fn cubin(&self, source: &ModuleSource) -> Result<Vec<u8>, CudaError> {
+        let architecture = &self.properties.architecture;
+        let key = self.nvrtc.key(source, architecture);
+        if let Some(cubin) = self.cache.get(key) {
+            return Ok(cubin);
+        }
+        let compiled = self.nvrtc.compile(source, architecture, false)?;
+        self.cache.put(key, &compiled.cubin);
+        Ok(compiled.cubin)
+    }
+
+    fn load_kernel(
+        &self,
+        source: &ModuleSource,
+        cubin: &[u8],
+        module: sys::CUmodule,
+        name: &str,
+    ) -> Result<LoadedKernel, CudaError> {
+        let symbol = CString::new(name).expect("a kernel's name has no NUL");
+        let mut function = null_mut();
+        let (mut static_bytes, mut max_threads) = (0, 0);
+        use sys::CUfunction_attribute::*;
+        // SAFETY: the module is loaded, the name is a C string, and the attributes are integers.
+        unsafe {
+            let result = sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr());
+            check(result, &format!("find kernel {name} of {}", source.name))?;
+            let attribute = CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+            let result = sys::cuFuncGetAttribute(&mut static_bytes, attribute, function);
+            check(result, "tell how much shared memory a kernel has")?;
+            let attribute = CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
+            let result = sys::cuFuncGetAttribute(&mut max_threads, attribute, function);
+            check(result, "tell how many threads a kernel has")?;
+            let dynamic_bytes = self.properties.max_shared_bytes as i32 - static_bytes;
+            let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let result = sys::cuFuncSetAttribute(function, attribute, dynamic_bytes);
+            check(result, "give a kernel its shared memory")?;
+        }
+        let args_bytes = cubin::variable(cubin, &format!("{name}_args_bytes"));
+        let args_bytes = args_bytes.ok_or_else(|| {
+            CudaError(format!(
+                "{} does not define {name} by KERNEL or KERNEL_OF",
+                source.name
+            ))
+        })?;
+        Ok(LoadedKernel {
+            name: name.into(),
+            function,
+            args_bytes: args_bytes as usize,
+            max_threads: max_threads as u32,
+        })
+    }
+
+    fn event(&self, event: Event) -> Result<sys::CUevent, CudaError> {
+        let events = self.events.lock().unwrap();
+        let found = events.events.get(event.0 as usize).copied();
+        found.ok_or_else(|| CudaError(format!("no event has number {}", event.0)))
+    }
+}
+
+fn retain_context(ordinal: usize) -> Result<(sys::CUdevice, sys::CUcontext), CudaError> {
+    let (mut num_devices, mut device, mut context) = (0, 0, null_mut());
+    // SAFETY: the driver is loaded, and the device is one that it counts.
+    unsafe {
+        check(sys::cuDeviceGetCount(&mut num_devices), "be counted")?;
+        if ordinal >= num_devices as usize {
+            return Err(CudaError(format!(
+                "there is no GPU {ordinal}: the driver has {num_devices}, counted from 0 \
+                 (CUDA_VISIBLE_DEVICES hides others); use --device cpu"
+            )));
+        }
+        check(sys::cuDeviceGet(&mut device, ordinal as i32), "be opened")?;
+        check(
+            sys::cuDevicePrimaryCtxRetain(&mut context, device),
+            "be opened",
+        )?;
+        check(sys::cuCtxSetCurrent(context), "be used by a thread")?;
+    }
+    Ok((device, context))
+}
+
+/// All but the sizes of its memory.
+fn properties(device: sys::CUdevice) -> Result<DeviceProperties, CudaError> {
+    let attribute = |attribute| {
+        let mut value = 0;
+        // SAFETY: the device exists, and the attribute is an integer.
+        let result = unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) };
+        check(result, "tell its properties").map(|()| value)
+    };
+    let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+    let mut name = [0_u8; 256];
+    // SAFETY: the buffer is as long as is said, and ends in zero afterwards.
+    let result = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device) };
+    check(result, "tell its name")?;
+    let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
+    let name = String::from_utf8_lossy(name).into_owned();
+    if (major, minor) < OLDEST_CAPABILITY {
+        return Err(CudaError(format!(
+            "{name} has compute capability {major}.{minor}, but 8.0 or later is needed; use --device cpu"
+        )));
+    }
+    let num_multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+    let max_shared_bytes =
+        attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    Ok(DeviceProperties {
+        name,
+        architecture: architecture(major, minor),
+        num_multiprocessors: num_multiprocessors as usize,
+        max_shared_bytes: max_shared_bytes as usize,
+        total_bytes: 0,
+        free_bytes: 0,
+    })
+}
+
+/// What kernels are compiled for. Some instructions of compute capability 9.0 are in no later one.
+fn architecture(major: i32, minor: i32) -> String {
+    match (major, minor) {
+        (9, 0) => "sm_90a".into(),
+        _ => format!("sm_{major}{minor}"),
+    }
+}
+
+impl Device for GpuDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, CudaError> {
+        self.bind()?;
+        let mut pointer = 0;
+        // SAFETY: the context is current, and the memory is as large as is said.
+        unsafe {
+            let result = sys::cuMemAlloc_v2(&mut pointer, num_bytes);
+            check(result, &format!("allocate {num_bytes} bytes"))?;
+            check(
+                sys::cuMemsetD8Async(pointer, 0, num_bytes, self.setup),
+                "clear memory",
+            )?;
+            check(sys::cuStreamSynchronize(self.setup), "clear memory")?;
+        }
+        Ok(DevicePointer(pointer))
+    }
+
+    unsafe fn free(&self, pointer: DevicePointer) {
+        // What cannot be freed is lost with the device, which is of no further use then.
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { sys::cuMemFree_v2(pointer.0) };
+        }
+    }
+
+    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, CudaError> {
+        self.bind()?;
+        let mut pointer: *mut c_void = null_mut();
+        let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: the context is current.
+        let result = unsafe { sys::cuMemHostAlloc(&mut pointer, num_bytes, flags) };
+        check(
+            result,
+            &format!("pin {num_bytes} bytes of the host's memory"),
+        )?;
+        // SAFETY: the memory is new, and as large as is said.
+        unsafe { pointer.cast::<u8>().write_bytes(0, num_bytes) };
+        NonNull::new(pointer.cast()).ok_or_else(|| CudaError("pinned memory has no address".into()))
+    }
+
+    unsafe fn free_pinned(&self, pointer: NonNull<u8>, _: usize) {
+        if self.bind().is_ok() {
+            // SAFETY: the caller's promise.
+            let _ = unsafe { sys::cuMemFreeHost(pointer.as_ptr().cast()) };
+        }
+    }
+
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError> {
+        self.loaded.get_or_load(source, names, || {
+            self.bind()?;
+            let cubin = self.cubin(source)?;
+            let mut module = null_mut();
+            // SAFETY: a cubin says how long it is.
+            let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
+            check(result, &format!("load the kernels of {}", source.name))?;
+            self.modules.lock().unwrap().push(module);
+            let load = |name: &&str| self.load_kernel(source, &cubin, module, name);
+            let loaded: Vec<LoadedKernel> = names.iter().map(load).collect::<Result<_, _>>()?;
+            let mut kernels = self.kernels.write().unwrap();
+            let first = kernels.len() as u64;
+            kernels.extend(loaded);
+            Ok((first..kernels.len() as u64).map(Kernel).collect())
+        })
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        grid: Grid,
+        args: &[u8],
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        let kernels = self.kernels.read().unwrap();
+        let kernel = (kernels.get(kernel.0 as usize))
+            .ok_or_else(|| CudaError(format!("no kernel has number {}", kernel.0)))?;
+        if args.len() != kernel.args_bytes || grid.threads > kernel.max_threads {
+            return Err(CudaError(format!(
+                "kernel {} takes {} bytes of parameters and at most {} threads a block, not {} and {}",
+                kernel.name,
+                kernel.args_bytes,
+                kernel.max_threads,
+                args.len(),
+                grid.threads
+            )));
+        }
+        let [x, y, z] = grid.blocks;
+        let mut parameters = [args.as_ptr().cast_mut().cast::<c_void>()];
+        // SAFETY: the only parameter has as many bytes as the kernel takes, which the driver copies, and the caller
+        // vouches for what they mean.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                kernel.function,
+                x,
+                y,
+                z,
+                grid.threads,
+                1,
+                1,
+                grid.shared_bytes,
+                self.stream(stream),
+                parameters.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        match result {
+            sys::CUresult::CUDA_SUCCESS => Ok(()),
+            _ => check(
+                result,
+                &format!("launch kernel {} with {grid:?}", kernel.name),
+            ),
+        }
+    }
+
+    unsafe fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+        self.bind()?;
+        let products = self.products.get_or_init(|| Products::open(self.workspace));
+        let products = products.as_ref().map_err(CudaError::clone)?;
+        // SAFETY: the caller's promise; both modules of bindings mean the same type of the driver.
+        unsafe { products.multiply(product, self.compute.cast()) }
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: Stream,
+        to: DevicePointer,
+        from: DevicePointer,
+        num_bytes: usize,
+    ) -> Result<(), CudaError> {
+        if num_bytes == 0 {
+            return Ok(());
+        }
+        self.bind()?;
+        // SAFETY: the caller's promise; the driver tells pinned from device memory by its address.
+        let result = unsafe { sys::cuMemcpyAsync(to.0, from.0, num_bytes, self.stream(stream)) };
+        check(result, "copy memory")
+    }
+
+    fn record(&self, stream: Stream) -> Result<Event, CudaError> {
+        self.bind()?;
+        let mut pool = self.events.lock().unwrap();
+        let index = match pool.idle.pop() {
+            Some(index) => index,
+            None => {
+                let mut event = null_mut();
+                let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+                // SAFETY: the context is current.
+                let result = unsafe { sys::cuEventCreate(&mut event, flags) };
+                check(result, "make an event")?;
+                pool.events.push(event);
+                pool.events.len() - 1
+            }
+        };
+        // SAFETY: event and stream exist, and nobody else holds the event.
+        let result = unsafe { sys::cuEventRecord(pool.events[index], self.stream(stream)) };
+        check(result, "record an event")?;
+        Ok(Event(index as u64))
+    }
+
+    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: event and stream exist.
+        let result = unsafe { sys::cuStreamWaitEvent(self.stream(stream), self.event(event)?, 0) };
+        check(result, "wait for an event")
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool, CudaError> {
+        self.bind()?;
+        // SAFETY: the event exists.
+        match unsafe { sys::cuEventQuery(self.event(event)?) } {
+            sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            result => check(result, "do its work").map(|()| true),
+        }
+    }
+
+    fn synchronize(&self, event: Event) -> Result<(), CudaError> {
+        self.bind()?;
+        // SAFETY: the event exists.
+        let result = unsafe { sys::cuEventSynchronize(self.event(event)?) };
+        self.events.lock().unwrap().idle.push(event.0 as usize);
+        check(result, "do its work")
+    }
+
+    fn begin_capture(&self) -> Result<(), CudaError> {
+        self.bind()?;
+        // Other threads may go on allocating and loading.
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream exists.
+        let result = unsafe { sys::cuStreamBeginCapture_v2(self.compute, mode) };
+        check(result, "begin a graph")
+    }
+
+    fn end_capture(&self) -> Result<Graph, CudaError> {
+        self.bind()?;
+        let (mut graph, mut executable) = (null_mut(), null_mut());
+        // SAFETY: the stream exists, and the graph is destroyed once.
+        unsafe {
+            check(
+                sys::cuStreamEndCapture(self.compute, &mut graph),
+                "end a graph",
+            )?;
+            let result = sys::cuGraphInstantiateWithFlags(&mut executable, graph, 0);
+            sys::cuGraphDestroy(graph);
+            check(result, "prepare a graph")?;
+        }
+        let mut graphs = self.graphs.write().unwrap();
+        graphs.push(executable);
+        Ok(Graph(graphs.len() as u64 - 1))
+    }
+
+    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), CudaError> {
+        self.bind()?;
+        let executable = { self.graphs.read().unwrap().get(graph.0 as usize).copied() };
+        let executable =
+            executable.ok_or_else(|| CudaError(format!("no graph has number {}", graph.0)))?;
+        // SAFETY: graph and stream exist; the caller vouches for what was captured.
+        let result = unsafe { sys::cuGraphLaunch(executable, self.compute) };
+        check(result, "launch a graph")
+    }
+}
+
+impl Drop for GpuDevice {
+    fn drop(&mut self) {
+        if self.bind().is_err() {
+            return;
+        }
+        let streams = [self.compute, self.pages, self.setup];
+        let streams = streams.into_iter().filter(|stream| !stream.is_null());
+        // SAFETY: all of this is the device's own, and nothing uses it once the streams are done. An error of their
+        // work was, or is of no more interest to anyone.
+        unsafe {
+            for stream in streams.clone() {
+                let _ = sys::cuStreamSynchronize(stream);
+            }
+            self.products.take();
+            for graph in self.graphs.get_mut().unwrap().drain(..) {
+                let _ = sys::cuGraphExecDestroy(graph);
+            }
+            for event in self.events.get_mut().unwrap().events.drain(..) {
+                let _ = sys::cuEventDestroy_v2(event);
+            }
+            for module in self.modules.get_mut().unwrap().drain(..) {
+                let _ = sys::cuModuleUnload(module);
+            }
+            for stream in streams {
+                let _ = sys::cuStreamDestroy_v2(stream);
+            }
+            if self.workspace != DevicePointer::NULL {
+                let _ = sys::cuMemFree_v2(self.workspace.0);
+            }
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_without_a_driver_says_so_in_a_line() {
+        // On a machine with a GPU, opening one that is not there says so instead.
+        let error = GpuDevice::open(4096).unwrap_err().0;
+        let reasons = [
+            "no NVIDIA driver was found (libcuda.so.1): ",
+            "there is no GPU 4096: the driver has ",
+            "the GPU could not start: ",
+        ];
+        assert!(
+            reasons.iter().any(|reason| error.starts_with(reason)),
+            "{error}"
+        );
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+
+    #[test]
+    fn only_hopper_has_instructions_of_its_own() {
+        let architectures =
+            [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)].map(|(a, b)| architecture(a, b));
+        assert_eq!(
+            architectures,
+            ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"]
+        );
+    }
+}

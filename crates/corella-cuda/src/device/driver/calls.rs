@@ -1,0 +1,94 @@
+//! The driver's functions that are used, and what its errors become.
+
+use std::ffi::CStr;
+
+use cudarc::driver::sys;
+
+use crate::cuda_error::CudaError;
+use crate::device::dynamic_library;
+
+const FUNCTIONS: [&str; 36] = [
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemcpyAsync",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
+
+/// Also called, when a device is closed or a capture ends.
+const MORE_FUNCTIONS: [&str; 3] = ["cuModuleUnload", "cuStreamDestroy_v2", "cuStreamEndCapture"];
+
+/// CUDA 12.0, whose machine code the driver must load.
+const OLDEST_VERSION: i32 = 12000;
+
+/// Loads the driver.
+pub fn load() -> Result<(), CudaError> {
+    dynamic_library::DRIVER.load(&FUNCTIONS)?;
+    dynamic_library::DRIVER.load(&MORE_FUNCTIONS)?;
+    let mut version = 0;
+    // SAFETY: the library is loaded and has the functions.
+    unsafe {
+        check(sys::cuInit(0), "start")?;
+        check(sys::cuDriverGetVersion(&mut version), "tell its version")?;
+    }
+    if version < OLDEST_VERSION {
+        return Err(CudaError(format!(
+            "the NVIDIA driver is of CUDA {}.{}, but 12.0 or later is needed: update it, or use --device cpu",
+            version / 1000,
+            version % 1000 / 10
+        )));
+    }
+    Ok(())
+}
+
+/// An error says what the driver could not do.
+pub fn check(result: sys::CUresult, what: &str) -> Result<(), CudaError> {
+    if result == sys::CUresult::CUDA_SUCCESS {
+        return Ok(());
+    }
+    let mut name = std::ptr::null();
+    let mut text = std::ptr::null();
+    // SAFETY: the functions write C strings that live as long as the library, or null.
+    let [name, text] = unsafe {
+        sys::cuGetErrorName(result, &mut name);
+        sys::cuGetErrorString(result, &mut text);
+        [name, text].map(|string| match string.is_null() {
+            true => "unknown error".into(),
+            false => CStr::from_ptr(string).to_string_lossy(),
+        })
+    };
+    Err(CudaError(format!(
+        "the GPU could not {what}: {name} ({text})"
+    )))
+}

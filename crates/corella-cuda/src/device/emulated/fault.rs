@@ -1,0 +1,68 @@
+//! When a kernel touches memory that it must not, the process ends; here it says first which kernel, block
+//! and thread that was.
+
+use std::cell::Cell;
+use std::sync::Once;
+
+use libc::{c_int, c_void, siginfo_t};
+
+use super::library::EmulatedLaunch;
+
+thread_local! {
+    static RUNNING: Cell<*const EmulatedLaunch> = const { Cell::new(std::ptr::null()) };
+}
+
+/// Runs a launch whose faults are reported.
+pub fn watch<R>(launch: &mut EmulatedLaunch, run: impl FnOnce(*mut EmulatedLaunch) -> R) -> R {
+    let launch: *mut EmulatedLaunch = launch;
+    RUNNING.set(launch);
+    let result = run(launch);
+    RUNNING.set(std::ptr::null());
+    result
+}
+
+static mut PREVIOUS: [std::mem::MaybeUninit<libc::sigaction>; 2] =
+    [const { std::mem::MaybeUninit::uninit() }; 2];
+const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+
+/// Reports faults of kernels from now on. Other faults are handled as before.
+pub fn install_handler() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for (index, signal) in SIGNALS.into_iter().enumerate() {
+            // SAFETY: the handler only reads what this thread runs, and writes to standard error.
+            unsafe {
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = handle as *const () as usize;
+                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+                let previous = (&raw mut PREVIOUS[index]).cast();
+                libc::sigaction(signal, &action, previous);
+            }
+        }
+    });
+}
+
+extern "C" fn handle(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
+    let launch = RUNNING.get();
+    // SAFETY: the launch runs in this very thread, the previous actions were written before this handler was
+    // installed, and a fault that is not ours happens again when the handler returns.
+    unsafe {
+        if let Some(launch) = launch.as_ref() {
+            let [x, y, z, thread] = launch.now();
+            let name = launch.name().to_string_lossy();
+            let address = (*info).si_addr() as usize;
+            eprintln!(
+                "kernel {name}, block ({x}, {y}, {z}), thread {thread}: \
+                 there is no memory at {address:#x}, or its stack is too small"
+            );
+            libc::signal(signal, libc::SIG_DFL);
+            return;
+        }
+        let index = SIGNALS
+            .iter()
+            .position(|&known| known == signal)
+            .unwrap_or(0);
+        let previous = (&raw const PREVIOUS[index]).cast::<libc::sigaction>();
+        libc::sigaction(signal, previous, std::ptr::null_mut());
+    }
+}

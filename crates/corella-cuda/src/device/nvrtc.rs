@@ -1,0 +1,206 @@
+//! Kernel sources as machine code of a GPU, by NVRTC. It needs no GPU and no driver.
+
+use std::ffi::{CStr, CString, c_char};
+
+use cudarc::nvrtc::sys;
+
+use super::{ModuleSource, dynamic_library};
+use crate::cuda_error::CudaError;
+use crate::kernels::INCLUDES;
+
+const FUNCTIONS: [&str; 9] = [
+    "nvrtcVersion",
+    "nvrtcCreateProgram",
+    "nvrtcDestroyProgram",
+    "nvrtcCompileProgram",
+    "nvrtcGetProgramLogSize",
+    "nvrtcGetProgramLog",
+    "nvrtcGetCUBINSize",
+    "nvrtcGetCUBIN",
+    "nvrtcGetErrorString",
+];
+
+/// What decides about the code, besides the source and the architecture. A multiply-add fuses only where a
+/// source says so, so that results do not depend on the compiler.
+const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-default-device"];
+
+/// NVRTC, found and loaded.
+#[derive(Clone, Copy, Debug)]
+pub struct Nvrtc {
+    version: (i32, i32),
+}
+
+#[derive(Debug)]
+pub struct Compiled {
+    pub cubin: Vec<u8>,
+    /// What the assembler says about each kernel, where that was asked for.
+    #[cfg(feature = "kernel-table")]
+    pub log: String,
+}
+
+impl Nvrtc {
+    pub fn open() -> Result<Self, CudaError> {
+        dynamic_library::NVRTC.load(&FUNCTIONS)?;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the library is loaded and has the function, which writes two integers.
+        let result = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
+        check(result, "tell its version")?;
+        Ok(Self {
+            version: (major, minor),
+        })
+    }
+
+    #[cfg(feature = "kernel-table")]
+    pub fn version(&self) -> String {
+        format!("{}.{}", self.version.0, self.version.1)
+    }
+
+    /// All that decides about the code of a source: the key of a cache.
+    pub fn key(&self, source: &ModuleSource, architecture: &str) -> u128 {
+        let mut hash = xxhash_rust::xxh3::Xxh3::new();
+        let mut add = |part: &[u8]| {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part);
+        };
+        add(&self.version.0.to_le_bytes());
+        add(&self.version.1.to_le_bytes());
+        for option in options(source, architecture) {
+            add(option.as_bytes());
+        }
+        for &(name, text) in INCLUDES {
+            add(name.as_bytes());
+            add(text.as_bytes());
+        }
+        add(source.name.as_bytes());
+        add(source.text.as_bytes());
+        hash.digest128()
+    }
+
+    /// Compiles for an architecture such as `sm_90a`.
+    pub fn compile(
+        &self,
+        source: &ModuleSource,
+        architecture: &str,
+        explains: bool,
+    ) -> Result<Compiled, CudaError> {
+        let mut options = options(source, architecture);
+        if explains {
+            options.push("--ptxas-options=-v".into());
+        }
+        let options: Vec<CString> = options.into_iter().map(c_string).collect();
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        let program = Program::new(source)?;
+        // SAFETY: the program exists, and the options are C strings.
+        let result =
+            unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
+        let log = program.log()?;
+        if result != sys::nvrtcResult::NVRTC_SUCCESS {
+            let (major, minor) = self.version;
+            return Err(CudaError(format!(
+                "{} does not compile for {architecture} with NVRTC {major}.{minor} ({}):\n{log}",
+                source.name,
+                reason(result)
+            )));
+        }
+        let mut len = 0;
+        // SAFETY: the program was compiled, and the buffer is as long as NVRTC says.
+        let cubin = unsafe {
+            check(
+                sys::nvrtcGetCUBINSize(program.0, &mut len),
+                "give the size of a cubin",
+            )?;
+            let mut cubin = vec![0_u8; len];
+            let result = sys::nvrtcGetCUBIN(program.0, cubin.as_mut_ptr().cast());
+            check(result, "give a cubin")?;
+            cubin
+        };
+        Ok(Compiled {
+            cubin,
+            #[cfg(feature = "kernel-table")]
+            log,
+        })
+    }
+}
+
+fn options(source: &ModuleSource, architecture: &str) -> Vec<String> {
+    let mut options: Vec<String> = OPTIONS.map(String::from).into();
+    options.push(format!("--gpu-architecture={architecture}"));
+    let defines = source.defines.iter();
+    options.extend(defines.map(|(name, value)| format!("-D{name}={value}")));
+    options
+}
+
+struct Program(sys::nvrtcProgram);
+
+impl Program {
+    fn new(source: &ModuleSource) -> Result<Self, CudaError> {
+        let (names, texts): (Vec<CString>, Vec<CString>) = INCLUDES
+            .iter()
+            .map(|&(name, text)| (c_string(name), c_string(text)))
+            .unzip();
+        let pointers = |strings: &[CString]| -> Vec<*const c_char> {
+            strings.iter().map(|string| string.as_ptr()).collect()
+        };
+        let (names, texts) = (pointers(&names), pointers(&texts));
+        let (name, text) = (c_string(source.name), c_string(source.text));
+        let mut program = std::ptr::null_mut();
+        // SAFETY: all strings are C strings and outlive the call, which copies them.
+        let result = unsafe {
+            sys::nvrtcCreateProgram(
+                &mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                names.len() as i32,
+                texts.as_ptr(),
+                names.as_ptr(),
+            )
+        };
+        check(result, "take a source")?;
+        Ok(Self(program))
+    }
+
+    fn log(&self) -> Result<String, CudaError> {
+        let mut len = 0;
+        // SAFETY: the program exists, and the buffer is as long as NVRTC says.
+        unsafe {
+            check(
+                sys::nvrtcGetProgramLogSize(self.0, &mut len),
+                "give the size of a log",
+            )?;
+            let mut log = vec![0_u8; len];
+            check(
+                sys::nvrtcGetProgramLog(self.0, log.as_mut_ptr().cast()),
+                "give a log",
+            )?;
+            log.truncate(len.saturating_sub(1));
+            Ok(String::from_utf8_lossy(&log).into_owned())
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the program is this value's.
+        unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
+    }
+}
+
+fn c_string(text: impl Into<Vec<u8>>) -> CString {
+    CString::new(text).expect("sources and macros have no NUL")
+}
+
+fn reason(result: sys::nvrtcResult) -> String {
+    // SAFETY: the function returns a C string for any number.
+    let text = unsafe { CStr::from_ptr(sys::nvrtcGetErrorString(result)) };
+    text.to_string_lossy().into_owned()
+}
+
+fn check(result: sys::nvrtcResult, what: &str) -> Result<(), CudaError> {
+    match result {
+        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        _ => Err(CudaError(format!(
+            "NVRTC could not {what}: {}",
+            reason(result)
+        ))),
+    }
+}

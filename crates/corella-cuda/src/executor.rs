@@ -1,0 +1,348 @@
+//! The `Executor` face: hands batches to the thread that gives them to the device.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
+use corella_model::{
+    CallerWaker, DecoderSpec, DecoderWeights, ElementOrder, Executor, ExecutorError, ExecutorInfo,
+    FeedForward, KvFormat, KvGeometry, KvGroups, KvLayout, KvPages, SlotLimits, Slots, StepRows,
+    StepWaker, TokenMask,
+};
+
+use crate::cuda_error::CudaError;
+use crate::device::{Element, SharedDevice};
+use crate::kv::KvMemory;
+use crate::step::{
+    Command, CompletionThread, DeviceSampler, Forward, ForwardParts, SamplingLimits, Stage,
+    Staging, StepInFlight,
+};
+use crate::weights::{OnLayer, Weights};
+
+#[derive(Clone, Debug)]
+pub struct CudaConfig {
+    /// The type of weights and activations.
+    pub element: Element,
+    pub kv_format: KvFormat,
+    /// The groups of layers that have page tables of their own. `None` is one group, which keeps the
+    /// pages of the whole context.
+    pub kv_groups: Option<KvGroups>,
+    pub num_pages: u32,
+    pub page_size: u32,
+    pub max_num_seqs: u32,
+    pub max_num_batched_tokens: u32,
+    pub max_model_len: u32,
+    /// The most alternatives whose log-probabilities a request may ask for.
+    pub max_logprobs: u32,
+    /// Whether the bits of a row depend on nothing but its own sequence. Otherwise products of many
+    /// rows are left to the vendor's library, which chooses other kernels for other numbers of rows.
+    pub is_batch_invariant: bool,
+    /// Whether decode steps are captured as graphs and replayed.
+    pub uses_graphs: bool,
+}
+
+impl CudaConfig {
+    /// The sizes that a scheduler's batches need, and all else as it is without being asked for.
+    pub fn for_scheduler(limits: &SchedulerConfig, element: Element, kv_format: KvFormat) -> Self {
+        Self {
+            element,
+            kv_format,
+            kv_groups: None,
+            num_pages: limits.num_pages,
+            page_size: limits.page_size,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_model_len: limits.max_model_len,
+            max_logprobs: 20,
+            is_batch_invariant: true,
+            uses_graphs: true,
+        }
+    }
+}
+
+/// About what an executor needs on the device beside weights and KV pages, in bytes: rows between
+/// kernels, logits, and the memory of draws; and half a gigabyte for kernels and the vendor's library.
+pub fn activation_bytes(spec: &DecoderSpec, limits: &SchedulerConfig, max_logprobs: u32) -> usize {
+    const FIXED_BYTES: usize = 512 << 20;
+    let rows = limits.max_num_batched_tokens as usize;
+    let per_row = spec.layers.iter().map(|layer| {
+        let attention = &layer.attention;
+        let inner = layer.feed_forward.mlp().intermediate_size;
+        10 * spec.hidden_size + 4 * (2 * attention.query_len() + 2 * attention.kv_len() + inner)
+    });
+    let drawn = 24 + 8 * max_logprobs as usize;
+    let logit_rows = (2 * rows).min(256);
+    let per_logit_row = 4 * spec.vocab_size + spec.vocab_size / 16 + 64 * 1024;
+    let slots = limits.max_num_seqs as usize * (4 * spec.max_position + spec.vocab_size / 8);
+    FIXED_BYTES
+        + rows * (per_row.max().unwrap_or(0) + 2 * drawn)
+        + logit_rows * per_logit_row
+        + slots
+}
+
+pub struct CudaExecutor {
+    info: ExecutorInfo,
+    kv_layout: KvLayout,
+    kv: Arc<KvMemory>,
+    commands: SyncSender<Command>,
+    results: Receiver<Result<BatchOutput, ExecutorError>>,
+    waker: Arc<OnceLock<StepWaker>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The number of commands that a queue holds. Steps in flight (`SchedulerConfig::max_inflight_steps`)
+/// need fewer: each is submitted and masked.
+const QUEUE_LEN: usize = 64;
+
+/// Steps whose memory the device may have at a time.
+const MAX_STEPS_IN_FLIGHT: usize = 4;
+
+/// Memory of one page: K and V of the layers of a KV group.
+pub fn kv_page_bytes(
+    spec: &DecoderSpec,
+    groups: &KvGroups,
+    page_size: u32,
+    format: KvFormat,
+) -> usize {
+    geometry(spec, groups, 1, page_size, format).page_bytes()
+}
+
+fn geometry(
+    spec: &DecoderSpec,
+    groups: &KvGroups,
+    num_pages: u32,
+    page_size: u32,
+    format: KvFormat,
+) -> KvGeometry {
+    let attention = &spec.layers[0].attention;
+    KvGeometry {
+        num_layers: groups.num_page_layers(0..spec.layers.len()) as u32,
+        num_kv_heads: attention.num_kv_heads as u32,
+        head_dim: attention.head_dim as u32,
+        page_size,
+        num_pages,
+        format,
+        order: ElementOrder::Rows,
+    }
+}
+
+impl CudaExecutor {
+    /// Uploads the weights and allocates all memory. `on_layer` is called with the number of layers
+    /// whose weights are on the device.
+    pub fn new(
+        device: &SharedDevice,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        config: CudaConfig,
+        on_layer: OnLayer<'_>,
+    ) -> Result<Self, CudaError> {
+        check(&spec, &config)?;
+        let kv_groups = { config.kv_groups.clone() }.unwrap_or_else(|| KvGroups::one(&spec));
+        if !kv_groups.are_of(&spec) {
+            return Err(CudaError(String::from(
+                "the KV groups are those of another model: its layers read other positions",
+            )));
+        }
+        let geometry = geometry(
+            &spec,
+            &kv_groups,
+            config.num_pages,
+            config.page_size,
+            config.kv_format,
+        );
+        let weights = Weights::upload(
+            device,
+            &spec,
+            &weights,
+            config.element,
+            config.is_batch_invariant,
+            on_layer,
+        )?;
+        let weight_bytes = weights.num_bytes();
+        let kv = Arc::new(KvMemory::new(device, geometry.clone())?);
+        let limits = SlotLimits {
+            max_num_seqs: config.max_num_seqs,
+            max_model_len: config.max_model_len,
+            num_pages: config.num_pages,
+            page_size: config.page_size,
+            kv_groups: kv_groups.groups().to_vec(),
+            vocab_size: spec.vocab_size,
+        };
+        let max_rows = config.max_num_batched_tokens as usize;
+        let forward = Forward::new(ForwardParts {
+            device,
+            spec: &spec,
+            weights,
+            kv: &kv,
+            kv_layers: kv_groups.layers(0..spec.layers.len()),
+            config: &config,
+        })?;
+        let sampler = DeviceSampler::new(
+            device,
+            SamplingLimits {
+                vocab_size: spec.vocab_size,
+                // Warm-up has a slot of its own.
+                max_num_seqs: config.max_num_seqs as usize + 1,
+                max_model_len: config.max_model_len as usize,
+                // Every row may be scored, and drawn from besides.
+                max_draws: 2 * max_rows,
+                max_rows: forward.logit_rows(),
+                max_top: config.max_logprobs as usize,
+            },
+        )?;
+        let (commands, receiver) = sync_channel(QUEUE_LEN);
+        let (completions, completion_receiver) = sync_channel(QUEUE_LEN);
+        let (results_sender, results) = sync_channel(QUEUE_LEN);
+        let (free_sender, free_steps) = sync_channel(MAX_STEPS_IN_FLIGHT);
+        for _ in 0..MAX_STEPS_IN_FLIGHT {
+            let step = StepInFlight::new(sampler.new_step()?, Staging::new(device));
+            free_sender.send(step).expect("the receiver is here");
+        }
+        let waker = Arc::default();
+        let stage = Stage {
+            forward: forward.with_sampler(&sampler),
+            sampler,
+            slots: Slots::new(limits, None, false),
+            kv: Arc::clone(&kv),
+            commands: receiver,
+            completions,
+            free_steps,
+            max_num_batched_tokens: config.max_num_batched_tokens,
+            postponed: VecDeque::new(),
+            rows: StepRows::default(),
+        };
+        let completion = CompletionThread {
+            device: SharedDevice::clone(device),
+            kv: Arc::clone(&kv),
+            completions: completion_receiver,
+            free_steps: free_sender,
+            results: results_sender,
+            waker: CallerWaker(Arc::clone(&waker)),
+        };
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            let thread = std::thread::Builder::new().name(String::from(name));
+            let no_thread =
+                |error| CudaError(format!("cannot start the executor's threads: {error}"));
+            thread.spawn(run).map_err(no_thread)
+        };
+        let properties = device.properties();
+        Ok(Self {
+            info: ExecutorInfo {
+                device: format!("cuda ({})", properties.name),
+                isa: properties.architecture.clone(),
+                num_threads: 2,
+                weight_bytes,
+            },
+            kv_layout: KvLayout {
+                num_pages: config.num_pages,
+                page_size: config.page_size,
+                format: config.kv_format,
+                page_bytes: geometry.page_bytes(),
+                groups: kv_groups.groups().to_vec(),
+            },
+            threads: vec![
+                spawn("corella-cuda", Box::new(|| stage.run()))?,
+                spawn("corella-cuda-end", Box::new(|| completion.run()))?,
+            ],
+            kv,
+            commands,
+            results,
+            waker,
+        })
+    }
+
+    fn send(&self, command: Command) -> Result<(), ExecutorError> {
+        self.commands.send(command).map_err(|_| lost())
+    }
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        // This fails when the stage has gone.
+        let _ = self.commands.send(Command::Close);
+        for thread in self.threads.drain(..) {
+            // A panic of the thread has been reported as a lost executor.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn info(&self) -> ExecutorInfo {
+        self.info.clone()
+    }
+
+    fn kv_layout(&self) -> KvLayout {
+        self.kv_layout.clone()
+    }
+
+    fn warm_up(&mut self) -> Result<(), ExecutorError> {
+        let (sender, receiver) = sync_channel(1);
+        self.send(Command::WarmUp(sender))?;
+        let result = receiver.recv().map_err(|_| lost())?;
+        result.map_err(|reason| ExecutorError::Lost { reason })
+    }
+
+    fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
+        self.send(Command::Step(batch))
+    }
+
+    fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError> {
+        self.send(Command::Sample(step, masks))
+    }
+
+    fn wait(&mut self) -> Result<BatchOutput, ExecutorError> {
+        self.results.recv().unwrap_or_else(|_| Err(lost()))
+    }
+
+    fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError> {
+        match self.results.try_recv() {
+            Ok(result) => result.map(Some),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err(lost()),
+        }
+    }
+
+    fn set_waker(&mut self, waker: StepWaker) {
+        assert!(self.waker.set(waker).is_ok(), "an executor has one waker");
+    }
+
+    fn kv_pages(&self) -> Arc<dyn KvPages> {
+        Arc::clone(&self.kv) as _
+    }
+}
+
+fn lost() -> ExecutorError {
+    ExecutorError::Lost {
+        reason: String::from("the executor's thread has ended"),
+    }
+}
+
+/// Refuses what this executor cannot compute.
+fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), CudaError> {
+    let counts = [
+        ("num_pages", config.num_pages),
+        ("page_size", config.page_size),
+        ("max_num_seqs", config.max_num_seqs),
+        ("max_num_batched_tokens", config.max_num_batched_tokens),
+        ("max_model_len", config.max_model_len),
+    ];
+    if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
+        return Err(CudaError(format!("{name} must be at least 1")));
+    }
+    let mut layers = spec.layers.iter();
+    if layers.any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_))) {
+        return Err(CudaError(String::from(
+            "models with experts do not run on GPUs yet: use --device cpu",
+        )));
+    }
+    if spec.learned_positions && config.max_model_len as usize > spec.max_position {
+        return Err(CudaError(format!(
+            "max_model_len is {}, but the model has learned {} positions",
+            config.max_model_len, spec.max_position
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! A device that only notes which modules it is asked for.
+
+use std::collections::HashSet;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
+
+use super::model_shape;
+use crate::cuda_error::CudaError;
+use crate::device::{
+    Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
+    SharedDevice, Stream,
+};
+
+#[derive(Debug)]
+pub struct RecordingDevice {
+    properties: DeviceProperties,
+    /// In the order in which they were asked for first.
+    modules: Mutex<(HashSet<ModuleSource>, Vec<RecordedModule>)>,
+}
+
+/// A module, and the kernels of it that were asked for.
+#[derive(Clone, Debug)]
+pub struct RecordedModule {
+    pub source: ModuleSource,
+    pub kernels: Vec<String>,
+}
+
+impl RecordingDevice {
+    /// The modules of all shapes of models on a device of this architecture.
+    pub fn modules_for(architecture: &str) -> Result<Vec<RecordedModule>, CudaError> {
+        // A100, H100 and B200.
+        let (num_multiprocessors, max_shared_bytes) = match architecture {
+            "sm_80" => (108, 163 << 10),
+            "sm_90a" => (132, 227 << 10),
+            _ => (148, 227 << 10),
+        };
+        let recorder = Arc::new(Self {
+            properties: DeviceProperties {
+                name: "a device that runs nothing".into(),
+                architecture: architecture.into(),
+                num_multiprocessors,
+                max_shared_bytes,
+                total_bytes: 80 << 30,
+                free_bytes: 80 << 30,
+            },
+            modules: Mutex::default(),
+        });
+        let device: SharedDevice = recorder.clone();
+        model_shape::load_all(&device)?;
+        Ok(recorder.modules.lock().unwrap().1.clone())
+    }
+}
+
+fn refused<T>() -> Result<T, CudaError> {
+    Err(CudaError(
+        "this device only notes which kernels are loaded".into(),
+    ))
+}
+
+impl Device for RecordingDevice {
+    fn properties(&self) -> &DeviceProperties {
+        &self.properties
+    }
+
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError> {
+        let (known, modules) = &mut *self.modules.lock().unwrap();
+        if known.insert(source.clone()) {
+            modules.push(RecordedModule {
+                source: source.clone(),
+                kernels: names.iter().map(|&name| name.into()).collect(),
+            });
+        }
+        Ok(names.iter().map(|_| Kernel(0)).collect())
+    }
+
+    fn allocate(&self, _: usize) -> Result<DevicePointer, CudaError> {
+        refused()
+    }
+
+    unsafe fn free(&self, _: DevicePointer) {}
+
+    fn allocate_pinned(&self, _: usize) -> Result<NonNull<u8>, CudaError> {
+        refused()
+    }
+
+    unsafe fn free_pinned(&self, _: NonNull<u8>, _: usize) {}
+
+    unsafe fn launch(&self, _: Stream, _: Kernel, _: Grid, _: &[u8]) -> Result<(), CudaError> {
+        refused()
+    }
+
+    unsafe fn multiply(&self, _: &Product) -> Result<(), CudaError> {
+        refused()
+    }
+
+    unsafe fn copy(
+        &self,
+        _: Stream,
+        _: DevicePointer,
+        _: DevicePointer,
+        _: usize,
+    ) -> Result<(), CudaError> {
+        refused()
+    }
+
+    fn record(&self, _: Stream) -> Result<Event, CudaError> {
+        refused()
+    }
+
+    fn wait_on(&self, _: Stream, _: Event) -> Result<(), CudaError> {
+        refused()
+    }
+
+    fn is_done(&self, _: Event) -> Result<bool, CudaError> {
+        refused()
+    }
+
+    fn synchronize(&self, _: Event) -> Result<(), CudaError> {
+        refused()
+    }
+
+    fn begin_capture(&self) -> Result<(), CudaError> {
+        refused()
+    }
+
+    fn end_capture(&self) -> Result<Graph, CudaError> {
+        refused()
+    }
+
+    unsafe fn launch_graph(&self, _: Graph) -> Result<(), CudaError> {
+        refused()
+    }
+}

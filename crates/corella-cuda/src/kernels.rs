@@ -1,0 +1,72 @@
+//! The kernels: their sources, the parameters of each, and how they are launched.
+//!
+//! Every kernel takes one structure, `NAMEArgs`, which exists twice: `#[repr(C)]` here and as a
+//! `struct` in the source, fields in the same order.
+
+use corella_model::{DType, KvFormat};
+
+use crate::device::Element;
+
+pub mod activation;
+pub mod attention;
+pub mod embed;
+pub mod linear;
+pub mod norm;
+pub mod packed_weight;
+pub mod page;
+pub mod progress;
+pub mod rotary;
+pub mod sample;
+
+#[cfg(all(test, feature = "emulated-device"))]
+mod test_memory;
+
+/// Files that sources include, by name.
+pub const INCLUDES: &[(&str, &str)] = &[
+    ("prelude.cuh", include_str!("kernels/prelude.cuh")),
+    (
+        "activation_function.cuh",
+        include_str!("kernels/activation_function.cuh"),
+    ),
+    (
+        "attention_item.cuh",
+        include_str!("kernels/attention_item.cuh"),
+    ),
+    ("atomic.cuh", include_str!("kernels/atomic.cuh")),
+    (
+        "attention_staging.cuh",
+        include_str!("kernels/attention_staging.cuh"),
+    ),
+    ("chunk.cuh", include_str!("kernels/chunk.cuh")),
+    ("linear_args.cuh", include_str!("kernels/linear_args.cuh")),
+    ("sample.cuh", include_str!("kernels/sample.cuh")),
+    ("step_row.cuh", include_str!("kernels/step_row.cuh")),
+    (
+        "weight_fragment.cuh",
+        include_str!("kernels/weight_fragment.cuh"),
+    ),
+];
+
+/// The bytes of a kernel's parameters, which have no padding between fields.
+fn args_bytes<T>(args: &T) -> &[u8] {
+    // SAFETY: the structures of parameters fill themselves with fields, so that all bytes are initialised.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(args).cast(), size_of::<T>()) }
+}
+
+/// The macro `ELEMENT`: the type of activations.
+fn element_macro(element: Element) -> String {
+    String::from(match element {
+        Element::F32 => "float",
+        Element::Bf16 => "bf16",
+    })
+}
+
+/// The macro `KV_ELEMENT`: the type of keys and values in pages.
+fn kv_element_macro(format: KvFormat) -> String {
+    String::from(match format {
+        KvFormat::Float(DType::F32) => "float",
+        KvFormat::Float(DType::F16) => "f16",
+        KvFormat::Float(DType::Bf16) => "bf16",
+        KvFormat::Int8 => "i8",
+    })
+}

@@ -1,0 +1,29 @@
+// Atomic operations on integers: what many thread blocks combine without an order. Each returns what was there before.
+#pragma once
+#include "prelude.cuh"
+
+#ifndef EMULATED_DEVICE
+
+DEVICE u64 atomic_add(u64* counter, u64 addend) { return atomicAdd(counter, addend); }
+
+// Raises a number to another, if that is larger.
+DEVICE u32 atomic_max(u32* number, u32 other) { return atomicMax(number, other); }
+DEVICE u64 atomic_max(u64* number, u64 other) { return atomicMax(number, other); }
+
+#else
+
+// The emulated device runs one thread at a time, and nothing interrupts it here.
+DEVICE u64 atomic_add(u64* counter, u64 addend) {
+    const u64 before = *counter;
+    *counter = before + addend;
+    return before;
+}
+
+template <class T>
+DEVICE T atomic_max(T* number, T other) {
+    const T before = *number;
+    *number = max(before, other);
+    return before;
+}
+
+#endif

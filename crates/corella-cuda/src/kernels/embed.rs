@@ -1,0 +1,115 @@
+//! Embeddings of the step's tokens: where the residual stream begins.
+
+use crate::cuda_error::CudaError;
+use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+
+use super::norm::row_threads;
+use super::{args_bytes, element_macro};
+
+#[cfg(all(test, feature = "emulated-device"))]
+mod tests;
+
+/// A row of a step, as kernels read it (`step_row.cuh`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Row {
+    /// The token; negative for the one that an earlier step drew for the slot.
+    pub token: i32,
+    pub position: i32,
+    pub slot: u32,
+    pub span: u32,
+}
+
+impl Row {
+    /// A row that fills up a step.
+    pub const PADDING: Self = Self {
+        token: 0,
+        position: -1,
+        slot: 0,
+        span: 0,
+    };
+}
+
+#[derive(Debug)]
+pub struct EmbedKernel {
+    kernel: Kernel,
+}
+
+/// What a step embeds, and where.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbedStep {
+    pub num_rows: usize,
+    /// The step's rows: token, position, slot, span. A row of position -1 is left as it is. A negative token
+    /// stands for the one in `drawn`.
+    pub rows: DevicePointer,
+    /// `[slot]`: the token that an earlier step drew, a `u32`.
+    pub drawn: DevicePointer,
+    /// `[vocab_size][hidden]`.
+    pub embedding: DevicePointer,
+    /// `[position][hidden]`, added to what was scaled; `DevicePointer::NULL` without learned positions.
+    pub positions: DevicePointer,
+    /// `[row][hidden]` in f32, which are written.
+    pub residual: DevicePointer,
+    /// `[slot][max_len]`: the token at each position, a `u32`, which is written.
+    pub history: DevicePointer,
+    pub vocab_size: usize,
+    pub hidden: usize,
+    pub max_len: usize,
+    /// What embeddings are multiplied by.
+    pub scale: f32,
+}
+
+#[repr(C)]
+struct EmbedArgs {
+    rows: DevicePointer,
+    drawn: DevicePointer,
+    embedding: DevicePointer,
+    positions: DevicePointer,
+    residual: DevicePointer,
+    history: DevicePointer,
+    hidden: u32,
+    max_len: u32,
+    scale: f32,
+    vocab_size: u32,
+}
+
+impl EmbedKernel {
+    /// Compiles the kernel for tables of an element type.
+    pub fn load(device: &SharedDevice, element: Element) -> Result<Self, CudaError> {
+        let source = ModuleSource {
+            name: "embed.cu",
+            text: include_str!("embed.cu"),
+            defines: vec![("ELEMENT", element_macro(element))],
+        };
+        Ok(Self {
+            kernel: device.load(&source, &["embed"])?[0],
+        })
+    }
+
+    /// # Safety
+    /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
+    pub unsafe fn launch(&self, device: &SharedDevice, step: &EmbedStep) -> Result<(), CudaError> {
+        if step.num_rows == 0 {
+            return Ok(());
+        }
+        let args = EmbedArgs {
+            rows: step.rows,
+            drawn: step.drawn,
+            embedding: step.embedding,
+            positions: step.positions,
+            residual: step.residual,
+            history: step.history,
+            hidden: step.hidden as u32,
+            max_len: step.max_len as u32,
+            scale: step.scale,
+            vocab_size: step.vocab_size as u32,
+        };
+        let grid = Grid {
+            blocks: [step.num_rows as u32, 1, 1],
+            threads: row_threads(step.hidden),
+            shared_bytes: 0,
+        };
+        // SAFETY: these are the kernel's parameters; the caller promises the rest.
+        unsafe { device.launch(Stream::Compute, self.kernel, grid, args_bytes(&args)) }
+    }
+}

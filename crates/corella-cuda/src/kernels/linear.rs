@@ -1,0 +1,464 @@
+//! Linear layers: `out[row][channel] = input[row] · weight[channel] + bias[channel]`.
+//!
+//! The bits of an output do not depend on the number of rows, whichever kernel computes it
+//! (`linear_args.cuh`). Which one does depends on the rows: up to 32, weights stream through registers; from there
+//! on tiles go through shared memory.
+
+use corella_model::Activation;
+
+use crate::cuda_error::CudaError;
+use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+
+use super::activation::activation_macro;
+use super::packed_weight::{UNIT, WeightLayout};
+use super::{args_bytes, element_macro};
+
+#[cfg(all(test, feature = "emulated-device"))]
+mod tests;
+
+/// The weights of a linear layer on the device. `packed_weight.rs` has the layouts.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearWeights {
+    /// Output and input channels.
+    pub n: usize,
+    pub k: usize,
+    pub layout: WeightLayout,
+    /// Aligned to 16 bytes, as all that is read and written here.
+    pub weight: DevicePointer,
+    /// `[n][groups]` in f16.
+    pub group_scales: DevicePointer,
+    pub group_minimums: DevicePointer,
+    /// `[n]` in f32, for integers.
+    pub channel_scales: DevicePointer,
+    /// `[n]` in f32; `DevicePointer::NULL` without a bias.
+    pub bias: DevicePointer,
+}
+
+/// What is done with the outputs, `[row][n]`.
+#[derive(Clone, Copy, Debug)]
+pub enum LinearOutput {
+    /// They are stored in the type of activations; the only way for a gated layer.
+    Store(DevicePointer),
+    /// They are stored in f32, multiplied by `scale`; then, if there is a cap, they become
+    /// `cap * tanh(value / cap)`.
+    StoreFloats {
+        out: DevicePointer,
+        scale: f32,
+        soft_cap: Option<f32>,
+    },
+    /// They are multiplied by `scale` and added to f32.
+    Add { out: DevicePointer, scale: f32 },
+}
+
+/// A linear layer, with the kernels for its shape.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weights: LinearWeights,
+    is_gated: bool,
+    num_splits: usize,
+    num_multiprocessors: usize,
+    kernels: Kernels,
+    finish: Kernel,
+}
+
+#[derive(Clone, Debug)]
+enum Kernels {
+    /// For f32.
+    Exact(Kernel),
+    /// For bf16.
+    Tiled {
+        /// For each of `NARROW_ROWS`.
+        narrow: [Kernel; NARROW_ROWS.len()],
+        small: WideKernel,
+        large: WideKernel,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct WideKernel {
+    kernel: Kernel,
+    tile: WideTile,
+}
+
+/// The shape of a tile of `linear_wide.cu`.
+#[derive(Clone, Copy, Debug)]
+struct WideTile {
+    channels: usize,
+    rows: usize,
+    num_stages: usize,
+}
+
+/// How many gates stand before the values that they gate in a tile (`channel_row` of `linear_args.cuh`).
+const GATE_RUN: usize = 8;
+
+/// The most rows of a block in each kind of `linear_narrow.cu`.
+const NARROW_ROWS: [usize; 3] = [8, 16, 32];
+const NARROW_CHANNELS: usize = 16;
+/// Words from one column of sums to the next.
+const NARROW_STRIDE: usize = NARROW_CHANNELS + 4;
+
+const EXACT_CHANNELS: usize = 4;
+const EXACT_ROWS: usize = 8;
+
+const SMALL_TILE: WideTile = WideTile {
+    channels: 64,
+    rows: 64,
+    num_stages: 4,
+};
+
+#[repr(C)]
+struct LinearArgs {
+    input: DevicePointer,
+    weight: DevicePointer,
+    group_scales: DevicePointer,
+    group_minimums: DevicePointer,
+    channel_scales: DevicePointer,
+    bias: DevicePointer,
+    out: DevicePointer,
+    partials: DevicePointer,
+    rows: u32,
+    n: u32,
+    k: u32,
+    num_splits: u32,
+    epilogue: u32,
+    scale: f32,
+    soft_cap: f32,
+    zero: u32,
+}
+
+impl Linear {
+    /// Compiles the kernels for weights like these and inputs of an element type, or finds them.
+    pub fn load(
+        device: &SharedDevice,
+        weights: LinearWeights,
+        element: Element,
+    ) -> Result<Self, CudaError> {
+        Self::load_kernels(device, weights, element, None)
+    }
+
+    /// The same for a layer whose first half of outputs, activated, is multiplied by the second half: outputs are
+    /// `[row][n / 2]`. Gates are not rounded before, so the bits are not those of `ActivationKernel`.
+    pub fn load_gated(
+        device: &SharedDevice,
+        weights: LinearWeights,
+        activation: Activation,
+        element: Element,
+    ) -> Result<Self, CudaError> {
+        let reach = weights.n as u64 * weights.k as u64 / 2 * element.num_bytes() as u64;
+        if !weights.n.is_multiple_of(2 * GATE_RUN) || reach >= u64::from(u32::MAX) {
+            return Err(CudaError(format!(
+                "gates and values have {} output channels of {} inputs together; the kernel needs a multiple of {}, \
+                 and less than 4 GiB between a gate and its value",
+                weights.n,
+                weights.k,
+                2 * GATE_RUN
+            )));
+        }
+        Self::load_kernels(device, weights, element, Some(activation))
+    }
+
+    /// Whether `load_gated` takes as many channels.
+    pub fn can_gate(num_gates: usize) -> bool {
+        num_gates.is_multiple_of(GATE_RUN)
+    }
+
+    fn load_kernels(
+        device: &SharedDevice,
+        weights: LinearWeights,
+        element: Element,
+        gate: Option<Activation>,
+    ) -> Result<Self, CudaError> {
+        let mut shape = shape_macros(&weights, element);
+        shape.push(("GATED", u32::from(gate.is_some()).to_string()));
+        shape.extend(gate.map(|gate| ("ACTIVATION", activation_macro(gate))));
+        let load = |name, text, kernel, defines: &[(&'static str, String)]| {
+            let source = ModuleSource {
+                name,
+                text,
+                defines: [&shape, defines].concat(),
+            };
+            Ok::<_, CudaError>(device.load(&source, &[kernel])?[0])
+        };
+        let wide = |tile: WideTile| {
+            let kernel = load(
+                "linear_wide.cu",
+                include_str!("linear_wide.cu"),
+                "linear_wide",
+                &[
+                    ("CHANNEL_TILE", tile.channels.to_string()),
+                    ("ROW_TILE", tile.rows.to_string()),
+                    ("NUM_STAGES", tile.num_stages.to_string()),
+                ],
+            )?;
+            Ok::<_, CudaError>(WideKernel { kernel, tile })
+        };
+        let narrow = |num_rows: usize| {
+            load(
+                "linear_narrow.cu",
+                include_str!("linear_narrow.cu"),
+                "linear_narrow",
+                &[("COLUMN_TILES", (num_rows / 8).to_string())],
+            )
+        };
+        let exact = || {
+            let text = include_str!("linear_exact.cu");
+            load("linear_exact.cu", text, "linear_exact", &[])
+        };
+        let finish = include_str!("linear_finish.cu");
+        Ok(Self {
+            weights,
+            is_gated: gate.is_some(),
+            num_splits: num_splits(weights.n, weights.k),
+            num_multiprocessors: device.properties().num_multiprocessors,
+            kernels: match element {
+                Element::F32 => Kernels::Exact(exact()?),
+                Element::Bf16 => Kernels::Tiled {
+                    narrow: [
+                        narrow(NARROW_ROWS[0])?,
+                        narrow(NARROW_ROWS[1])?,
+                        narrow(NARROW_ROWS[2])?,
+                    ],
+                    small: wide(SMALL_TILE)?,
+                    large: wide(large_tile(weights.layout))?,
+                },
+            },
+            finish: load("linear_finish.cu", finish, "linear_finish", &[])?,
+        })
+    }
+
+    pub fn weights(&self) -> &LinearWeights {
+        &self.weights
+    }
+
+    /// The memory that a launch needs as scratch for any number of rows up to `max_rows`.
+    pub fn scratch_bytes(&self, max_rows: usize) -> usize {
+        let Kernels::Tiled { small, .. } = &self.kernels else {
+            return 0;
+        };
+        // Only few tiles are divided, and more rows in the same tiles need more memory.
+        let last_rows =
+            (1..=max_rows.div_ceil(small.tile.rows)).map(|tiles| tiles * small.tile.rows);
+        let divided = last_rows
+            .map(|rows| rows.min(max_rows))
+            .filter(|&rows| rows > NARROW_ROWS[2])
+            .take_while(|&rows| self.num_parts(rows) > 1);
+        let most_rows = divided.max().unwrap_or(0);
+        self.num_splits * most_rows * self.weights.n * size_of::<f32>()
+    }
+
+    /// Computes the layer for `num_rows` rows of `input`, `[row][k]`.
+    ///
+    /// # Safety
+    /// Input, output, weights and `scratch`, of `scratch_bytes`, are memory of this device, as large as the shapes
+    /// say; see also `Device::launch`.
+    pub unsafe fn launch(
+        &self,
+        device: &SharedDevice,
+        input: DevicePointer,
+        num_rows: usize,
+        output: LinearOutput,
+        scratch: DevicePointer,
+    ) -> Result<(), CudaError> {
+        if num_rows == 0 {
+            return Ok(());
+        }
+        let (kernel, grid) = self.plan(num_rows);
+        let args = self.args(input, num_rows, self.num_splits, output, scratch);
+        // SAFETY: these are the kernel's parameters; the caller promises the rest.
+        unsafe { device.launch(Stream::Compute, kernel, grid, args_bytes(&args))? };
+        match grid.blocks[2] {
+            1 => Ok(()),
+            // SAFETY: the launch before has written all partial sums.
+            _ => unsafe { self.launch_finish(device, &args) },
+        }
+    }
+
+    unsafe fn launch_finish(
+        &self,
+        device: &SharedDevice,
+        args: &LinearArgs,
+    ) -> Result<(), CudaError> {
+        const NUM_THREADS: usize = 128;
+        const CHUNK: usize = super::norm::CHUNK;
+        let blocks = self.weights.n.div_ceil(CHUNK * NUM_THREADS);
+        let grid = Grid {
+            blocks: [args.rows, blocks as u32, 1],
+            threads: NUM_THREADS as u32,
+            shared_bytes: 0,
+        };
+        // SAFETY: these are the kernel's parameters; the caller promises the rest.
+        unsafe { device.launch(Stream::Compute, self.finish, grid, args_bytes(args)) }
+    }
+
+    /// The kernel for a number of rows, and its launch. A third dimension of more than one block means that
+    /// partial sums are left in scratch.
+    fn plan(&self, num_rows: usize) -> (Kernel, Grid) {
+        let (n, splits) = (self.weights.n, self.num_splits);
+        let threads = 32 * splits as u32;
+        match &self.kernels {
+            Kernels::Exact(kernel) => {
+                let blocks = [n.div_ceil(EXACT_CHANNELS), num_rows.div_ceil(EXACT_ROWS), 1];
+                let words = splits * EXACT_ROWS * EXACT_CHANNELS;
+                (*kernel, grid(blocks, threads, words * size_of::<f32>()))
+            }
+            Kernels::Tiled {
+                narrow,
+                small,
+                large,
+            } => {
+                if let Some(kind) = NARROW_ROWS.iter().position(|&rows| num_rows <= rows) {
+                    let blocks = [n.div_ceil(NARROW_CHANNELS), 1, 1];
+                    let words = splits * NARROW_ROWS[kind] * NARROW_STRIDE;
+                    let shared_bytes = words * size_of::<f32>();
+                    return (narrow[kind], grid(blocks, threads, shared_bytes));
+                }
+                let fills_device = large.tile.count(num_rows, n) >= self.num_multiprocessors;
+                let wide = if fills_device { large } else { small };
+                let parts = match fills_device {
+                    true => 1,
+                    false => self.num_parts(num_rows),
+                };
+                let blocks = [
+                    num_rows.div_ceil(wide.tile.rows),
+                    n.div_ceil(wide.tile.channels),
+                    parts,
+                ];
+                let shared_bytes = wide.tile.shared_bytes(self.weights.layout);
+                let grid = grid(blocks, WideTile::NUM_THREADS, shared_bytes);
+                (wide.kernel, grid)
+            }
+        }
+    }
+
+    /// Among how many blocks the splits of a small tile are divided, so that every multiprocessor has one.
+    fn num_parts(&self, num_rows: usize) -> usize {
+        let num_tiles = SMALL_TILE.count(num_rows, self.weights.n);
+        let mut parts = 1;
+        while 2 * parts <= self.num_splits && 2 * parts * num_tiles <= self.num_multiprocessors {
+            parts *= 2;
+        }
+        parts
+    }
+
+    fn args(
+        &self,
+        input: DevicePointer,
+        num_rows: usize,
+        num_splits: usize,
+        output: LinearOutput,
+        partials: DevicePointer,
+    ) -> LinearArgs {
+        let weights = &self.weights;
+        assert!(
+            !self.is_gated || matches!(output, LinearOutput::Store(_)),
+            "a gated layer stores its outputs"
+        );
+        let (out, epilogue, scale, soft_cap) = match output {
+            LinearOutput::Store(out) => (out, 0, 1.0, None),
+            LinearOutput::StoreFloats {
+                out,
+                scale,
+                soft_cap,
+            } => (out, 1, scale, soft_cap),
+            LinearOutput::Add { out, scale } => (out, 2, scale, None),
+        };
+        LinearArgs {
+            input,
+            weight: weights.weight,
+            group_scales: weights.group_scales,
+            group_minimums: weights.group_minimums,
+            channel_scales: weights.channel_scales,
+            bias: weights.bias,
+            out,
+            partials,
+            rows: num_rows as u32,
+            n: weights.n as u32,
+            k: weights.k as u32,
+            num_splits: num_splits as u32,
+            epilogue,
+            scale,
+            soft_cap: soft_cap.unwrap_or(0.0),
+            zero: 0,
+        }
+    }
+}
+
+impl WideTile {
+    const NUM_THREADS: u32 = 128;
+    /// Bytes of a channel's weights in a stage, and of a row's inputs in a block of 32.
+    const LOADED_BYTES: usize = 64;
+
+    fn count(self, num_rows: usize, n: usize) -> usize {
+        num_rows.div_ceil(self.rows) * n.div_ceil(self.channels)
+    }
+
+    /// The stages and the sums of earlier splits, in whose place the results are in the end.
+    fn shared_bytes(self, layout: WeightLayout) -> usize {
+        let blocks = match layout {
+            WeightLayout::Floats => 1,
+            WeightLayout::Int8Channels | WeightLayout::Int8Groups { .. } => 2,
+            WeightLayout::Int4Groups { .. } => 4,
+        };
+        let stage_bytes = (self.channels + blocks * self.rows) * Self::LOADED_BYTES;
+        self.num_stages * stage_bytes + self.channels * self.rows * size_of::<f32>()
+    }
+}
+
+/// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large; so is
+/// that of all integers, whose stages have more inputs.
+fn large_tile(layout: WeightLayout) -> WideTile {
+    WideTile {
+        channels: 128,
+        rows: match layout {
+            WeightLayout::Floats => 128,
+            _ => 64,
+        },
+        num_stages: 3,
+    }
+}
+
+/// How many runs of inputs are summed by themselves. It is part of the arithmetic, and so the same on all devices: as
+/// many as give each of an H100's multiprocessors about 12 warps when there are few rows, but no more than 16, which a
+/// block can have, and no runs of less than two units, whose sums cost prompts more than they bring.
+fn num_splits(n: usize, k: usize) -> usize {
+    const WANTED_WARPS: usize = 12 * 132;
+    const MOST: usize = 16;
+    let (num_units, num_tiles) = (k.div_ceil(UNIT), n.div_ceil(NARROW_CHANNELS));
+    let most = (num_units / 2).min(MOST);
+    let mut splits = 1;
+    while 2 * splits <= most && (splits < 4 || splits * num_tiles < WANTED_WARPS) {
+        splits *= 2;
+    }
+    splits
+}
+
+fn shape_macros(weights: &LinearWeights, element: Element) -> Vec<(&'static str, String)> {
+    let layout = match weights.layout {
+        WeightLayout::Floats => "FLOATS",
+        WeightLayout::Int8Channels => "INT8_CHANNELS",
+        WeightLayout::Int8Groups { .. } => "INT8_GROUPS",
+        WeightLayout::Int4Groups { .. } => "INT4_GROUPS",
+    };
+    let has_whole_chunks = weights.k.is_multiple_of(super::norm::CHUNK);
+    vec![
+        ("ELEMENT", element_macro(element)),
+        ("WEIGHT", layout.into()),
+        ("WHOLE_CHUNKS", u32::from(has_whole_chunks).to_string()),
+        (
+            "GROUP_LEN",
+            weights.layout.group_len().unwrap_or(UNIT).to_string(),
+        ),
+        (
+            "HAS_MINIMUM",
+            u32::from(weights.layout.has_minimum()).to_string(),
+        ),
+    ]
+}
+
+fn grid(blocks: [usize; 3], threads: u32, shared_bytes: usize) -> Grid {
+    Grid {
+        blocks: blocks.map(|blocks| blocks as u32),
+        threads,
+        shared_bytes: shared_bytes as u32,
+    }
+}

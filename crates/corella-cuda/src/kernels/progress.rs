@@ -1,0 +1,57 @@
+//! The kernel that tells threads of the host how far a step has come.
+
+use crate::cuda_error::CudaError;
+use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Stream};
+
+use super::args_bytes;
+
+/// The number of a step of the executor's own, which nobody waits for.
+pub const NO_STEP: u64 = u64::MAX;
+
+#[derive(Debug)]
+pub struct ProgressKernel(Kernel);
+
+#[repr(C)]
+struct ProgressArgs {
+    step: DevicePointer,
+    progress: DevicePointer,
+    num_layers: u32,
+    padding: u32,
+}
+
+impl ProgressKernel {
+    pub fn load(device: &SharedDevice) -> Result<Self, CudaError> {
+        let source = ModuleSource {
+            name: "progress.cu",
+            text: include_str!("progress.cu"),
+            defines: Vec::new(),
+        };
+        Ok(Self(device.load(&source, &["progress"])?[0]))
+    }
+
+    /// Sets the u64 at `progress` to the one at `step` with `num_layers` in its lower bits.
+    ///
+    /// # Safety
+    /// Both numbers are there; `progress` may be in pinned memory.
+    pub unsafe fn launch(
+        &self,
+        device: &SharedDevice,
+        step: DevicePointer,
+        progress: DevicePointer,
+        num_layers: usize,
+    ) -> Result<(), CudaError> {
+        let args = ProgressArgs {
+            step,
+            progress,
+            num_layers: num_layers as u32,
+            padding: 0,
+        };
+        let grid = Grid {
+            blocks: [1, 1, 1],
+            threads: 32,
+            shared_bytes: 0,
+        };
+        // SAFETY: these are the kernel's parameters; the caller promises the rest.
+        unsafe { device.launch(Stream::Compute, self.0, grid, args_bytes(&args)) }
+    }
+}

@@ -1,0 +1,259 @@
+//! The KV memory: one region of the device, and how other threads copy pages out of it and into it.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use corella_core::{PageId, StepId};
+use corella_model::{ElementOrder, KvGeometry, KvPages, LayerCounter, LayerProgress, PageForm};
+
+use crate::cuda_error::CudaError;
+use crate::device::{DeviceBuffer, DevicePointer, PinnedBuffer, SharedDevice, Stream};
+use crate::kernels::page::{PageKernels, PageMove};
+
+/// How long a thread that waits for a layer sleeps between two looks at the device's progress: less
+/// than a layer of a large model takes.
+const LOOK_INTERVAL: Duration = Duration::from_micros(50);
+
+/// Most bytes that one copy takes through pinned memory, unless a page within a layer has more.
+const STAGING_BYTES: usize = 4 << 20;
+
+/// Pages `[page][layer][head][K, V][position][dim]`, and behind the elements of a head, for 8-bit
+/// pages, its scales. The region is a plain allocation, because memory of a stream-ordered pool cannot
+/// be registered for RDMA.
+pub struct KvMemory {
+    device: SharedDevice,
+    geometry: KvGeometry,
+    region: DeviceBuffer,
+    kernels: PageKernels,
+    staging: Mutex<Staging>,
+    /// What the device counts: the step in the upper bits, as in `LayerCounter`, and its layers that
+    /// are done.
+    progress: Progress,
+    /// What the host knows: steps that are over, and the end.
+    pub counter: LayerCounter,
+}
+
+/// Pinned memory that pages go through.
+struct Staging {
+    bytes: PinnedBuffer<u8>,
+    pages: PinnedBuffer<u32>,
+}
+
+/// A number in pinned memory that kernels set, and that any thread may read.
+struct Progress(PinnedBuffer<u64>);
+
+// SAFETY: the number is only read by atomic loads.
+unsafe impl Sync for Progress {}
+
+/// Bits of the number below the step.
+const COUNT_BITS: u32 = 16;
+
+impl Progress {
+    fn load(&self) -> u64 {
+        let number = self.0.pointer().0 as *mut u64;
+        // SAFETY: the number lives as long as the buffer, is aligned, and is written in one piece.
+        unsafe { AtomicU64::from_ptr(number) }.load(Ordering::Acquire)
+    }
+
+    /// Layers of the step that the device has done; `None` when it has gone on to another.
+    fn num_done(&self, step: StepId) -> Option<usize> {
+        let state = self.load();
+        match step.0.cmp(&(state >> COUNT_BITS)) {
+            std::cmp::Ordering::Less => None,
+            std::cmp::Ordering::Equal => Some((state & ((1 << COUNT_BITS) - 1)) as usize),
+            std::cmp::Ordering::Greater => Some(0),
+        }
+    }
+}
+
+impl KvMemory {
+    /// Memory for all pages of `geometry`, and one more that only warm-up uses.
+    pub fn new(device: &SharedDevice, geometry: KvGeometry) -> Result<Self, CudaError> {
+        assert_eq!(
+            geometry.order,
+            ElementOrder::Rows,
+            "kernels read this order"
+        );
+        let num_pages = geometry.num_pages as usize + 1;
+        let num_bytes = num_pages * geometry.page_bytes();
+        let region = DeviceBuffer::new(device, num_bytes).map_err(|error| {
+            CudaError(format!(
+                "no memory for {num_pages} KV pages of {} bytes: {error}",
+                geometry.page_bytes()
+            ))
+        })?;
+        let staging = Staging {
+            bytes: PinnedBuffer::new(device, STAGING_BYTES.max(geometry.layer_bytes()))?,
+            pages: PinnedBuffer::new(device, pages_at_once(&geometry))?,
+        };
+        Ok(Self {
+            device: SharedDevice::clone(device),
+            region,
+            kernels: PageKernels::load(device, &geometry)?,
+            staging: Mutex::new(staging),
+            progress: Progress(PinnedBuffer::new(device, 1)?),
+            counter: LayerCounter::default(),
+            geometry,
+        })
+    }
+
+    pub fn pointer(&self) -> DevicePointer {
+        self.region.pointer()
+    }
+
+    /// Where kernels note how far a step has come, by `progress_value`.
+    pub fn progress(&self) -> DevicePointer {
+        self.progress.0.pointer()
+    }
+
+    /// The number that says that the first `num_layers` layers of a step are done.
+    pub fn progress_value(step: StepId, num_layers: usize) -> u64 {
+        step.0 << COUNT_BITS | num_layers as u64
+    }
+
+    fn check_page(&self, layer: u32, page: PageId) {
+        let KvGeometry {
+            num_layers,
+            num_pages,
+            ..
+        } = self.geometry;
+        assert!(layer < num_layers, "layer {layer} of {num_layers}");
+        assert!(page.0 < num_pages, "page {page} of {num_pages}");
+    }
+
+    /// A page within a layer.
+    fn layer_page(&self, layer: u32, page: PageId) -> DevicePointer {
+        self.check_page(layer, page);
+        let offset = page.0 as usize * self.geometry.page_bytes()
+            + layer as usize * self.geometry.layer_bytes();
+        self.region.pointer().add(offset)
+    }
+
+    /// Calls `visit` for as many pages at a time as fit into pinned memory, with that memory and the
+    /// position of their bytes among those of all `pages`.
+    fn in_parts(&self, pages: &[PageId], mut visit: impl FnMut(&[PageId], usize, &mut Staging)) {
+        let layer_bytes = self.geometry.layer_bytes();
+        let at_once = pages_at_once(&self.geometry);
+        let staging = self.staging.lock();
+        let mut staging = staging.unwrap_or_else(PoisonError::into_inner);
+        for (index, pages) in pages.chunks(at_once).enumerate() {
+            visit(pages, index * at_once * layer_bytes, &mut staging);
+        }
+    }
+
+    /// Moves pages within a layer between the region and pinned memory, and waits for that. A device that
+    /// fails here is lost, and the next step says so; what was to be moved is of no use then.
+    ///
+    /// # Safety
+    /// As `KvPages::read` or `write`.
+    unsafe fn move_pages(
+        &self,
+        way: PageMove,
+        layer: u32,
+        pages: &[PageId],
+        staging: &mut Staging,
+    ) {
+        // SAFETY: the move before this one is done.
+        let ids = unsafe { staging.pages.as_mut_slice() };
+        for (id, &page) in ids.iter_mut().zip(pages) {
+            self.check_page(layer, page);
+            *id = page.0;
+        }
+        let of_layer = layer as usize * self.geometry.layer_bytes();
+        let region = self.region.pointer().add(of_layer);
+        let ids = (staging.pages.pointer(), pages.len());
+        let bytes = staging.bytes.pointer();
+        let device = &self.device;
+        // SAFETY: pages that are the caller's by its promise, and memory that is locked.
+        let _ = unsafe {
+            self.kernels
+                .move_pages(device, Stream::Pages, way, region, ids, bytes)
+        };
+        if let Ok(event) = self.device.record(Stream::Pages) {
+            let _ = self.device.synchronize(event);
+        }
+    }
+}
+
+// SAFETY: each page of a layer has memory of its own, which kernels use for batches that name the page,
+// and for attention to them.
+unsafe impl KvPages for KvMemory {
+    fn geometry(&self) -> &KvGeometry {
+        &self.geometry
+    }
+
+    /// Memory of the device, which transports may register but the host must not read.
+    fn regions(&self) -> Vec<NonNull<[u8]>> {
+        vec![as_bytes(self.region.pointer(), self.region.num_bytes())]
+    }
+
+    fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
+        let page = self.layer_page(layer, page);
+        let layer_bytes = self.geometry.layer_bytes();
+        [
+            as_bytes(page, layer_bytes),
+            as_bytes(page.add(layer_bytes), 0),
+        ]
+    }
+
+    fn num_layers_done(&self, step: StepId) -> u32 {
+        let all = self.geometry.num_layers;
+        match (self.counter.num_done(step), self.progress.num_done(step)) {
+            (Some(_), Some(num_done)) => all.min(num_done as u32),
+            _ => all,
+        }
+    }
+
+    fn wait_layer(&self, step: StepId, layer: u32, timeout: Duration) -> LayerProgress {
+        let asked_at = Instant::now();
+        loop {
+            match (self.counter.num_done(step), self.progress.num_done(step)) {
+                (None, _) => return LayerProgress::StepOver,
+                (_, None) => return LayerProgress::Ready,
+                (_, Some(num_done)) if num_done > layer as usize => return LayerProgress::Ready,
+                _ => {}
+            }
+            let left = timeout.saturating_sub(asked_at.elapsed());
+            if left.is_zero() {
+                return LayerProgress::TimedOut;
+            }
+            std::thread::sleep(left.min(LOOK_INTERVAL));
+        }
+    }
+
+    // The canonical form is the native one.
+    unsafe fn read(&self, layer: u32, pages: &[PageId], _: PageForm, out: &mut [u8]) {
+        assert_eq!(out.len(), pages.len() * self.geometry.layer_bytes());
+        self.in_parts(pages, |pages, at, staging| {
+            let len = pages.len() * self.geometry.layer_bytes();
+            // SAFETY: nobody writes the pages, by the caller's promise.
+            unsafe { self.move_pages(PageMove::Gather, layer, pages, staging) };
+            // SAFETY: the copy is done.
+            out[at..at + len].copy_from_slice(unsafe { &staging.bytes.as_slice()[..len] });
+        });
+    }
+
+    unsafe fn write(&self, layer: u32, pages: &[PageId], _: PageForm, bytes: &[u8]) {
+        assert_eq!(bytes.len(), pages.len() * self.geometry.layer_bytes());
+        self.in_parts(pages, |pages, at, staging| {
+            let len = pages.len() * self.geometry.layer_bytes();
+            // SAFETY: the copy before this one is done.
+            let staged = unsafe { staging.bytes.as_mut_slice() };
+            staged[..len].copy_from_slice(&bytes[at..at + len]);
+            // SAFETY: the pages are the caller's alone, by its promise.
+            unsafe { self.move_pages(PageMove::Spread, layer, pages, staging) };
+        });
+    }
+}
+
+/// How many pages within a layer pinned memory has room for.
+fn pages_at_once(geometry: &KvGeometry) -> usize {
+    (STAGING_BYTES / geometry.layer_bytes()).max(1)
+}
+
+fn as_bytes(pointer: DevicePointer, len: usize) -> NonNull<[u8]> {
+    let first = NonNull::new(pointer.0 as *mut u8).unwrap_or(NonNull::dangling());
+    NonNull::slice_from_raw_parts(first, len)
+}

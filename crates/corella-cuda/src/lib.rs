@@ -1,0 +1,23 @@
+//! The CUDA executor.
+//!
+//! It has the rooms of `corella-cpu` by the same names: `weights` uploads matrices, `kv` holds the
+//! pages, `step` turns batches into kernels on a stream, `kernels` has the kernels. Below them,
+//! `device` is either a GPU, opened at run time through the driver, or, for tests, an emulated device
+//! in host memory that runs the same kernel sources.
+
+mod attention;
+mod cuda_error;
+mod device;
+mod executor;
+#[cfg(feature = "kernel-table")]
+pub mod kernel_table;
+mod kernels;
+mod kv;
+mod step;
+mod weights;
+
+pub use cuda_error::CudaError;
+pub use device::{Device, DeviceProperties, Element, GpuDevice, SharedDevice};
+#[cfg(feature = "emulated-device")]
+pub use device::{EmulatedDevice, test_device};
+pub use executor::{CudaConfig, CudaExecutor, activation_bytes, kv_page_bytes};

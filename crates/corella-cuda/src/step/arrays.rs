@@ -1,0 +1,282 @@
+//! What kernels read about a step, at addresses that stay the same from step to step, so that graphs
+//! of kernels can be replayed.
+
+use corella_core::{Batch, KvGroup, SlotId};
+use corella_model::StepRows;
+
+use crate::attention::{AttentionItem, AttentionPlan, AttentionShape, AttentionSpan, PlanLimits};
+use crate::cuda_error::CudaError;
+use crate::device::{DeviceBuffer, DevicePointer, SharedDevice, Stream};
+use crate::kernels::attention::ItemList;
+use crate::kernels::embed::Row;
+use crate::kernels::page::{PageKernels, RowCopy, TableChange};
+
+use super::sampling::{Staging, words_of_slice};
+
+/// The most changes of page tables, and the most copies, that one launch makes. More take several.
+const CHANGES_AT_ONCE: usize = 4096;
+
+/// The arrays of a step.
+pub struct StepArrays {
+    device: SharedDevice,
+    num_slots: usize,
+    table_len: usize,
+    rows: DeviceBuffer,
+    tables: DeviceBuffer,
+    changes: DeviceBuffer,
+    kinds: Vec<KindArrays>,
+    /// The rows whose logits are wanted.
+    head_rows: DeviceBuffer,
+    /// The rows as they are uploaded.
+    uploaded: Vec<Row>,
+    spans: Vec<AttentionSpan>,
+}
+
+/// The work of the layers that divide their attention alike.
+struct KindArrays {
+    shape: AttentionShape,
+    limits: PlanLimits,
+    plan: AttentionPlan,
+    small: DeviceBuffer,
+    large: DeviceBuffer,
+    /// The numbers of items of both.
+    counts: DeviceBuffer,
+}
+
+/// The sizes that memory is set aside for.
+#[derive(Clone, Copy, Debug)]
+pub struct ArraySizes {
+    pub max_rows: usize,
+    pub max_head_rows: usize,
+    pub num_slots: usize,
+    /// Entries of a page table.
+    pub table_len: usize,
+    pub num_groups: usize,
+}
+
+impl StepArrays {
+    /// `kinds` are the shapes of attention that the layers have.
+    pub fn new(
+        device: &SharedDevice,
+        sizes: &ArraySizes,
+        kinds: impl Iterator<Item = (AttentionShape, PlanLimits)>,
+    ) -> Result<Self, CudaError> {
+        let new = |len: usize, size: usize| DeviceBuffer::new(device, len * size);
+        let kinds = kinds.map(|(shape, limits)| {
+            let max_items = shape.max_items(sizes.max_rows, &limits);
+            Ok(KindArrays {
+                shape,
+                limits,
+                plan: AttentionPlan::default(),
+                small: new(max_items, size_of::<AttentionItem>())?,
+                large: new(max_items, size_of::<AttentionItem>())?,
+                counts: new(2, size_of::<u32>())?,
+            })
+        });
+        Ok(Self {
+            num_slots: sizes.num_slots,
+            table_len: sizes.table_len,
+            rows: new(sizes.max_rows, size_of::<Row>())?,
+            tables: new(
+                sizes.num_groups * sizes.num_slots * sizes.table_len,
+                size_of::<u32>(),
+            )?,
+            changes: new(CHANGES_AT_ONCE, size_of::<RowCopy>())?,
+            kinds: kinds.collect::<Result<_, CudaError>>()?,
+            head_rows: new(sizes.max_head_rows, size_of::<u32>())?,
+            uploaded: Vec::with_capacity(sizes.max_rows),
+            spans: Vec::new(),
+            device: SharedDevice::clone(device),
+        })
+    }
+
+    pub fn rows(&self) -> DevicePointer {
+        self.rows.pointer()
+    }
+
+    pub fn head_rows(&self, first: usize) -> DevicePointer {
+        self.head_rows.pointer().add(first * size_of::<u32>())
+    }
+
+    pub fn table_len(&self) -> usize {
+        self.table_len
+    }
+
+    /// The page tables of a KV group, `[slot][table_len]`.
+    pub fn tables(&self, group: usize) -> DevicePointer {
+        let first = group * self.num_slots * self.table_len;
+        self.tables.pointer().add(first * size_of::<u32>())
+    }
+
+    /// The work of a kind of attention, in tiles of few rows and of many. A graph must not depend on how
+    /// much there is.
+    pub fn items(&self, kind: usize, in_graph: bool) -> (ItemList, ItemList) {
+        let kind = &self.kinds[kind];
+        let list = |items: &DeviceBuffer, at: usize, len: usize| ItemList {
+            items: items.pointer(),
+            max_items: items.num_bytes() / size_of::<AttentionItem>(),
+            count: kind.counts.pointer().add(at * size_of::<u32>()),
+            num_items: (!in_graph).then_some(len),
+        };
+        (
+            list(&kind.small, 0, kind.plan.small.len()),
+            list(&kind.large, 1, kind.plan.large.len()),
+        )
+    }
+
+    /// Writes a batch's changes of page tables. They were checked.
+    pub fn change_tables(
+        &self,
+        batch: &Batch,
+        kernels: &PageKernels,
+        staging: &mut Staging,
+    ) -> Result<(), CudaError> {
+        let mut changes = Vec::new();
+        for delta in &batch.tables {
+            let first = self.table_entry(delta.group.0 as usize, delta.slot, delta.first as usize);
+            let pages = batch.delta_pages(delta).iter();
+            changes.extend(pages.zip(first..).map(|(page, index)| TableChange {
+                index: index as u32,
+                page: page.0,
+            }));
+        }
+        // Several changes of one entry are made in their order: the last one counts.
+        changes.reverse();
+        changes.sort_by_key(|change| change.index);
+        changes.dedup_by_key(|change| change.index);
+        for changes in changes.chunks(CHANGES_AT_ONCE) {
+            self.upload(staging, &self.changes, changes)?;
+            let (tables, changed) = (self.tables.pointer(), self.changes.pointer());
+            // SAFETY: all indexes lie in the tables, and all of this is the stream's alone.
+            unsafe { kernels.change_tables(&self.device, tables, changed, changes.len())? };
+        }
+        Ok(())
+    }
+
+    /// Gives a slot one page in all groups.
+    pub fn set_only_page(
+        &self,
+        slot: SlotId,
+        page: u32,
+        groups: &[KvGroup],
+        kernels: &PageKernels,
+        staging: &mut Staging,
+    ) -> Result<(), CudaError> {
+        let change = |group| TableChange {
+            index: self.table_entry(group, slot, 0) as u32,
+            page,
+        };
+        let changes: Vec<_> = (0..groups.len()).map(change).collect();
+        self.upload(staging, &self.changes, &changes)?;
+        let (tables, changed) = (self.tables.pointer(), self.changes.pointer());
+        // SAFETY: as in `change_tables`.
+        unsafe { kernels.change_tables(&self.device, tables, changed, changes.len()) }
+    }
+
+    fn table_entry(&self, group: usize, slot: SlotId, entry: usize) -> usize {
+        (group * self.num_slots + slot.0 as usize) * self.table_len + entry
+    }
+
+    /// Copies rows of pages, which were checked.
+    pub fn copy_rows(
+        &self,
+        batch: &Batch,
+        kv: DevicePointer,
+        kernels: &PageKernels,
+        staging: &mut Staging,
+    ) -> Result<(), CudaError> {
+        for copies in batch.copies.chunks(CHANGES_AT_ONCE) {
+            let copies: Vec<_> = copies.iter().map(RowCopy::from).collect();
+            self.upload(staging, &self.changes, &copies)?;
+            let pointer = self.changes.pointer();
+            // SAFETY: the pages exist, and steps before this one are done with them.
+            unsafe { kernels.copy_rows(&self.device, kv, pointer, copies.len())? };
+        }
+        Ok(())
+    }
+
+    pub fn clear(&mut self) {
+        self.uploaded.clear();
+        self.spans.clear();
+    }
+
+    /// Adds a span behind those that were added before. A negative token is the one that the slot drew
+    /// last, which only the device may know yet.
+    pub fn add_span(&mut self, slot: SlotId, position: usize, tokens: impl Iterator<Item = i32>) {
+        let first_row = self.uploaded.len();
+        let span = self.spans.len() as u32;
+        self.uploaded
+            .extend(tokens.zip(position as i32..).map(|(token, position)| Row {
+                token,
+                position,
+                slot: slot.0,
+                span,
+            }));
+        self.spans.push(AttentionSpan {
+            slot: slot.0,
+            first_row,
+            position,
+            num_tokens: self.uploaded.len() - first_row,
+        });
+    }
+
+    pub fn num_rows(&self) -> usize {
+        self.uploaded.len()
+    }
+
+    /// Whether each span has one row.
+    pub fn is_decode(&self) -> bool {
+        self.uploaded.len() == self.spans.len()
+    }
+
+    /// Uploads the rows that were added, filled up to `num_rows`, and the work of attention.
+    pub fn upload_rows(&mut self, num_rows: usize, staging: &mut Staging) -> Result<(), CudaError> {
+        self.uploaded.resize(num_rows, Row::PADDING);
+        self.upload(staging, &self.rows, &self.uploaded)?;
+        for kind in &mut self.kinds {
+            kind.plan.build(&self.spans, &kind.shape, &kind.limits);
+        }
+        for kind in &self.kinds {
+            self.upload(staging, &kind.small, &kind.plan.small)?;
+            self.upload(staging, &kind.large, &kind.plan.large)?;
+            let counts = [kind.plan.small.len() as u32, kind.plan.large.len() as u32];
+            self.upload(staging, &kind.counts, &counts)?;
+        }
+        Ok(())
+    }
+
+    /// Uploads the numbers of the rows whose logits are wanted: those that are scored, then those that
+    /// are drawn from.
+    pub fn upload_head_rows(
+        &self,
+        rows: &StepRows,
+        len: usize,
+        staging: &mut Staging,
+    ) -> Result<(), CudaError> {
+        let scored = rows.scores.iter().map(|score| score.row);
+        let drawn = rows.samples.iter().map(|sample| sample.row);
+        let mut wanted: Vec<_> = scored.chain(drawn).map(|row| row as u32).collect();
+        wanted.resize(len, 0);
+        self.upload(staging, &self.head_rows, &wanted)
+    }
+
+    /// Copies values to a buffer, on the stream.
+    fn upload<T: Copy>(
+        &self,
+        staging: &mut Staging,
+        to: &DeviceBuffer,
+        values: &[T],
+    ) -> Result<(), CudaError> {
+        let num_bytes = size_of_val(values);
+        assert!(
+            num_bytes <= to.num_bytes(),
+            "an array of a step is too short"
+        );
+        if num_bytes == 0 {
+            return Ok(());
+        }
+        let from = staging.stage(words_of_slice(values))?;
+        // SAFETY: staged words stay until the step is over, and the buffer is the stream's.
+        unsafe { { &self.device }.copy(Stream::Compute, to.pointer(), from, num_bytes) }
+    }
+}

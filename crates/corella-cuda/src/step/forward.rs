@@ -1,0 +1,681 @@
+//! The forward pass: interprets a `DecoderSpec` as launches of kernels.
+//!
+//! Nothing here waits for the device. A step's rows, page tables and work of attention are in
+//! `StepArrays`, so that what is launched for a decode step depends on its number of rows only, and can
+//! be captured once and replayed.
+
+use std::sync::Arc;
+
+use corella_core::{Batch, KvGroup, SlotId, StepId};
+use corella_model::{
+    Activation, AttentionSpec, DecoderSpec, KvGeometry, KvLayer, KvPages, LayerSpec, QkNorm,
+    RotarySpec, StepRows,
+};
+
+use crate::cuda_error::CudaError;
+use crate::device::{
+    DeviceBuffer, DevicePointer, Element, Event, PinnedBuffer, Product, SharedDevice, Stream,
+};
+use crate::executor::CudaConfig;
+use crate::kernels::activation::{ActivationKernel, ActivationStep};
+use crate::kernels::attention::{AttentionKernels, AttentionScratch, AttentionStep};
+use crate::kernels::embed::{EmbedKernel, EmbedStep};
+use crate::kernels::linear::{LinearOutput, LinearWeights};
+use crate::kernels::norm::{Branch, NormKernel, NormRows, NormStep};
+use crate::kernels::packed_weight::WeightLayout;
+use crate::kernels::page::PageKernels;
+use crate::kernels::progress::{NO_STEP, ProgressKernel};
+use crate::kernels::rotary::{RotaryKernel, RotaryStep, rotary_angles};
+use crate::kv::KvMemory;
+use crate::weights::{LayerOnDevice, Matrix, Norm, Weights};
+
+use super::activation_memory::{Activations, STATES_AT_ONCE};
+use super::arrays::{ArraySizes, StepArrays};
+use super::completion::StepInFlight;
+use super::graph::Graphs;
+use super::sampling::DeviceSampler;
+
+pub struct Forward {
+    device: SharedDevice,
+    spec: DecoderSpec,
+    weights: Weights,
+    kv: Arc<KvMemory>,
+    groups: Vec<KvGroup>,
+    places: Vec<LayerPlace>,
+    rotaries: Vec<(RotaryKernel, DeviceBuffer)>,
+    attentions: Vec<AttentionKernels>,
+    scratch: AttentionScratch,
+    pages: PageKernels,
+    embed: EmbedKernel,
+    norm: NormKernel,
+    /// The norm of hidden states that are fetched.
+    state_norm: NormKernel,
+    activations: Vec<ActivationKernel>,
+    progress: ProgressKernel,
+    /// The memory of linear layers' partial sums.
+    partials: DeviceBuffer,
+    pub arrays: StepArrays,
+    memory: Activations,
+    graphs: Graphs,
+    uses_graphs: bool,
+    /// Whether the vendor's library multiplies where it can.
+    uses_vendor: bool,
+    /// The tokens that slots have drawn last, and those of each slot by position.
+    drawn: DevicePointer,
+    history: DevicePointer,
+    max_model_len: usize,
+    max_head_rows: usize,
+    /// Whether the graph of the step has computed the logits.
+    logits_are_there: bool,
+}
+
+/// What a layer shares with others, by index.
+struct LayerPlace {
+    rotary: usize,
+    attention: usize,
+    activation: usize,
+    kv: KvLayer,
+    /// Layers of a page that are done in all KV groups once this one has its keys and values.
+    num_page_layers_done: usize,
+}
+
+/// What a forward pass is built from.
+pub struct ForwardParts<'a> {
+    pub device: &'a SharedDevice,
+    pub spec: &'a DecoderSpec,
+    pub weights: Weights,
+    pub kv: &'a Arc<KvMemory>,
+    pub kv_layers: Vec<KvLayer>,
+    pub config: &'a CudaConfig,
+}
+
+/// The largest number of rows whose logits are computed at once.
+const MAX_LOGIT_ROWS: usize = 256;
+
+/// The number of rows from which on the vendor's library multiplies, where it may. Products of fewer
+/// rows stream the weights, which the kernels here do as fast.
+const MIN_ROWS_OF_VENDOR: usize = 64;
+
+impl Forward {
+    /// Loads the kernels and allocates the memory of activations.
+    pub fn new(parts: ForwardParts<'_>) -> Result<Self, CudaError> {
+        let ForwardParts {
+            device,
+            spec,
+            weights,
+            kv,
+            kv_layers,
+            config,
+        } = parts;
+        let element = config.element;
+        let geometry = kv.geometry();
+        let max_rows = config.max_num_batched_tokens as usize;
+        let max_head_rows = 2 * max_rows;
+        let num_page_layers = geometry.num_layers as usize;
+        let (mut rotaries, mut attentions, mut activations) = (Vec::new(), Vec::new(), Vec::new());
+        let mut kinds: (Vec<RotaryKind>, Vec<AttentionSpec>, Vec<ActivationKind>) =
+            Default::default();
+        let mut places = Vec::new();
+        for (index, (layer, &kv_layer)) in spec.layers.iter().zip(&kv_layers).enumerate() {
+            let attention = &layer.attention;
+            let mut unrotated = attention.clone();
+            let kind = (unrotated.rotary.take(), unrotated.qk_norm.take());
+            let (rotary, is_new) = index_or_add(&mut kinds.0, kind);
+            if is_new {
+                rotaries.push((
+                    RotaryKernel::load(device, attention, geometry, element)?,
+                    angles(
+                        device,
+                        attention.rotary.as_ref(),
+                        config.max_model_len as usize,
+                    )?,
+                ));
+            }
+            let (attention_kind, is_new) = index_or_add(&mut kinds.1, unrotated);
+            if is_new {
+                attentions.push(AttentionKernels::load(
+                    device, attention, geometry, element,
+                )?);
+            }
+            let mlp = layer.feed_forward.mlp();
+            let kind = (mlp.activation, mlp.is_gated);
+            let (activation, is_new) = index_or_add(&mut kinds.2, kind);
+            if is_new {
+                activations.push(ActivationKernel::load(device, kind.0, kind.1, element)?);
+            }
+            let to_come = kv_layers[index + 1..].iter().map(|layer| layer.in_page);
+            places.push(LayerPlace {
+                rotary,
+                attention: attention_kind,
+                activation,
+                kv: kv_layer,
+                num_page_layers_done: to_come.min().unwrap_or(num_page_layers),
+            });
+        }
+        let shapes: Vec<_> = attentions
+            .iter()
+            .map(|kernels: &AttentionKernels| (*kernels.shape(), kernels.limits()))
+            .collect();
+        let sizes = ArraySizes {
+            max_rows,
+            max_head_rows,
+            num_slots: config.max_num_seqs as usize + 1,
+            table_len: config.max_model_len.div_ceil(config.page_size) as usize,
+            num_groups: config
+                .kv_groups
+                .as_ref()
+                .map_or(1, |groups| groups.groups().len()),
+        };
+        let logit_rows = MAX_LOGIT_ROWS.min(max_head_rows);
+        let is_activated = |layer: &LayerOnDevice| layer.gate_up.is_activated;
+        let gate_rows = if weights.layers.iter().all(is_activated) {
+            0
+        } else {
+            max_rows
+        };
+        let partials = weights
+            .matrices()
+            .map(|matrix| matrix.linear.scratch_bytes(max_rows));
+        let partial_bytes = partials.max().unwrap_or(0);
+        let hidden = spec.hidden_size;
+        Ok(Self {
+            memory: Activations::new(device, spec, element, max_rows, gate_rows, logit_rows)?,
+            scratch: AttentionScratch::new(
+                device,
+                &attentions.iter().collect::<Vec<_>>(),
+                max_rows,
+            )?,
+            arrays: StepArrays::new(device, &sizes, shapes.into_iter())?,
+            partials: DeviceBuffer::new(device, partial_bytes)?,
+            pages: PageKernels::load(device, geometry)?,
+            embed: EmbedKernel::load(device, element)?,
+            norm: NormKernel::load(device, hidden, Element::F32, element)?,
+            state_norm: NormKernel::load(device, hidden, Element::F32, Element::F32)?,
+            progress: ProgressKernel::load(device)?,
+            groups: { config.kv_groups.as_ref() }.map_or_else(
+                || vec![KvGroup::default()],
+                |groups| groups.groups().to_vec(),
+            ),
+            places,
+            rotaries,
+            attentions,
+            activations,
+            graphs: Graphs::default(),
+            uses_graphs: config.uses_graphs,
+            uses_vendor: !config.is_batch_invariant && element == Element::Bf16,
+            drawn: DevicePointer::NULL,
+            history: DevicePointer::NULL,
+            max_model_len: config.max_model_len as usize,
+            max_head_rows,
+            logits_are_there: false,
+            kv: Arc::clone(kv),
+            weights,
+            spec: spec.clone(),
+            device: SharedDevice::clone(device),
+        })
+    }
+
+    /// Reads drawn tokens where the sampler writes them, and tells it the tokens of all rows.
+    pub fn with_sampler(mut self, sampler: &DeviceSampler) -> Self {
+        (self.drawn, self.history) = (sampler.drawn(), sampler.history());
+        self
+    }
+
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// The largest number of rows that one call of `logits` takes.
+    pub fn logit_rows(&self) -> usize {
+        MAX_LOGIT_ROWS.min(self.max_head_rows)
+    }
+
+    pub fn change_tables(&self, batch: &Batch, step: &mut StepInFlight) -> Result<(), CudaError> {
+        self.arrays
+            .change_tables(batch, &self.pages, &mut step.staging)
+    }
+
+    pub fn copy_pages(&self, batch: &Batch, step: &mut StepInFlight) -> Result<(), CudaError> {
+        let kv = self.kv.pointer();
+        self.arrays
+            .copy_rows(batch, kv, &self.pages, &mut step.staging)
+    }
+
+    /// The end of all work so far.
+    pub fn record(&self) -> Result<Event, CudaError> {
+        self.device.record(Stream::Compute)
+    }
+
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        self.device.synchronize(self.record()?)
+    }
+
+    /// Runs all layers for the rows that were added to `arrays`, whose logits are wanted for `rows`.
+    pub fn layers(
+        &mut self,
+        id: Option<StepId>,
+        rows: &StepRows,
+        step: &mut StepInFlight,
+    ) -> Result<(), CudaError> {
+        self.logits_are_there = false;
+        let num_rows = self.arrays.num_rows();
+        if num_rows == 0 {
+            return Ok(());
+        }
+        let num_head_rows = rows.scores.len() + rows.samples.len();
+        let number = id.map_or(NO_STEP, |id| KvMemory::progress_value(id, 0));
+        let words = [number as u32, (number >> 32) as u32];
+        let from = step.staging.stage(&words)?;
+        let to = self.memory.step.pointer();
+        // SAFETY: the number is the stream's.
+        unsafe {
+            self.device
+                .copy(Stream::Compute, to, from, size_of::<u64>())?
+        };
+        let fits = self.arrays.is_decode() && num_head_rows <= num_rows;
+        match self.graphs.find(num_rows).filter(|_| fits) {
+            Some((size, graph)) => {
+                self.arrays.upload_rows(size, &mut step.staging)?;
+                self.arrays
+                    .upload_head_rows(rows, size, &mut step.staging)?;
+                self.logits_are_there = true;
+                // SAFETY: what was captured uses memory of this forward pass only.
+                unsafe { self.device.launch_graph(graph) }
+            }
+            None => {
+                self.arrays.upload_rows(num_rows, &mut step.staging)?;
+                let wanted = num_head_rows;
+                self.arrays
+                    .upload_head_rows(rows, wanted, &mut step.staging)?;
+                self.launch_layers(num_rows, false)
+            }
+        }
+    }
+
+    /// Computes the logits of `len` of the rows that are wanted, from the first one on: f32
+    /// `[len][vocab_size]`. All layers must have run.
+    pub fn logits(&self, first: usize, len: usize) -> Result<DevicePointer, CudaError> {
+        if !self.logits_are_there {
+            self.launch_head(first, len)?;
+        }
+        Ok(self.memory.logits.pointer())
+    }
+
+    /// The final norm of rows of the step, `[rows.len()][hidden_size]`. Waits for the step.
+    pub fn hidden_states(
+        &mut self,
+        rows: &[usize],
+        step: &mut StepInFlight,
+    ) -> Result<Vec<f32>, CudaError> {
+        let len = self.spec.hidden_size;
+        let mut states = Vec::with_capacity(rows.len() * len);
+        for rows in rows.chunks(STATES_AT_ONCE) {
+            let indexes: Vec<_> = rows.iter().map(|&row| row as u32).collect();
+            let from = step.staging.stage(&indexes)?;
+            let index = self.memory.state_rows.pointer();
+            let num_bytes = size_of_val(&*indexes);
+            let out = self.memory.states.pointer();
+            let on_host = self.memory.states_on_host.pointer();
+            // SAFETY: memory of this forward pass, which only the stream uses.
+            unsafe {
+                self.device.copy(Stream::Compute, index, from, num_bytes)?;
+                self.state_norm.launch(
+                    &self.device,
+                    &NormStep {
+                        residual: self.memory.residual.pointer(),
+                        rows: NormRows::Selected {
+                            index,
+                            len: rows.len(),
+                        },
+                        branch: None,
+                        before: Some(self.weights.norm.on_device()),
+                        out,
+                    },
+                )?;
+                let num_bytes = rows.len() * len * size_of::<f32>();
+                self.device.copy(Stream::Compute, on_host, out, num_bytes)?;
+            }
+            self.synchronize()?;
+            // SAFETY: the copy is done.
+            let fetched = unsafe { self.memory.states_on_host.as_slice() };
+            states.extend_from_slice(&fetched[..rows.len() * len]);
+        }
+        Ok(states)
+    }
+
+    /// Runs a step of one row and one of several, and captures the graphs of decode steps, with the slot
+    /// and the page that no request gets.
+    pub fn warm_up(
+        &mut self,
+        slot: SlotId,
+        page: u32,
+        max_rows: usize,
+        step: &mut StepInFlight,
+    ) -> Result<(), CudaError> {
+        let (arrays, pages) = (&self.arrays, &self.pages);
+        arrays.set_only_page(slot, page, &self.groups, pages, &mut step.staging)?;
+        for num_rows in [1, max_rows] {
+            self.arrays.clear();
+            self.arrays
+                .add_span(slot, 0, std::iter::repeat_n(0, num_rows));
+            self.layers(None, &StepRows::default(), step)?;
+            self.launch_head(0, 1)?;
+        }
+        if !self.uses_graphs {
+            return Ok(());
+        }
+        self.synchronize()?;
+        for size in Graphs::sizes(self.logit_rows().min(self.max_head_rows / 2)) {
+            self.device.begin_capture()?;
+            let launched =
+                { self.launch_layers(size, true) }.and_then(|()| self.launch_head(0, size));
+            let graph = self.device.end_capture()?;
+            launched?;
+            self.graphs.add(size, graph);
+        }
+        Ok(())
+    }
+
+    /// Launches the kernels of all layers. A graph fixes nothing of the step but its number of rows.
+    fn launch_layers(&self, num_rows: usize, in_graph: bool) -> Result<(), CudaError> {
+        let memory = &self.memory;
+        // SAFETY: memory of this forward pass, which only the stream uses, and large enough for rows.
+        unsafe {
+            self.embed.launch(
+                &self.device,
+                &EmbedStep {
+                    num_rows,
+                    rows: self.arrays.rows(),
+                    drawn: self.drawn,
+                    embedding: self.weights.embed.pointer(),
+                    positions: { self.weights.positions.as_ref() }
+                        .map_or(DevicePointer::NULL, DeviceBuffer::pointer),
+                    residual: memory.residual.pointer(),
+                    history: self.history,
+                    hidden: self.spec.hidden_size,
+                    max_len: self.max_model_len,
+                    scale: self.spec.embedding_scale,
+                    vocab_size: self.spec.vocab_size,
+                },
+            )?;
+        }
+        // A part of a layer whose output is normed waits in `branch` for the norm behind it.
+        let mut waiting: Option<(&Norm, f32)> = None;
+        for (index, layer) in self.weights.layers.iter().enumerate() {
+            let spec = &self.spec.layers[index];
+            self.norm(num_rows, waiting.take(), layer.attention_before.as_ref())?;
+            self.attention(index, layer, num_rows, in_graph)?;
+            let after = layer.attention_after.as_ref();
+            self.finish_part(&layer.output, &memory.attended, after, spec, num_rows)?;
+            waiting = after.map(|norm| (norm, spec.residual_scale));
+            if !spec.is_parallel {
+                self.norm(num_rows, waiting.take(), layer.mlp_before.as_ref())?;
+            }
+            self.mlp(index, layer, num_rows)?;
+            let after = layer.mlp_after.as_ref();
+            self.finish_part(&layer.down, &memory.gated, after, spec, num_rows)?;
+            waiting = after.map(|norm| (norm, spec.residual_scale));
+        }
+        if let Some((norm, scale)) = waiting {
+            self.launch_norm(&NormStep {
+                residual: memory.residual.pointer(),
+                rows: NormRows::First(num_rows),
+                branch: Some(self.branch(norm, scale)),
+                before: None,
+                out: DevicePointer::NULL,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Adds what waits in `branch`, normed, and norms the residual stream for the next matrix.
+    fn norm(
+        &self,
+        num_rows: usize,
+        waiting: Option<(&Norm, f32)>,
+        before: Option<&Norm>,
+    ) -> Result<(), CudaError> {
+        let memory = &self.memory;
+        self.launch_norm(&NormStep {
+            residual: memory.residual.pointer(),
+            rows: NormRows::First(num_rows),
+            branch: waiting.map(|(norm, scale)| self.branch(norm, scale)),
+            before: before.map(Norm::on_device),
+            out: memory.normed.pointer(),
+        })
+    }
+
+    fn branch(&self, norm: &Norm, residual_scale: f32) -> Branch {
+        Branch {
+            values: self.memory.branch.pointer(),
+            after: Some(norm.on_device()),
+            residual_scale,
+        }
+    }
+
+    fn launch_norm(&self, step: &NormStep) -> Result<(), CudaError> {
+        // SAFETY: as in `launch_layers`.
+        unsafe { self.norm.launch(&self.device, step) }
+    }
+
+    fn multiply(
+        &self,
+        matrix: &Matrix,
+        input: DevicePointer,
+        num_rows: usize,
+        output: LinearOutput,
+    ) -> Result<(), CudaError> {
+        let (device, partials) = (&self.device, self.partials.pointer());
+        if self.uses_vendor
+            && num_rows >= MIN_ROWS_OF_VENDOR
+            && let Some(product) = product_of(matrix.linear.weights(), input, num_rows, output)
+        {
+            // SAFETY: as in `launch_layers`.
+            return unsafe { device.multiply(&product) };
+        }
+        // SAFETY: as in `launch_layers`.
+        unsafe {
+            matrix
+                .linear
+                .launch(device, input, num_rows, output, partials)
+        }
+    }
+
+    fn attention(
+        &self,
+        index: usize,
+        layer: &LayerOnDevice,
+        num_rows: usize,
+        in_graph: bool,
+    ) -> Result<(), CudaError> {
+        let (memory, place) = (&self.memory, &self.places[index]);
+        let geometry: &KvGeometry = self.kv.geometry();
+        let (normed, qkv) = (memory.normed.pointer(), memory.qkv.pointer());
+        self.multiply(&layer.qkv, normed, num_rows, LinearOutput::Store(qkv))?;
+        let (rotary, angles) = &self.rotaries[place.rotary];
+        let tables = self.arrays.tables(place.kv.group);
+        let kv = self
+            .kv
+            .pointer()
+            .add(place.kv.in_page * geometry.layer_bytes());
+        let table_len = self.arrays.table_len();
+        let norm = |weights: &Option<DeviceBuffer>| {
+            { weights.as_ref() }.map_or(DevicePointer::NULL, DeviceBuffer::pointer)
+        };
+        let (small, large) = self.arrays.items(place.attention, in_graph);
+        // SAFETY: as in `launch_layers`; the batch's pages were checked.
+        unsafe {
+            rotary.launch(
+                &self.device,
+                &RotaryStep {
+                    num_rows,
+                    qkv,
+                    queries: memory.queries.pointer(),
+                    kv,
+                    rows: self.arrays.rows(),
+                    tables,
+                    table_len,
+                    angles: angles.pointer(),
+                    query_norm: norm(&layer.query_norm),
+                    key_norm: norm(&layer.key_norm),
+                },
+            )?;
+            let (step, progress) = (memory.step.pointer(), self.kv.progress());
+            self.progress
+                .launch(&self.device, step, progress, place.num_page_layers_done)?;
+            self.attentions[place.attention].launch(
+                &self.device,
+                &AttentionStep {
+                    queries: memory.queries.pointer(),
+                    out: memory.attended.pointer(),
+                    kv,
+                    tables,
+                    table_len,
+                    small,
+                    large,
+                    scratch: &self.scratch,
+                },
+            )
+        }
+    }
+
+    fn mlp(&self, index: usize, layer: &LayerOnDevice, num_rows: usize) -> Result<(), CudaError> {
+        let memory = &self.memory;
+        let mlp = self.spec.layers[index].feed_forward.mlp();
+        let (normed, gated) = (memory.normed.pointer(), memory.gated.pointer());
+        if layer.gate_up.is_activated {
+            return self.multiply(&layer.gate_up, normed, num_rows, LinearOutput::Store(gated));
+        }
+        let gate_up = memory.gate_up.pointer();
+        let output = LinearOutput::Store(gate_up);
+        self.multiply(&layer.gate_up, normed, num_rows, output)?;
+        let kernel = &self.activations[self.places[index].activation];
+        let step = ActivationStep {
+            num_rows,
+            width: mlp.intermediate_size,
+            input: gate_up,
+            out: gated,
+        };
+        // SAFETY: as in `launch_layers`.
+        unsafe { kernel.launch(&self.device, &step) }
+    }
+
+    /// The last matrix of a layer's part: its output is added to the residual stream, unless a norm
+    /// comes first.
+    fn finish_part(
+        &self,
+        matrix: &Matrix,
+        input: &DeviceBuffer,
+        after: Option<&Norm>,
+        spec: &LayerSpec,
+        num_rows: usize,
+    ) -> Result<(), CudaError> {
+        let output = match after {
+            None => LinearOutput::Add {
+                out: self.memory.residual.pointer(),
+                scale: spec.residual_scale,
+            },
+            Some(_) => LinearOutput::StoreFloats {
+                out: self.memory.branch.pointer(),
+                scale: 1.0,
+                soft_cap: None,
+            },
+        };
+        self.multiply(matrix, input.pointer(), num_rows, output)
+    }
+
+    fn launch_head(&self, first: usize, len: usize) -> Result<(), CudaError> {
+        let memory = &self.memory;
+        self.launch_norm(&NormStep {
+            residual: memory.residual.pointer(),
+            rows: NormRows::Selected {
+                index: self.arrays.head_rows(first),
+                len,
+            },
+            branch: None,
+            before: Some(self.weights.norm.on_device()),
+            out: memory.head_input.pointer(),
+        })?;
+        let output = LinearOutput::StoreFloats {
+            out: memory.logits.pointer(),
+            scale: self.spec.logit_scale,
+            soft_cap: self.spec.logit_soft_cap,
+        };
+        let input = memory.head_input.pointer();
+        self.multiply(&self.weights.head, input, len, output)
+    }
+}
+
+/// A linear layer as a product of the vendor's library; `None` if that has to be followed by more than
+/// the library does.
+fn product_of(
+    weights: &LinearWeights,
+    input: DevicePointer,
+    num_rows: usize,
+    output: LinearOutput,
+) -> Option<Product> {
+    let (out, out_element, adds) = match output {
+        LinearOutput::Store(out) => (out, Element::Bf16, false),
+        LinearOutput::StoreFloats {
+            out,
+            scale: 1.0,
+            soft_cap: None,
+        } => (out, Element::F32, false),
+        LinearOutput::Add { out, scale: 1.0 } => (out, Element::F32, true),
+        _ => return None,
+    };
+    let is_plain = weights.layout == WeightLayout::Floats && weights.bias == DevicePointer::NULL;
+    is_plain.then_some(Product {
+        m: num_rows,
+        n: weights.n,
+        k: weights.k,
+        input,
+        weight: weights.weight,
+        out,
+        out_stride: weights.n,
+        element: Element::Bf16,
+        out_element,
+        adds,
+    })
+}
+
+type RotaryKind = (Option<RotarySpec>, Option<QkNorm>);
+type ActivationKind = (Activation, bool);
+
+/// The index of an element of a list, to which it is added if it is not there, and whether it was.
+fn index_or_add<T: PartialEq>(list: &mut Vec<T>, element: T) -> (usize, bool) {
+    match list.iter().position(|other| *other == element) {
+        Some(index) => (index, false),
+        None => {
+            list.push(element);
+            (list.len() - 1, true)
+        }
+    }
+}
+
+/// The angles of RoPE for contexts of up to `max_context` tokens, as `rotary_angles` has them.
+fn angles(
+    device: &SharedDevice,
+    rotary: Option<&RotarySpec>,
+    max_context: usize,
+) -> Result<DeviceBuffer, CudaError> {
+    let angles = rotary.map_or(Vec::new(), |rotary| rotary_angles(rotary, max_context));
+    let buffer = DeviceBuffer::new(device, size_of_val(&*angles))?;
+    let mut staged = PinnedBuffer::new(device, angles.len())?;
+    // SAFETY: the device does not know the memory yet.
+    unsafe { staged.as_mut_slice() }.copy_from_slice(&angles);
+    let num_bytes = buffer.num_bytes();
+    if num_bytes > 0 {
+        // SAFETY: the copy is waited for, and nobody else knows the buffer.
+        unsafe {
+            device.copy(
+                Stream::Compute,
+                buffer.pointer(),
+                staged.pointer(),
+                num_bytes,
+            )?
+        };
+        device.synchronize(device.record(Stream::Compute)?)?;
+    }
+    Ok(buffer)
+}

@@ -1,0 +1,361 @@
+//! Draws on the device: what it must know of slots and steps, and what comes back.
+//!
+//! The device draws what the reference sampler would draw from the same logits, to the bit, so the two
+//! may stand in for each other. Everything here is work on the compute stream: memory that a later
+//! step overwrites has been read by then.
+
+use corella_core::{SamplingParams, SlotStart};
+use corella_model::TokenMask;
+
+use crate::cuda_error::CudaError;
+use crate::device::{DeviceBuffer, DevicePointer, PinnedBuffer, SharedDevice, Stream};
+use crate::kernels::sample::{
+    BLOCK, CLASS_STRIDE, Draw, DrawKernels, LIST, NUM_BINS, Passes, SampleArgs, SampleResult,
+    SlotParams, TopToken, WORK_BYTES,
+};
+
+use self::memory::{RuleBlock, RuleMemory, words_of};
+use self::planned::Planned;
+use self::slot_words::{rule_words, slot_params};
+
+mod memory;
+mod planned;
+mod slot_words;
+
+pub use self::memory::{Staging, words_of_slice};
+pub use self::planned::{DrawPlan, SamplingStep, ScorePlan};
+
+/// The sizes that memory is set aside for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SamplingLimits {
+    pub vocab_size: usize,
+    pub max_num_seqs: usize,
+    pub max_model_len: usize,
+    /// The most draws and scores of a step.
+    pub max_draws: usize,
+    /// The most of them in a launch, for which there are logits at a time.
+    pub max_rows: usize,
+    /// The most alternatives whose log-probabilities a request may ask for.
+    pub max_top: usize,
+}
+
+/// The largest vocabulary: its sums of blocks fit into shared memory, and its sums of size classes
+/// are exact.
+const MAX_VOCAB_SIZE: usize = 1 << 19;
+
+/// What is known of a slot on the host.
+#[derive(Clone, Copy, Debug, Default)]
+struct SlotDraws {
+    passes: Passes,
+    score_passes: Passes,
+    has_logprobs: bool,
+    rules: Option<RuleBlock>,
+}
+
+/// The sampler on the device: its kernels and all memory that they need.
+#[derive(Debug)]
+pub struct DeviceSampler {
+    device: SharedDevice,
+    kernels: DrawKernels,
+    limits: SamplingLimits,
+    slots: Vec<SlotDraws>,
+    rules: RuleMemory,
+    params: DeviceBuffer,
+    history: DeviceBuffer,
+    drawn: DeviceBuffer,
+    masks: DeviceBuffer,
+    draws: DeviceBuffer,
+    results: DeviceBuffer,
+    tops: DeviceBuffer,
+    work: DeviceBuffer,
+    sums: DeviceBuffer,
+    classes: DeviceBuffer,
+    bins: DeviceBuffer,
+    lists: DeviceBuffer,
+}
+
+impl DeviceSampler {
+    /// Loads the kernels and allocates all memory but that of token rules.
+    pub fn new(device: &SharedDevice, limits: SamplingLimits) -> Result<Self, CudaError> {
+        let SamplingLimits {
+            vocab_size,
+            max_num_seqs,
+            max_model_len,
+            max_draws,
+            max_rows,
+            max_top,
+        } = limits;
+        if vocab_size > MAX_VOCAB_SIZE {
+            return Err(CudaError(format!(
+                "the vocabulary of {vocab_size} is too large to draw from on a GPU: at most \
+                 {MAX_VOCAB_SIZE} tokens"
+            )));
+        }
+        let new = |num_bytes| DeviceBuffer::new(device, num_bytes);
+        Ok(Self {
+            kernels: DrawKernels::load(device)?,
+            slots: vec![SlotDraws::default(); max_num_seqs],
+            rules: RuleMemory::new(device),
+            params: new(max_num_seqs * size_of::<SlotParams>())?,
+            history: new(max_num_seqs * max_model_len * size_of::<u32>())?,
+            drawn: new(max_num_seqs * size_of::<u32>())?,
+            masks: new(max_num_seqs * vocab_size.div_ceil(32) * size_of::<u32>())?,
+            draws: new(max_draws * size_of::<Draw>())?,
+            results: new(max_draws * size_of::<SampleResult>())?,
+            tops: new(max_draws * max_top * size_of::<TopToken>())?,
+            work: new(max_rows * WORK_BYTES)?,
+            sums: new(max_rows * 2 * vocab_size.div_ceil(BLOCK) * size_of::<f64>())?,
+            classes: new(max_rows * CLASS_STRIDE * size_of::<u64>())?,
+            bins: new(max_rows * NUM_BINS * size_of::<u32>())?,
+            lists: new(max_rows * 2 * LIST * size_of::<u64>())?,
+            device: SharedDevice::clone(device),
+            limits,
+        })
+    }
+
+    pub fn new_step(&self) -> Result<SamplingStep, CudaError> {
+        let SamplingLimits {
+            max_draws, max_top, ..
+        } = self.limits;
+        Ok(SamplingStep {
+            planned: Vec::with_capacity(max_draws),
+            passes: Passes::default(),
+            draws: PinnedBuffer::new(&self.device, max_draws)?,
+            results: PinnedBuffer::new(&self.device, max_draws)?,
+            tops: PinnedBuffer::new(&self.device, max_draws * max_top)?,
+            staging: Staging::new(&self.device),
+        })
+    }
+
+    /// The token that each slot has drawn last, `u32 [slots]`; 0 where nothing could be drawn.
+    pub fn drawn(&self) -> DevicePointer {
+        self.drawn.pointer()
+    }
+
+    /// The tokens of each slot, `u32 [slots][max_model_len]`. Whoever computes positions notes their
+    /// tokens here before the step draws; `start_slot` notes those whose KV was there before.
+    pub fn history(&self) -> DevicePointer {
+        self.history.pointer()
+    }
+
+    /// Whether there is memory for the log-probabilities that a request wants.
+    pub fn has_room_for(&self, sampling: &SamplingParams) -> bool {
+        let num_top = sampling.logprobs.max(sampling.prompt_logprobs).unwrap_or(0) as usize;
+        num_top.min(self.limits.vocab_size) <= self.limits.max_top
+    }
+
+    /// Gives a slot to a request: the device gets its parameters, token rules and cached tokens.
+    pub fn start_slot(
+        &mut self,
+        step: &mut SamplingStep,
+        start: &SlotStart,
+    ) -> Result<(), CudaError> {
+        let sampling = &start.sampling;
+        let slot = start.slot.0 as usize;
+        if !self.has_room_for(sampling) {
+            return Err(CudaError(format!(
+                "this executor has memory for log-probabilities of {} alternatives",
+                self.limits.max_top
+            )));
+        }
+        let is_random = sampling.temperature > 0.0;
+        let needs_ranks = sampling.logprobs.is_some_and(|num_top| num_top > 0)
+            || is_random && (sampling.top_k > 0 || sampling.top_p < 1.0);
+        let passes = match needs_ranks {
+            true => Passes::Ranks,
+            false if is_random || sampling.logprobs.is_some() => Passes::Weights,
+            false => Passes::Maximum,
+        };
+        let score_passes = match sampling.prompt_logprobs {
+            None | Some(0) => Passes::Weights,
+            Some(_) => Passes::Ranks,
+        };
+        let words = rule_words(start, self.limits.vocab_size);
+        if let Some(block) = self.slots[slot].rules.take() {
+            self.rules.free(block);
+        }
+        let rules = match words.is_empty() {
+            true => None,
+            false => Some(self.rules.allocate(words.len())?),
+        };
+        self.slots[slot] = SlotDraws {
+            passes,
+            score_passes,
+            has_logprobs: sampling.logprobs.is_some(),
+            rules,
+        };
+        let pointer = rules.map_or(DevicePointer::NULL, |block| block.pointer);
+        self.upload_words(step, pointer, &words)?;
+        let params = slot_params(start, pointer);
+        let to = self.params.pointer().add(slot * size_of::<SlotParams>());
+        self.upload_words(step, to, &words_of(&params))?;
+        let first = slot * self.limits.max_model_len * size_of::<u32>();
+        self.upload_words(
+            step,
+            self.history.pointer().add(first),
+            &start.cached_tokens,
+        )
+    }
+
+    /// Gives a slot the mask of its next draw. Tokens beyond its end are not allowed.
+    pub fn set_mask(&self, step: &mut SamplingStep, mask: &TokenMask) -> Result<(), CudaError> {
+        let num_words = self.limits.vocab_size.div_ceil(32);
+        let mut words = mask.allowed.to_vec();
+        words.resize(num_words, 0);
+        let first = mask.slot.0 as usize * num_words * size_of::<u32>();
+        self.upload_words(step, self.masks.pointer().add(first), &words)
+    }
+
+    fn upload_words(
+        &self,
+        step: &mut SamplingStep,
+        to: DevicePointer,
+        words: &[u32],
+    ) -> Result<(), CudaError> {
+        if words.is_empty() {
+            return Ok(());
+        }
+        let from = step.staging.stage(words)?;
+        // SAFETY: the words stay where they are staged until the step is over.
+        unsafe {
+            self.device
+                .copy(Stream::Compute, to, from, size_of_val(words))
+        }
+    }
+
+    /// Adds a draw to a step. Its slot has been started and is within the limits, as is its position.
+    pub fn plan_draw(&self, step: &mut SamplingStep, plan: DrawPlan) -> Result<(), CudaError> {
+        let slot = &self.slots[plan.slot.0 as usize];
+        let mut flags = 0;
+        if plan.is_masked {
+            flags |= Draw::IS_MASKED;
+        }
+        if plan.is_behind_draft {
+            flags |= Draw::IS_BEHIND_DRAFT;
+        }
+        let draw = Draw {
+            kind: Draw::DRAW,
+            row: plan.row,
+            slot: plan.slot.0,
+            num_tokens: plan.num_tokens,
+            flags,
+            token: 0,
+        };
+        let has_logprobs = slot.has_logprobs;
+        self.plan(step, Planned::Draw { has_logprobs }, draw, slot.passes)
+    }
+
+    /// Adds a score to a step. Its slot has been started, and its token is in the vocabulary.
+    pub fn plan_score(&self, step: &mut SamplingStep, plan: ScorePlan) -> Result<(), CudaError> {
+        let slot = &self.slots[plan.slot.0 as usize];
+        let draw = Draw {
+            kind: Draw::SCORE,
+            row: plan.row,
+            slot: plan.slot.0,
+            token: plan.token,
+            ..Draw::default()
+        };
+        self.plan(step, Planned::Score, draw, slot.score_passes)
+    }
+
+    fn plan(
+        &self,
+        step: &mut SamplingStep,
+        planned: Planned,
+        draw: Draw,
+        passes: Passes,
+    ) -> Result<(), CudaError> {
+        let index = step.planned.len();
+        if index == self.limits.max_draws {
+            return Err(CudaError(format!(
+                "a step has more than {index} draws and scores"
+            )));
+        }
+        // SAFETY: the device reads the draws of a step after it was planned.
+        unsafe { step.draws.as_mut_slice()[index] = draw };
+        step.planned.push(planned);
+        step.passes = step.passes.max(passes);
+        Ok(())
+    }
+
+    /// Copies a step's plan to the device, padded to `num_draws` with entries that do nothing.
+    pub fn upload(&self, step: &mut SamplingStep, num_draws: usize) -> Result<(), CudaError> {
+        let num_planned = step.planned.len();
+        // SAFETY: the device reads them after this.
+        unsafe { step.draws.as_mut_slice()[num_planned..num_draws].fill(Draw::default()) };
+        let (to, from) = (self.draws.pointer(), step.draws.pointer());
+        // SAFETY: both have room for as many draws as a step may have.
+        unsafe { { &self.device }.copy(Stream::Compute, to, from, num_draws * size_of::<Draw>()) }
+    }
+
+    /// Runs draws of the step that was uploaded last: `num_draws` from `first` on. Everything that it
+    /// is launched with stays the same from step to step, so that a graph may have it.
+    ///
+    /// # Safety
+    /// `logits` are f32 `[rows][vocab_size]` with all rows that these draws name. Rows of draws with
+    /// masks, rules or penalties are changed, so that no two such draws may have the same.
+    pub unsafe fn launch(
+        &self,
+        (first, num_draws): (usize, usize),
+        passes: Passes,
+        logits: DevicePointer,
+    ) -> Result<(), CudaError> {
+        assert!(
+            num_draws <= self.limits.max_rows && first + num_draws <= self.limits.max_draws,
+            "draws {first}..{} are beyond {:?}",
+            first + num_draws,
+            self.limits
+        );
+        if num_draws == 0 {
+            return Ok(());
+        }
+        let tops = first * self.limits.max_top * size_of::<TopToken>();
+        let args = SampleArgs {
+            logits,
+            draws: self.draws.pointer().add(first * size_of::<Draw>()),
+            slots: self.params.pointer(),
+            history: self.history.pointer(),
+            masks: self.masks.pointer(),
+            work: self.work.pointer(),
+            sums: self.sums.pointer(),
+            classes: self.classes.pointer(),
+            bins: self.bins.pointer(),
+            lists: self.lists.pointer(),
+            results: self
+                .results
+                .pointer()
+                .add(first * size_of::<SampleResult>()),
+            tops: self.tops.pointer().add(tops),
+            drawn: self.drawn.pointer(),
+            vocab_size: self.limits.vocab_size as u32,
+            max_model_len: self.limits.max_model_len as u32,
+            max_top: self.limits.max_top as u32,
+            num_blocks: self.limits.vocab_size.div_ceil(BLOCK) as u32,
+        };
+        // SAFETY: the logits are the caller's, the rest is this sampler's and large enough.
+        unsafe { self.kernels.draw(&args, num_draws as u32, passes) }
+    }
+
+    /// Copies the results of a step that was launched to where it can read them, once an event behind
+    /// this is reached.
+    pub fn download(&self, step: &mut SamplingStep) -> Result<(), CudaError> {
+        let num_draws = step.planned.len();
+        if num_draws == 0 {
+            return Ok(());
+        }
+        let (to, from) = (step.results.pointer(), self.results.pointer());
+        let num_bytes = num_draws * size_of::<SampleResult>();
+        // SAFETY: both have room for as many results as a step may have.
+        unsafe { self.device.copy(Stream::Compute, to, from, num_bytes)? };
+        if step.passes < Passes::Ranks || self.limits.max_top == 0 {
+            return Ok(());
+        }
+        let (to, from) = (step.tops.pointer(), self.tops.pointer());
+        let num_bytes = num_draws * self.limits.max_top * size_of::<TopToken>();
+        // SAFETY: as above.
+        unsafe { self.device.copy(Stream::Compute, to, from, num_bytes) }
+    }
+}
+
+#[cfg(all(test, feature = "emulated-device"))]
+mod tests;

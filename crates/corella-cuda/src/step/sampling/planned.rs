@@ -1,0 +1,137 @@
+//! What a step draws, from its plan to its results.
+
+use corella_core::{Logprobs, PromptLogprob, Sample, SlotId, TokenId};
+use corella_model::SampleError;
+
+use crate::device::PinnedBuffer;
+use crate::kernels::sample::{Draw, Passes, SampleResult, TopToken};
+
+use super::memory::Staging;
+
+/// A token to draw.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrawPlan {
+    pub slot: SlotId,
+    /// The row of logits within the launch.
+    pub row: u32,
+    /// The tokens before the one to draw.
+    pub num_tokens: u32,
+    /// Whether it is behind a draft, so that it counts only if that was drawn.
+    pub is_behind_draft: bool,
+    /// Whether the slot's token mask, which was given for this step, has a say.
+    pub is_masked: bool,
+}
+
+/// A known token whose log-probability is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScorePlan {
+    pub slot: SlotId,
+    /// The row of logits within the launch. No draw may have the same.
+    pub row: u32,
+    pub token: TokenId,
+}
+
+/// What was planned at an index.
+#[derive(Clone, Copy, Debug)]
+pub enum Planned {
+    Draw { has_logprobs: bool },
+    Score,
+}
+
+/// What a step draws, from its plan to its results. Each step in flight has one; it is used again
+/// after `clear`.
+#[derive(Debug)]
+pub struct SamplingStep {
+    pub(super) planned: Vec<Planned>,
+    pub(super) passes: Passes,
+    pub(super) draws: PinnedBuffer<Draw>,
+    pub(super) results: PinnedBuffer<SampleResult>,
+    pub(super) tops: PinnedBuffer<TopToken>,
+    pub(super) staging: Staging,
+}
+
+impl SamplingStep {
+    /// Forgets the step. Its work must be done.
+    pub fn clear(&mut self) {
+        self.planned.clear();
+        self.passes = Passes::default();
+        self.staging.clear();
+    }
+
+    /// The number of draws and scores.
+    pub fn num_draws(&self) -> usize {
+        self.planned.len()
+    }
+
+    /// How far the step's draws must go.
+    pub fn passes(&self) -> Passes {
+        self.passes
+    }
+
+    /// What came of the draws and scores.
+    ///
+    /// # Safety
+    /// The step's `download` is done.
+    pub unsafe fn results(&self) -> StepResults<'_> {
+        // SAFETY: the device does not write results before the next download into this step.
+        let (results, tops) = unsafe { (self.results.as_slice(), self.tops.as_slice()) };
+        StepResults {
+            planned: &self.planned,
+            results,
+            tops,
+        }
+    }
+}
+
+/// The results of a step, by the index of draws and scores in the order in which they were planned.
+#[derive(Clone, Copy, Debug)]
+pub struct StepResults<'a> {
+    pub(super) planned: &'a [Planned],
+    results: &'a [SampleResult],
+    tops: &'a [TopToken],
+}
+
+impl StepResults<'_> {
+    fn logprobs(&self, index: usize, result: &SampleResult) -> Logprobs {
+        let max_top = self.tops.len() / self.results.len();
+        let tops = &self.tops[index * max_top..][..result.num_top as usize];
+        Logprobs {
+            token: result.logprob,
+            top: tops.iter().map(|top| (top.token, top.logprob)).collect(),
+        }
+    }
+
+    fn drawn(&self, index: usize) -> Result<&SampleResult, SampleError> {
+        let result = &self.results[index];
+        match result.error {
+            SampleResult::OK => Ok(result),
+            SampleResult::NOT_FINITE => Err(SampleError::NotFinite {
+                token: result.token,
+                value: result.value,
+            }),
+            _ => Err(SampleError::NothingAllowed),
+        }
+    }
+
+    /// What was drawn, at an index of the plan that is a draw's.
+    pub fn sample(&self, index: usize) -> Result<Sample, SampleError> {
+        let Planned::Draw { has_logprobs } = self.planned[index] else {
+            panic!("{index} is the index of a score");
+        };
+        let result = self.drawn(index)?;
+        Ok(Sample {
+            token: result.token,
+            logprobs: has_logprobs.then(|| Box::new(self.logprobs(index, result))),
+        })
+    }
+
+    /// What a known token scores, at an index of the plan that is a score's.
+    pub fn score(&self, index: usize) -> Result<PromptLogprob, SampleError> {
+        let result = self.drawn(index)?;
+        Ok(PromptLogprob {
+            token: result.token,
+            rank: result.rank,
+            logprobs: self.logprobs(index, result),
+        })
+    }
+}

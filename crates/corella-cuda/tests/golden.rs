@@ -1,0 +1,165 @@
+//! Compares logits and greedy tokens with Hugging Face Transformers, on tiny models of every dense
+//! kind, on the device that runs kernels in host memory. In f32 only the order of sums can differ.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use corella_core::Pooling;
+use corella_cuda::{CudaConfig, CudaExecutor, Element, test_device};
+use corella_model::golden::{Case, Model, Next, PAGE_SIZE, log_softmax, read_cases};
+use corella_model::{Checkpoint, DType, FeedForward, KvFormat, ModelConfig};
+
+/// The tolerance in f32, relative to the largest magnitude among a position's logits.
+const F32_TOLERANCE: f32 = 1e-4;
+
+/// The tolerance if inputs of linear layers, keys and values are rounded to bf16, by up to 2^-9 of
+/// themselves.
+const BF16_TOLERANCE: f32 = 4e-2;
+
+/// The tolerance if weights are rounded as well. The norms of tiny random models amplify that.
+const ROUNDED_WEIGHTS_TOLERANCE: f32 = 2e-1;
+
+/// The tolerance if weights of 4 bits besides are multiplied in bf16.
+const INT4_TOLERANCE: f32 = 7e-2;
+
+#[test]
+fn f32_gives_the_golden_logits_and_tokens() {
+    for folder in dense("golden") {
+        for chunk in [7, usize::MAX] {
+            let model = open(&folder, Element::F32, DType::F32);
+            for (case, run) in model.run(chunk, Next::Drawn) {
+                let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+                run.check(&case.logits, F32_TOLERANCE, &name);
+                assert_eq!(run.tokens, case.tokens, "{name}");
+                run.check_all(&case.logits_of_all, F32_TOLERANCE, &name);
+            }
+        }
+    }
+}
+
+/// The golden tokens are fed in, because roundings may turn a near tie.
+#[test]
+fn bf16_stays_close() {
+    for folder in dense("golden") {
+        let model = open(&folder, Element::Bf16, DType::Bf16);
+        for (case, run) in model.run(64, Next::Golden) {
+            let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+            let has_bf16 = folder.to_string_lossy().ends_with("bf16");
+            let tolerance = match has_bf16 {
+                true => BF16_TOLERANCE,
+                false => ROUNDED_WEIGHTS_TOLERANCE,
+            };
+            run.check(&case.logits, tolerance, &name);
+        }
+    }
+}
+
+#[test]
+fn quantised_checkpoints_stay_close() {
+    for folder in dense("quantized") {
+        let model = open(&folder, Element::Bf16, DType::Bf16);
+        for (case, run) in model.run(7, Next::Golden) {
+            let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+            run.check(&case.logits, INT4_TOLERANCE, &name);
+        }
+    }
+}
+
+#[test]
+fn prompts_are_scored_by_the_golden_logits() {
+    for folder in dense("golden").into_iter().step_by(5) {
+        let model = open(&folder, Element::F32, DType::F32);
+        for (case, scored) in model.score(19) {
+            let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+            let last = case.tokens.len() - 1;
+            for (drawn, logits) in [(0, &case.logits[0]), (last, &case.logits[1])] {
+                // The first token of a prompt has no log-probability.
+                let scored = &scored[case.prompt.len() + drawn - 1];
+                let expected = log_softmax(logits)[scored.token as usize];
+                let largest = logits.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                let error = (scored.logprobs.token - expected).abs();
+                assert!(error <= F32_TOLERANCE * largest, "{name}: {scored:?}");
+                assert_eq!(scored.rank, 1, "{name}, {drawn}");
+            }
+        }
+    }
+}
+
+#[test]
+fn hidden_states_are_those_of_transformers() {
+    let mut num_cases = 0;
+    for folder in dense("golden").into_iter().step_by(5) {
+        let Ok(golden) = fs::read(folder.join("hidden.f32")) else {
+            continue;
+        };
+        let golden: Vec<f32> = { golden.as_chunks().0.iter() }
+            .map(|&bytes| f32::from_le_bytes(bytes))
+            .collect();
+        let pooled = [Pooling::LastToken, Pooling::Mean]
+            .map(|pooling| open(&folder, Element::F32, DType::F32).pool(pooling, 7));
+        let states = { pooled[0].iter().zip(&pooled[1]) }.flat_map(|(last, mean)| [last, mean]);
+        let states: Vec<_> = states.collect();
+        assert_eq!(golden.len(), states.len() * states[0].len());
+        for (state, golden) in states.iter().zip(golden.chunks(states[0].len())) {
+            let largest = golden.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+            for (value, golden) in state.iter().zip(golden) {
+                let error = (value - golden).abs();
+                assert!(error <= F32_TOLERANCE * largest, "{}", folder.display());
+            }
+            num_cases += 1;
+        }
+    }
+    assert!(num_cases > 0);
+}
+
+fn open(folder: &Path, element: Element, kv_format: impl Into<KvFormat>) -> Model {
+    let checkpoint = Checkpoint::open(model_of(folder)).unwrap();
+    let spec = checkpoint.config().spec.clone();
+    let cases = read_cases(folder);
+    let config = CudaConfig {
+        element,
+        kv_format: kv_format.into(),
+        kv_groups: None,
+        num_pages: cases.iter().map(Case::num_pages).sum(),
+        page_size: PAGE_SIZE as u32,
+        max_num_seqs: cases.len() as u32,
+        max_num_batched_tokens: 512,
+        max_model_len: spec.max_position as u32,
+        max_logprobs: spec.vocab_size as u32,
+        is_batch_invariant: true,
+        uses_graphs: false,
+    };
+    let (vocab_size, weights) = (spec.vocab_size, checkpoint.weights().unwrap());
+    let device = test_device();
+    let executor = CudaExecutor::new(&device, spec, weights, config, &|_| ()).unwrap();
+    Model {
+        executor: Box::new(executor),
+        vocab_size,
+        cases,
+    }
+}
+
+fn model_of(folder: &Path) -> PathBuf {
+    let gguf = folder.join("model.gguf");
+    if gguf.exists() { gguf } else { folder.into() }
+}
+
+/// The folders of a kind whose models have no experts.
+fn dense(kind: &str) -> Vec<PathBuf> {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
+    let is_dense = |folder: &PathBuf| {
+        let checkpoint = Checkpoint::open(model_of(folder)).unwrap();
+        let config: &ModelConfig = checkpoint.config();
+        let mut layers = config.spec.layers.iter();
+        layers.all(|layer| matches!(layer.feed_forward, FeedForward::Mlp(_)))
+    };
+    let mut folders: Vec<PathBuf> = fs::read_dir(tests.join(kind))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.join("golden.json").is_file())
+        .filter(is_dense)
+        .collect();
+    folders.sort();
+    assert!(folders.len() >= 5);
+    folders
+}
