@@ -14,7 +14,7 @@ LEFT_OUT = "positive_data_acceptance"
 
 
 def test_no_request_breaks_the_server(tmp_path):
-    with ServerProcess() as server:
+    with ServerProcess("--files-dir", tmp_path / "files") as server:
         command = [SCHEMATHESIS, "run", f"{server.base_url}/openapi.json", "--no-color"]
         command += ["--max-time", str(SECONDS), "--exclude-checks", LEFT_OUT]
         # The stream has no end.

@@ -29,7 +29,7 @@ def environment(tmp_path_factory):
         }
 
 
-@pytest.mark.parametrize("name", ["openai", "vercel"])
+@pytest.mark.parametrize("name", ["ollama", "openai", "vercel"])
 def test_node(environment, name):
     # Node looks for packages beside the file that imports them.
     script = shutil.copy(TESTS / f"{name}.test.js", PACKAGES)

@@ -23,6 +23,9 @@ REQUESTS = [
     ("/v1/responses", {"input": [{"role": "user", "content": "Hi"}], "max_output_tokens": 3}),
     ("/v1/messages", CHAT | {"max_tokens": 3, "system": [{"type": "text", "text": "Be kind."}]}),
     ("/v1/messages/count_tokens", CHAT),
+    ("/api/chat", CHAT | {"stream": False, "options": {"num_predict": 3}}),
+    ("/api/generate", {"prompt": "Hi", "stream": False, "options": {"num_predict": 3}, "keep_alive": "5m"}),
+    ("/api/show", {}),
     ("/tokenize", {"prompt": "a fox", "return_token_strs": True}),
     ("/tokenize", CHAT),
     ("/detokenize", {"tokens": [268, 1527]}),
@@ -32,7 +35,9 @@ FAULTS = [
     ("/v1/chat/completions", CHAT | {"temprature": 1}),
     ("/v1/completions", {"max_tokens": 3}),
     ("/v1/completions", {"prompt": "Once", "messages": []}),
-    ("/v1/responses", {"input": "Hi", "previous_response_id": "resp_1"}),
+    ("/v1/responses", {"input": "Hi", "background": True}),
+    ("/api/generate", {"prompt": "Hi", "options": {"temprature": 1}}),
+    ("/api/chat", {"messages": [{"role": "robot", "content": "Hi"}]}),
     ("/v1/messages", CHAT),
     ("/v1/messages/count_tokens", {"messages": []}),
     ("/detokenize", {"tokens": ["a"]}),
@@ -118,6 +123,9 @@ def test_answers_without_a_body_are_as_it_says(server, document):
         ("/v1/models", "/v1/models"),
         ("/v1/models/{model}", f"/v1/models/{model}"),
         ("/version", "/version"),
+        ("/api/tags", "/api/tags"),
+        ("/api/ps", "/api/ps"),
+        ("/api/version", "/api/version"),
     ]:
         status, answer = ask(server, asked)
         assert status == 200

@@ -66,6 +66,12 @@ impl ApiError {
         self.body.param.as_deref()
     }
 
+    /// The same error, blamed on a field.
+    pub fn with_param(mut self, param: &str) -> Self {
+        self.body.param = Some(param.to_owned());
+        self
+    }
+
     pub fn code(&self) -> Option<&'static str> {
         self.body.code
     }
@@ -153,6 +159,62 @@ impl ApiError {
         );
         error.body.param = Some("model".into());
         error.body.code = Some("model_not_found");
+        error
+    }
+
+    /// A response that the caller names and that is not there, for this reason.
+    pub fn response_not_found(id: &str, reason: &str) -> Self {
+        Self::not_found("response", id, reason, "response_not_found")
+    }
+
+    pub fn file_not_found(id: &str, reason: &str) -> Self {
+        Self::not_found("file", id, reason, "file_not_found")
+    }
+
+    pub fn batch_not_found(id: &str) -> Self {
+        Self::not_found("batch", id, "does not exist", "batch_not_found")
+    }
+
+    /// The server was started without a folder for files.
+    pub fn no_files() -> Self {
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            "This server keeps no files and runs no batches; it has to be started with --files-dir DIR.",
+        );
+        error.body.code = Some("no_files");
+        error
+    }
+
+    pub fn file_too_large(limit: u64) -> Self {
+        Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            format!("A file may have at most {limit} bytes (--max-file-bytes)."),
+        )
+    }
+
+    /// There is no room for more files.
+    pub fn insufficient_storage(message: impl Into<String>) -> Self {
+        let mut error = Self::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "invalid_request_error",
+            message.into(),
+        );
+        error.body.code = Some("storage_full");
+        error
+    }
+
+    /// An object of the caller's that is not there.
+    fn not_found(kind: &str, id: &str, reason: &str, code: &'static str) -> Self {
+        const MAX_CHARS: usize = 200;
+        let shown: String = id.chars().take(MAX_CHARS).collect();
+        let mut error = Self::new(
+            StatusCode::NOT_FOUND,
+            "invalid_request_error",
+            format!("The {kind} `{shown}` {reason}."),
+        );
+        error.body.code = Some(code);
         error
     }
 

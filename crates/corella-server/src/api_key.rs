@@ -137,6 +137,15 @@ impl ApiKeys {
         !self.accounts().is_empty()
     }
 
+    /// The key with this name.
+    pub fn named(&self, name: &str) -> Option<Arc<Account>> {
+        let accounts = self.accounts();
+        accounts
+            .iter()
+            .find(|account| account.name() == name)
+            .cloned()
+    }
+
     /// Takes the same time for every key that is presented, whichever it is like.
     pub fn find(&self, presented: &[u8]) -> Option<Arc<Account>> {
         let digest = KeyDigest::of(presented);

@@ -59,6 +59,10 @@ pub async fn require_admin(request: Request, next: Next) -> Response {
     }
 }
 
+/// Marks the requests of batches, for which nobody waits.
+#[derive(Clone, Copy)]
+pub struct Background;
+
 /// Who calls, as the layers before a handler have found out.
 #[derive(Clone)]
 pub struct CallContext {
@@ -67,9 +71,25 @@ pub struct CallContext {
     pub account: Option<Arc<Account>>,
     /// `None` if nobody wants to see the request's spans.
     pub trace: Option<TraceScope>,
+    /// Whether others go first.
+    pub is_background: bool,
 }
 
 impl CallContext {
+    /// To whom what the call leaves on the server belongs: the name of its API key.
+    pub fn owner(&self) -> Option<Arc<str>> {
+        let account = self.account.as_ref();
+        account.map(|account| account.name().into())
+    }
+
+    /// The priority of the call's requests, if it is not for the caller to say.
+    pub fn priority(&self) -> Option<i32> {
+        match (self.is_background, &self.account) {
+            (true, _) => Some(i32::MAX),
+            (false, account) => account.as_ref().and_then(|account| account.priority()),
+        }
+    }
+
     /// Refuses models that the key may not use, as if they did not exist.
     pub fn check_model(&self, model: &str) -> Result<(), ApiError> {
         match &self.account {
@@ -91,6 +111,7 @@ impl FromRequestParts<Arc<ServerState>> for CallContext {
             name,
             account,
             trace,
+            is_background: parts.extensions.get::<Background>().is_some(),
         })
     }
 }

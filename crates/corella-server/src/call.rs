@@ -132,6 +132,7 @@ pub trait Endpoint: Sized + Send + 'static {
     /// Parses, checks and tokenises a request. Runs on a blocking thread.
     fn prepare(
         state: &ServerState,
+        context: &CallContext,
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError>;
@@ -164,13 +165,14 @@ pub async fn serve_call<E: Endpoint>(
         return Err(ApiError::draining());
     }
     let body = RequestBody::read(body, &state).await?;
+    let for_text_thread = context.clone();
     let mut call = state
         .run_blocking(body.num_bytes(), move |state, caller| {
-            E::prepare(state, &body, caller)
+            E::prepare(state, &for_text_thread, &body, caller)
         })
         .await?;
     context.check_model(&call.model)?;
-    if let Some(priority) = account.as_ref().and_then(|account| account.priority()) {
+    if let Some(priority) = context.priority() {
         call.params.priority = priority;
     }
     let adapter = state.adapters.get(&call.model);

@@ -309,6 +309,7 @@ impl Endpoint for Chat {
 
     fn prepare(
         state: &ServerState,
+        _: &CallContext,
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError> {

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_core::TokenId;
-use corella_text::{FillInMiddle, Tokenizer};
+use corella_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
@@ -22,6 +22,7 @@ use crate::sampling_fields::{
 use crate::scored_prompt::PromptLogprobs;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
+use crate::suffix::Suffix;
 use crate::text_thread::Caller;
 use crate::token_logprob::{CompletionLogprobs, TokenNames};
 
@@ -70,6 +71,7 @@ impl Endpoint for Completion {
 
     fn prepare(
         state: &ServerState,
+        _: &CallContext,
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError> {
@@ -160,51 +162,6 @@ impl Endpoint for Completion {
             .map(|choice| CompletionChoice::new(&state.text.tokenizer, self, choice, &mut 0))
             .collect();
         json_response(&head.object(OBJECT, &choices, Some(Some(&usage))))
-    }
-}
-
-/// The text after the one that is asked for, and the tokens by which the model is told so.
-struct Suffix {
-    text: String,
-    tokens: FillInMiddle,
-}
-
-impl Suffix {
-    /// An empty suffix is the same as none.
-    fn checked(
-        state: &ServerState,
-        suffix: Option<String>,
-        echo: bool,
-    ) -> Result<Option<Self>, ApiError> {
-        let Some(text) = suffix.filter(|text| !text.is_empty()) else {
-            return Ok(None);
-        };
-        let Some(tokens) = FillInMiddle::of(&state.text.tokenizer) else {
-            return Err(ApiError::invalid(
-                "suffix",
-                "this model cannot fill in the middle: its vocabulary has no tokens for it",
-            ));
-        };
-        match echo {
-            true => Err(ApiError::invalid("echo", "cannot be combined with suffix")),
-            false => Ok(Some(Self { text, tokens })),
-        }
-    }
-
-    fn end_token_ids(&self, state: &ServerState) -> Vec<TokenId> {
-        let mut ids = self.tokens.end_token_ids(&state.text.tokenizer);
-        ids.retain(|&id| (id as usize) < state.config.vocab_size);
-        ids
-    }
-
-    fn put_behind(&self, prompt: Prompt) -> Result<Prompt, ApiError> {
-        match prompt {
-            Prompt::Text(prefix) => Ok(Prompt::Text(self.tokens.prompt(&prefix, &self.text))),
-            Prompt::Tokens(_) => Err(ApiError::invalid(
-                "prompt",
-                "must be text if there is a suffix",
-            )),
-        }
     }
 }
 

@@ -171,7 +171,7 @@ fn num_edits(a: &[char], b: &[char]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::field_table::{BODY, CONTENT_PART, MESSAGE, messages, pooling, responses};
+    use crate::field_table::{BODY, CONTENT_PART, MESSAGE, messages, ollama, pooling, responses};
 
     #[test]
     fn edits_are_counted() {
@@ -219,6 +219,13 @@ mod tests {
             &pooling::EMBEDDINGS,
             &pooling::SCORE,
             &pooling::RERANK,
+            &ollama::CHAT,
+            &ollama::GENERATE,
+            &ollama::SHOW,
+            &ollama::OPTIONS,
+            &ollama::MESSAGE,
+            &ollama::CALL,
+            &ollama::CALLED_FUNCTION,
         ];
         for table in tables {
             let mut names: Vec<_> = table.names().collect();

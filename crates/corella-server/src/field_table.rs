@@ -4,7 +4,9 @@
 //! Ignoring a field may give a wrong answer that looks right. So every field is either read, or
 //! accepted because it cannot change the answer, or refused by name.
 
+pub mod batch;
 pub mod messages;
+pub mod ollama;
 pub mod pooling;
 pub mod responses;
 
@@ -23,6 +25,10 @@ pub enum Endpoint {
     Embeddings,
     Score,
     Rerank,
+    OllamaChat,
+    OllamaGenerate,
+    OllamaShow,
+    Batches,
 }
 
 impl Endpoint {
@@ -38,6 +44,10 @@ impl Endpoint {
             Self::Embeddings => "/v1/embeddings",
             Self::Score => "/score",
             Self::Rerank => "/rerank",
+            Self::OllamaChat => "/api/chat",
+            Self::OllamaGenerate => "/api/generate",
+            Self::OllamaShow => "/api/show",
+            Self::Batches => "/v1/batches",
         }
     }
 
@@ -59,6 +69,10 @@ impl Endpoint {
             Self::Embeddings => &pooling::EMBEDDINGS,
             Self::Score => &pooling::SCORE,
             Self::Rerank => &pooling::RERANK,
+            Self::OllamaChat => &ollama::CHAT,
+            Self::OllamaGenerate => &ollama::GENERATE,
+            Self::OllamaShow => &ollama::SHOW,
+            Self::Batches => &batch::BODY,
         }
     }
 }
@@ -583,6 +597,11 @@ mod tests {
             &pooling::EMBEDDINGS,
             &pooling::SCORE,
             &pooling::RERANK,
+            &batch::BODY,
+            &ollama::CHAT,
+            &ollama::GENERATE,
+            &ollama::SHOW,
+            &ollama::OPTIONS,
         ];
         let names = tables.into_iter().flat_map(FieldTable::names);
         let missing: Vec<_> = { names }

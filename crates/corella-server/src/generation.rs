@@ -9,7 +9,7 @@ use corella_text::{Detokenizer, ReplyContext, ReplyParser, ReplyPart, TextStream
 use serde::Serialize;
 
 use crate::api_error::ApiError;
-use crate::metrics::CallTimer;
+use crate::metrics::{CallTimer, ChoiceTimes};
 use crate::request_id::RequestName;
 use crate::sampling_fields::GenerationParams;
 use crate::scored_prompt::ScoredPrompt;
@@ -47,6 +47,8 @@ pub struct ChoiceDelta {
     pub prompt_tokens: Option<Arc<[TokenId]>>,
     /// The prompt and the tokens of this choice up to here.
     pub usage: Usage,
+    /// What took how long, in the last delta of the choice.
+    pub times: Option<ChoiceTimes>,
     pub finish: Option<Finish>,
 }
 
@@ -238,8 +240,9 @@ impl Generation {
             self.next = (self.next + 1) % num_choices;
             match choice.poll_delta(cx, &mut self.timer) {
                 Poll::Pending => {}
-                Poll::Ready(Ok(delta)) => {
+                Poll::Ready(Ok(mut delta)) => {
                     if let Some(finish) = &delta.finish {
+                        delta.times = self.timer.times(delta.index);
                         self.num_unfinished -= 1;
                         self.timer.handle_finish(delta.index, finish.reason);
                     }
@@ -274,6 +277,7 @@ impl Generation {
                 tokens: Vec::new(),
                 prompt_tokens: None,
                 usage: Usage::default(),
+                times: None,
                 finish: None,
             })
             .collect();
@@ -289,6 +293,7 @@ impl Generation {
             choice.tokens.extend(delta.tokens);
             choice.prompt_tokens = choice.prompt_tokens.take().or(delta.prompt_tokens);
             choice.usage = delta.usage;
+            choice.times = delta.times;
             choice.finish = delta.finish;
         }
         if self.num_best < self.choices_per_prompt {
@@ -558,6 +563,7 @@ impl Choice {
                 self.num_output_tokens,
                 self.num_reasoning_tokens(),
             ),
+            times: None,
             finish,
         }))
     }

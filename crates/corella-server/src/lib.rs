@@ -1,6 +1,6 @@
-//! The HTTP front end, which speaks OpenAI's API and Anthropic's.
+//! The HTTP front end, which speaks OpenAI's API, Anthropic's and Ollama's.
 //!
-//! A request passes `router`, then `chat_completions`, `completions`, `responses` or `messages` (which
+//! A request passes `router`, then `chat_completions`, `completions`, `responses`, `messages` or `ollama` (which
 //! parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
 //! streams as text), and leaves as events of `sse` or as one JSON object. `embeddings` and `score` want
 //! vectors instead of text, which `pooled_call` gets.
@@ -10,6 +10,9 @@ mod adapter;
 mod api_error;
 mod api_key;
 mod auth;
+mod batch_file;
+mod batch_line;
+mod batches;
 mod call;
 mod call_message;
 mod chat_completions;
@@ -23,15 +26,18 @@ mod engine_event;
 mod engine_feed;
 mod field_check;
 mod field_table;
+mod files;
 mod first_token;
 mod generation;
 mod grammar_constraint;
 mod health;
 mod kv_transfer;
+mod list_page;
 mod local_client;
 mod messages;
 mod metrics;
 mod model_list;
+mod ollama;
 mod openapi;
 mod output_format;
 mod page;
@@ -45,6 +51,7 @@ mod reply_constraint;
 mod request_body;
 mod request_id;
 mod request_trace;
+mod response_store;
 mod responses;
 mod role;
 mod router;
@@ -56,12 +63,22 @@ mod serve_config;
 mod server_state;
 mod shutdown;
 mod sse;
+mod suffix;
 mod text_thread;
+mod thinking_switch;
 mod tls;
 mod token_logprob;
 mod token_rule;
 mod tokenization;
 mod tool_fields;
+
+/// Files of requests and their answers, which `corella batch` and `/v1/batches` have in common.
+pub mod batch {
+    pub use crate::batch_file::{BatchFileError, Lines, Output, check_input};
+    pub use crate::batch_line::{RequestLine, ResultError, ResultResponse, result_line};
+    pub use crate::batches::Batches;
+    pub use crate::files::FilesConfig;
+}
 
 pub use adapter::AdapterLoader;
 pub use api_key::{ApiKey, Clock, KeyDigest};

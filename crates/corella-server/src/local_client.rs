@@ -5,11 +5,13 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, Method, Request, Uri};
+use axum::http::{Extensions, HeaderValue, Method, Request, Uri};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 
-use crate::router::router;
+use crate::api_key::Account;
+use crate::auth::Background;
+use crate::router::{batch_router, router};
 use crate::server_state::ServerState;
 
 /// Sends requests to a server that need not listen anywhere. Whatever a client gets over a socket,
@@ -17,6 +19,8 @@ use crate::server_state::ServerState;
 #[derive(Clone)]
 pub struct LocalClient {
     service: TowerToHyperService<Router>,
+    /// What layers before a handler would find out about a caller.
+    extensions: Extensions,
 }
 
 /// A response whose body has not been read. Dropping it before its end aborts its request.
@@ -31,6 +35,20 @@ impl LocalClient {
     pub fn new(state: Arc<ServerState>) -> Self {
         Self {
             service: TowerToHyperService::new(router(state)),
+            extensions: Extensions::new(),
+        }
+    }
+
+    /// Sends the lines of a batch, which wait behind other requests. `account` pays for them.
+    pub(crate) fn for_batch(state: Arc<ServerState>, account: Option<Arc<Account>>) -> Self {
+        let mut extensions = Extensions::new();
+        extensions.insert(Background);
+        if let Some(account) = account {
+            extensions.insert(account);
+        }
+        Self {
+            service: TowerToHyperService::new(batch_router(state)),
+            extensions,
         }
     }
 
@@ -44,6 +62,7 @@ impl LocalClient {
         let mut request = Request::new(Body::from(json));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = uri;
+        request.extensions_mut().extend(self.extensions.clone());
         let json = HeaderValue::from_static("application/json");
         request.headers_mut().insert(CONTENT_TYPE, json);
         let response = match self.service.call(request).await {

@@ -31,6 +31,7 @@ use crate::request_body::RequestBody;
 use crate::sampling_fields::{EndpointFields, StreamUsage};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
+use crate::thinking_switch::thinking_switch;
 
 use conversation::conversation;
 use event::MessageEvents;
@@ -99,7 +100,7 @@ impl MessageFields {
             None => None,
             Some(thinking) => {
                 check.check(&THINKING, "thinking", &thinking)?;
-                thinking_switch(state, &thinking)?
+                template_kwargs(state, &thinking)?
             }
         };
         let tools = { self.tools }
@@ -113,7 +114,7 @@ impl MessageFields {
 }
 
 /// The template's variables that switch thinking on or off.
-fn thinking_switch(
+fn template_kwargs(
     state: &ServerState,
     thinking: &Map<String, Value>,
 ) -> Result<Option<Map<String, Value>>, ApiError> {
@@ -125,17 +126,7 @@ fn thinking_switch(
             return Err(ApiError::invalid("thinking.type", message));
         }
     };
-    let template = state.text.chat_template.as_ref();
-    match template.and_then(|template| template.thinking_switch()) {
-        Some(switch @ ("enable_thinking" | "thinking")) => {
-            Ok(Some(Map::from_iter([(switch.to_owned(), is_on.into())])))
-        }
-        _ if is_on && state.text.reply_format.reasoning.is_none() => Err(ApiError::invalid(
-            "thinking.type",
-            "this model does not think",
-        )),
-        _ => Ok(None),
-    }
+    thinking_switch(state, "thinking.type", is_on)
 }
 
 struct Messages;
@@ -147,6 +138,7 @@ impl Endpoint for Messages {
 
     fn prepare(
         state: &ServerState,
+        _: &CallContext,
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError> {

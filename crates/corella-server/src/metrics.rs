@@ -2,7 +2,7 @@
 
 mod call_timer;
 
-pub use self::call_timer::CallTimer;
+pub use self::call_timer::{CallTimer, ChoiceTimes};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -5,6 +5,9 @@
 
 mod answer_schema;
 mod field_schema;
+mod ollama;
+mod operation;
+mod stored;
 
 use std::sync::Arc;
 
@@ -18,207 +21,10 @@ use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 
 use field_schema::{FieldSchemas, object_schemas};
+use operation::{OPERATIONS, Operation, SIMPLE, Simple};
 
 pub async fn openapi(State(state): State<Arc<ServerState>>) -> Response {
     json_response(&document(&state.config))
-}
-
-/// An endpoint with a body.
-struct Operation {
-    endpoint: Endpoint,
-    id: &'static str,
-    summary: &'static str,
-    required: &'static [&'static str],
-    /// The name of the answer's schema.
-    answer: &'static str,
-    may_stream: bool,
-}
-
-const OPERATIONS: &[Operation] = &[
-    Operation {
-        endpoint: Endpoint::Chat,
-        id: "createChatCompletion",
-        summary: "Generates the next message of a conversation.",
-        required: &["messages"],
-        answer: "ChatCompletion",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Completions,
-        id: "createCompletion",
-        summary: "Continues a prompt.",
-        required: &["prompt"],
-        answer: "Completion",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Responses,
-        id: "createResponse",
-        summary: "Answers an input, by OpenAI's Responses API. Nothing is kept.",
-        required: &["input"],
-        answer: "Response",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::Messages,
-        id: "createMessage",
-        summary: "Generates the next message of a conversation, by Anthropic's API.",
-        required: &["messages", "max_tokens"],
-        answer: "Message",
-        may_stream: true,
-    },
-    Operation {
-        endpoint: Endpoint::CountTokens,
-        id: "countTokens",
-        summary: "Counts the tokens of a conversation, by Anthropic's API.",
-        required: &["messages"],
-        answer: "TokenCount",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Embeddings,
-        id: "createEmbedding",
-        summary: "Makes a vector of each input from the model's hidden states.",
-        required: &["input"],
-        answer: "Embeddings",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Score,
-        id: "score",
-        summary: "Tells how alike texts are, by the cosine of the angle between their vectors.",
-        required: &["text_1", "text_2"],
-        answer: "Scores",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Rerank,
-        id: "rerank",
-        summary: "Orders documents by how alike they are to a query.",
-        required: &["query", "documents"],
-        answer: "Reranked",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Tokenize,
-        id: "tokenize",
-        summary: "Converts a text or a conversation to token ids.",
-        required: &[],
-        answer: "Tokenized",
-        may_stream: false,
-    },
-    Operation {
-        endpoint: Endpoint::Detokenize,
-        id: "detokenize",
-        summary: "Converts token ids to text.",
-        required: &["tokens"],
-        answer: "Detokenized",
-        may_stream: false,
-    },
-];
-
-/// An endpoint without fields in a table.
-struct Simple {
-    path: &'static str,
-    method: &'static str,
-    id: &'static str,
-    summary: &'static str,
-    /// The name of the answer's schema, if the answer is JSON.
-    answer: Option<&'static str>,
-    needs_key: bool,
-}
-
-const SIMPLE: &[Simple] = &[
-    simple(
-        "/v1/models",
-        "get",
-        "listModels",
-        "Lists the model under each of its names.",
-        Some("ModelList"),
-        true,
-    ),
-    simple(
-        "/v1/load_lora_adapter",
-        "post",
-        "loadAdapter",
-        "Loads the LoRA adapter of a folder (`lora_path`) under a name (`lora_name`).",
-        None,
-        true,
-    ),
-    simple(
-        "/v1/unload_lora_adapter",
-        "post",
-        "unloadAdapter",
-        "Takes no more requests for a LoRA adapter (`lora_name`).",
-        None,
-        true,
-    ),
-    simple(
-        "/reset_prefix_cache",
-        "post",
-        "resetPrefixCache",
-        "Forgets cached prefixes, or answers 409 while requests hold cached pages.",
-        None,
-        true,
-    ),
-    simple(
-        "/role",
-        "get",
-        "getRole",
-        "Tells the role among other nodes; 409 if the server serves alone.",
-        Some("Role"),
-        true,
-    ),
-    simple(
-        "/health",
-        "get",
-        "getHealth",
-        "Answers 200 while the engine works.",
-        None,
-        false,
-    ),
-    simple(
-        "/ready",
-        "get",
-        "getReady",
-        "Answers 200 if the server takes new requests.",
-        None,
-        false,
-    ),
-    simple(
-        "/version",
-        "get",
-        "getVersion",
-        "Tells the version.",
-        Some("Version"),
-        false,
-    ),
-    simple(
-        "/openapi.json",
-        "get",
-        "getOpenApi",
-        "This document.",
-        Some("Document"),
-        false,
-    ),
-];
-
-const fn simple(
-    path: &'static str,
-    method: &'static str,
-    id: &'static str,
-    summary: &'static str,
-    answer: Option<&'static str>,
-    needs_key: bool,
-) -> Simple {
-    Simple {
-        path,
-        method,
-        id,
-        summary,
-        answer,
-        needs_key,
-    }
 }
 
 fn document(config: &ServeConfig) -> Value {
@@ -249,7 +55,7 @@ fn document(config: &ServeConfig) -> Value {
             "type": "object", "required": ["role"], "additionalProperties": false,
             "properties": {"role": {"enum": ["unified", "prefill", "decode"]}},
         })),
-        "responses": responses("Role", false, "Error"),
+        "responses": responses("Role", None, "Error"),
     });
     paths.insert(
         "/v1/models/{model}".to_owned(),
@@ -260,7 +66,7 @@ fn document(config: &ServeConfig) -> Value {
                 "name": "model", "in": "path", "required": true,
                 "schema": {"type": "string", "minLength": 1},
             }],
-            "responses": responses("Model", false, "Error"),
+            "responses": responses("Model", None, "Error"),
         }}),
     );
     paths.insert(
@@ -300,6 +106,8 @@ fn document(config: &ServeConfig) -> Value {
             },
         }}),
     );
+    paths["/v1/batches"]["get"] = stored::list_batches();
+    paths.extend(stored::paths());
     let file = json!({"schema": {"type": "string"}});
     paths.insert(
         "/page/{file}".to_owned(),
@@ -328,7 +136,7 @@ fn document(config: &ServeConfig) -> Value {
         "info": {
             "title": "Corella",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "A server of language models that speaks OpenAI's API and Anthropic's. \
+            "description": "A server of language models that speaks OpenAI's API, Anthropic's and Ollama's. \
                 Fields that are not in a schema are refused with 400.",
             "license": {"name": env!("CARGO_PKG_LICENSE")},
         },
@@ -345,25 +153,35 @@ fn document(config: &ServeConfig) -> Value {
 }
 
 fn operation_object(operation: &Operation, body: &str) -> Value {
-    let errors = match operation.endpoint {
-        Endpoint::Messages | Endpoint::CountTokens => "AnthropicError",
-        _ => "Error",
+    let (errors, stream) = match operation.endpoint {
+        Endpoint::Messages | Endpoint::CountTokens => ("AnthropicError", "text/event-stream"),
+        endpoint if is_of_ollama(endpoint.path()) => ("OllamaError", "application/x-ndjson"),
+        _ => ("Error", "text/event-stream"),
     };
+    let stream = operation.may_stream.then_some(stream);
     json!({
         "operationId": operation.id,
         "summary": operation.summary,
         "requestBody": json_body(reference(body)),
-        "responses": responses(operation.answer, operation.may_stream, errors),
+        "responses": responses(operation.answer, stream, errors),
     })
 }
 
+fn is_of_ollama(path: &str) -> bool {
+    path.starts_with("/api/")
+}
+
 fn simple_object(simple: &Simple) -> Value {
+    let errors = match is_of_ollama(simple.path) {
+        true => "OllamaError",
+        false => "Error",
+    };
     let mut object = json!({
         "operationId": simple.id,
         "summary": simple.summary,
         "responses": match simple.answer {
-            Some(answer) => responses(answer, false, "Error"),
-            None => json!({"200": {"description": "Done."}, "default": error("Error")}),
+            Some(answer) => responses(answer, None, errors),
+            None => json!({"200": {"description": "Done."}, "default": error(errors)}),
         },
     });
     if !simple.needs_key {
@@ -376,10 +194,11 @@ fn json_body(schema: Value) -> Value {
     json!({"required": true, "content": {"application/json": {"schema": schema}}})
 }
 
-fn responses(answer: &str, may_stream: bool, errors: &str) -> Value {
+/// `stream` is the media type of a streamed answer, if there may be one.
+fn responses(answer: &str, stream: Option<&str>, errors: &str) -> Value {
     let mut content = json!({"application/json": {"schema": reference(answer)}});
-    if may_stream {
-        content["text/event-stream"] = json!({});
+    if let Some(stream) = stream {
+        content[stream] = json!({});
     }
     json!({
         "200": {"description": "The answer.", "content": content},
@@ -494,6 +313,8 @@ mod tests {
             ),
             ("tools[]", &field_table::TOOL),
             ("tools[].function", &field_table::FUNCTION),
+            ("messages[]", &field_table::ollama::MESSAGE),
+            ("messages[].tool_calls[]", &field_table::ollama::CALL),
             ("messages[]", &field_table::messages::MESSAGE),
             ("messages[].content[]", &field_table::messages::BLOCK),
             ("input[]", &field_table::responses::MESSAGE),

@@ -196,7 +196,7 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
 }
 
 /// A schema, or, as vLLM takes it too, its text.
-fn json_schema(field: &str, schema: Value) -> Result<GrammarSource, ApiError> {
+pub fn json_schema(field: &str, schema: Value) -> Result<GrammarSource, ApiError> {
     let schema = match schema {
         Value::String(text) => serde_json::from_str(&text)
             .map_err(|error| ApiError::invalid(field, format!("is not JSON: {error}")))?,

@@ -136,7 +136,7 @@ pub async fn pool(
     context.check_model(model)?;
     params.adapter = { state.adapters.get(model) }.map(|adapter| adapter.loaded);
     let account = context.account.as_ref();
-    if let Some(priority) = account.and_then(|account| account.priority()) {
+    if let Some(priority) = context.priority() {
         params.priority = priority;
     }
     let num_tokens: usize = prompts.iter().map(|prompt| prompt.tokens.len()).sum();

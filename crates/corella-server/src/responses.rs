@@ -1,7 +1,8 @@
-//! `/v1/responses`: OpenAI's Responses API, of which nothing is kept between calls.
+//! `/v1/responses`: OpenAI's Responses API.
 
 mod event;
 mod input;
+mod kept;
 mod object;
 mod tool;
 
@@ -23,14 +24,18 @@ use crate::field_table::responses::{REASONING, TEXT};
 use crate::generation::{ChoiceDelta, Usage};
 use crate::output_format::text_format;
 use crate::request_body::RequestBody;
+use crate::response_store::{KeptResponse, ResponseKey, Turn};
 use crate::sampling_fields::{EndpointFields, StreamUsage, check_logprobs};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
 use event::ResponseEvents;
 use input::{InputField, conversation};
+use kept::Keeping;
 use object::{Echo, Output, Status};
 use tool::{chat_tool_choice, chat_tools};
+
+pub use kept::{delete_response, list_input_items, retrieve_response};
 
 pub async fn responses(
     State(state): State<Arc<ServerState>>,
@@ -52,6 +57,8 @@ struct ResponseFields {
     reasoning: Option<Map<String, Value>>,
     text: Option<Map<String, Value>>,
     metadata: Option<Map<String, Value>>,
+    previous_response_id: Option<String>,
+    store: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
     tools: Option<Vec<Map<String, Value>>>,
     tool_choice: Option<Value>,
@@ -80,6 +87,26 @@ impl ResponseFields {
                 format!("must be \"{LOGPROBS}\" or \"{ENCRYPTED_REASONING}\""),
             )),
         }
+    }
+
+    /// The turns of the conversation that the request goes on with.
+    fn before(
+        &self,
+        state: &ServerState,
+        context: &CallContext,
+    ) -> Result<Vec<Arc<Turn>>, ApiError> {
+        let Some(id) = &self.previous_response_id else {
+            return Ok(Vec::new());
+        };
+        let key = ResponseKey {
+            owner: context.owner(),
+            id: id.as_str().into(),
+        };
+        let found = state.responses.find(&key);
+        let KeptResponse { mut before, turn } =
+            found.map_err(|error| error.with_param("previous_response_id"))?;
+        before.push(turn);
+        Ok(before)
     }
 
     /// The number of alternatives to each token of the answer, if they are asked for.
@@ -129,6 +156,8 @@ impl ResponseFields {
 struct Responses {
     /// What the answer repeats of the request.
     echo: Echo,
+    /// What it is kept with, if it is to be kept.
+    keeping: Option<Keeping>,
 }
 
 impl Endpoint for Responses {
@@ -138,6 +167,7 @@ impl Endpoint for Responses {
 
     fn prepare(
         state: &ServerState,
+        context: &CallContext,
         body: &RequestBody,
         caller: &Caller,
     ) -> Result<Call<Self>, ApiError> {
@@ -161,10 +191,11 @@ impl Endpoint for Responses {
             params.output_format = Some(format);
         }
         let template_kwargs = fields.template_kwargs(state)?;
+        let before = fields.before(state, context)?;
         let Some(input) = fields.input else {
             return Err(ApiError::invalid("input", "is required"));
         };
-        let messages = conversation(input, fields.instructions.as_deref(), check)?;
+        let messages = conversation(&before, &input, fields.instructions.as_deref(), check)?;
         let tools = fields.tools.unwrap_or_default();
         let choice = fields.tool_choice.as_ref().map(chat_tool_choice);
         let mut chat = ChatFields::conversation(messages, false, template_kwargs).with_tools(
@@ -176,7 +207,15 @@ impl Endpoint for Responses {
         let prompt = prompt.map_err(|error| error.renamed("messages", "input"))?;
         let held = params.set_reply_constraint(state, &prompt);
         held.map_err(|error| error.within_tools("function.parameters", "parameters"))?;
+        let is_kept = fields.store != Some(false) && state.responses.is_on();
+        let keeping = is_kept.then(|| Keeping {
+            owner: context.owner(),
+            before,
+            input: input.into_items(),
+        });
         let echo = Echo {
+            previous_response_id: fields.previous_response_id,
+            is_kept,
             instructions: fields.instructions,
             max_output_tokens: fields.max_output_tokens,
             metadata: fields.metadata.unwrap_or_default(),
@@ -193,7 +232,7 @@ impl Endpoint for Responses {
             prompts: vec![prompt.into()],
             params,
             model,
-            format: Self { echo },
+            format: Self { echo, keeping },
         })
     }
 
@@ -204,7 +243,7 @@ impl Endpoint for Responses {
         _: usize,
         _: StreamUsage,
     ) -> ResponseEvents {
-        ResponseEvents::new(state.clone(), head, self.echo)
+        ResponseEvents::new(state.clone(), head, self.echo, self.keeping)
     }
 
     fn response(
@@ -223,10 +262,11 @@ impl Endpoint for Responses {
             }
             status = Status::of(choice.finish.as_ref());
         }
-        json_response(
-            &self
-                .echo
-                .object(&head, status, output.items(&head, status), Some(&usage)),
-        )
+        let items = output.items(&head, status);
+        let object = self.echo.object(&head, status, items, Some(&usage));
+        if let Some(keeping) = self.keeping {
+            keeping.keep(state, &head.id, &object);
+        }
+        json_response(&object)
     }
 }

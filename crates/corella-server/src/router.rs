@@ -11,19 +11,22 @@ use crate::accounting::count_request;
 use crate::adapter::{load_adapter, unload_adapter};
 use crate::api_error::ApiError;
 use crate::auth::{require_admin, require_api_key};
+use crate::batches::{cancel_batch, create_batch, list_batches, retrieve_batch};
 use crate::chat_completions::chat_completions;
 use crate::completions::completions;
 use crate::cors::allow_origins;
 use crate::embeddings::embeddings;
 use crate::engine_feed::engine_events;
+use crate::files::{delete_file, file_content, list_files, retrieve_file, upload_file};
 use crate::health::{health, metrics, ready, version};
 use crate::messages::{count_tokens, in_anthropic_shape, messages};
 use crate::model_list::{list_models, retrieve_model};
+use crate::ollama;
 use crate::openapi::openapi;
 use crate::page::{page, page_asset};
 use crate::prefix_cache::reset_prefix_cache;
 use crate::request_id::name_request;
-use crate::responses::responses;
+use crate::responses::{delete_response, list_input_items, responses, retrieve_response};
 use crate::role::{change_role, role};
 use crate::score::{rerank, score};
 use crate::server_state::ServerState;
@@ -40,6 +43,17 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/v1/chat/completions", post(chat_completions))
         .route("/v1/completions", post(completions))
         .route("/v1/responses", post(responses))
+        .route(
+            "/v1/responses/{id}",
+            get(retrieve_response).delete(delete_response),
+        )
+        .route("/v1/responses/{id}/input_items", get(list_input_items))
+        .route("/v1/files", get(list_files).post(upload_file))
+        .route("/v1/files/{id}", get(retrieve_file).delete(delete_file))
+        .route("/v1/files/{id}/content", get(file_content))
+        .route("/v1/batches", get(list_batches).post(create_batch))
+        .route("/v1/batches/{id}", get(retrieve_batch))
+        .route("/v1/batches/{id}/cancel", post(cancel_batch))
         .route("/v1/embeddings", post(embeddings))
         .route("/score", post(score))
         .route("/v1/score", post(score))
@@ -58,6 +72,15 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/v1/messages/count_tokens", post(count_tokens))
         .route_layer(from_fn_with_state(state.clone(), require_api_key))
         .route_layer(from_fn(in_anthropic_shape));
+    let ollama = Router::new()
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::running_models))
+        .route("/api/show", post(ollama::show_model))
+        .route("/api/version", get(ollama::version))
+        .route_layer(from_fn_with_state(state.clone(), require_api_key))
+        .route_layer(from_fn(ollama::in_ollama_shape));
     Router::new()
         .route("/", get(page))
         .route("/page/{file}", get(page_asset))
@@ -68,9 +91,22 @@ pub fn router(state: Arc<ServerState>) -> Router {
         .route("/openapi.json", get(openapi))
         .merge(protected)
         .merge(anthropic)
+        .merge(ollama)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(state.clone(), allow_origins))
+        .layer(from_fn_with_state(state.clone(), count_request))
+        .layer(from_fn(name_request))
+        .with_state(state)
+}
+
+/// The endpoints whose requests batches may have, behind those who check a caller.
+pub fn batch_router(state: Arc<ServerState>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(chat_completions))
+        .route("/v1/completions", post(completions))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/v1/responses", post(responses))
         .layer(from_fn_with_state(state.clone(), count_request))
         .layer(from_fn(name_request))
         .with_state(state)

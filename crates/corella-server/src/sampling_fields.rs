@@ -26,48 +26,48 @@ use crate::token_rule::TokenRuleFields;
 #[serde(expecting = "a JSON object")]
 pub struct SamplingFields {
     pub model: Option<String>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    n: Option<u32>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    repetition_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
-    allowed_token_ids: Option<Vec<TokenId>>,
-    bad_words: Option<Vec<String>>,
-    seed: Option<i64>,
-    max_tokens: Option<u32>,
-    max_completion_tokens: Option<u32>,
-    min_tokens: Option<u32>,
-    stop: Option<StopField>,
-    stop_token_ids: Option<Vec<TokenId>>,
-    include_stop_str_in_output: Option<bool>,
-    skip_special_tokens: Option<bool>,
-    ignore_eos: Option<bool>,
-    priority: Option<i32>,
-    ttft_slo_ms: Option<u32>,
-    tpot_slo_ms: Option<u32>,
-    cache_salt: Option<String>,
-    kv_transfer_params: Option<Map<String, Value>>,
-    prompt_logprobs: Option<u32>,
-    response_format: Option<Value>,
-    structured_outputs: Option<Value>,
-    guided_json: Option<Value>,
-    guided_json_object: Option<bool>,
-    guided_regex: Option<String>,
-    guided_choice: Option<Vec<String>>,
-    guided_grammar: Option<String>,
-    return_token_ids: Option<bool>,
-    return_tokens_as_token_ids: Option<bool>,
+    pub stream: Option<bool>,
+    pub stream_options: Option<StreamOptions>,
+    pub n: Option<u32>,
+    pub temperature: Option<f32>,
+    pub top_p: Option<f32>,
+    pub top_k: Option<i64>,
+    pub min_p: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub logit_bias: Option<BTreeMap<String, f32>>,
+    pub allowed_token_ids: Option<Vec<TokenId>>,
+    pub bad_words: Option<Vec<String>>,
+    pub seed: Option<i64>,
+    pub max_tokens: Option<u32>,
+    pub max_completion_tokens: Option<u32>,
+    pub min_tokens: Option<u32>,
+    pub stop: Option<StopField>,
+    pub stop_token_ids: Option<Vec<TokenId>>,
+    pub include_stop_str_in_output: Option<bool>,
+    pub skip_special_tokens: Option<bool>,
+    pub ignore_eos: Option<bool>,
+    pub priority: Option<i32>,
+    pub ttft_slo_ms: Option<u32>,
+    pub tpot_slo_ms: Option<u32>,
+    pub cache_salt: Option<String>,
+    pub kv_transfer_params: Option<Map<String, Value>>,
+    pub prompt_logprobs: Option<u32>,
+    pub response_format: Option<Value>,
+    pub structured_outputs: Option<Value>,
+    pub guided_json: Option<Value>,
+    pub guided_json_object: Option<bool>,
+    pub guided_regex: Option<String>,
+    pub guided_choice: Option<Vec<String>>,
+    pub guided_grammar: Option<String>,
+    pub return_token_ids: Option<bool>,
+    pub return_tokens_as_token_ids: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
-struct StreamOptions {
+pub struct StreamOptions {
     include_usage: Option<bool>,
     continuous_usage_stats: Option<bool>,
 }
@@ -96,7 +96,7 @@ impl StreamUsage {
 
 /// The field `stop`, which is a string or an array of strings.
 #[derive(Debug)]
-struct StopField(Vec<String>);
+pub struct StopField(Vec<String>);
 
 /// What an endpoint says of the fields that it reads in a way of its own.
 #[derive(Clone, Debug, Default)]

@@ -14,6 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use crate::batches::run_batches;
 use crate::router::router;
 use crate::server_state::ServerState;
 use crate::shutdown::Shutdown;
@@ -48,6 +49,11 @@ pub async fn serve(
     mut shutdown: Shutdown,
 ) -> io::Result<DrainReport> {
     let connections = Connections::new(&state);
+    // Lines of batches count as requests in flight.
+    let runner = state.batches().ok().map(|batches| {
+        let run = run_batches(state.clone(), batches.clone());
+        tokio::spawn(run)
+    });
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
         error = engine_lost(&state) => {
@@ -76,6 +82,10 @@ pub async fn serve(
     let num_cut_off = *state.num_in_flight.borrow();
     state.cut_off();
     connections.close().await;
+    if let Some(runner) = runner {
+        // The last answers of batches are written.
+        let _ = timeout_at(Instant::now() + FLUSH_PERIOD, runner).await;
+    }
     match engine {
         EngineState::Lost(reason) => Err(stopped(&reason)),
         EngineState::Ready | EngineState::Draining => Ok(DrainReport { num_cut_off }),

@@ -13,11 +13,13 @@ use tokio::sync::watch;
 use crate::adapter::{AdapterLoader, ServedAdapters};
 use crate::api_error::ApiError;
 use crate::api_key::{ApiKey, ApiKeys};
+use crate::batches::Batches;
 use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
 use crate::kv_transfer::KvTransfer;
 use crate::metrics::Metrics;
+use crate::response_store::ResponseStore;
 use crate::role::RoleControl;
 use crate::serve_config::{ServeConfig, TextModel};
 use crate::text_thread::{Caller, TextThreads};
@@ -35,6 +37,9 @@ pub struct ServerState {
     /// What changes this node's role, if it may have others.
     pub(crate) roles: Option<Arc<dyn RoleControl>>,
     pub(crate) adapters: ServedAdapters,
+    pub(crate) responses: ResponseStore,
+    /// Batches and their files, if there is a folder for them.
+    batches: Option<Arc<Batches>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) engine_feed: EngineFeed,
     /// Number of requests whose response is not yet complete.
@@ -57,6 +62,8 @@ pub struct Backend {
     pub roles: Option<Arc<dyn RoleControl>>,
     /// Reads adapters, if there is room for them.
     pub adapters: Option<Arc<dyn AdapterLoader>>,
+    /// Runs batches, if there is a folder for them.
+    pub batches: Option<Arc<Batches>>,
     /// Add to the server's metrics.
     pub collectors: Vec<Box<dyn Collector>>,
 }
@@ -70,6 +77,7 @@ impl ServerState {
             kv_transfer: None,
             roles: None,
             adapters: None,
+            batches: None,
             collectors: Vec::new(),
         };
         Self::with_backend(config, text, engine, backend)
@@ -87,9 +95,12 @@ impl ServerState {
             kv_transfer,
             roles,
             adapters,
+            batches,
             collectors,
         } = backend;
         Arc::new(Self {
+            batches,
+            responses: ResponseStore::new(config.max_stored_response_bytes),
             adapters: ServedAdapters::new(adapters, config.max_num_adapters),
             metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
             engine_feed: EngineFeed::default(),
@@ -114,6 +125,11 @@ impl ServerState {
     pub fn replace_api_keys(&self, keys: Vec<ApiKey>) {
         assert!(!keys.is_empty(), "a server that requires keys keeps some");
         self.api_keys.replace(keys);
+    }
+
+    /// `Err` tells the caller that there is no folder for files.
+    pub(crate) fn batches(&self) -> Result<&Arc<Batches>, ApiError> {
+        self.batches.as_ref().ok_or_else(ApiError::no_files)
     }
 
     /// Refuses new requests from now on; running ones go on.

@@ -1,4 +1,4 @@
-//! Sends a generation as server-sent events.
+//! Sends a generation as server-sent events, or as lines of JSON.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,6 +15,9 @@ use crate::generation::{ChoiceDelta, Generation, Usage};
 
 /// Formats a generation as the events of an endpoint.
 pub trait ChunkEncoder: Send + Unpin + 'static {
+    /// The media type of the stream.
+    const CONTENT_TYPE: &'static str = "text/event-stream; charset=utf-8";
+
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events);
 
     /// What follows when every choice has finished. `usage` is for the whole call.
@@ -47,6 +50,13 @@ impl Events {
         self.push(data);
     }
 
+    /// A line of JSON, for APIs whose streams are such lines and no events.
+    pub fn push_line(&mut self, line: &impl Serialize) {
+        let written = serde_json::to_writer(&mut self.0, line);
+        debug_assert!(written.is_ok());
+        self.0.push(b'\n');
+    }
+
     fn push_error(&mut self, error: &ApiError) {
         self.0.extend_from_slice(b"event: error\ndata: ");
         self.0.extend_from_slice(error.to_json().as_bytes());
@@ -69,20 +79,22 @@ impl From<Events> for Bytes {
 const FRAME_BYTES: usize = 16 << 10;
 
 pub fn sse_response<E: ChunkEncoder>(generation: Generation, encoder: E) -> Response {
-    event_stream(Body::new(SseBody {
+    let body = Body::new(SseBody {
         generation: Some(generation),
         encoder,
-    }))
+    });
+    stream_response(body, E::CONTENT_TYPE)
 }
 
 /// A response whose body is server-sent events.
 pub fn event_stream(body: Body) -> Response {
+    stream_response(body, "text/event-stream; charset=utf-8")
+}
+
+fn stream_response(body: Body, content_type: &'static str) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(
-        CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream; charset=utf-8"),
-    );
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // Without this header, nginx buffers tokens before passing them on.
     headers.insert(

@@ -1,29 +1,28 @@
 //! `corella batch`: answers the requests of a file, without a server.
 
-mod file;
-mod line;
 mod progress;
 
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use corella::Error;
 use corella_engine::EngineState;
-use corella_server::{LocalClient, LocalResponse, shutdown_signal};
+use corella_server::batch::{
+    BatchFileError, Lines, Output, RequestLine, ResultError, ResultResponse, check_input,
+    result_line,
+};
+use corella_server::shutdown_signal;
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::{MissedTickBehavior, interval};
 
+use crate::Error;
 use crate::config::Batch;
-use crate::local_server::LocalServer;
-use file::{Lines, Output, check_input};
-use line::{RequestLine, ResultError, ResultLine, ResultResponse};
+use crate::local_server::{LocalServer, MAX_BODY_BYTES};
+use crate::patient_client::PatientClient;
 use progress::Progress;
 
 /// The exit status of a process that SIGINT has ended, by the convention of shells.
@@ -37,7 +36,7 @@ pub fn run(config: Batch) -> Result<i32, Error> {
             "--output {shown} is the file of the requests; give another one"
         )));
     }
-    let ids = check_input(&config.input)?;
+    let ids = check_input(&config.input, MAX_BODY_BYTES)?;
     let output = Output::open(&config.output, &ids)?;
     let (num_requests, num_before) = (ids.len(), output.answered.len());
     drop(ids);
@@ -53,7 +52,7 @@ pub fn run(config: Batch) -> Result<i32, Error> {
     let io_error = |what: &'static str| move |error| Error::Io(what.to_owned(), error);
     let runtime = Runtime::new().map_err(io_error("starting the batch"))?;
     let run = Run {
-        lines: Lines::open(&config.input)?,
+        lines: Lines::open(&config.input, MAX_BODY_BYTES)?,
         answered: output.answered,
         file: output.file,
         shown: &shown,
@@ -66,6 +65,15 @@ pub fn run(config: Batch) -> Result<i32, Error> {
     runtime.shutdown_timeout(Duration::from_secs(1));
     server.engine.shutdown();
     done
+}
+
+impl From<BatchFileError> for Error {
+    fn from(error: BatchFileError) -> Self {
+        match error {
+            BatchFileError::Io(what, error) => Self::Io(what, error),
+            line @ BatchFileError::Line { .. } => Self::Config(line.to_string()),
+        }
+    }
 }
 
 fn is_same_file(a: &Path, b: &Path) -> bool {
@@ -93,7 +101,6 @@ impl Run<'_> {
             shutdown_signal().map_err(io_error("installing signal handlers".to_owned()))?;
         let mut refresh = interval(REFRESH);
         refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let traffic = Arc::new(Traffic::default());
         let mut running = JoinSet::new();
         let mut all_sent = false;
         loop {
@@ -103,7 +110,7 @@ impl Run<'_> {
                     Some(request) if self.answered.contains(&request.custom_id) => {}
                     Some(request) => {
                         let client = self.server.client.clone();
-                        running.spawn(answer(client, request, traffic.clone()));
+                        running.spawn(answer(client, request));
                     }
                 }
             }
@@ -140,7 +147,7 @@ impl Run<'_> {
             )));
         }
         self.progress.count(&answer.result);
-        let line = answer.to_line(self.progress.num_done());
+        let line = result_line(&answer.custom_id, &answer.result, self.progress.num_done());
         let written = self.file.write_all(line.as_bytes());
         written.map_err(|error| Error::Io(format!("cannot write {}", self.shown), error))
     }
@@ -152,105 +159,27 @@ struct Answer {
     result: Result<ResultResponse, ResultError>,
 }
 
-impl Answer {
-    /// `count` tells results apart that have no request id.
-    fn to_line(&self, count: usize) -> String {
-        let name = match &self.result {
-            Ok(response) => response.request_id.clone(),
-            Err(_) => format!("{:08x}{count:08x}", std::process::id()),
-        };
-        let (response, error) = match &self.result {
-            Ok(response) => (Some(response), None),
-            Err(error) => (None, Some(error)),
-        };
-        let line = ResultLine {
-            id: format!("batch_req_{name}"),
-            custom_id: &self.custom_id,
-            response,
-            error,
-        };
-        // JSON has no line breaks unless they are asked for.
-        let mut line = serde_json::to_string(&line).unwrap_or_default();
-        line.push('\n');
-        line
-    }
-}
-
-/// Asks the server, again and again while it is too busy with other requests of this batch.
-async fn answer(client: LocalClient, request: RequestLine, traffic: Arc<Traffic>) -> Answer {
-    const RETRY: Duration = Duration::from_millis(100);
+/// Asks the server for what a line wants.
+async fn answer(client: PatientClient, request: RequestLine) -> Answer {
     let custom_id = request.custom_id.clone();
-    if let Some(error) = request.refusal() {
-        let result = Err(error);
-        return Answer { custom_id, result };
-    }
-    let body = Value::Object(request.body).to_string().into_bytes();
-    loop {
-        let turn = traffic.enter();
-        let result = ask(&client, &request.url, body.clone()).await;
-        // A request that is refused although no other was there would be refused for ever.
-        let was_alone = turn.was_alone();
-        match &result {
-            Ok(response) if response.is_queue_full() && !was_alone => sleep(RETRY).await,
-            _ => return Answer { custom_id, result },
+    let result = match request.refusal() {
+        Some(error) => Err(error),
+        None => {
+            let body = Value::Object(request.body).to_string().into_bytes();
+            ask(&client, &request.url, body).await
         }
-    }
-}
-
-/// Counts the requests that the server has.
-#[derive(Default)]
-struct Traffic {
-    num_active: AtomicUsize,
-    num_sent: AtomicUsize,
-}
-
-/// A request that the server has until this is dropped.
-struct Turn<'a> {
-    traffic: &'a Traffic,
-    began_alone: bool,
-    /// How many requests had been sent, with this one.
-    num_sent: usize,
-}
-
-impl Traffic {
-    fn enter(&self) -> Turn<'_> {
-        Turn {
-            traffic: self,
-            began_alone: self.num_active.fetch_add(1, Ordering::SeqCst) == 0,
-            num_sent: self.num_sent.fetch_add(1, Ordering::SeqCst) + 1,
-        }
-    }
-}
-
-impl Turn<'_> {
-    /// Ends the turn, and says whether the server had no other request all the time.
-    fn was_alone(self) -> bool {
-        self.began_alone && self.traffic.num_sent.load(Ordering::SeqCst) == self.num_sent
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.traffic.num_active.fetch_sub(1, Ordering::SeqCst);
-    }
+    };
+    Answer { custom_id, result }
 }
 
 async fn ask(
-    client: &LocalClient,
+    client: &PatientClient,
     path: &str,
     body: Vec<u8>,
 ) -> Result<ResultResponse, ResultError> {
-    let error = |code| move |message| ResultError { code, message };
     let response = client.post(path, body).await;
-    let mut response: LocalResponse = response.map_err(error("invalid_url"))?;
-    let body = response.bytes().await.map_err(error("answer_cut_off"))?;
-    let body = serde_json::from_slice(&body).map_err(|_| ResultError {
-        code: "answer_not_json",
-        message: format!("{path} does not answer with JSON"),
-    })?;
-    Ok(ResultResponse {
-        status_code: response.status,
-        request_id: response.request_id,
-        body,
-    })
+    let mut response = response.map_err(ResultError::invalid_url)?;
+    let body = response.bytes().await;
+    let request_id = response.request_id().to_owned();
+    ResultResponse::new(path, response.status(), request_id, body)
 }

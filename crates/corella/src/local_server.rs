@@ -1,20 +1,24 @@
-//! A model behind the API without a socket, for commands that ask their questions themselves.
+//! A model behind the API without a socket, for commands and programs that ask their questions
+//! themselves.
 
 use std::sync::Arc;
 
-use corella::{Error, Llm, LlmOptions, ModelSource};
 use corella_engine::Engine;
 use corella_server::{LocalClient, ServeConfig, ServerState, TextModel};
+use corella_text::Tokenizer;
 
 use crate::config::RequestOptions;
+use crate::patient_client::PatientClient;
+use crate::{Error, Llm, LlmOptions, ModelSource};
 
 pub struct LocalServer {
-    pub client: LocalClient,
+    pub client: PatientClient,
     pub engine: Engine,
     /// The name of the folder or file of the model.
     pub name: String,
     pub max_model_len: u32,
     pub has_chat_template: bool,
+    pub tokenizer: Tokenizer,
     /// What runs, in one line.
     pub summary: String,
 }
@@ -36,6 +40,7 @@ impl LocalServer {
         };
         let summary = llm.summary();
         let has_chat_template = llm.chat_template.is_some();
+        let tokenizer = llm.tokenizer.clone();
         let text = TextModel {
             tokenizer: llm.tokenizer,
             chat_template: llm.chat_template,
@@ -43,11 +48,12 @@ impl LocalServer {
         };
         let state: Arc<ServerState> = ServerState::new(config, text, llm.engine.clone());
         Ok(Self {
-            client: LocalClient::new(state),
+            client: PatientClient::new(LocalClient::new(state)),
             engine: llm.engine,
             name: llm.name,
             max_model_len: llm.max_model_len,
             has_chat_template,
+            tokenizer,
             summary,
         })
     }

@@ -73,6 +73,7 @@ impl Server {
             kv_transfer: None,
             roles: None,
             adapters: None,
+            batches: None,
             collectors: Vec::new(),
         };
         let config = ServeConfig::new("mock", MAX_MODEL_LEN, vocab_size, hidden_size);

@@ -16,6 +16,8 @@ pub static BODY: FieldTable = FieldTable {
         "reasoning",
         "text",
         "metadata",
+        "previous_response_id",
+        "store",
         "tools",
         "tool_choice",
         "parallel_tool_calls",
@@ -52,7 +54,6 @@ pub static BODY: FieldTable = FieldTable {
                 "access_programs",
             ],
         ),
-        ("no response is kept", &["store"]),
         (
             "the prefix cache needs no hints, and never changes an answer",
             &[
@@ -73,12 +74,8 @@ pub static BODY: FieldTable = FieldTable {
     ],
     refused: &[
         instead(
-            "previous_response_id",
-            "responses are not kept, so send the whole conversation as input",
-        ),
-        instead(
             "conversation",
-            "conversations are not kept, so send the whole one as input",
+            "use previous_response_id, or send the whole conversation as input",
         ),
         refused("background", is_false),
         refused("truncation", |value| value == "disabled"),

@@ -24,8 +24,20 @@ pub struct CallTimer {
     first_token_seen: bool,
 }
 
+/// What took how long in a choice that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChoiceTimes {
+    /// From the arrival of the request to now.
+    pub total: Duration,
+    /// From the beginning of its prompt's computation to its first token.
+    pub prefill: Duration,
+    /// From its first token to its last.
+    pub decode: Duration,
+}
+
 #[derive(Clone, Copy)]
 struct TokenTimes {
+    prefill: Duration,
     first: Instant,
     last: Instant,
     num_tokens: u32,
@@ -91,17 +103,18 @@ impl CallTimer {
                 times.num_tokens += 1;
             }
             first => {
-                *first = Some(TokenTimes {
-                    first: now,
-                    last: now,
-                    num_tokens: 1,
-                });
                 metrics
                     .prompt_tokens
                     .inc_by(u64::from(output.num_prompt_tokens));
                 let queue = Duration::from_micros(output.queue_us);
                 metrics.queue_seconds.observe(queue.as_secs_f64());
                 let prefill = (now - self.submission).saturating_sub(queue);
+                *first = Some(TokenTimes {
+                    prefill,
+                    first: now,
+                    last: now,
+                    num_tokens: 1,
+                });
                 metrics.prefill_seconds.observe(prefill.as_secs_f64());
                 if let Some(trace) = &self.trace {
                     let started = (self.submission + queue).min(now);
@@ -127,6 +140,16 @@ impl CallTimer {
                 recent.time_to_first_token.observe(latency);
             }
         }
+    }
+
+    /// The times of a choice up to now; `None` if it has no token.
+    pub fn times(&self, choice: usize) -> Option<ChoiceTimes> {
+        let times = (*self.tokens.get(choice)?)?;
+        Some(ChoiceTimes {
+            total: self.arrival.elapsed(),
+            prefill: times.prefill,
+            decode: times.last - times.first,
+        })
     }
 
     pub fn handle_finish(&self, choice: usize, reason: &'static str) {

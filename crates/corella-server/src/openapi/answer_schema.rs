@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::reference;
+use super::{ollama, reference};
+use crate::batches::ENDPOINTS;
 
 pub fn answer_schemas() -> Map<String, Value> {
     let token_ids = json!({"type": "array", "items": {"type": "integer"}});
@@ -88,6 +89,37 @@ pub fn answer_schemas() -> Map<String, Value> {
                 &["prompt_tokens", "completion_tokens", "total_tokens"],
             ),
         ),
+        ("OllamaMessageAnswer", ollama::answer("message")),
+        ("OllamaTextAnswer", ollama::answer("response")),
+        ("OllamaModelList", ollama::model_list()),
+        ("OllamaModelInfo", ollama::model_info()),
+        ("OllamaError", ollama::error()),
+        (
+            "Deleted",
+            strict(
+                json!({
+                    "id": {"type": "string"},
+                    "object": {"type": "string"},
+                    "deleted": {"const": true},
+                }),
+                &["id", "object", "deleted"],
+            ),
+        ),
+        (
+            "ObjectList",
+            strict(
+                json!({
+                    "object": {"const": "list"},
+                    "data": {"type": "array", "items": {"type": "object", "required": ["id"]}},
+                    "first_id": {"type": ["string", "null"]},
+                    "last_id": {"type": ["string", "null"]},
+                    "has_more": {"type": "boolean"},
+                }),
+                &["object", "data", "has_more"],
+            ),
+        ),
+        ("File", file()),
+        ("Batch", batch()),
         ("Response", response()),
         ("Message", message()),
         (
@@ -245,7 +277,7 @@ fn reranked() -> Value {
 }
 
 /// An object that has all of `required`, and perhaps more than its `properties`.
-fn strict(properties: Value, required: &[&str]) -> Value {
+pub fn strict(properties: Value, required: &[&str]) -> Value {
     json!({"type": "object", "properties": properties, "required": required})
 }
 
@@ -293,6 +325,79 @@ fn response() -> Value {
             "model",
             "output",
             "usage",
+        ],
+    )
+}
+
+fn file() -> Value {
+    strict(
+        json!({
+            "id": {"type": "string"},
+            "object": {"const": "file"},
+            "bytes": {"type": "integer", "minimum": 0},
+            "created_at": {"type": "integer"},
+            "expires_at": {"type": "integer"},
+            "filename": {"type": "string"},
+            "purpose": {"enum": ["batch", "batch_output"]},
+            "status": {"const": "processed"},
+        }),
+        &[
+            "id",
+            "object",
+            "bytes",
+            "created_at",
+            "filename",
+            "purpose",
+            "status",
+        ],
+    )
+}
+
+fn batch() -> Value {
+    let time = json!({"type": ["integer", "null"]});
+    let count = json!({"type": "integer", "minimum": 0});
+    let mut properties = json!({
+        "id": {"type": "string"},
+        "object": {"const": "batch"},
+        "endpoint": {"enum": ENDPOINTS},
+        "errors": {"type": ["object", "null"]},
+        "input_file_id": {"type": "string"},
+        "completion_window": {"type": "string"},
+        "status": {"enum": [
+            "validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelling",
+            "cancelled",
+        ]},
+        "output_file_id": {"type": ["string", "null"]},
+        "error_file_id": {"type": ["string", "null"]},
+        "created_at": {"type": "integer"},
+        "request_counts": strict(
+            json!({"total": count, "completed": count, "failed": count}),
+            &["total", "completed", "failed"],
+        ),
+        "metadata": {"type": ["object", "null"]},
+    });
+    for name in [
+        "in_progress_at",
+        "expires_at",
+        "finalizing_at",
+        "completed_at",
+        "failed_at",
+        "expired_at",
+        "cancelling_at",
+        "cancelled_at",
+    ] {
+        properties[name] = time.clone();
+    }
+    strict(
+        properties,
+        &[
+            "id",
+            "object",
+            "endpoint",
+            "input_file_id",
+            "completion_window",
+            "status",
+            "created_at",
         ],
     )
 }

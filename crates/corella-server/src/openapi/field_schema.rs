@@ -3,7 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::{reference, table_schema};
-use crate::field_table::{self, Endpoint, Treatment, messages, responses};
+use crate::batches::ENDPOINTS;
+use crate::field_table::{self, Endpoint, Treatment, messages, ollama, responses};
+use crate::files::DEFAULT_LIFE_S;
 use crate::output_format::MAX_CHOICES;
 use crate::pooled_call::MAX_NUM_PROMPTS;
 use crate::sampling_fields::{
@@ -27,6 +29,10 @@ impl FieldSchemas<'_> {
             Endpoint::Responses => self.of_response(name),
             Endpoint::Messages | Endpoint::CountTokens => self.of_messages(name),
             Endpoint::Embeddings | Endpoint::Score | Endpoint::Rerank => self.of_pooling(name),
+            Endpoint::Batches => self.of_batch(name),
+            Endpoint::OllamaChat | Endpoint::OllamaGenerate | Endpoint::OllamaShow => {
+                self.of_ollama(name)
+            }
             _ => None,
         };
         own.or_else(|| self.of_any(endpoint, name))
@@ -170,6 +176,8 @@ impl FieldSchemas<'_> {
             "reasoning" => json!({"anyOf": [reference("Reasoning"), {"type": "null"}]}),
             "text" => json!({"anyOf": [reference("TextOptions"), {"type": "null"}]}),
             "metadata" => object(),
+            "previous_response_id" => string(),
+            "store" => boolean(),
             "tools" => tool_array("ResponseTool"),
             "tool_choice" => {
                 let tool = json!({
@@ -228,6 +236,61 @@ impl FieldSchemas<'_> {
             "documents" => required_array(texts, MAX_NUM_PROMPTS),
             "top_n" => integer(0, u32::MAX.into()),
             _ => return None,
+        })
+    }
+
+    fn of_batch(&self, name: &str) -> Option<Value> {
+        Some(match name {
+            "input_file_id" => json!({"type": "string"}),
+            "endpoint" => json!({"enum": ENDPOINTS}),
+            "completion_window" => json!({
+                "type": "string", "description": "A time such as 24h or 90m, up to 30 days.",
+            }),
+            "metadata" => json!({
+                "type": ["object", "null"], "maxProperties": 16,
+                "propertyNames": {"maxLength": 64},
+                "additionalProperties": {"type": "string", "maxLength": 512},
+            }),
+            "output_expires_after" => json!({"anyOf": [
+                {"type": "object", "required": ["anchor", "seconds"], "additionalProperties": false,
+                    "properties": {"anchor": {"const": "created_at"},
+                        "seconds": {"type": "integer", "minimum": 3600, "maximum": DEFAULT_LIFE_S}}},
+                {"type": "null"},
+            ]}),
+            _ => return None,
+        })
+    }
+
+    fn of_ollama(&self, name: &str) -> Option<Value> {
+        let max_messages = self.config.max_model_len as usize;
+        Some(match name {
+            "messages" => array(reference("OllamaMessage"), 0, max_messages),
+            "prompt" | "system" | "suffix" | "name" => string(),
+            "raw" => boolean(),
+            "think" => json!({
+                "type": ["boolean", "string", "null"], "description": "Or an effort such as \"high\".",
+            }),
+            "format" => json!({"anyOf": [{"enum": ["", "json", null]}, {"type": "object"}]}),
+            "options" => {
+                let is_shown =
+                    |_: &str, treatment: &Treatment| !matches!(treatment, Treatment::Refused(_));
+                let options = table_schema(&ollama::OPTIONS, is_shown, |name| self.of_option(name));
+                json!({"anyOf": [options, {"type": "null"}]})
+            }
+            _ => return None,
+        })
+    }
+
+    /// The schema of a member of Ollama's `options`.
+    pub fn of_option(&self, name: &str) -> Option<Value> {
+        Some(match name {
+            "num_predict" => json!({
+                "type": ["integer", "null"], "minimum": i64::MIN, "maximum": i64::MAX,
+                "description": "0 and negative numbers are no limit.",
+            }),
+            "num_ctx" => integer(i64::MIN, self.config.max_model_len.into()),
+            "repeat_penalty" => return self.of_any(Endpoint::OllamaChat, "repetition_penalty"),
+            name => return self.of_any(Endpoint::OllamaChat, name),
         })
     }
 
@@ -348,7 +411,21 @@ pub fn object_schemas() -> Map<String, Value> {
     call["properties"]["type"] = kind;
     let mut called = object(&field_table::CALLED_FUNCTION, json!(["name"]), of_member);
     called["properties"]["name"] = json!({"type": "string", "minLength": 1});
+    let mut ollama_message = object(&ollama::MESSAGE, json!(["role"]), of_member);
+    ollama_message["properties"]["role"] = json!({"enum": ["user", "assistant", "system", "tool"]});
+    for name in ["content", "thinking", "tool_name", "tool_call_id"] {
+        ollama_message["properties"][name] = string();
+    }
+    ollama_message["properties"]["tool_calls"] = tool_array("OllamaCall");
+    let mut ollama_call = object(&ollama::CALL, json!(["function"]), of_member);
+    ollama_call["properties"]["id"] = string();
+    let mut called_tool = object(&ollama::CALLED_FUNCTION, json!(["name"]), of_member);
+    called_tool["properties"]["name"] = json!({"type": "string"});
+    called_tool["properties"]["arguments"] = json!({"type": ["object", "null"]});
+    ollama_call["properties"]["function"] = called_tool;
     let pairs = [
+        ("OllamaMessage", ollama_message),
+        ("OllamaCall", ollama_call),
         ("ChatMessage", message),
         (
             "ChatText",
@@ -414,8 +491,8 @@ pub fn of_member(name: &str) -> Option<Value> {
         "type" => json!({"const": "text"}),
         "role" | "text" => json!({"type": "string"}),
         "content" => content("ChatText"),
-        "name" | "tool_call_id" | "reasoning" | "reasoning_content" | "thinking" | "prefix"
-        | "partial" => json!({"description": "Passed to the chat template as it is."}),
+        "name" | "tool_name" | "tool_call_id" | "reasoning" | "reasoning_content" | "thinking"
+        | "prefix" | "partial" => json!({"description": "Passed to the chat template as it is."}),
         "id" | "return" => json!({"description": "Passed to the chat template as it is."}),
         "tool_calls" => json!({"type": ["array", "null"], "items": reference("ToolCall")}),
         "function" => reference("CalledFunction"),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use corella_text::ReplyPart;
 use serde_json::{Value, json};
 
+use super::kept::Keeping;
 use super::object::{Echo, Output, Status, item_id, reasoning_part, text_part};
 use crate::api_error::ApiError;
 use crate::call::ResponseHead;
@@ -19,6 +20,7 @@ pub struct ResponseEvents {
     state: Arc<ServerState>,
     head: ResponseHead,
     echo: Echo,
+    keeping: Option<Keeping>,
     output: Output,
     /// How the response will have ended, once that is known.
     status: Status,
@@ -26,12 +28,18 @@ pub struct ResponseEvents {
 }
 
 impl ResponseEvents {
-    pub fn new(state: Arc<ServerState>, head: ResponseHead, echo: Echo) -> Self {
+    pub fn new(
+        state: Arc<ServerState>,
+        head: ResponseHead,
+        echo: Echo,
+        keeping: Option<Keeping>,
+    ) -> Self {
         Self {
             output: Output::new(state.text.reply_format.calls),
             state,
             head,
             echo,
+            keeping,
             status: Status::InProgress,
             num_events: 0,
         }
@@ -185,6 +193,10 @@ impl ChunkEncoder for ResponseEvents {
         let response = self
             .echo
             .object(&self.head, self.status, output, Some(usage));
+        // A client that has read the last event may name the response in its next request.
+        if let Some(keeping) = self.keeping.take() {
+            keeping.keep(&self.state, &self.head.id, &response);
+        }
         let name = match self.status {
             Status::Incomplete => "response.incomplete",
             _ => "response.completed",

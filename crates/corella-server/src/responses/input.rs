@@ -1,6 +1,7 @@
 //! Reads `input`, a text or a list of items, as the messages of a chat template.
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, SeqAccess, Visitor};
@@ -9,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::responses::{CALL, CALL_OUTPUT, CONTENT, MESSAGE, THOUGHT};
+use crate::response_store::Turn;
 
 /// The value of the field.
 pub enum InputField {
@@ -44,26 +46,53 @@ impl<'de> Deserialize<'de> for InputField {
     }
 }
 
-/// `instructions` become the first message. Faults are named by their places in the request.
+impl InputField {
+    /// A text is the message of a user.
+    pub fn into_items(self) -> Vec<Map<String, Value>> {
+        match self {
+            Self::Text(text) => vec![message("user", text)],
+            Self::Items(items) => items,
+        }
+    }
+}
+
+/// `instructions` become the first message, and turns that were kept are `before` the input. Faults are
+/// named by their places in the request.
 pub fn conversation(
-    input: InputField,
+    before: &[Arc<Turn>],
+    input: &InputField,
     instructions: Option<&str>,
     check: FieldCheck,
 ) -> Result<Vec<Map<String, Value>>, ApiError> {
     let mut conversation = Vec::new();
     conversation.extend(instructions.map(|text| message("system", text.to_owned())));
-    let items = match input {
-        InputField::Text(text) => {
-            conversation.push(message("user", text));
-            return Ok(conversation);
-        }
-        InputField::Items(items) => items,
-    };
-    if items.is_empty() {
-        return Err(ApiError::invalid("input", "must hold at least one item"));
+    for turn in before {
+        push_items(
+            &mut conversation,
+            "previous_response_id",
+            &turn.items(),
+            check,
+        )?;
     }
+    match input {
+        InputField::Text(text) => conversation.push(message("user", text.clone())),
+        InputField::Items(items) if items.is_empty() => {
+            return Err(ApiError::invalid("input", "must hold at least one item"));
+        }
+        InputField::Items(items) => push_items(&mut conversation, "input", items, check)?,
+    }
+    Ok(conversation)
+}
+
+/// `field` is where the items come from.
+fn push_items(
+    conversation: &mut Vec<Map<String, Value>>,
+    field: &str,
+    items: &[Map<String, Value>],
+    check: FieldCheck,
+) -> Result<(), ApiError> {
     for (index, item) in items.iter().enumerate() {
-        let path = format!("input[{index}]");
+        let path = format!("{field}[{index}]");
         let kind = match item.get("type") {
             None => "message",
             Some(Value::String(kind)) => kind,
@@ -77,7 +106,7 @@ pub fn conversation(
         match kind {
             "message" => {
                 let message = read_message(item, &path, check)?;
-                push_message(&mut conversation, message);
+                push_message(conversation, message);
             }
             "reasoning" => {
                 check.check(&THOUGHT, &path, item)?;
@@ -89,11 +118,11 @@ pub fn conversation(
                         &["reasoning_text"],
                         check,
                     )?;
-                    let turn = open_turn(&mut conversation);
+                    let turn = open_turn(conversation);
                     turn.insert("reasoning_content".to_owned(), json!(text));
                 }
             }
-            "function_call" => push_call(&mut conversation, item, &path, check)?,
+            "function_call" => push_call(conversation, item, &path, check)?,
             "function_call_output" => conversation.push(read_output(item, &path, check)?),
             kind => {
                 return Err(ApiError::invalid(
@@ -103,7 +132,7 @@ pub fn conversation(
             }
         }
     }
-    Ok(conversation)
+    Ok(())
 }
 
 /// The assistant's message to which an item belongs: thoughts, text and calls of one turn are items, but

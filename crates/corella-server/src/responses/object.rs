@@ -41,6 +41,9 @@ impl Status {
 
 /// What a response repeats of its request.
 pub struct Echo {
+    pub previous_response_id: Option<String>,
+    /// Whether the response is kept for later requests.
+    pub is_kept: bool,
     pub instructions: Option<String>,
     pub max_output_tokens: Option<u32>,
     pub metadata: Map<String, Value>,
@@ -79,10 +82,10 @@ impl Echo {
             "model": head.model,
             "output": output,
             "parallel_tool_calls": self.parallel_tool_calls,
-            "previous_response_id": null,
+            "previous_response_id": self.previous_response_id,
             "reasoning": {"effort": member("effort"), "summary": null},
             "service_tier": "default",
-            "store": false,
+            "store": self.is_kept,
             "temperature": self.temperature,
             "text": {"format": self.format},
             "tool_choice": self.tool_choice.as_ref().unwrap_or(&json!("auto")),

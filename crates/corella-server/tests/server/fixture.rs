@@ -121,6 +121,7 @@ impl Setup {
             kv_transfer: self.kv_transfer.map(|make| make(engine.clone())),
             roles: None,
             adapters: self.adapters.map(|make| make(engine.clone())),
+            batches: None,
             collectors: Vec::new(),
         };
         let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);

@@ -16,6 +16,7 @@ mod limit;
 mod local_client;
 mod messages;
 mod metric;
+mod ollama;
 mod page;
 mod prompt_logprobs;
 mod rate_limit;

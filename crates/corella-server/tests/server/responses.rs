@@ -4,7 +4,7 @@ use corella_core::StepId;
 use corella_model::Fault;
 use serde_json::{Value, json};
 
-use crate::client::{named_events, post};
+use crate::client::{get, named_events, post};
 use crate::fixture::{MODEL, Setup, TestServer};
 use crate::tools::{CALLS, hermes};
 
@@ -25,7 +25,7 @@ async fn input_and_instructions_are_answered() {
     assert_eq!(answer["status"], "completed");
     assert_eq!(answer["error"], Value::Null);
     assert_eq!(answer["metadata"], json!({"a": "b"}));
-    assert_eq!(answer["store"], false);
+    assert_eq!(answer["store"], true);
     let [item] = &answer["output"].as_array().expect("items")[..] else {
         panic!("one item is expected: {answer}");
     };
@@ -117,15 +117,54 @@ async fn a_stream_has_numbered_events_up_to_the_whole_response() {
 }
 
 #[tokio::test]
+async fn a_response_is_there_once_its_stream_has_ended_and_not_before() {
+    let mut setup = Setup::new();
+    setup.mock.faults = vec![(StepId(20), Fault::Fail)];
+    let server = setup.start().await;
+    let body = json!({"input": "hi", "temperature": 0, "max_output_tokens": 4, "stream": true});
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let ended = &events[events.len() - 1].1["response"];
+    let path = |id: &Value| format!("{PATH}/{}", id.as_str().expect("an id"));
+    assert_eq!(
+        get(server.address, &path(&ended["id"])).await.json(),
+        *ended
+    );
+    let next = json!({
+        "input": "ho", "temperature": 0, "max_output_tokens": 4, "previous_response_id": ended["id"],
+    });
+    let text = ended["output"][0]["content"][0]["text"]
+        .as_str()
+        .expect("text");
+    let prompt =
+        format!("<|user|>hi<|end|><|assistant|>{text}<|end|><|user|>ho<|end|><|assistant|>");
+    let answer = post(server.address, PATH, &next).await.json();
+    let prompt = server.encode(&prompt);
+    assert_eq!(
+        answer["output"][0]["content"][0]["text"],
+        server.greedy(&prompt, 4)
+    );
+    assert_eq!(answer["usage"]["input_tokens"], prompt.len());
+    // A response that fails is not kept, and neither is one that is not to be.
+    let body = json!({"input": "hi", "ignore_eos": true, "max_output_tokens": 90, "stream": true});
+    let events = named_events(&post(server.address, PATH, &body).await);
+    let failed = &events[events.len() - 1].1["response"];
+    assert_eq!(failed["status"], "failed");
+    let unkept = json!({"input": "hi", "max_output_tokens": 2, "store": false});
+    let unkept = post(server.address, PATH, &unkept).await.json();
+    for id in [&failed["id"], &unkept["id"]] {
+        let missing = get(server.address, &path(id)).await;
+        assert_eq!(missing.status, 404);
+        assert_eq!(missing.error()["code"], "response_not_found");
+    }
+}
+
+#[tokio::test]
 async fn what_cannot_be_honoured_is_refused_by_its_field() {
     let server = TestServer::start().await;
     let item = |item: Value| json!([item]);
     let cases = [
-        (
-            "previous_response_id",
-            json!("resp_1"),
-            "previous_response_id",
-        ),
+        ("previous_response_id", json!(1), "previous_response_id"),
+        ("store", json!("yes"), "store"),
         ("conversation", json!("conv_1"), "conversation"),
         ("background", json!(true), "background"),
         ("truncation", json!("auto"), "truncation"),

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use corella_engine::Engine;
+use corella_server::batch::{ResultError, ResultResponse};
 
-use super::line::{ResultError, ResultResponse};
 use crate::progress_line::{ProgressLine, bar, display_time};
 
 pub struct Progress {

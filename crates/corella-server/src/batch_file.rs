@@ -1,14 +1,40 @@
 //! The two files of a batch: the requests, and the answers that there are already.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
-use corella::Error;
+use crate::batch_line::{EarlierLine, RequestLine};
 
-use super::line::{EarlierLine, RequestLine};
-use crate::local_server::MAX_BODY_BYTES;
+/// What is wrong with a file of a batch.
+#[derive(Debug)]
+pub enum BatchFileError {
+    /// What could not be done, and why.
+    Io(String, io::Error),
+    /// A line is not what it must be.
+    Line {
+        file: String,
+        number: usize,
+        reason: String,
+    },
+}
+
+impl fmt::Display for BatchFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Io(what, error) => write!(f, "{what}: {error}"),
+            Self::Line {
+                file,
+                number,
+                reason,
+            } => write!(f, "{file}, line {number}: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for BatchFileError {}
 
 /// Reads the lines of a file one by one, with their numbers, which count from 1.
 pub struct Lines {
@@ -16,6 +42,7 @@ pub struct Lines {
     /// The path, for errors.
     shown: String,
     number: usize,
+    max_line_bytes: usize,
 }
 
 pub struct Line {
@@ -33,30 +60,32 @@ impl Line {
 }
 
 impl Lines {
-    pub fn open(path: &Path) -> Result<Self, Error> {
+    pub fn open(path: &Path, max_line_bytes: usize) -> Result<Self, BatchFileError> {
         let shown = path.display().to_string();
         let file = File::open(path);
-        let file = file.map_err(|error| Error::Io(format!("cannot read {shown}"), error))?;
+        let file =
+            file.map_err(|error| BatchFileError::Io(format!("cannot read {shown}"), error))?;
         Ok(Self {
             reader: BufReader::new(file),
             shown,
             number: 0,
+            max_line_bytes,
         })
     }
 
-    fn next(&mut self) -> Result<Option<Line>, Error> {
+    fn next(&mut self) -> Result<Option<Line>, BatchFileError> {
         self.number += 1;
         let number = self.number;
         let mut bytes = Vec::new();
-        let mut limited = (&mut self.reader).take(MAX_BODY_BYTES as u64);
+        let mut limited = (&mut self.reader).take(self.max_line_bytes as u64);
         let read = limited.read_until(b'\n', &mut bytes);
-        read.map_err(|error| Error::Io(format!("cannot read {}", self.shown), error))?;
+        read.map_err(|error| BatchFileError::Io(format!("cannot read {}", self.shown), error))?;
         if bytes.is_empty() {
             return Ok(None);
         }
         let is_ended = bytes.pop_if(|byte| *byte == b'\n').is_some();
-        if !is_ended && bytes.len() == MAX_BODY_BYTES {
-            let most = MAX_BODY_BYTES >> 20;
+        if !is_ended && bytes.len() == self.max_line_bytes {
+            let most = self.max_line_bytes >> 20;
             return Err(self.error(number, &format!("has more than {most} MiB")));
         }
         Ok(Some(Line {
@@ -67,7 +96,7 @@ impl Lines {
     }
 
     /// The next request; blank lines are passed over.
-    pub fn next_request(&mut self) -> Result<Option<RequestLine>, Error> {
+    pub fn next_request(&mut self) -> Result<Option<RequestLine>, BatchFileError> {
         while let Some(line) = self.next()? {
             if line.is_blank() {
                 continue;
@@ -80,15 +109,24 @@ impl Lines {
         Ok(None)
     }
 
-    fn error(&self, number: usize, reason: &str) -> Error {
-        Error::Config(format!("{}, line {number}: {reason}", self.shown))
+    /// The number of the line that was read last.
+    pub fn number(&self) -> usize {
+        self.number
+    }
+
+    fn error(&self, number: usize, reason: &str) -> BatchFileError {
+        BatchFileError::Line {
+            file: self.shown.clone(),
+            number,
+            reason: reason.to_owned(),
+        }
     }
 }
 
 /// Reads all requests once, so that nothing is computed for a file with a mistake in it, and returns
 /// their ids.
-pub fn check_input(path: &Path) -> Result<HashSet<String>, Error> {
-    let mut lines = Lines::open(path)?;
+pub fn check_input(path: &Path, max_line_bytes: usize) -> Result<HashSet<String>, BatchFileError> {
+    let mut lines = Lines::open(path, max_line_bytes)?;
     let mut ids = HashSet::new();
     while let Some(request) = lines.next_request()? {
         let number = lines.number;
@@ -110,16 +148,16 @@ pub struct Output {
 impl Output {
     /// Opens the file, and makes it if it is not there. Whole lines stay. A last line that a kill or a
     /// full disk has torn goes. A file that holds anything else is refused and left as it is.
-    pub fn open(path: &Path, requests: &HashSet<String>) -> Result<Self, Error> {
+    pub fn open(path: &Path, requests: &HashSet<String>) -> Result<Self, BatchFileError> {
         let shown = path.display().to_string();
-        let io_error = |error| Error::Io(format!("cannot write {shown}"), error);
+        let io_error = |error| BatchFileError::Io(format!("cannot write {shown}"), error);
         let mut options = OpenOptions::new();
         let options = options.read(true).write(true).create(true).truncate(false);
         let mut file = options.open(path).map_err(io_error)?;
         let mut answered = HashSet::new();
         let mut whole_bytes = 0;
         let mut lacks_line_break = false;
-        let mut lines = Lines::open(path)?;
+        let mut lines = Lines::open(path, usize::MAX)?;
         while let Some(line) = lines.next()? {
             let num_bytes = line.bytes.len() as u64 + u64::from(line.is_ended);
             if line.is_blank() && line.is_ended {
@@ -202,12 +240,12 @@ mod tests {
             format!(r#"{{"custom_id":"{id}","method":"POST","url":"/v1/completions","body":{{}}}}"#)
         };
         let good = TestFile::new("good", &format!("{}\n\n{}", line("a"), line("b")));
-        assert_eq!(check_input(&good.0).unwrap(), ids(&["a", "b"]));
+        assert_eq!(check_input(&good.0, 1 << 20).unwrap(), ids(&["a", "b"]));
         let twice = TestFile::new("twice", &format!("{}\n\n{}\n", line("a"), line("a")));
-        let error = check_input(&twice.0).unwrap_err().to_string();
+        let error = check_input(&twice.0, 1 << 20).unwrap_err().to_string();
         assert!(error.contains("line 3") && error.contains("`a`"), "{error}");
         let broken = TestFile::new("broken", &format!("{}\n{{", line("a")));
-        let error = check_input(&broken.0).unwrap_err().to_string();
+        let error = check_input(&broken.0, 1 << 20).unwrap_err().to_string();
         assert!(error.contains("line 2: is not JSON"), "{error}");
     }
 

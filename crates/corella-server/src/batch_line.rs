@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::local_client::LocalClient;
+
 /// A line of the input.
 #[derive(Debug, PartialEq, Deserialize)]
 pub struct RequestLine {
@@ -17,13 +19,48 @@ pub struct RequestLine {
 
 /// A line of the output.
 #[derive(Debug, Serialize)]
-pub struct ResultLine<'a> {
-    pub id: String,
-    pub custom_id: &'a str,
+struct ResultLine<'a> {
+    id: String,
+    custom_id: &'a str,
     /// The server's answer, which may be an error.
-    pub response: Option<&'a ResultResponse>,
+    response: Option<&'a ResultResponse>,
     /// Why there is no answer.
-    pub error: Option<&'a ResultError>,
+    error: Option<&'a ResultError>,
+}
+
+/// The line that tells what became of a request, with its line break. `count` tells results apart
+/// that have no request id.
+pub fn result_line(
+    custom_id: &str,
+    result: &Result<ResultResponse, ResultError>,
+    count: usize,
+) -> String {
+    let name = match result {
+        Ok(response) => response.request_id.clone(),
+        Err(_) => format!("{:08x}{count:08x}", std::process::id()),
+    };
+    let line = ResultLine {
+        id: format!("batch_req_{name}"),
+        custom_id,
+        response: result.as_ref().ok(),
+        error: result.as_ref().err(),
+    };
+    // JSON has no line breaks unless they are asked for.
+    let mut line = serde_json::to_string(&line).unwrap_or_default();
+    line.push('\n');
+    line
+}
+
+/// Asks a server for the answer to a line.
+pub async fn ask(
+    client: &LocalClient,
+    path: &str,
+    body: Vec<u8>,
+) -> Result<ResultResponse, ResultError> {
+    let response = client.post(path, body).await;
+    let mut response = response.map_err(ResultError::invalid_url)?;
+    let body = response.bytes().await;
+    ResultResponse::new(path, response.status, response.request_id, body)
 }
 
 #[derive(Debug, Serialize)]
@@ -39,16 +76,55 @@ pub struct ResultError {
     pub message: String,
 }
 
+impl ResultError {
+    /// The line's path cannot be asked.
+    pub fn invalid_url(message: String) -> Self {
+        let code = "invalid_url";
+        Self { code, message }
+    }
+}
+
 impl ResultResponse {
+    /// The answer of `path`, whose body was read or was cut off for a reason.
+    pub fn new(
+        path: &str,
+        status_code: u16,
+        request_id: String,
+        body: Result<impl AsRef<[u8]>, String>,
+    ) -> Result<Self, ResultError> {
+        let body = body.map_err(|message| ResultError {
+            code: "answer_cut_off",
+            message,
+        })?;
+        let body = serde_json::from_slice(body.as_ref()).map_err(|_| ResultError {
+            code: "answer_not_json",
+            message: format!("{path} does not answer with JSON"),
+        })?;
+        Ok(Self {
+            status_code,
+            request_id,
+            body,
+        })
+    }
+
     /// Whether there were too many other requests.
     pub fn is_queue_full(&self) -> bool {
-        self.status_code == 429 && self.body["error"]["code"] == "queue_full"
+        self.status_code == 429 && self.code() == "queue_full"
+    }
+
+    /// Whether the key of the caller has used up a limit, which has room again later.
+    pub fn is_rate_limited(&self) -> bool {
+        self.status_code == 429 && self.code() == "rate_limit_exceeded"
+    }
+
+    fn code(&self) -> &Value {
+        &self.body["error"]["code"]
     }
 }
 
 /// What a line of an earlier run's output must have at least.
 #[derive(Deserialize)]
-pub struct EarlierLine {
+pub(crate) struct EarlierLine {
     pub custom_id: String,
 }
 

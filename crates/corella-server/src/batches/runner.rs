@@ -1,0 +1,44 @@
+//! Runs batches behind the requests of clients that wait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::server_state::ServerState;
+
+use super::job::run_job;
+use super::table::Batches;
+
+/// How often files are looked at whose time may be over.
+const SWEEP_PERIOD: Duration = Duration::from_secs(60);
+
+/// Runs batches until the server begins to drain, and then waits for the lines that are being answered.
+/// What is not answered then goes on at the next start.
+pub async fn run_batches(state: Arc<ServerState>, batches: Arc<Batches>) {
+    let mut jobs = JoinSet::new();
+    while !state.is_draining() {
+        while let Some(job) = batches.take_job() {
+            jobs.spawn(run_job(state.clone(), batches.clone(), job));
+        }
+        tokio::select! {
+            () = batches.has_work.notified() => {}
+            Some(_) = jobs.join_next() => {}
+            () = sleep(SWEEP_PERIOD) => sweep(&batches).await,
+            () = state.draining() => {}
+        }
+    }
+    while jobs.join_next().await.is_some() {}
+}
+
+async fn sweep(batches: &Arc<Batches>) {
+    let batches = batches.clone();
+    let swept = tokio::task::spawn_blocking(move || {
+        let is_needed = |id: &str| batches.user_of(id).is_some();
+        batches.files.sweep(is_needed)
+    });
+    if let Ok(Err(error)) = swept.await {
+        tracing::error!(%error, "files whose time is over cannot be deleted");
+    }
+}

@@ -1,0 +1,282 @@
+//! `/v1/files`: files that batches read and write.
+
+mod multipart;
+mod store;
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Path, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue, Uri};
+use axum::response::Response;
+use hyper::body::Frame;
+use serde_json::json;
+use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
+
+use crate::api_error::ApiError;
+use crate::auth::CallContext;
+use crate::batches::Batches;
+use crate::call::json_response;
+use crate::list_page::ListQuery;
+use crate::server_state::{ServerState, unix_now_s};
+
+use multipart::Multipart;
+
+pub use store::{
+    DEFAULT_LIFE_S, FileRecord, FileStore, FilesConfig, new_id, read_records, remove_if_there,
+    write_record,
+};
+
+/// What a file may be uploaded for.
+const PURPOSE: &str = "batch";
+const MAX_FILENAME_BYTES: usize = 255;
+const MAX_LIMIT: usize = 10_000;
+
+/// The form of an upload, beside the content.
+#[derive(Default)]
+struct Form {
+    filename: Option<String>,
+    purpose: Option<String>,
+    anchor: Option<String>,
+    seconds: Option<String>,
+}
+
+impl Form {
+    /// The time at which the file expires.
+    fn expires_at(&self, now_s: u64) -> Result<u64, ApiError> {
+        const FIELD: &str = "expires_after";
+        match (&self.anchor, &self.seconds) {
+            (None, None) => Ok(now_s + DEFAULT_LIFE_S),
+            (Some(anchor), _) if anchor != "created_at" => Err(ApiError::invalid(
+                format!("{FIELD}.anchor"),
+                "must be \"created_at\"",
+            )),
+            (_, seconds) => {
+                let seconds = seconds.as_ref().and_then(|seconds| seconds.parse().ok());
+                let seconds = life_s(&format!("{FIELD}.seconds"), seconds)?;
+                Ok(now_s + seconds)
+            }
+        }
+    }
+}
+
+/// Checks how long a file is to be kept.
+pub fn life_s(field: &str, seconds: Option<u64>) -> Result<u64, ApiError> {
+    const HOUR: u64 = 3600;
+    let seconds = seconds.filter(|seconds| (HOUR..=DEFAULT_LIFE_S).contains(seconds));
+    seconds.ok_or_else(|| {
+        let message = format!("must be from {HOUR} (an hour) to {DEFAULT_LIFE_S} (30 days)");
+        ApiError::invalid(field, message)
+    })
+}
+
+pub async fn upload_file(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let files = state.batches()?.files.clone();
+    if state.is_draining() {
+        return Err(ApiError::draining());
+    }
+    let mut parts = Multipart::new(&headers, body, state.config.body_timeout)?;
+    let mut form = Form::default();
+    let mut upload = None;
+    while let Some(part) = parts.next_part().await? {
+        const MAX_TEXT_BYTES: usize = 256;
+        let text = match part.name.as_str() {
+            "file" if upload.is_none() => {
+                let mut new = files.begin()?;
+                let file = tokio::fs::File::create(&new.path).await;
+                let mut file = file.map_err(|error| disk_error(&error))?;
+                while let Some(chunk) = parts.chunk().await? {
+                    new.grow(chunk.len() as u64)?;
+                    let written = file.write_all(&chunk).await;
+                    written.map_err(|error| disk_error(&error))?;
+                }
+                file.flush().await.map_err(|error| disk_error(&error))?;
+                form.filename = part.filename;
+                upload = Some(new);
+                continue;
+            }
+            "purpose" => &mut form.purpose,
+            "expires_after[anchor]" => &mut form.anchor,
+            "expires_after[seconds]" => &mut form.seconds,
+            "file" => return Err(ApiError::invalid("file", "is there twice")),
+            _ if state.config.allow_unknown_fields => continue,
+            other => return Err(ApiError::unknown_field("", other, None)),
+        };
+        *text = Some(parts.text(&part.name, MAX_TEXT_BYTES).await?);
+    }
+    let upload = upload.ok_or_else(|| ApiError::invalid("file", "is required"))?;
+    match form.purpose.as_deref() {
+        Some(PURPOSE) => {}
+        None => return Err(ApiError::invalid("purpose", "is required")),
+        Some(_) => {
+            let message = "must be \"batch\": files serve nothing else here";
+            return Err(ApiError::invalid("purpose", message));
+        }
+    }
+    let now_s = unix_now_s();
+    let expires_at = form.expires_at(now_s)?;
+    let mut filename = form.filename.unwrap_or_default();
+    if filename.len() > MAX_FILENAME_BYTES {
+        let message = format!("has a name of more than {MAX_FILENAME_BYTES} bytes");
+        return Err(ApiError::invalid("file", message));
+    }
+    if filename.is_empty() {
+        filename.clone_from(&upload.id);
+    }
+    let record = FileRecord {
+        id: upload.id.clone(),
+        owner: context.owner().map(|owner| owner.to_string()),
+        bytes: upload.num_bytes,
+        created_at: now_s,
+        expires_at,
+        filename,
+        purpose: PURPOSE.to_owned(),
+    };
+    let object = record.object();
+    on_disk(move || upload.complete(record)).await?;
+    Ok(json_response(&object))
+}
+
+pub async fn list_files(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let batches = state.batches()?;
+    let allow_unknown = state.config.allow_unknown_fields;
+    let query = ListQuery::parse(&uri, MAX_LIMIT, &["purpose"], allow_unknown)?;
+    let files = batches.files.list(context.owner().as_deref());
+    let is_wanted = |file: &FileRecord| {
+        let mut purposes = query.others.iter().map(|(_, purpose)| purpose);
+        purposes.all(|purpose| file.purpose == *purpose)
+    };
+    let files = files.iter().filter(|file| is_wanted(file));
+    let files = files.map(FileRecord::object).collect();
+    Ok(json_response(&query.page(files)?))
+}
+
+pub async fn retrieve_file(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let files = &state.batches()?.files;
+    let file = files.find(context.owner().as_deref(), &id)?;
+    Ok(json_response(&file.object()))
+}
+
+pub async fn delete_file(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let batches: &Batches = state.batches()?;
+    batches.files.find(context.owner().as_deref(), &id)?;
+    if let Some(batch) = batches.user_of(&id) {
+        return Err(ApiError::conflict(format!(
+            "The file `{id}` is the input of the batch `{batch}`, which has not ended; cancel it first."
+        )));
+    }
+    let files = batches.files.clone();
+    let deleted = id.clone();
+    on_disk(move || files.delete(&deleted)).await?;
+    Ok(json_response(
+        &json!({"id": id, "object": "file", "deleted": true}),
+    ))
+}
+
+pub async fn file_content(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    Path(id): Path<String>,
+) -> Result<Response, ApiError> {
+    let files = &state.batches()?.files;
+    let record = files.find(context.owner().as_deref(), &id)?;
+    let file = tokio::fs::File::open(files.path_of(&id)).await;
+    let file = file.map_err(|error| disk_error(&error))?;
+    let mut response = Response::new(Body::new(FileBody {
+        file,
+        num_left: record.bytes,
+    }));
+    response.headers_mut().insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
+    Ok(response)
+}
+
+/// Runs work that waits for the disk away from the threads that serve sockets.
+pub async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, ApiError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(|error| disk_error(&error)),
+        Err(error) => Err(ApiError::engine(format!(
+            "The disk could not be used: {error}."
+        ))),
+    }
+}
+
+pub fn disk_error(error: &std::io::Error) -> ApiError {
+    tracing::error!(%error, "the folder of --files-dir cannot be used");
+    match error.kind() {
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            ApiError::insufficient_storage("The disk of the server is full.")
+        }
+        _ => ApiError::engine("The server could not use its disk; its log says why."),
+    }
+}
+
+/// The content of a file, read as fast as the client takes it.
+struct FileBody {
+    file: tokio::fs::File,
+    num_left: u64,
+}
+
+impl HttpBody for FileBody {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        const FRAME_BYTES: usize = 64 << 10;
+        let this = self.get_mut();
+        if this.num_left == 0 {
+            return Poll::Ready(None);
+        }
+        let mut bytes = vec![0; FRAME_BYTES.min(this.num_left as usize)];
+        let mut buffer = ReadBuf::new(&mut bytes);
+        match Pin::new(&mut this.file).poll_read(cx, &mut buffer) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error))),
+            Poll::Ready(Ok(())) => {
+                let num_read = buffer.filled().len();
+                if num_read == 0 {
+                    let error = std::io::Error::other("the file is shorter than it was");
+                    return Poll::Ready(Some(Err(error)));
+                }
+                this.num_left -= num_read as u64;
+                bytes.truncate(num_read);
+                Poll::Ready(Some(Ok(Frame::data(bytes.into()))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.num_left == 0
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        hyper::body::SizeHint::with_exact(self.num_left)
+    }
+}

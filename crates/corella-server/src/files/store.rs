@@ -1,0 +1,410 @@
+//! The folder of files: contents, what is known of each, and how much all of them take.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::api_error::ApiError;
+use crate::sampling_fields::random_seed;
+use crate::server_state::unix_now_s;
+
+/// Where files are kept, and how many bytes they may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FilesConfig {
+    pub dir: PathBuf,
+    /// Most bytes of one file.
+    pub max_file_bytes: u64,
+    /// Most bytes of all files, the outputs of batches included.
+    pub max_files_bytes: u64,
+    /// Most lines of batches that are answered at once.
+    pub batch_concurrency: usize,
+}
+
+/// What is known of a file beside its content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    pub id: String,
+    /// The name of the API key to which the file belongs; `None` if the server required none.
+    pub owner: Option<String>,
+    pub bytes: u64,
+    pub created_at: u64,
+    pub expires_at: u64,
+    pub filename: String,
+    pub purpose: String,
+}
+
+impl FileRecord {
+    pub fn object(&self) -> Value {
+        json!({
+            "id": self.id,
+            "object": "file",
+            "bytes": self.bytes,
+            "created_at": self.created_at,
+            "expires_at": self.expires_at,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": null,
+        })
+    }
+}
+
+/// Files stay on disk when the server ends. One server uses a folder at a time.
+pub struct FileStore {
+    pub config: FilesConfig,
+    table: Mutex<Table>,
+    /// Held for as long as the server runs.
+    _lock: File,
+}
+
+#[derive(Default)]
+struct Table {
+    files: BTreeMap<String, FileRecord>,
+    /// The bytes of all files, and of those that are being written.
+    num_bytes: u64,
+}
+
+/// A month, as OpenAI has it for files of batches.
+pub const DEFAULT_LIFE_S: u64 = 30 * 24 * 3600;
+/// Bounds the table in memory.
+const MAX_NUM_FILES: usize = 100_000;
+
+impl FileStore {
+    /// Opens a folder, and makes it if it is not there. Contents without a record are left over from an
+    /// upload that a crash has cut off, and are removed, except those in `referred`.
+    pub fn open(config: FilesConfig, referred: &BTreeSet<String>) -> io::Result<Self> {
+        let lock = lock(&config.dir)?;
+        let folder = config.dir.join(FILES);
+        fs::create_dir_all(&folder)?;
+        let mut files = BTreeMap::new();
+        for record in read_records::<FileRecord>(&folder)? {
+            if folder.join(&record.id).exists() {
+                files.insert(record.id.clone(), record);
+            }
+        }
+        for entry in fs::read_dir(&folder)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let id = name.strip_suffix(".json").unwrap_or(&name);
+            if !files.contains_key(id) && !referred.contains(id) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        let num_bytes = files.values().map(|file| file.bytes).sum();
+        Ok(Self {
+            config,
+            table: Mutex::new(Table { files, num_bytes }),
+            _lock: lock,
+        })
+    }
+
+    pub fn path_of(&self, id: &str) -> PathBuf {
+        self.config.dir.join(FILES).join(id)
+    }
+
+    /// The file of this owner, unless it has expired.
+    pub fn find(&self, owner: Option<&str>, id: &str) -> Result<FileRecord, ApiError> {
+        let table = self.table();
+        let file = table
+            .files
+            .get(id)
+            .filter(|file| file.owner.as_deref() == owner);
+        match file {
+            Some(file) if file.expires_at > unix_now_s() => Ok(file.clone()),
+            Some(_) => Err(ApiError::file_not_found(id, "has expired")),
+            None => Err(ApiError::file_not_found(
+                id,
+                "does not exist, or was deleted",
+            )),
+        }
+    }
+
+    /// The files of this owner, the oldest first.
+    pub fn list(&self, owner: Option<&str>) -> Vec<FileRecord> {
+        let now_s = unix_now_s();
+        let table = self.table();
+        let files = table.files.values();
+        let files = files.filter(|file| file.owner.as_deref() == owner && file.expires_at > now_s);
+        let mut files: Vec<FileRecord> = files.cloned().collect();
+        files.sort_by(|a, b| (a.created_at, &a.id).cmp(&(b.created_at, &b.id)));
+        files
+    }
+
+    /// Begins a file. Its content is written to `Upload::path`.
+    pub fn begin(self: &Arc<Self>) -> Result<Upload, ApiError> {
+        if self.table().files.len() >= MAX_NUM_FILES {
+            let message = format!("There are {MAX_NUM_FILES} files here already; delete some.");
+            return Err(ApiError::insufficient_storage(message));
+        }
+        let id = new_id("file-");
+        Ok(Upload {
+            path: self.path_of(&format!("{id}.part")),
+            id,
+            store: self.clone(),
+            num_bytes: 0,
+            is_complete: false,
+        })
+    }
+
+    /// Counts bytes that are about to be written, if there is room for them.
+    pub fn reserve(&self, num_bytes: u64) -> Result<(), ApiError> {
+        let max_bytes = self.config.max_files_bytes;
+        let mut table = self.table();
+        if table.num_bytes + num_bytes > max_bytes {
+            return Err(ApiError::insufficient_storage(format!(
+                "All files together may have {max_bytes} bytes (--max-files-bytes); delete some, or let the \
+                 server be started with more."
+            )));
+        }
+        table.num_bytes += num_bytes;
+        Ok(())
+    }
+
+    pub fn give_back(&self, num_bytes: u64) {
+        let mut table = self.table();
+        table.num_bytes = table.num_bytes.saturating_sub(num_bytes);
+    }
+
+    /// Makes a content that is in the folder a file. Its bytes have been reserved.
+    pub fn publish(&self, record: FileRecord) -> io::Result<()> {
+        write_record(&self.config.dir.join(FILES), &record.id, &record)?;
+        self.table().files.insert(record.id.clone(), record);
+        Ok(())
+    }
+
+    pub fn delete(&self, id: &str) -> io::Result<()> {
+        let Some(file) = self.table().files.remove(id) else {
+            return Ok(());
+        };
+        // A content without a record is none.
+        remove_if_there(&self.path_of(&format!("{id}.json")))?;
+        remove_if_there(&self.path_of(id))?;
+        self.give_back(file.bytes);
+        Ok(())
+    }
+
+    /// Deletes files whose time is over, except those that `is_needed`.
+    pub fn sweep(&self, is_needed: impl Fn(&str) -> bool) -> io::Result<()> {
+        let now_s = unix_now_s();
+        let table = self.table();
+        let files = table.files.values();
+        let expired = files.filter(|file| file.expires_at <= now_s && !is_needed(&file.id));
+        let expired: Vec<String> = expired.map(|file| file.id.clone()).collect();
+        drop(table);
+        expired.iter().try_for_each(|id| self.delete(id))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A file that is being uploaded. Unless it is completed, nothing of it stays.
+pub struct Upload {
+    pub id: String,
+    pub path: PathBuf,
+    pub num_bytes: u64,
+    store: Arc<FileStore>,
+    is_complete: bool,
+}
+
+impl Upload {
+    /// Counts bytes that are about to be written, if the file may have so many.
+    pub fn grow(&mut self, num_bytes: u64) -> Result<(), ApiError> {
+        let max_bytes = self.store.config.max_file_bytes;
+        if self.num_bytes + num_bytes > max_bytes {
+            return Err(ApiError::file_too_large(max_bytes));
+        }
+        self.store.reserve(num_bytes)?;
+        self.num_bytes += num_bytes;
+        Ok(())
+    }
+
+    /// What was written becomes a file.
+    pub fn complete(mut self, record: FileRecord) -> io::Result<()> {
+        File::open(&self.path)?.sync_all()?;
+        fs::rename(&self.path, self.store.path_of(&self.id))?;
+        self.is_complete = true;
+        self.store.publish(record)
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            // It is removed at the next start if it cannot be now.
+            let _ = fs::remove_file(&self.path);
+            self.store.give_back(self.num_bytes);
+        }
+    }
+}
+
+/// The part of the folder with contents and their records.
+const FILES: &str = "files";
+
+fn lock(dir: &Path) -> io::Result<File> {
+    fs::create_dir_all(dir)?;
+    let file = File::create(dir.join("lock"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(io::Error::other(
+            "another server uses it; give each server a folder of its own",
+        )),
+        Err(fs::TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// An id that no other object has.
+pub fn new_id(prefix: &str) -> String {
+    format!("{prefix}{:016x}{:016x}", random_seed(), random_seed())
+}
+
+pub fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Writes a record such that a crash leaves either the old one or the new one.
+pub fn write_record(folder: &Path, id: &str, record: &impl Serialize) -> io::Result<()> {
+    let path = folder.join(format!("{id}.json"));
+    let new = folder.join(format!("{id}.json.new"));
+    let mut file = File::create(&new)?;
+    file.write_all(&serde_json::to_vec(record)?)?;
+    file.sync_all()?;
+    fs::rename(&new, &path)
+}
+
+/// The records of a folder. What is no record is left out, with a warning.
+pub fn read_records<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
+    let mut records = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        match serde_json::from_slice(&fs::read(&path)?) {
+            Ok(record) => records.push(record),
+            Err(error) => tracing::warn!(%error, path = %path.display(), "is not read"),
+        }
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(name: &str) -> FilesConfig {
+        let name = format!("corella-files-{}-{name}", std::process::id());
+        FilesConfig {
+            dir: std::env::temp_dir().join(name),
+            max_file_bytes: 100,
+            max_files_bytes: 250,
+            batch_concurrency: 1,
+        }
+    }
+
+    fn record(upload: &Upload, expires_at: u64) -> FileRecord {
+        FileRecord {
+            id: upload.id.clone(),
+            owner: Some("a".into()),
+            bytes: upload.num_bytes,
+            created_at: 1,
+            expires_at,
+            filename: "x.jsonl".into(),
+            purpose: "batch".into(),
+        }
+    }
+
+    fn add(store: &Arc<FileStore>, num_bytes: usize, expires_at: u64) -> Result<String, ApiError> {
+        let mut upload = store.begin()?;
+        upload.grow(num_bytes as u64)?;
+        fs::write(&upload.path, vec![b'x'; num_bytes]).expect("it can be written");
+        let record = record(&upload, expires_at);
+        let id = record.id.clone();
+        upload.complete(record).expect("it can be written");
+        Ok(id)
+    }
+
+    #[test]
+    fn files_outlive_the_server_and_the_rest_does_not() {
+        let config = config("outlive");
+        let none = BTreeSet::new();
+        let store = Arc::new(FileStore::open(config.clone(), &none).expect("it opens"));
+        let id = add(&store, 90, u64::MAX).expect("there is room");
+        let locked = FileStore::open(config.clone(), &none)
+            .err()
+            .expect("it is locked");
+        assert!(locked.to_string().contains("another server"), "{locked}");
+        let mut cut_off = store.begin().expect("there is room");
+        cut_off.grow(50).expect("there is room");
+        fs::write(&cut_off.path, "half").expect("it can be written");
+        // A crash drops nothing.
+        std::mem::forget(cut_off);
+        fs::write(store.path_of("file-1"), "no record").expect("it can be written");
+        fs::write(store.path_of("file-2"), "an output").expect("it can be written");
+        drop(store);
+        // The forgotten upload holds the store, and with it the lock.
+        let second = FilesConfig {
+            dir: config.dir.with_extension("moved"),
+            ..config.clone()
+        };
+        fs::rename(&config.dir, &second.dir).expect("it can be moved");
+        fs::remove_file(second.dir.join("lock")).expect("it is there");
+        let referred = BTreeSet::from(["file-2".to_owned()]);
+        let store = Arc::new(FileStore::open(second.clone(), &referred).expect("it opens"));
+        assert_eq!(store.find(Some("a"), &id).map(|file| file.bytes), Ok(90));
+        let mut names: Vec<String> = { fs::read_dir(second.dir.join(FILES)).expect("it is there") }
+            .map(|entry| {
+                entry
+                    .expect("an entry")
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .collect();
+        names.sort();
+        let mut expected = vec![id.clone(), format!("{id}.json"), "file-2".to_owned()];
+        expected.sort();
+        assert_eq!(names, expected);
+        fs::remove_dir_all(second.dir).expect("it can be removed");
+    }
+
+    #[test]
+    fn bounds_owners_and_expiry_hold() {
+        let config = config("bounds");
+        let store = FileStore::open(config.clone(), &BTreeSet::new()).expect("it opens");
+        let store = Arc::new(store);
+        let first = add(&store, 100, u64::MAX).expect("there is room");
+        let second = add(&store, 100, 1).expect("there is room");
+        assert!(
+            add(&store, 101, u64::MAX).is_err_and(|error| error.message().contains("101")
+                || error.message().contains("--max-file-bytes"))
+        );
+        let full = add(&store, 51, u64::MAX).expect_err("there is no room");
+        assert!(full.message().contains("--max-files-bytes"), "{full:?}");
+        add(&store, 50, u64::MAX).expect("what was refused takes nothing");
+        assert!(store.find(Some("b"), &first).is_err() && store.find(None, &first).is_err());
+        let expired = store
+            .find(Some("a"), &second)
+            .expect_err("its time is over");
+        assert!(expired.message().contains("expired"));
+        assert_eq!(store.list(Some("a")).len(), 2);
+        store.sweep(|id| id == second).expect("it can");
+        assert!(store.path_of(&second).exists(), "it is needed");
+        store.sweep(|_| false).expect("it can");
+        assert!(!store.path_of(&second).exists());
+        store.delete(&first).expect("it can");
+        assert!(store.find(Some("a"), &first).is_err());
+        add(&store, 100, u64::MAX).expect("there is room again");
+        fs::remove_dir_all(config.dir).expect("it can be removed");
+    }
+}

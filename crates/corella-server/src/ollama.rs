@@ -1,0 +1,14 @@
+//! Ollama's API: `/api/chat`, `/api/generate`, and what its clients ask about models.
+
+mod answer;
+mod chat;
+mod conversation;
+mod error;
+mod generate;
+mod model;
+mod options;
+
+pub use chat::chat;
+pub use error::in_ollama_shape;
+pub use generate::generate;
+pub use model::{running_models, show_model, tags, version};

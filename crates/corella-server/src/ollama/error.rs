@@ -1,0 +1,32 @@
+//! Errors in Ollama's shape: `{"error": MESSAGE}`.
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::middleware::Next;
+use axum::response::Response;
+use serde::Serialize;
+
+use crate::api_error::ApiError;
+
+#[derive(Serialize)]
+pub struct ErrorLine<'a> {
+    error: &'a str,
+}
+
+impl<'a> ErrorLine<'a> {
+    pub fn new(error: &'a ApiError) -> Self {
+        Self {
+            error: error.message(),
+        }
+    }
+}
+
+/// Rewrites the error of an answer, whoever it comes from.
+pub async fn in_ollama_shape(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    if let Some(error) = response.extensions_mut().remove::<ApiError>() {
+        let body = serde_json::to_vec(&ErrorLine::new(&error)).unwrap_or_default();
+        *response.body_mut() = Body::from(body);
+    }
+    response
+}

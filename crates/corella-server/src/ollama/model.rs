@@ -1,0 +1,205 @@
+//! What Ollama's clients ask about models and the server.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use corella_text::{ChatTemplate, FillInMiddle};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::answer::timestamp;
+use super::options::served_model;
+use crate::api_error::ApiError;
+use crate::auth::CallContext;
+use crate::call::json_response;
+use crate::field_table::Endpoint;
+use crate::request_body::RequestBody;
+use crate::server_state::ServerState;
+
+/// The version of Ollama whose API is spoken. Clients ask for it before they use newer features.
+const OLLAMA_VERSION: &str = "0.13.0";
+/// Models are never unloaded, and clients take a date.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
+#[derive(Serialize)]
+struct ModelList {
+    models: Vec<Model>,
+}
+
+#[derive(Serialize)]
+struct Model {
+    name: String,
+    model: String,
+    modified_at: String,
+    /// In bytes. It is not known here, and clients expect a number.
+    size: u64,
+    digest: String,
+    details: Details,
+    #[serde(flatten)]
+    running: Option<Running>,
+}
+
+#[derive(Serialize)]
+struct Running {
+    expires_at: &'static str,
+    size_vram: u64,
+    context_length: u32,
+}
+
+#[derive(Serialize)]
+struct Details {
+    /// The model that an adapter changes.
+    parent_model: String,
+    format: &'static str,
+    family: &'static str,
+    families: [&'static str; 0],
+    parameter_size: &'static str,
+    quantization_level: &'static str,
+}
+
+impl Model {
+    fn new(state: &ServerState, name: &str, running: Option<Running>) -> Self {
+        // Clients show its first digits, and tell models apart by it.
+        let digest = Sha256::digest(name.as_bytes());
+        Self {
+            name: name.to_owned(),
+            model: name.to_owned(),
+            modified_at: modified_at(state, name),
+            size: 0,
+            digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            details: details(state, name),
+            running,
+        }
+    }
+}
+
+fn modified_at(state: &ServerState, name: &str) -> String {
+    let created_s = match state.adapters.get(name) {
+        Some(adapter) => adapter.created,
+        None => state.started_unix_s,
+    };
+    timestamp(UNIX_EPOCH + Duration::from_secs(created_s))
+}
+
+fn details(state: &ServerState, name: &str) -> Details {
+    let parent = state.adapters.get(name).map(|_| state.config.model_name());
+    Details {
+        parent_model: parent.unwrap_or_default().to_owned(),
+        format: "",
+        family: "",
+        families: [],
+        parameter_size: "",
+        quantization_level: "",
+    }
+}
+
+/// The names that a caller may use: those of the model, and its adapters.
+fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
+    let adapters = state.adapters.list();
+    let adapters = adapters.iter().map(|(name, _)| name.to_string());
+    { state.config.served_model_names.iter().cloned() }
+        .chain(adapters)
+        .filter(|name| context.check_model(name).is_ok())
+        .collect()
+}
+
+/// `/api/tags`: lists the model under each of its names, and its adapters.
+pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
+    let models = { names(&state, &context).into_iter() }
+        .map(|name| Model::new(&state, &name, None))
+        .collect();
+    json_response(&ModelList { models })
+}
+
+/// `/api/ps`: the same, since all of them are loaded for as long as the server runs.
+pub async fn running_models(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+) -> Response {
+    let running = || Running {
+        expires_at: NEVER,
+        size_vram: 0,
+        context_length: state.config.max_model_len,
+    };
+    let models = { names(&state, &context).into_iter() }
+        .map(|name| Model::new(&state, &name, Some(running())))
+        .collect();
+    json_response(&ModelList { models })
+}
+
+/// `/api/version`.
+pub async fn version() -> Response {
+    json_response(&json!({"version": OLLAMA_VERSION}))
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct ShowFields {
+    model: Option<String>,
+    /// The older name of `model`.
+    name: Option<String>,
+}
+
+/// `/api/show`: what a model can do, and what requests to it draw by if they say nothing.
+pub async fn show_model(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = RequestBody::read(body, &state).await?;
+    let fields: ShowFields = body.parse()?;
+    body.check_fields(state.field_check(Endpoint::OllamaShow))?;
+    let model = fields.model.or(fields.name);
+    let model = served_model(&state, model.as_deref())?;
+    context.check_model(&model)?;
+    Ok(json_response(&json!({
+        "modelfile": "",
+        "parameters": parameters(&state),
+        "template": "",
+        "details": details(&state, &model),
+        "model_info": {
+            "general.architecture": "decoder",
+            "decoder.context_length": state.config.max_model_len,
+            "decoder.embedding_length": state.config.hidden_size,
+            "decoder.vocab_size": state.config.vocab_size,
+        },
+        "capabilities": capabilities(&state),
+        "modified_at": modified_at(&state, &model),
+    })))
+}
+
+/// The defaults of sampling, in the notation of a Modelfile.
+fn parameters(state: &ServerState) -> String {
+    let defaults = &state.config.generation_defaults;
+    let lines = [
+        defaults
+            .temperature
+            .map(|value| format!("temperature {value}")),
+        defaults.top_k.map(|value| format!("top_k {value}")),
+        defaults.top_p.map(|value| format!("top_p {value}")),
+        defaults.min_p.map(|value| format!("min_p {value}")),
+        { defaults.repetition_penalty }.map(|value| format!("repeat_penalty {value}")),
+    ];
+    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
+fn capabilities(state: &ServerState) -> Vec<&'static str> {
+    let template = state.text.chat_template.as_ref();
+    let format = state.text.reply_format;
+    let reads_tools = template.is_some_and(ChatTemplate::reads_tools);
+    let mut capabilities = vec!["completion"];
+    for (name, is_there) in [
+        ("tools", reads_tools && format.calls.is_some()),
+        ("thinking", format.reasoning.is_some()),
+        ("insert", FillInMiddle::of(&state.text.tokenizer).is_some()),
+    ] {
+        if is_there {
+            capabilities.push(name);
+        }
+    }
+    capabilities
+}

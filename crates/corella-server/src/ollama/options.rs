@@ -1,0 +1,218 @@
+//! Fields that `/api/chat` and `/api/generate` share: the model, how tokens are drawn, and what the answer
+//! is to look like.
+
+use corella_text::GrammarSource;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::api_error::ApiError;
+use crate::call::check_model;
+use crate::field_check::FieldCheck;
+use crate::field_table::ollama::OPTIONS;
+use crate::output_format::{OutputFormat, json_schema};
+use crate::request_body::RequestBody;
+use crate::sampling_fields::{
+    EndpointFields, GenerationParams, SamplingFields, StopField, check_logprobs,
+};
+use crate::server_state::ServerState;
+use crate::text_thread::Caller;
+use crate::thinking_switch::thinking_switch;
+
+/// The fields as they were sent; `null` is the same as absent.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+pub struct CommonFields {
+    model: Option<String>,
+    stream: Option<bool>,
+    options: Option<OptionFields>,
+    format: Option<Value>,
+    think: Option<Value>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+}
+
+/// The members of `options` that are read.
+#[derive(Default, Deserialize)]
+#[serde(expecting = "an object")]
+struct OptionFields {
+    num_predict: Option<i64>,
+    num_ctx: Option<i64>,
+    temperature: Option<f32>,
+    top_k: Option<i64>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    seed: Option<i64>,
+    stop: Option<StopField>,
+    repeat_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+}
+
+/// The members of `options` as a map, whose names are checked.
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct OptionNames {
+    options: Option<Map<String, Value>>,
+}
+
+/// Where the fields of `SamplingFields` come from.
+const NAMES: &[(&str, &str)] = &[
+    ("temperature", "options.temperature"),
+    ("top_k", "options.top_k"),
+    ("top_p", "options.top_p"),
+    ("min_p", "options.min_p"),
+    ("stop", "options.stop"),
+    ("repetition_penalty", "options.repeat_penalty"),
+    ("presence_penalty", "options.presence_penalty"),
+    ("frequency_penalty", "options.frequency_penalty"),
+];
+
+impl CommonFields {
+    /// Parses the fields, and refuses a body with fields that nobody reads.
+    pub fn parse(body: &RequestBody, check: FieldCheck) -> Result<Self, ApiError> {
+        let names: OptionNames = body.parse()?;
+        body.check_fields(check)?;
+        if let Some(options) = &names.options {
+            check.check(&OPTIONS, "options", options)?;
+        }
+        body.parse()
+    }
+
+    /// Ollama's names end in a tag, which is `latest` if a caller leaves it out.
+    pub fn model(&self, state: &ServerState) -> Result<String, ApiError> {
+        served_model(state, self.model.as_deref())
+    }
+
+    /// The parameters of a call that draws tokens. Answers are streams unless they are asked not to be.
+    pub fn params(
+        self,
+        state: &ServerState,
+        caller: &Caller,
+        own: EndpointFields,
+    ) -> Result<GenerationParams, ApiError> {
+        let options = self.options.unwrap_or_default();
+        options.check_context(state)?;
+        let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (true, top) => {
+                check_logprobs("top_logprobs", top.unwrap_or(0), &state.config).map(Some)
+            }
+            (false, None | Some(0)) => Ok(None),
+            (false, Some(_)) => Err(ApiError::invalid(
+                "top_logprobs",
+                "only allowed with logprobs = true",
+            )),
+        };
+        let own = EndpointFields {
+            logprobs: logprobs?,
+            ..own
+        };
+        let format = output_format(self.format)?;
+        let sampling = SamplingFields {
+            stream: Some(self.stream.unwrap_or(true)),
+            max_tokens: options.max_tokens(),
+            temperature: options.temperature,
+            top_k: options.top_k,
+            top_p: options.top_p,
+            min_p: options.min_p,
+            seed: options.seed,
+            stop: options.stop,
+            repetition_penalty: options.repeat_penalty,
+            presence_penalty: options.presence_penalty,
+            frequency_penalty: options.frequency_penalty,
+            ..SamplingFields::default()
+        };
+        let params = sampling.validate(state, caller, own);
+        let mut params = params.map_err(|error| {
+            let renamed = { NAMES.iter() }.find(|(from, _)| error.param() == Some(from));
+            renamed.map_or(error.clone(), |(from, to)| error.renamed(from, to))
+        })?;
+        params.output_format = format;
+        Ok(params)
+    }
+
+    /// The chat template's variables by which thinking is switched.
+    pub fn template_kwargs(
+        &self,
+        state: &ServerState,
+    ) -> Result<Option<Map<String, Value>>, ApiError> {
+        match &self.think {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Bool(is_on)) => thinking_switch(state, "think", *is_on),
+            Some(Value::String(effort)) => {
+                let template = state.text.chat_template.as_ref();
+                match template.is_some_and(|template| template.reads(EFFORT)) {
+                    true => Ok(Some(Map::from_iter([(
+                        EFFORT.to_owned(),
+                        effort.as_str().into(),
+                    )]))),
+                    false => thinking_switch(state, "think", true),
+                }
+            }
+            Some(_) => Err(ApiError::invalid(
+                "think",
+                "must be a boolean, or an effort such as \"high\"",
+            )),
+        }
+    }
+
+    pub fn wants_thoughts(&self) -> bool {
+        !matches!(&self.think, None | Some(Value::Null | Value::Bool(false)))
+    }
+}
+
+/// The variable of templates that know several efforts.
+const EFFORT: &str = "reasoning_effort";
+
+impl OptionFields {
+    /// Negative numbers and 0 are no limit.
+    fn max_tokens(&self) -> Option<u32> {
+        let num_predict = self.num_predict.filter(|num_tokens| *num_tokens > 0)?;
+        Some(u32::try_from(num_predict).unwrap_or(u32::MAX))
+    }
+
+    /// A caller that wants less context than there is gets all of it.
+    fn check_context(&self, state: &ServerState) -> Result<(), ApiError> {
+        let max_model_len = state.config.max_model_len;
+        match self.num_ctx {
+            Some(num_tokens) if num_tokens > i64::from(max_model_len) => Err(ApiError::invalid(
+                "options.num_ctx",
+                format!(
+                    "must be at most {max_model_len}, the context that the server was started with \
+                     (--max-model-len)"
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The name under which the server knows a model.
+pub fn served_model(state: &ServerState, model: Option<&str>) -> Result<String, ApiError> {
+    check_model(state, model).or_else(|error| {
+        let untagged = model.and_then(|model| model.strip_suffix(":latest"));
+        untagged.map_or(Err(error.clone()), |model| {
+            check_model(state, Some(model)).map_err(|_| error)
+        })
+    })
+}
+
+/// `format`: nothing, any JSON, or a schema.
+fn output_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
+    const FIELD: &str = "format";
+    let source = match field {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(name)) if name.is_empty() => return Ok(None),
+        Some(Value::String(name)) if name == "json" => GrammarSource::JsonObject,
+        Some(schema @ Value::Object(_)) => json_schema(FIELD, schema)?,
+        Some(_) => {
+            return Err(ApiError::invalid(
+                FIELD,
+                "must be \"json\" or a JSON schema, which is an object",
+            ));
+        }
+    };
+    Ok(Some(OutputFormat {
+        source,
+        field: FIELD.to_owned(),
+    }))
+}

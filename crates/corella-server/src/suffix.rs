@@ -1,0 +1,53 @@
+//! Filling in the middle: the text that follows the one which is asked for.
+
+use corella_core::TokenId;
+use corella_text::FillInMiddle;
+
+use crate::api_error::ApiError;
+use crate::prompt::Prompt;
+use crate::server_state::ServerState;
+
+/// The text after the one that is asked for, and the tokens by which the model is told so.
+pub struct Suffix {
+    text: String,
+    tokens: FillInMiddle,
+}
+
+impl Suffix {
+    /// An empty suffix is the same as none.
+    pub fn checked(
+        state: &ServerState,
+        suffix: Option<String>,
+        echo: bool,
+    ) -> Result<Option<Self>, ApiError> {
+        let Some(text) = suffix.filter(|text| !text.is_empty()) else {
+            return Ok(None);
+        };
+        let Some(tokens) = FillInMiddle::of(&state.text.tokenizer) else {
+            return Err(ApiError::invalid(
+                "suffix",
+                "this model cannot fill in the middle: its vocabulary has no tokens for it",
+            ));
+        };
+        match echo {
+            true => Err(ApiError::invalid("echo", "cannot be combined with suffix")),
+            false => Ok(Some(Self { text, tokens })),
+        }
+    }
+
+    pub fn end_token_ids(&self, state: &ServerState) -> Vec<TokenId> {
+        let mut ids = self.tokens.end_token_ids(&state.text.tokenizer);
+        ids.retain(|&id| (id as usize) < state.config.vocab_size);
+        ids
+    }
+
+    pub fn put_behind(&self, prompt: Prompt) -> Result<Prompt, ApiError> {
+        match prompt {
+            Prompt::Text(prefix) => Ok(Prompt::Text(self.tokens.prompt(&prefix, &self.text))),
+            Prompt::Tokens(_) => Err(ApiError::invalid(
+                "prompt",
+                "must be text if there is a suffix",
+            )),
+        }
+    }
+}
