@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use corella::Llm;
 use corella_engine::{Engine, LoadedAdapter};
 use corella_model::{Adapter, ModelConfig};
 use corella_server::AdapterLoader;
+
+use crate::Llm;
 
 pub struct FolderLoader {
     engine: Engine,

@@ -4,10 +4,11 @@
 
 use std::path::{Path, PathBuf};
 
-use corella::Error;
 use corella_server::{ApiKey, KeyDigest};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
+
+use crate::Error;
 
 /// Where the keys of a server come from.
 pub struct KeySource {

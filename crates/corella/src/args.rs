@@ -7,9 +7,11 @@ mod bench;
 mod chat;
 mod cluster;
 mod config_file;
+mod files;
 mod format_choice;
 mod hub;
 mod inspect;
+mod llm;
 mod manual;
 mod quantize;
 mod request;
@@ -18,8 +20,9 @@ mod server;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use corella::LlmOptions;
 use corella_core::{HeadRoom, SchedulerConfig};
+
+use crate::LlmOptions;
 
 pub use adapter::AdapterArgs;
 pub use admission::BenchAdmissionArgs;
@@ -31,9 +34,11 @@ pub use bench::{
 pub use chat::ChatArgs;
 pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
 pub use config_file::ConfigFileArgs;
+pub use files::FilesArgs;
 pub use format_choice::FormatChoice;
 pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
+pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
@@ -93,6 +98,8 @@ pub struct ServeArgs {
     pub request: RequestArgs,
     #[command(flatten)]
     pub adapter: AdapterArgs,
+    #[command(flatten)]
+    pub files: FilesArgs,
     #[command(flatten)]
     pub scheduler: SchedulerArgs,
     #[command(flatten)]
@@ -322,10 +329,14 @@ pub struct PageArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// Where to compute; mock computes nothing and answers with made-up tokens, for tests and
-    /// benchmarks
+    /// Where to compute: auto is the CPU; cuda has been tested on an emulated GPU only; mock computes
+    /// nothing and answers with made-up tokens, for tests and benchmarks
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceArg,
+    /// With --device cuda: leave large products to cuBLASLt, with which the bits of an answer may
+    /// depend on the requests beside it
+    #[arg(long)]
+    pub no_batch_invariance: bool,
     /// Number of CPU threads; more threads than cores are slower [default: the number of cores that
     /// this process may use]
     #[arg(long, value_name = "N")]
@@ -412,6 +423,8 @@ pub enum DeviceArg {
     #[default]
     Auto,
     Cpu,
+    /// An NVIDIA GPU
+    Cuda,
     Mock,
 }
 

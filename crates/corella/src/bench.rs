@@ -3,7 +3,6 @@
 use std::error::Error;
 use std::path::Path;
 
-use corella::{Llm, Perplexity};
 use corella_bench::admission;
 use corella_bench::cache_replay::{self, CacheReplayOptions};
 use corella_bench::offline;
@@ -18,6 +17,7 @@ use crate::args::{BenchCacheArgs, BenchSchedulerArgs, BenchTransferArgs};
 use crate::config::{BenchAdmission, BenchOffline, BenchPerplexity};
 use crate::limit_share::{Limit, LimitShare, footnotes};
 use crate::profile_table::{self, Peak};
+use crate::{Llm, Perplexity};
 
 pub fn serve(options: BenchServeOptions) -> Result<(), Box<dyn Error>> {
     let runtime = Runtime::new()?;

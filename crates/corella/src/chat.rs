@@ -8,11 +8,11 @@ mod setting;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-use corella::Error;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::Error;
 use crate::config::{self, RequestOptions};
 use crate::local_server::LocalServer;
 use answer::{Answer, AnswerEnd, AnswerStats, Piece, ask};

@@ -13,7 +13,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use corella::{Error, Llm};
 use corella_cluster::transport::{NixlLibrary, TransferThreads};
 use corella_cluster::{ClusterTls, RegistryUrl, Role, TlsFiles};
 use corella_core::PeerPolicy;
@@ -30,6 +29,8 @@ use metrics::ClusterMetrics;
 use role::RunningRole;
 use served_model::ServedModel;
 use status::cluster_status;
+
+use crate::{Error, Llm};
 
 /// How often it is looked whether the last session has ended.
 const DRAIN_POLL: Duration = Duration::from_millis(20);

@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use clap::{Arg, Command, CommandFactory};
-
-use crate::args::Cli;
+use clap::{Arg, Command};
 
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -39,7 +37,7 @@ fn the_page_in_the_book_is_current() {
 }
 
 fn render() -> String {
-    let mut cli = Cli::command();
+    let mut cli = corella::command_line();
     cli.build();
     let mut page = Page {
         text: HEAD.to_owned(),

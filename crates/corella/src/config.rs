@@ -5,26 +5,27 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella::{
-    CalibrationText, Device, DraftOptions, Error, GenerateParams, KvSpill, LlmOptions, ModelSource,
-    QuantizeFormat, QuantizeOptions, WeightCache,
-};
 use corella_cluster::{Role, TlsFiles};
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
 use corella_cpu::{Isa, num_cores};
 use corella_model::{DType, KvFormat, WeightFormat};
 use corella_server::AllowedOrigins;
+use corella_server::batch::FilesConfig;
 
 use crate::api_key_file::KeySource;
 use crate::args::{
-    AdmissionPolicyArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, GenerateArgs,
-    GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, ModelArgs, QuantizeArgs,
-    QuantizeFormatArg, RoleArg, SamplingArgs, SchedulerArgs, SchedulingPolicyArg, ServeArgs,
-    SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
+    AdmissionPolicyArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs,
+    GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, ModelArgs,
+    QuantizeArgs, QuantizeFormatArg, RoleArg, SamplingArgs, SchedulerArgs, SchedulingPolicyArg,
+    ServeArgs, SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
 use crate::load_display::load_watcher;
 use crate::otlp::OtlpConfig;
+use crate::{
+    CalibrationText, Device, DraftOptions, Error, GenerateParams, KvSpill, LlmOptions, ModelSource,
+    QuantizeFormat, QuantizeOptions, WeightCache,
+};
 
 mod adapter;
 mod admission;
@@ -32,6 +33,7 @@ mod batch;
 mod bench;
 mod chat;
 mod hub;
+mod llm;
 mod otlp;
 mod request;
 
@@ -43,6 +45,7 @@ pub use bench::{
 };
 pub use chat::{Chat, chat};
 pub use hub::{hub, pull};
+pub use llm::llm;
 pub use otlp::otlp;
 pub use request::{RequestOptions, request};
 
@@ -55,11 +58,14 @@ pub struct Serve {
     pub tls: Option<(PathBuf, PathBuf)>,
     pub allowed_origins: AllowedOrigins,
     pub max_connections: u32,
+    pub max_stored_response_bytes: u64,
     pub log_format: LogFormatArg,
     /// Where traces go, if anywhere.
     pub otlp: Option<OtlpConfig>,
     pub request: RequestOptions,
     pub adapter: AdapterOptions,
+    /// Where files are kept, if they are.
+    pub files: Option<FilesConfig>,
     pub cluster: ClusterConfig,
 }
 
@@ -95,6 +101,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_device(&mut options, &args.device)?;
     let adapter = adapter(&mut options, args.adapter)?;
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
+    let max_num_seqs = args.scheduler.max_num_seqs as usize;
     let server = args.server;
     options.step_deadline = match server.step_deadline {
         0 => Duration::MAX,
@@ -111,11 +118,26 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         tls: server.tls_cert.zip(server.tls_key),
         allowed_origins: allowed_origins(&server.cors_allow_origin)?,
         max_connections: server.max_connections,
+        max_stored_response_bytes: server.max_stored_response_bytes,
         log_format: server.log_format,
         otlp: otlp(server.otlp_endpoint)?,
         request: request(args.request),
         adapter,
+        files: files(args.files, max_num_seqs),
         cluster: cluster(args.cluster)?,
+    })
+}
+
+/// The lines of batches leave half of the slots to requests of clients.
+fn files(args: FilesArgs, max_num_seqs: usize) -> Option<FilesConfig> {
+    let half = (max_num_seqs / 2).max(1);
+    Some(FilesConfig {
+        dir: args.files_dir?,
+        max_file_bytes: args.max_file_bytes,
+        max_files_bytes: args.max_files_bytes,
+        batch_concurrency: args
+            .batch_concurrency
+            .map_or(half, |number| number as usize),
     })
 }
 
@@ -480,8 +502,10 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
     options.load_watcher = Some(load_watcher());
     options.device = match args.device {
         DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
+        DeviceArg::Cuda => Device::Cuda,
         DeviceArg::Mock => Device::Mock,
     };
+    options.is_batch_invariant = !args.no_batch_invariance;
     if !args.mock_dictation.is_empty() && options.device != Device::Mock {
         let reason = "--mock-dictation needs --device mock";
         return Err(Error::Config(reason.to_owned()));

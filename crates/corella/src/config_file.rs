@@ -9,11 +9,12 @@ use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Command};
+use clap::{Arg, ArgMatches, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::nearest_name::nearest_name;
+use crate::option_value::{self, OptionValue};
 
 /// The arguments of the process and of its file.
 #[derive(Debug)]
@@ -230,32 +231,8 @@ impl<'a> ConfigFile<'a> {
         if self.is_typed(arg, matches) {
             return Ok(Vec::new());
         }
-        let refuse = |what: &str| Err(format!("{}: `{name}` {what}", self.place(*line)));
-        let long = arg.get_long().unwrap_or_default();
-        if !arg.get_action().takes_values() {
-            return match value {
-                DeValue::Boolean(true) => Ok(vec![format!("--{long}").into()]),
-                DeValue::Boolean(false) => Ok(Vec::new()),
-                _ => refuse("is true or false"),
-            };
-        }
-        let takes_many =
-            matches!(arg.get_action(), ArgAction::Append) || arg.get_value_delimiter().is_some();
-        let values: Vec<&DeValue> = match value {
-            DeValue::Array(values) if takes_many => {
-                values.iter().map(|value| value.get_ref()).collect()
-            }
-            DeValue::Array(_) => return refuse("takes one value, not a list"),
-            value => vec![value],
-        };
-        let mut arguments = Vec::new();
-        for value in values {
-            match text(value) {
-                Some(text) => arguments.push(format!("--{long}={text}").into()),
-                None => return refuse("takes a text or a number"),
-            }
-        }
-        Ok(arguments)
+        let arguments = option_value(value).arguments(self.command, arg);
+        arguments.map_err(|what| format!("{}: `{name}` {what}", self.place(*line)))
     }
 
     /// Whether the option, or one that excludes it, was typed or is set in the environment.
@@ -288,30 +265,29 @@ impl<'a> ConfigFile<'a> {
     }
 }
 
-/// The option of a command with this name, or with this other name.
+/// The option of a command that a file may set by this name.
 fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
-    let mut args = command.get_arguments();
-    let arg = args.find(|arg| {
-        let aliases = arg.get_all_aliases().unwrap_or_default();
-        arg.get_long() == Some(name) || aliases.contains(&name)
-    });
-    arg.filter(|_| is_setting(name))
+    option_value::find(command, name).filter(|_| is_setting(name))
 }
 
 fn is_setting(name: &str) -> bool {
     !matches!(name, "help" | "version" | ID)
 }
 
-/// A value as it would be typed; `None` for what nobody types.
-fn text(value: &DeValue) -> Option<String> {
+fn option_value(value: &DeValue) -> OptionValue {
     match value {
-        DeValue::String(text) => Some(text.clone().into_owned()),
-        DeValue::Integer(number) => {
-            let number = i128::from_str_radix(number.as_str(), number.radix()).ok()?;
-            Some(number.to_string())
+        DeValue::Boolean(switch) => OptionValue::Switch(*switch),
+        DeValue::String(text) => OptionValue::Text(text.clone().into_owned()),
+        DeValue::Integer(number) => match i128::from_str_radix(number.as_str(), number.radix()) {
+            Ok(number) => OptionValue::Text(number.to_string()),
+            Err(_) => OptionValue::Other,
+        },
+        DeValue::Float(number) => OptionValue::Text(number.as_str().to_owned()),
+        DeValue::Array(values) => {
+            let values = values.iter();
+            OptionValue::List(values.map(|value| option_value(value.get_ref())).collect())
         }
-        DeValue::Float(number) => Some(number.as_str().to_owned()),
-        DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => None,
+        DeValue::Datetime(_) | DeValue::Table(_) => OptionValue::Other,
     }
 }
 
@@ -368,6 +344,7 @@ mod tests {
             port = 8_080
             pin-threads = true
             allow-unknown-fields = false
+            enable-prefix-caching = false
             kv-cache-memory = \"1G\"
             max-pinned-share = 0.5
             served-model-name = [\"a\", \"b\"]
@@ -379,6 +356,7 @@ mod tests {
             "--model=models/x",
             "--port=8080",
             "--pin-threads",
+            "--no-enable-prefix-caching",
             "--kv-cache-memory=1G",
             "--max-pinned-share=0.5",
             "--served-model-name=a",

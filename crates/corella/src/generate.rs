@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use corella::{Device, Error, Llm, TokenCost};
 use corella_core::TokenId;
 use corella_cpu::{MachineLimits, Profile, detect_isa, measure_limits};
 
 use crate::config::{Generate, Prompt};
 use crate::limit_share::{Limit, LimitShare};
 use crate::profile_table::{self, Peak};
+use crate::{Device, Error, Llm, TokenCost};
 
 pub fn run(config: Generate) -> Result<(), Error> {
     let mut llm = Llm::load(&config.source, &config.options)?;

@@ -9,7 +9,7 @@ use corella_model::{
 use corella_text::{TokenCount, Tokenizer};
 
 use crate::device::{self, kv_format, kv_groups};
-use crate::kv_plan::{KvDemand, KvPlan};
+use crate::kv_plan::{KvDemand, KvPlan, MemoryOfDevice};
 use crate::llm::{FileContent, model_name, required, template_of};
 use crate::vocabulary::num_tokens;
 use crate::{Error, LlmOptions, ModelSource, built_in};
@@ -220,7 +220,14 @@ impl KvSize {
         let num_stages = limits.num_pipeline_stages as usize;
         let page_bytes = kv_page_bytes(spec, &groups, num_stages, limits.page_size, format) as u64;
         let packed_bytes = device::packed_bytes(spec, weights);
-        let demand = KvDemand::new(spec, &limits, options, page_bytes, packed_bytes);
+        let demand = KvDemand::new(
+            spec,
+            &limits,
+            options,
+            page_bytes,
+            packed_bytes,
+            MemoryOfDevice::of_machine(options.device),
+        );
         let plan = KvPlan::new(&demand)?;
         let limits = SchedulerConfig {
             max_model_len: plan.max_model_len,

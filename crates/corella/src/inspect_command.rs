@@ -6,12 +6,11 @@ mod text;
 
 use std::io::{self, Write};
 
-use corella::Error;
-
+use crate::Error;
 use crate::config::Inspect;
 
 pub fn run(config: Inspect) -> Result<(), Error> {
-    let inspection = corella::inspect(&config.source, &config.options)?;
+    let inspection = crate::inspect(&config.source, &config.options)?;
     let printed = match config.prints_json {
         true => format!("{:#}\n", json::render(&inspection)),
         false => text::render(&inspection),

@@ -25,16 +25,57 @@ mod tokenizer_loader;
 mod vocabulary;
 mod weight_cache;
 
+// The command, and what programs in other languages share with it.
+mod adapter_loader;
+mod api_key_file;
+mod args;
+mod batch;
+mod bench;
+mod chat;
+mod cluster;
+mod command;
+mod config;
+mod config_file;
+mod event_stream;
+mod fetch_display;
+mod generate;
+mod hub_command;
+mod inspect_command;
+mod keyword_options;
+mod limit_share;
+mod load_display;
+mod local_server;
+mod log_format;
+mod manual;
+mod model_lookup;
+mod nearest_name;
+mod open_files;
+mod option_value;
+mod otlp;
+mod patient_client;
+mod profile_table;
+mod progress_line;
+mod quantize_command;
+mod reload;
+mod serve;
+mod supervisor;
+mod unknown_option;
+
+pub use command::{command_line, run_command};
 pub use corella_quantize::{QuantizeFormat, QuantizeProgress, Quantized};
 pub use device::{DraftHardware, Hardware, kv_format_name, weight_format_name};
 pub use error::Error;
+pub use event_stream::{EventStream, Refusal};
 pub use inspect::{
     Inspection, KvSize, ModelReport, TemplateReport, TokenizerReport, WeightReport, inspect,
 };
+pub use keyword_options::{KeywordKind, keywords, load as load_by_keywords};
 pub use kv_plan::display_bytes;
 pub use llm::{Finish, GenerateParams, Generation, Llm, TextEvent, TextEvents};
+pub use local_server::LocalServer;
 pub use model_identity::ModelIdentity;
 pub use options::{Device, DraftOptions, KvSpill, LlmOptions, LoadWatcher, ModelSource};
+pub use patient_client::{PatientClient, PatientResponse};
 pub use perplexity::Perplexity;
 pub use quantize::{CalibrationText, QuantizeOptions, quantize};
 pub use token_cost::TokenCost;

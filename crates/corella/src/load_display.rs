@@ -3,8 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use corella::LoadWatcher;
-
+use crate::LoadWatcher;
 use crate::progress_line::{ProgressLine, bar, display_time};
 
 /// Whoever waits for less than this needs no line.

@@ -25,6 +25,18 @@ pub fn start(format: LogFormatArg) {
     }
 }
 
+/// Logs warnings to standard error, or what RUST_LOG says, in a program that is not ours. Does nothing if a
+/// log has been started.
+pub fn start_quietly() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| LogWriter)
+        .with_ansi(std::io::stderr().is_terminal());
+    // It fails if there is a log.
+    let _ = log.try_init();
+}
+
 /// Says what runs when a server starts: as it is, or as a line of a log in JSON.
 pub fn announce(format: LogFormatArg, line: &str) {
     match format {

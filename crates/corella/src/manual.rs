@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use clap::{Command, CommandFactory};
-use corella::Error;
 
+use crate::Error;
 use crate::args::{Cli, CompletionsArgs, ManArgs};
 
 /// Prints a script with which a shell completes commands and options.

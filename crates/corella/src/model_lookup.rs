@@ -3,10 +3,10 @@
 
 use std::path::{Path, PathBuf};
 
-use corella::Error;
 use corella_hub::{Fetched, Hub, ModelName};
 
-use crate::args::{BenchCommand, Command, InspectArgs, ModelArgs, SpeculationArgs};
+use crate::Error;
+use crate::args::{BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, SpeculationArgs};
 use crate::config;
 use crate::fetch_display::FetchDisplay;
 
@@ -55,6 +55,12 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
             | BenchCommand::Admission(_),
         ) => Ok(()),
     }
+}
+
+/// Replaces names by paths in the options of a model that is loaded by keyword.
+pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
+    resolve_draft(&mut args.speculation, args.model.offline)?;
+    resolve_model(&mut args.model)
 }
 
 fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {

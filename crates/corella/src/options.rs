@@ -24,6 +24,8 @@ pub enum ModelSource {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
     /// Generates made-up tokens as fast as possible, without a model's weights.
     Mock,
 }
@@ -77,6 +79,12 @@ pub struct LlmOptions {
     /// Memory for the KV cache, that of a draft model included. Default: half of the free memory, or
     /// less if the requests cannot use that much.
     pub kv_cache_bytes: Option<u64>,
+    /// The share of a GPU's memory that is used, unless `kv_cache_bytes` says what the KV cache takes.
+    pub gpu_memory_utilization: f64,
+    /// Whether the bits of a sequence on a GPU depend on nothing but itself.
+    pub is_batch_invariant: bool,
+    /// The most alternatives whose log-probabilities a GPU has memory for.
+    pub max_logprobs: u32,
     /// Memory for the KV of preempted requests, beside the KV cache.
     pub kv_spill: KvSpill,
     /// Whether other nodes may fetch KV pages of this one, or bring some. Pages that fell out of a
@@ -122,6 +130,9 @@ impl Default for LlmOptions {
             kv_format: None,
             draft_model: None,
             kv_cache_bytes: None,
+            gpu_memory_utilization: 0.9,
+            is_batch_invariant: true,
+            max_logprobs: 20,
             kv_spill: KvSpill::Bytes(0),
             exchanges_kv: false,
             max_model_len: None,

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use corella::Error;
 use corella_engine::{Attribute, Span, SpanKind, SpanSink};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -19,6 +18,8 @@ use prometheus_client::registry::Unit;
 use serde_json::{Value, json};
 use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
+
+use crate::Error;
 
 /// Spans that wait to be sent.
 const MAX_WAITING: usize = 8192;

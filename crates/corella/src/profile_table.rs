@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use corella::Hardware;
 use corella_cpu::{MachineLimits, Profile, ProfileReport};
 use corella_model::{DType, WeightFormat};
 
+use crate::Hardware;
 use crate::limit_share::{Limit, LimitShare, footnotes};
 
 /// The peak that the speed of an arithmetic is compared with.

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use corella::{Error, QuantizeProgress};
 use corella_server::shutdown_signal;
 use tokio::runtime::Runtime;
 
 use crate::config::Quantize;
+use crate::{Error, QuantizeProgress};
 
 pub fn run(config: Quantize) -> Result<(), Error> {
     let start = Instant::now();
@@ -23,7 +23,7 @@ pub fn run(config: Quantize) -> Result<(), Error> {
             false => ControlFlow::Continue(()),
         }
     };
-    let result = corella::quantize(&config.source, &config.out, &config.options, &mut progress);
+    let result = crate::quantize(&config.source, &config.out, &config.options, &mut progress);
     display.clear();
     let quantized = result?;
     let kept = match &quantized.kept[..] {

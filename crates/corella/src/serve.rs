@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella::{Error, Llm};
 use corella_core::SchedulerConfig;
 use corella_engine::Tracer;
+use corella_server::batch::Batches;
 use corella_server::{
     AdapterLoader, Backend, ServeConfig, ServerState, ServerTls, TextModel, shutdown_signal,
 };
@@ -21,6 +21,7 @@ use crate::open_files;
 use crate::otlp::OtlpExporter;
 use crate::reload::Reload;
 use crate::supervisor;
+use crate::{Error, Llm};
 
 pub fn run(config: Serve) -> Result<(), Error> {
     let runtime =
@@ -66,6 +67,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         tracer,
         api_keys,
         max_num_connections: config.max_connections as usize,
+        max_stored_response_bytes: config.max_stored_response_bytes as usize,
         tls: server_tls.clone(),
         allowed_origins: config.allowed_origins,
         max_num_adapters: config.adapter.max_adapters,
@@ -104,11 +106,20 @@ async fn serve(config: Serve) -> Result<(), Error> {
     if let Some(exporter) = exporter.clone() {
         collectors.push(Box::new(exporter));
     }
+    let batches = match config.files {
+        None => None,
+        Some(files) => {
+            let dir = files.dir.display().to_string();
+            let opened = Batches::open(files);
+            Some(opened.map_err(io_error(format!("opening --files-dir {dir}")))?)
+        }
+    };
     let backend = Backend {
         generator: Arc::new(cluster.clone()),
         kv_transfer: cluster.kv_transfer(),
         roles: Some(Arc::new(cluster.clone())),
         adapters: loader,
+        batches,
         collectors,
     };
     let state = ServerState::with_backend(serve_config, text, llm.engine, backend);

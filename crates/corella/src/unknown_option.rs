@@ -123,11 +123,7 @@ pub fn explain(error: &clap::Error, arguments: &[String]) -> Option<String> {
         false => arguments.iter().find(|word| word.starts_with(refused))?,
     };
     let names = [written, refused];
-    let mut advice = names.into_iter().filter_map(|name| {
-        let (_, advice) = ELSEWHERE.iter().find(|(names, _)| names.contains(&name))?;
-        Some(format!("there is no option {name}: {advice}"))
-    });
-    advice.next().or_else(|| {
+    names.into_iter().find_map(advice).or_else(|| {
         let near = context(ContextKind::SuggestedArg).filter(|near| is_near(refused, near));
         let meant = match near {
             Some(near) => format!("did you mean {near}? "),
@@ -143,6 +139,12 @@ pub fn explain(error: &clap::Error, arguments: &[String]) -> Option<String> {
             command.join(" ")
         ))
     })
+}
+
+/// What to use instead of an option of another server, which is written with its dashes.
+pub fn advice(name: &str) -> Option<String> {
+    let (_, advice) = ELSEWHERE.iter().find(|(names, _)| names.contains(&name))?;
+    Some(format!("there is no option {name}: {advice}"))
 }
 
 /// Whether two names mostly consist of a common prefix and a common suffix.

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use corella::LlmOptions;
+
+use crate::LlmOptions;
 
 #[derive(Args)]
 #[command(next_help_heading = "Server")]
@@ -39,6 +40,10 @@ pub struct ServerArgs {
     /// Most connections at once; further ones wait in the queue of the system
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
+    /// Memory for answers of /v1/responses, which later requests may go on with by previous_response_id; the
+    /// least recently used are dropped first. 0 keeps none
+    #[arg(long, value_name = "SIZE", value_parser = super::parse_size_or_zero, default_value = "64M")]
+    pub max_stored_response_bytes: u64,
     /// How log lines are written: as text, or as one JSON object each
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormatArg,

@@ -3,9 +3,11 @@
 use std::time::{Duration, Instant};
 
 use corella_engine::Engine;
-use corella_server::{LocalClient, LocalResponse};
 use serde_json::Value;
 use tokio::signal::unix::Signal;
+
+use crate::event_stream::EventStream;
+use crate::patient_client::{PatientClient, PatientResponse};
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -45,7 +47,7 @@ pub enum Piece {
 ///
 /// `Err` is the server's message.
 pub async fn ask(
-    client: &LocalClient,
+    client: &PatientClient,
     engine: &Engine,
     body: &Value,
     interrupt: Option<&mut Signal>,
@@ -58,8 +60,9 @@ pub async fn ask(
     let mut finish = None;
     let mut streaming = async || {
         let response = client.post(PATH, body.to_string().into_bytes()).await?;
-        let mut events = Events::new(response).await?;
+        let mut events = open(response).await?;
         while let Some(event) = events.next().await? {
+            let event: Value = serde_json::from_slice(&event).map_err(|error| error.to_string())?;
             if let Some(message) = event["error"]["message"].as_str() {
                 return Err(message.to_owned());
             }
@@ -110,76 +113,17 @@ pub async fn ask(
     })
 }
 
-/// The events of a stream, as server-sent events carry them.
-struct Events {
-    response: LocalResponse,
-    unread: Vec<u8>,
-}
-
-impl Events {
-    /// `Err` is the message of an answer that is no stream.
-    async fn new(mut response: LocalResponse) -> Result<Self, String> {
-        if response.status == 200 {
-            let unread = Vec::new();
-            return Ok(Self { response, unread });
-        }
-        let body = response.bytes().await?;
-        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let error = &body["error"];
-        let message = error["message"].as_str().unwrap_or("the request failed");
-        Err(match error["code"].as_str() {
-            Some("context_length_exceeded") => format!("{message} /clear begins anew."),
-            _ => message.to_owned(),
-        })
-    }
-
-    /// The next event; `None` at the end of the stream.
-    async fn next(&mut self) -> Result<Option<Value>, String> {
-        loop {
-            while let Some(event) = take_event(&mut self.unread) {
-                match event.strip_prefix(b"data: ") {
-                    Some(b"[DONE]") => return Ok(None),
-                    // Comments keep a connection alive.
-                    None => {}
-                    Some(data) => {
-                        let event = serde_json::from_slice(data);
-                        return event.map(Some).map_err(|error| error.to_string());
-                    }
-                }
-            }
-            match self.response.chunk().await? {
-                Some(chunk) => self.unread.extend_from_slice(&chunk),
-                None => return Ok(None),
-            }
-        }
-    }
-}
-
-/// Takes the first whole event, without the blank line behind it.
-fn take_event(unread: &mut Vec<u8>) -> Option<Vec<u8>> {
-    let end = unread.windows(2).position(|pair| pair == b"\n\n")?;
-    let mut event: Vec<u8> = unread.drain(..end + 2).collect();
-    event.truncate(end);
-    Some(event)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_are_whole_wherever_they_are_cut() {
-        let stream = b"data: 1\n\n: ping\n\ndata: [DONE]\n\n";
-        for num_bytes in 0..stream.len() {
-            let mut unread = Vec::new();
-            let mut events = Vec::new();
-            for part in [&stream[..num_bytes], &stream[num_bytes..]] {
-                unread.extend_from_slice(part);
-                events.extend(std::iter::from_fn(|| take_event(&mut unread)));
-            }
-            let expected: [&[u8]; 3] = [b"data: 1", b": ping", b"data: [DONE]"];
-            assert_eq!(events, expected, "{num_bytes}");
-            assert!(unread.is_empty());
-        }
-    }
+/// Opens the stream of an answer. `Err` is the message of an answer that is none.
+async fn open(response: PatientResponse) -> Result<EventStream, String> {
+    let refusal = match EventStream::open(response).await? {
+        Ok(events) => return Ok(events),
+        Err(refusal) => refusal,
+    };
+    let body: Value = serde_json::from_slice(&refusal.body).unwrap_or_default();
+    let error = &body["error"];
+    let message = error["message"].as_str().unwrap_or("the request failed");
+    Err(match error["code"].as_str() {
+        Some("context_length_exceeded") => format!("{message} /clear begins anew."),
+        _ => message.to_owned(),
+    })
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella::Error;
 use corella_cluster::entrance::{KeepConfig, KeptPrompts, NearSource};
 use corella_cluster::session::KvAddress;
 use corella_cluster::transport::{KvSender, NixlAgent, PeerAddress, SenderConfig};
@@ -12,6 +11,7 @@ use corella_core::session::Hello;
 use super::listener::ClusterListener;
 use super::role::nixl_error;
 use super::{Node, host_name};
+use crate::Error;
 
 pub struct KvOutlet {
     pub sender: Arc<KvSender>,

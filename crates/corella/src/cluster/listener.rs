@@ -2,12 +2,12 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use corella::Error;
 use corella_cluster::ClusterTls;
 use corella_cluster::transport::NixlLibrary;
 
 use super::ClusterConfig;
 use super::role::nixl_error;
+use crate::Error;
 
 /// Bound before the model is loaded, so that a port in use is noticed at once. A role gets a copy, and
 /// while none has one, connections wait.

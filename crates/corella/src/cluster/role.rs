@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use corella::Error;
 use corella_cluster::entrance::{Entrance, Puller};
 use corella_cluster::session::{DecodeNode, PrefillNode, RegistryPeers, serve_sessions};
 use corella_cluster::transport::{
@@ -18,6 +17,7 @@ use tokio::sync::oneshot;
 
 use super::kv_outlet::KvOutlet;
 use super::{ClusterListener, Node, host_name, name_of};
+use crate::Error;
 
 /// How long a registry has to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);

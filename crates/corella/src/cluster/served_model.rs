@@ -2,10 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use corella::Llm;
 use corella_core::Incarnation;
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_engine::Engine;
+
+use crate::Llm;
 
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
 /// Version 2 knows rules about single tokens, which a node that skipped them would break.

@@ -1,8 +1,7 @@
 //! The options about LoRA adapters, checked.
 
-use corella::{Error, LlmOptions};
-
 use crate::args::AdapterArgs;
+use crate::{Error, LlmOptions};
 
 /// The adapters that a server begins with.
 #[derive(Clone, Debug, Default)]

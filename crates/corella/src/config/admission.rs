@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use corella::Error;
 use corella_bench::admission::{AdmissionOptions, Arrivals, LengthSource};
 use corella_core::SchedulerConfig;
 use corella_model::CostModel;
 
+use crate::Error;
 use crate::args::{BenchAdmissionArgs, LenRange};
 
 pub struct BenchAdmission {

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 
-use corella::{Error, LlmOptions, ModelSource};
-
 use super::{
     RequestOptions, request, set_cache, set_device, set_model, set_scheduler, set_speculation,
     source,
 };
 use crate::args::BatchArgs;
+use crate::{Error, LlmOptions, ModelSource};
 
 pub struct Batch {
     pub input: PathBuf,

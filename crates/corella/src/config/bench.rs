@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella::{Device, Error, LlmOptions, ModelSource};
 use corella_bench::ReportFiles;
 use corella_bench::offline::OfflineOptions;
 use corella_bench::serve::{BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
@@ -17,6 +16,7 @@ use crate::args::{
     BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs, EndpointArg, LenRange,
     ReportArgs,
 };
+use crate::{Device, Error, LlmOptions, ModelSource};
 
 pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
     let prompts = match (args.prompts, args.trace) {

@@ -2,11 +2,11 @@
 
 use std::io::IsTerminal;
 
-use corella::{Error, LlmOptions, ModelSource};
 use serde_json::{Value, json};
 
 use super::{check_sampling, set_cache, set_device, set_model, set_speculation, source};
 use crate::args::ChatArgs;
+use crate::{Error, LlmOptions, ModelSource};
 
 pub struct Chat {
     pub source: ModelSource,

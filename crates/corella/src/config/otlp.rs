@@ -1,7 +1,6 @@
 //! Where traces go, by option and by the variables that OpenTelemetry defines.
 
-use corella::Error;
-
+use crate::Error;
 use crate::otlp::OtlpConfig;
 
 /// `endpoint` is what the option or its variable says. A variable that is empty is not set.

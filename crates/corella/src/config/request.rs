@@ -1,9 +1,9 @@
 //! How API requests are read, for every command that answers them.
 
-use corella::Llm;
 use corella_server::{GenerationDefaults, ServeConfig};
 use corella_text::{CallFormat, ChatTemplate, ReasoningFormat, ReplyFormat};
 
+use crate::Llm;
 use crate::args::{FormatChoice, RequestArgs};
 
 /// What the command line says about requests. The default is what it says when it says nothing.

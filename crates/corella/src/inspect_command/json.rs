@@ -1,10 +1,10 @@
 //! An inspection as JSON. Sizes are in bytes.
 
-use corella::{Inspection, ModelReport, TokenizerReport, kv_format_name, weight_format_name};
 use corella_model::{ByPart, FeedForward, LayerSpec, ModelPart};
 use serde_json::{Map, Value, json};
 
 use super::shape;
+use crate::{Inspection, ModelReport, TokenizerReport, kv_format_name, weight_format_name};
 
 pub fn render(inspection: &Inspection) -> Value {
     let sizes = &inspection.sizes;

@@ -1,12 +1,12 @@
 //! An inspection as text: a line for each thing, and a table of sizes.
 
-use corella::{
-    Inspection, ModelReport, TemplateReport, TokenizerReport, WeightReport, display_bytes,
-    kv_format_name, weight_format_name,
-};
 use corella_model::{DecoderSpec, ModelPart, OutlineSizes};
 
 use super::shape;
+use crate::{
+    Inspection, ModelReport, TemplateReport, TokenizerReport, WeightReport, display_bytes,
+    kv_format_name, weight_format_name,
+};
 
 /// The width of the names of lines.
 const NAME_LEN: usize = 14;

@@ -1,0 +1,199 @@
+"""What answers look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+TokenTexts = Callable[[list[int]], list[str]]
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """How likely a token was."""
+
+    logprob: float
+    decoded_token: str
+    """Its text, which may be a part of a character."""
+    rank: int | None = None
+    """1 for the most likely token of the vocabulary. Only tokens of prompts have it."""
+
+
+@dataclass
+class CompletionOutput:
+    """One answer."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    """All tokens that were drawn, with those of the end or of a stop string, which are not part of the text."""
+    finish_reason: str | None = None
+    """`"stop"`, `"length"` or `"tool_calls"`; `None` while the answer is written."""
+    stop_reason: int | str | None = None
+    """The stop string or the stop token that ended the answer, if one did."""
+    logprobs: list[dict[int, Logprob]] | None = None
+    """Of each token of the answer: the token itself, and the most likely alternatives."""
+    reasoning: str | None = None
+    """What the model thought before it answered, in a chat."""
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """Calls of tools, as in OpenAI's API."""
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum over all tokens of the answer, if `logprobs` were asked for."""
+        if self.logprobs is None:
+            return None
+        return sum(row[token].logprob for token, row in zip(self.token_ids, self.logprobs))
+
+
+@dataclass
+class RequestOutput:
+    """The answers to one prompt."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt if it was a text."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+    """How many tokens of the prompt were found in the prefix cache."""
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether all answers have ended."""
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def text(self) -> str:
+        """The text of the first answer."""
+        return self.outputs[0].text
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What was added to one of the answers to a prompt."""
+
+    text: str
+    """May be empty, in the middle of a character or of what may become a stop string."""
+    index: int = 0
+    """The number of the answer, if there are several."""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    """Why the answer has ended, in its last delta."""
+    stop_reason: int | str | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """Parts of calls, as in OpenAI's API: those with the same `index` belong together."""
+
+
+def read_answer(answer: dict[str, Any], prompt: str | None, token_texts: TokenTexts) -> RequestOutput:
+    """Reads an answer of `/v1/completions` or `/v1/chat/completions`."""
+    first = answer["choices"][0]
+    prompt_logprobs = answer.get("prompt_logprobs") or first.get("prompt_logprobs")
+    return RequestOutput(
+        request_id=answer["id"],
+        prompt=prompt,
+        prompt_token_ids=answer.get("prompt_token_ids") or first.get("prompt_token_ids") or [],
+        outputs=[_read_choice(choice, token_texts) for choice in answer["choices"]],
+        num_cached_tokens=read_num_cached_tokens(answer["usage"]),
+        prompt_logprobs=None if prompt_logprobs is None else [_read_scored(row) for row in prompt_logprobs],
+    )
+
+
+def read_delta(choice: dict[str, Any], token_texts: TokenTexts) -> Delta:
+    """Reads a choice of a chunk of a stream."""
+    message = choice.get("delta", choice)
+    return Delta(
+        text=message.get("content" if "delta" in choice else "text") or "",
+        index=choice["index"],
+        token_ids=choice.get("token_ids") or [],
+        finish_reason=choice.get("finish_reason"),
+        stop_reason=choice.get("stop_reason"),
+        logprobs=_read_logprobs(choice.get("logprobs"), token_texts),
+        reasoning=message.get("reasoning_content"),
+        tool_calls=message.get("tool_calls") or [],
+    )
+
+
+def read_num_cached_tokens(usage: dict[str, Any]) -> int:
+    """The number of tokens of the prompt that were found in the prefix cache."""
+    details: dict[str, int] = usage.get("prompt_tokens_details") or {}
+    return details.get("cached_tokens", 0)
+
+
+def add_delta(output: CompletionOutput, delta: Delta) -> None:
+    """Adds to an answer what has come of it."""
+    output.text += delta.text
+    output.token_ids += delta.token_ids
+    output.finish_reason = delta.finish_reason or output.finish_reason
+    output.stop_reason = output.stop_reason if delta.stop_reason is None else delta.stop_reason
+    if delta.logprobs is not None:
+        output.logprobs = (output.logprobs or []) + delta.logprobs
+    if delta.reasoning is not None:
+        output.reasoning = (output.reasoning or "") + delta.reasoning
+    for part in delta.tool_calls:
+        if part["index"] == len(output.tool_calls):
+            function = {"name": "", "arguments": "", **part["function"]}
+            call = {key: value for key, value in part.items() if key != "index"}
+            output.tool_calls.append({**call, "function": function})
+        else:
+            call = output.tool_calls[part["index"]]
+            call["function"]["arguments"] += part["function"].get("arguments") or ""
+
+
+def _read_choice(choice: dict[str, Any], token_texts: TokenTexts) -> CompletionOutput:
+    message = choice.get("message", choice)
+    return CompletionOutput(
+        index=choice["index"],
+        text=message.get("content" if "message" in choice else "text") or "",
+        token_ids=choice.get("token_ids") or [],
+        finish_reason=choice["finish_reason"],
+        stop_reason=choice.get("stop_reason"),
+        logprobs=_read_logprobs(choice.get("logprobs"), token_texts),
+        reasoning=message.get("reasoning_content"),
+        tool_calls=message.get("tool_calls") or [],
+    )
+
+
+def _read_logprobs(logprobs: dict[str, Any] | None, token_texts: TokenTexts) -> list[dict[int, Logprob]] | None:
+    if logprobs is None:
+        return None
+    rows: list[list[tuple[int, float]]]
+    if "content" in logprobs:
+        rows = [
+            [(_id(token["token"]), token["logprob"]) for token in (row, *row["top_logprobs"])]
+            for row in logprobs["content"]
+        ]
+    else:
+        columns = zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"])
+        rows = [
+            [(_id(token), logprob), *((_id(other), top[other]) for other in top)]
+            for token, logprob, top in columns
+        ]
+    return [_with_texts(row, token_texts) for row in rows]
+
+
+def _with_texts(row: list[tuple[int, float]], token_texts: TokenTexts) -> dict[int, Logprob]:
+    """The drawn token comes first, then the others, the most likely ones first."""
+    row = [row[0], *sorted(row[1:], key=lambda pair: -pair[1])]
+    unique = dict(reversed(row))
+    ordered = {token: unique[token] for token, _ in row}
+    texts = token_texts(list(ordered))
+    return {token: Logprob(logprob, text) for (token, logprob), text in zip(ordered.items(), texts)}
+
+
+def _id(name: str) -> int:
+    """The id in `token_id:7`."""
+    return int(name.removeprefix("token_id:"))
+
+
+def _read_scored(row: dict[str, Any] | None) -> dict[int, Logprob] | None:
+    if row is None:
+        return None
+    return {
+        int(token): Logprob(scored["logprob"], scored["decoded_token"], scored["rank"])
+        for token, scored in row.items()
+    }

@@ -1,0 +1,178 @@
+//! A model that is loaded, with the threads that answer requests.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use corella::LocalServer;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use serde_json::{Map, Value};
+use tokio::runtime::{Handle, Runtime};
+
+use crate::job::Job;
+
+/// How long Python may not have looked for signals while it waits.
+pub const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// What the engine and its jobs have in common.
+pub struct Shared {
+    server: LocalServer,
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
+    handle: Handle,
+    is_closed: AtomicBool,
+    /// The process that loaded the model. Threads do not survive a fork.
+    process: u32,
+}
+
+impl Shared {
+    fn load(keywords: &Map<String, Value>) -> Result<Self, String> {
+        let server = corella::load_by_keywords(keywords)?;
+        let runtime = Runtime::new().map_err(|error| format!("starting threads: {error}"))?;
+        Ok(Self {
+            server,
+            handle: runtime.handle().clone(),
+            runtime: Some(runtime),
+            is_closed: AtomicBool::new(false),
+            process: std::process::id(),
+        })
+    }
+
+    pub fn server(&self) -> &LocalServer {
+        &self.server
+    }
+
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        match self.runtime.take() {
+            // Its threads are not there in a fork, so nothing there can stop them.
+            Some(runtime) if self.process != std::process::id() => std::mem::forget(runtime),
+            // A plain drop would wait, with Python's lock held, for threads that read requests.
+            Some(runtime) => runtime.shutdown_background(),
+            None => {}
+        }
+    }
+}
+
+#[pyclass(frozen, module = "corella._corella")]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+#[pymethods]
+impl Engine {
+    /// Loads the model that `keywords`, a JSON object, name. Signals are handled meanwhile.
+    #[new]
+    fn new(py: Python<'_>, keywords: &str) -> PyResult<Self> {
+        let keywords = serde_json::from_str(keywords);
+        let keywords: Map<String, Value> =
+            keywords.map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let (sender, mut loaded) = channel();
+        let load = move || {
+            // Who was interrupted waits no longer, and the model is dropped.
+            let _ = sender.send(Shared::load(&keywords));
+        };
+        let thread = std::thread::Builder::new().name("corella-load".to_owned());
+        thread.spawn(load)?;
+        loop {
+            // Another thread may wait for it, but not two of them.
+            let loaded = &mut loaded;
+            match py.detach(move || loaded.recv_timeout(SIGNAL_INTERVAL)) {
+                Ok(Ok(shared)) => {
+                    return Ok(Self {
+                        shared: Arc::new(shared),
+                    });
+                }
+                Ok(Err(reason)) => return Err(PyValueError::new_err(reason)),
+                Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+                Err(RecvTimeoutError::Disconnected) => {
+                    let reason = "loading the model failed, as standard error tells";
+                    return Err(PyRuntimeError::new_err(reason));
+                }
+            }
+        }
+    }
+
+    /// The name of the folder or file of the model.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.shared.server.name
+    }
+
+    #[getter]
+    fn max_model_len(&self) -> u32 {
+        self.shared.server.max_model_len
+    }
+
+    #[getter]
+    fn has_chat_template(&self) -> bool {
+        self.shared.server.has_chat_template
+    }
+
+    /// What runs, in one line.
+    #[getter]
+    fn summary(&self) -> &str {
+        &self.shared.server.summary
+    }
+
+    /// How many requests the engine has, waiting or running.
+    #[getter]
+    fn num_live_requests(&self) -> usize {
+        self.shared.server.engine.stats().num_live_requests
+    }
+
+    /// Posts each body to an endpoint. Items are answers, in the order in which they come.
+    fn answer_all(&self, path: String, bodies: Vec<String>) -> PyResult<Job> {
+        self.check()?;
+        Ok(Job::answer_all(self.shared.clone(), path, bodies))
+    }
+
+    /// Posts a body that asks for a stream. Items are events.
+    fn stream(&self, path: String, body: String) -> PyResult<Job> {
+        self.check()?;
+        Ok(Job::stream(self.shared.clone(), path, body))
+    }
+
+    /// The text of each token, which may be a part of a character.
+    fn token_texts(&self, token_ids: Vec<u32>) -> Vec<String> {
+        let tokenizer = &self.shared.server.tokenizer;
+        let bytes = |id: u32| tokenizer.token_bytes(id).unwrap_or_default();
+        let text = |id| String::from_utf8_lossy(bytes(id)).into_owned();
+        token_ids.into_iter().map(text).collect()
+    }
+
+    /// Ends every request and stops the engine.
+    fn close(&self, py: Python<'_>) {
+        self.shared.is_closed.store(true, Ordering::SeqCst);
+        // In a fork there is nothing to stop.
+        if self.shared.process == std::process::id() {
+            py.detach(|| self.shared.server.engine.shutdown());
+        }
+    }
+
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.shared.is_closed.load(Ordering::SeqCst)
+    }
+}
+
+impl Engine {
+    fn check(&self) -> PyResult<()> {
+        let reason = if self.is_closed() {
+            "this LLM is closed"
+        } else if self.shared.process != std::process::id() {
+            "this LLM was loaded before the process forked, and its threads are in the other process: load \
+             it afterwards, or start processes by `spawn`"
+        } else {
+            return Ok(());
+        };
+        Err(PyRuntimeError::new_err(reason))
+    }
+}

@@ -1,0 +1,202 @@
+//! What the engine has been asked to do: a source of items.
+
+use std::sync::Arc;
+
+use corella::{EventStream, PatientClient};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::timeout;
+
+use crate::courier::{self, Delivery};
+use crate::engine::{SIGNAL_INTERVAL, Shared};
+
+/// Items that wait for Python, which then holds up whoever makes them.
+const MAX_UNREAD_ITEMS: usize = 64;
+
+/// An answer or a part of one.
+pub struct Item {
+    /// Which of the requests it belongs to.
+    index: usize,
+    /// The HTTP status: 200 for answers and events. 0 says that `body` is why there is no answer.
+    status: u16,
+    /// JSON.
+    body: Vec<u8>,
+}
+
+impl Item {
+    pub fn into_tuple(self, py: Python<'_>) -> (usize, u16, Bound<'_, PyBytes>) {
+        (self.index, self.status, PyBytes::new(py, &self.body))
+    }
+
+    fn failure(index: usize, reason: String) -> Self {
+        Self {
+            index,
+            status: 0,
+            body: reason.into_bytes(),
+        }
+    }
+}
+
+/// One call of Python. Dropping it aborts its requests.
+#[pyclass(frozen, module = "corella._corella")]
+pub struct Job {
+    /// Keeps the engine and its threads as long as somebody may wait for them.
+    shared: Arc<Shared>,
+    task: AbortHandle,
+    items: Arc<Mutex<mpsc::Receiver<Item>>>,
+}
+
+impl Job {
+    pub fn answer_all(shared: Arc<Shared>, path: String, bodies: Vec<String>) -> Self {
+        let client = shared.server().client.clone();
+        // While some requests run, the next ones are read, checked and tokenised.
+        let max_num_seqs = shared.server().engine.limits().max_num_seqs as usize;
+        let max_concurrency = max_num_seqs.saturating_mul(2);
+        Self::start(shared, |sender| {
+            answer_all(client, path, bodies, max_concurrency, sender)
+        })
+    }
+
+    pub fn stream(shared: Arc<Shared>, path: String, body: String) -> Self {
+        let client = shared.server().client.clone();
+        Self::start(shared, |sender| stream(client, path, body, sender))
+    }
+
+    fn start<F>(shared: Arc<Shared>, task: impl FnOnce(mpsc::Sender<Item>) -> F) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (sender, items) = mpsc::channel(MAX_UNREAD_ITEMS);
+        let task = shared.handle().spawn(task(sender)).abort_handle();
+        Self {
+            shared,
+            task,
+            items: Arc::new(Mutex::new(items)),
+        }
+    }
+}
+
+#[pymethods]
+impl Job {
+    /// Waits for the next item: the number of its request, the HTTP status, and JSON; `None` at the end.
+    /// Signals are handled meanwhile.
+    fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(usize, u16, Bound<'py, PyBytes>)>> {
+        loop {
+            let received = py.detach(|| {
+                let receive = async { timeout(SIGNAL_INTERVAL, receive(&self.items)).await };
+                self.shared.handle().block_on(receive)
+            });
+            match received {
+                Ok(item) => return Ok(item.map(|item| item.into_tuple(py))),
+                Err(_) => py.check_signals()?,
+            }
+        }
+    }
+
+    /// Calls `callback` with the next item, from another thread.
+    fn deliver_next(&self, callback: Py<PyAny>) {
+        let items = self.items.clone();
+        self.shared.handle().spawn(async move {
+            let item = receive(&items).await;
+            courier::deliver(Delivery { callback, item });
+        });
+    }
+
+    /// Aborts what has not been answered.
+    fn cancel(&self) {
+        self.task.abort();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn receive(items: &Mutex<mpsc::Receiver<Item>>) -> Option<Item> {
+    items.lock().await.recv().await
+}
+
+/// Answers some requests at a time, and sends answers as they come.
+async fn answer_all(
+    client: PatientClient,
+    path: String,
+    bodies: Vec<String>,
+    max_concurrency: usize,
+    sender: mpsc::Sender<Item>,
+) {
+    let mut rest = bodies.into_iter().enumerate();
+    let mut running = JoinSet::new();
+    loop {
+        while running.len() < max_concurrency
+            && let Some((index, body)) = rest.next()
+        {
+            let (client, path) = (client.clone(), path.clone());
+            running.spawn(async move {
+                let answered = answer(&client, &path, body).await;
+                answered.map_or_else(
+                    |reason| Item::failure(index, reason),
+                    |(status, body)| Item {
+                        index,
+                        status,
+                        body,
+                    },
+                )
+            });
+        }
+        let item = match running.join_next().await {
+            None => return,
+            Some(Ok(item)) => item,
+            Some(Err(error)) => Item::failure(0, format!("a request failed: {error}")),
+        };
+        if sender.send(item).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn answer(
+    client: &PatientClient,
+    path: &str,
+    body: String,
+) -> Result<(u16, Vec<u8>), String> {
+    let mut response = client.post(path, body.into_bytes()).await?;
+    Ok((response.status(), response.bytes().await?))
+}
+
+/// Sends the events of an answer, or a refusal.
+async fn stream(client: PatientClient, path: String, body: String, sender: mpsc::Sender<Item>) {
+    let streamed = async {
+        let response = client.post(&path, body.into_bytes()).await?;
+        let mut events = match EventStream::open(response).await? {
+            Ok(events) => events,
+            Err(refusal) => {
+                let item = Item {
+                    index: 0,
+                    status: refusal.status,
+                    body: refusal.body,
+                };
+                // Nobody listens any more if it fails, here and below.
+                let _ = sender.send(item).await;
+                return Ok(());
+            }
+        };
+        while let Some(body) = events.next().await? {
+            let item = Item {
+                index: 0,
+                status: 200,
+                body,
+            };
+            if sender.send(item).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    };
+    if let Err(reason) = streamed.await {
+        let _ = sender.send(Item::failure(0, reason)).await;
+    }
+}

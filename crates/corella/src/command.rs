@@ -1,0 +1,94 @@
+//! The `corella` command: from what was typed to the end of the process.
+
+use std::error::Error;
+use std::ffi::OsString;
+
+use clap::{CommandFactory, Parser};
+use corella_cluster::transport::exit;
+
+use crate::args::{BenchCommand, Cli, Command, LogFormatArg};
+use crate::{
+    batch, bench, chat, config, config_file, generate, hub_command, inspect_command, log_format,
+    manual, model_lookup, quantize_command, serve, unknown_option,
+};
+
+/// The command line, for those who describe it.
+pub fn command_line() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the command that `words` are, the program's name first, and ends the process.
+pub fn run_command(words: Vec<OsString>) -> ! {
+    let arguments = match config_file::expand(&Cli::command(), words) {
+        Ok(arguments) => arguments,
+        Err(reason) => refuse(&reason),
+    };
+    let cli = match Cli::try_parse_from(&arguments.words) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let words = arguments.words.iter().skip(1);
+            let words = words.map(|word| word.to_string_lossy().into_owned());
+            let reason = arguments.explain(&error);
+            match reason.or_else(|| unknown_option::explain(&error, &words.collect::<Vec<_>>())) {
+                Some(reason) => refuse(&reason),
+                None => error.exit(),
+            }
+        }
+    };
+    log_format::start(match &cli.command {
+        Command::Serve(args) => args.server.log_format,
+        _ => LogFormatArg::Text,
+    });
+    match run(cli.command) {
+        Ok(status) => exit(status),
+        Err(error) => refuse(&arguments.locate(one_line(&*error))),
+    }
+}
+
+fn refuse(reason: &str) -> ! {
+    eprintln!("error: {reason}");
+    exit(2)
+}
+
+/// Returns the exit status.
+fn run(mut command: Command) -> Result<i32, Box<dyn Error>> {
+    model_lookup::resolve(&mut command)?;
+    match command {
+        Command::Serve(args) => serve::run(config::serve(*args)?)?,
+        Command::Generate(args) => generate::run(config::generate(args)?)?,
+        Command::Chat(args) => chat::run(config::chat(*args)?)?,
+        Command::Batch(args) => return Ok(batch::run(config::batch(*args)?)?),
+        Command::Inspect(args) => inspect_command::run(config::inspect(args)?)?,
+        Command::Quantize(args) => quantize_command::run(config::quantize(args)?)?,
+        Command::Pull(args) => hub_command::pull(config::pull(&args), &args.models)?,
+        Command::List => hub_command::list(config::hub(true))?,
+        Command::Rm(args) => hub_command::remove(config::hub(true), &args.models)?,
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::man(&args)?,
+        Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
+        Command::Bench(BenchCommand::Offline(args)) => {
+            bench::offline(config::bench_offline(args)?)?
+        }
+        Command::Bench(BenchCommand::Kernels(args)) => {
+            bench::kernels(config::bench_kernels(&args)?)?
+        }
+        Command::Bench(BenchCommand::Perplexity(args)) => {
+            bench::perplexity(config::bench_perplexity(args)?)?
+        }
+        Command::Bench(BenchCommand::Scheduler(args)) => bench::scheduler(args)?,
+        Command::Bench(BenchCommand::Transfer(args)) => bench::transfer(args)?,
+        Command::Bench(BenchCommand::Cache(args)) => bench::cache(args)?,
+        Command::Bench(BenchCommand::Admission(args)) => {
+            bench::admission(config::bench_admission(args)?)?
+        }
+    }
+    Ok(0)
+}
+
+fn one_line(error: &dyn Error) -> String {
+    let text = error.to_string();
+    text.split('\n')
+        .map(str::trim)
+        .collect::<Vec<_>>()
+        .join(" ")
+}

@@ -1,0 +1,239 @@
+//! Options by keyword, for programs in other languages: those of the command line, by names in which `_`
+//! stands for `-`.
+
+use std::ffi::OsString;
+
+use clap::{Arg, ArgAction, Args, Command, FromArgMatches};
+use serde_json::{Map, Value};
+
+use crate::args::LlmArgs;
+use crate::config;
+use crate::local_server::LocalServer;
+use crate::log_format;
+use crate::model_lookup;
+use crate::nearest_name::nearest_name;
+use crate::option_value::{OptionValue, find};
+use crate::unknown_option;
+
+/// Loads the model that `keywords` name, as they say. A keyword that is null is the same as none.
+///
+/// `Err` says what is wrong, in terms of keywords.
+pub fn load(keywords: &Map<String, Value>) -> Result<LocalServer, String> {
+    log_format::start_quietly();
+    let loaded = parse(keywords).and_then(|mut args| {
+        let as_text = |error: crate::Error| error.to_string();
+        model_lookup::resolve_llm(&mut args).map_err(as_text)?;
+        let config = config::llm(args).map_err(as_text)?;
+        LocalServer::load(&config.source, &config.options, config.request).map_err(as_text)
+    });
+    loaded.map_err(|message| in_keywords(&message))
+}
+
+/// Each keyword, and whether its value is a switch, one value or a list of values.
+pub fn keywords() -> Vec<(String, KeywordKind)> {
+    let command = command();
+    let options = command.get_arguments();
+    options
+        .filter(|arg| !arg.is_hide_set())
+        .filter_map(|arg| Some((arg.get_long()?.replace('-', "_"), KeywordKind::of(arg))))
+        .filter(|(name, _)| name != "help")
+        .collect()
+}
+
+/// What a keyword takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeywordKind {
+    Switch,
+    Value,
+    List,
+}
+
+impl KeywordKind {
+    fn of(arg: &Arg) -> Self {
+        match arg.get_action() {
+            action if !action.takes_values() => Self::Switch,
+            ArgAction::Append => Self::List,
+            _ => Self::Value,
+        }
+    }
+}
+
+fn command() -> Command {
+    let mut command = LlmArgs::augment_args(Command::new("corella"));
+    command.build();
+    command
+}
+
+/// `Err` says what is wrong, in terms of the command line.
+fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
+    let command = command();
+    let mut words = vec![OsString::from("corella")];
+    for (name, value) in keywords.iter().filter(|(_, value)| !value.is_null()) {
+        let long = name.replace('_', "-");
+        let is_known = |name: &str| name != "help";
+        let Some(arg) = find(&command, &long).filter(|_| is_known(&long)) else {
+            return Err(
+                unknown_option::advice(&format!("--{long}")).unwrap_or_else(|| {
+                    let known = command.get_arguments().filter_map(Arg::get_long);
+                    let near = nearest_name(&long, known.filter(|name| is_known(name)));
+                    let near =
+                        near.map_or_else(String::new, |near| format!("; did you mean --{near}?"));
+                    format!("there is no option --{long}{near}")
+                }),
+            );
+        };
+        let arguments = option_value(value).arguments(&command, arg);
+        words.extend(arguments.map_err(|what| format!("--{long} {what}"))?);
+    }
+    let matches = command.try_get_matches_from(words).map_err(one_line)?;
+    LlmArgs::from_arg_matches(&matches).map_err(one_line)
+}
+
+fn option_value(value: &Value) -> OptionValue {
+    match value {
+        Value::Bool(switch) => OptionValue::Switch(*switch),
+        Value::Number(number) => OptionValue::Text(number.to_string()),
+        Value::String(text) => OptionValue::Text(text.clone()),
+        Value::Array(values) => OptionValue::List(values.iter().map(option_value).collect()),
+        Value::Null | Value::Object(_) => OptionValue::Other,
+    }
+}
+
+/// clap's message without its hints about a command line.
+fn one_line(error: clap::Error) -> String {
+    let message = error.render().to_string();
+    let message = message.trim_start_matches("error: ");
+    let message = message.split("\n\n").next().unwrap_or(message);
+    let lines: Vec<&str> = message.lines().map(str::trim).collect();
+    lines.join(" ")
+}
+
+/// The message with `max_num_seqs` where it has `--max-num-seqs`, or clap's `--max-num-seqs <N>`.
+fn in_keywords(message: &str) -> String {
+    let mut text = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(at) = rest.find("--") {
+        let (before, from) = rest.split_at(at);
+        let is_start = !before.ends_with(|c: char| c.is_alphanumeric() || c == '-');
+        let behind = &from[2..];
+        let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        let len = behind.find(|c| !is_part(c)).unwrap_or(behind.len());
+        let name = behind[..len].trim_end_matches('-');
+        text.push_str(before);
+        if !is_start || !name.starts_with(|c: char| c.is_ascii_lowercase()) {
+            text.push_str("--");
+            rest = behind;
+            continue;
+        }
+        text.push_str(&name.replace('-', "_"));
+        rest = &behind[name.len()..];
+        if let Some((placeholder, after)) = rest
+            .strip_prefix(" <")
+            .and_then(|from| from.split_once('>'))
+            && placeholder
+                .chars()
+                .all(|c| c.is_ascii_uppercase() || "_|=".contains(c))
+        {
+            rest = after;
+        }
+    }
+    text.push_str(rest);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse_json(keywords: Value) -> Result<LlmArgs, String> {
+        let keywords = keywords.as_object().expect("the test gives an object");
+        parse(keywords).map_err(|message| in_keywords(&message))
+    }
+
+    #[test]
+    fn keywords_are_the_options_of_the_command_line() {
+        let args = parse_json(json!({
+            "model": "some/model",
+            "max_num_seqs": 7,
+            "max_pinned_share": 0.5,
+            "kv_cache_memory": "64M",
+            "kv_dtype": "int8",
+            "enable_prefix_caching": false,
+            "served_model_name": ["a", "b"],
+            "threads": null,
+            "seed": 5,
+        }));
+        let args = args.unwrap();
+        assert_eq!(args.model.model_option, Some("some/model".into()));
+        assert_eq!(args.scheduler.max_num_seqs, 7);
+        assert_eq!(args.cache.max_pinned_share, 0.5);
+        assert_eq!(args.cache.kv_cache_memory, Some(64 << 20));
+        assert!(args.cache.no_enable_prefix_caching);
+        assert_eq!(args.request.served_model_name, ["a", "b"]);
+        assert_eq!((args.request.seed, args.device.threads), (Some(5), None));
+    }
+
+    #[test]
+    fn mistakes_are_told_by_keyword() {
+        for (keywords, message) in [
+            (
+                json!({"max_num_seq": 1}),
+                "there is no option max_num_seq; did you mean max_num_seqs?",
+            ),
+            (json!({"help": true}), "there is no option help"),
+            (
+                json!({"gpu_memory_utilization": 0.9}),
+                "there is no option gpu_memory_utilization: use kv_cache_memory to say",
+            ),
+            (json!({"max_num_seqs": [1]}), "max_num_seqs takes one value"),
+            (
+                json!({"pin_threads": "yes"}),
+                "pin_threads is true or false",
+            ),
+            (
+                json!({"max_num_seqs": "many"}),
+                "invalid value 'many' for 'max_num_seqs'",
+            ),
+            (
+                json!({"dtype": "fp7"}),
+                "invalid value 'fp7' for 'dtype' [possible values: auto,",
+            ),
+            (
+                json!({"kv_cache_memory": "3 apples"}),
+                "invalid value '3 apples' for 'kv_cache_memory': unknown unit",
+            ),
+            (
+                json!({"pin_prefix": ["a"], "enable_prefix_caching": false}),
+                "cannot be used with",
+            ),
+        ] {
+            let refused = parse_json(keywords.clone()).err().unwrap_or_default();
+            assert!(refused.contains(message), "{keywords}: {refused}");
+            assert!(!refused.contains("--"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn dashes_that_are_no_option_stay() {
+        for text in ["a -- b", "a--b", "--- x", "--X"] {
+            assert_eq!(in_keywords(text), text);
+        }
+        assert_eq!(in_keywords("--threads 9 and --x-y."), "threads 9 and x_y.");
+        assert_eq!(in_keywords("--a <b>"), "a <b>");
+    }
+
+    #[test]
+    fn every_option_has_a_kind() {
+        let keywords = keywords();
+        let kind = |name: &str| {
+            let found = keywords.iter().find(|(known, _)| known == name);
+            found.map(|(_, kind)| *kind)
+        };
+        assert_eq!(kind("max_num_seqs"), Some(KeywordKind::Value));
+        assert_eq!(kind("pin_threads"), Some(KeywordKind::Switch));
+        assert_eq!(kind("served_model_name"), Some(KeywordKind::List));
+        assert_eq!(kind("help"), None);
+    }
+}

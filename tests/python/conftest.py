@@ -1,0 +1,68 @@
+"""Fixtures of the tests of the Python package, which is installed in the environment that runs them."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from corella import LLM
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 120
+
+
+@pytest.fixture(scope="session")
+def llm():
+    with LLM(kv_cache_memory="64M") as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def server():
+    """The base URL of the built binary, serving the same model."""
+    with Served([os.environ.get("CORELLA_BIN", ROOT / "target/release/corella"), "serve", "--port", "0"]) as served:
+        yield served.base_url
+
+
+class Served:
+    """A server as a process of its own. Its standard error is read, so that it never waits for a reader."""
+
+    def __init__(self, command):
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.lines = []
+        self.base_url = None
+        self._is_ready = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
+        assert self._is_ready.wait(TIMEOUT_S) and self.base_url, "".join(self.lines)
+
+    def _read(self):
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if ready := re.match(r"ready: curl (http://[\d.:]+)/", line):
+                self.base_url = ready[1]
+                self._is_ready.set()
+        self._is_ready.set()
+
+    def get(self, path):
+        with urllib.request.urlopen(self.base_url + path, timeout=TIMEOUT_S) as response:
+            return response.read()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(TIMEOUT_S)
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.005)

@@ -1,0 +1,130 @@
+"""What is wrong is said at once, by its name."""
+
+import subprocess
+import sys
+import typing
+
+import pytest
+from conftest import TIMEOUT_S
+from corella import LLM, EngineError, OptionError, RequestError, SamplingParams, _corella
+from corella.options import Options
+
+QUESTION = [{"role": "user", "content": "Hello!"}]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_num_seq": 8}, "there is no option max_num_seq; did you mean max_num_seqs?"),
+        ({"gpu_memory_utilization": 0.9}, "use kv_cache_memory to say how much memory"),
+        ({"tensor_parallel_size": 2}, "matrices are not split over devices"),
+        ({"dtype": "fp7"}, "invalid value 'fp7' for 'dtype' [possible values: auto, f32,"),
+        ({"kv_cache_memory": "lots"}, "invalid value 'lots' for 'kv_cache_memory'"),
+        ({"threads": 0}, "threads must be at least 1"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching is true or false"),
+        ({"max_num_seqs": {"a": 1}}, "max_num_seqs takes a text or a number"),
+        ({"kv_cache_memory": "1K"}, "kv_cache_memory"),
+        ({"draft_model": "x"}, "draft_model needs speculate draft"),
+        ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
+        ({"model": object()}, "is neither a text, a number, a list nor a dict"),
+    ],
+)
+def test_wrong_options_are_named(options, message):
+    with pytest.raises(OptionError) as refused:
+        LLM(**options)
+    assert message in str(refused.value)
+    assert "--" not in str(refused.value)
+    assert isinstance(refused.value, ValueError)
+
+
+def test_every_option_has_a_type():
+    names = {name for name, _ in _corella.keywords()}
+    assert names - {"model", "no_enable_prefix_caching"} == set(Options.__annotations__)
+    hints = typing.get_type_hints(Options)
+    for name, kind in _corella.keywords():
+        if name in hints:
+            assert (hints[name] is bool) == (kind == "switch"), name
+
+
+def test_options_mean_what_they_say(llm):
+    with LLM(max_model_len=64, kv_cache_memory="16M", enable_prefix_caching=False, served_model_name=["a", "b"]) as own:
+        assert own.max_model_len == 64
+        prompt = "Once upon a time there was " * 3
+        outputs = [own.generate(prompt, SamplingParams(max_tokens=1))[0] for _ in range(2)]
+        assert [output.num_cached_tokens for output in outputs] == [0, 0]
+        assert own.generate("Once", model="b")[0].finished
+        with pytest.raises(RequestError, match="does not exist"):
+            own.generate("Once", model="c")
+
+
+@pytest.mark.parametrize(
+    "call, param, message",
+    [
+        (lambda llm: llm.generate("x", SamplingParams(temperature=-1)), "temperature", "temperature"),
+        (lambda llm: llm.generate("x", SamplingParams(top_p=2)), "top_p", "above 0 and at most 1"),
+        (lambda llm: llm.generate("x", temprature=1), "temprature", "did you mean `temperature`"),
+        (lambda llm: llm.generate(""), "prompt", "prompt"),
+        (lambda llm: llm.generate([[10**6]]), "prompt", "prompt"),
+        (lambda llm: llm.generate("a b c " * 5000), "prompt", "2048"),
+        (lambda llm: llm.chat([{"role": "user"}, {"content": "x"}]), "messages", "messages"),
+        (lambda llm: next(llm.stream("x", SamplingParams(max_tokens=0))), "max_tokens", "max_tokens"),
+        (lambda llm: llm.post("/tokenize", {}), "messages", "is required"),
+        (lambda llm: llm.chat(QUESTION, tools=[{"type": "magic"}]), "tools", "tools"),
+    ],
+)
+def test_wrong_requests_name_the_field(llm, call, param, message):
+    with pytest.raises(RequestError) as refused:
+        call(llm)
+    assert message in str(refused.value)
+    assert refused.value.status in (400, 422)
+    assert refused.value.param.startswith(param)
+    assert isinstance(refused.value, ValueError)
+
+
+def test_the_wrong_one_of_many_is_told(llm):
+    params = [SamplingParams(max_tokens=4), SamplingParams(max_tokens=4, min_p=7), SamplingParams(max_tokens=4)]
+    with pytest.raises(RequestError) as refused:
+        llm.generate(["a", "b", "c"], params)
+    assert (refused.value.index, refused.value.param) == (1, "min_p")
+
+
+def test_prompts_of_no_known_kind_are_refused(llm):
+    for prompts in (3, [3.5], {"text": "x"}, None):
+        with pytest.raises((TypeError, ValueError)):
+            llm.generate(prompts)
+
+
+def test_a_closed_model_says_so():
+    llm = LLM(kv_cache_memory="64M")
+    llm.close()
+    llm.close()
+    assert repr(llm) == "<LLM, closed>"
+    for call in (
+        lambda: llm.generate("x"),
+        lambda: llm.chat(QUESTION),
+        lambda: llm.stream("x"),
+        lambda: llm.astream("x"),
+        lambda: llm.post("/tokenize", {"prompt": "x"}),
+        lambda: llm.name,
+    ):
+        with pytest.raises(EngineError, match="closed"):
+            call()
+
+
+def test_a_fork_says_where_the_threads_are():
+    program = """
+import os
+from corella import LLM, EngineError
+llm = LLM(kv_cache_memory="64M")
+if os.fork() == 0:
+    try:
+        llm.generate("x")
+    except EngineError as error:
+        print(error, flush=True)
+    llm.close()
+    os._exit(0)
+print(os.wait()[1], len(llm.generate("x")), flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
+    said, ended = done.stdout.splitlines()
+    assert "forked" in said and "spawn" in said and ended == "0 1", done

@@ -1,0 +1,55 @@
+"""A program that uses every part of the package, for type checkers."""
+
+import asyncio
+from pathlib import Path
+
+from corella import (
+    LLM,
+    AsyncStream,
+    CorellaError,
+    Delta,
+    Logprob,
+    Prompt,
+    RequestError,
+    RequestOutput,
+    SamplingParams,
+    Stream,
+)
+
+
+def answer(llm: LLM, questions: list[str]) -> list[str]:
+    params = SamplingParams(n=2, max_tokens=16, stop=["."], logprobs=1, logit_bias={3: -1.0})
+    outputs: list[RequestOutput] = llm.generate(questions, params)
+    rows: list[dict[int, Logprob]] | None = outputs[0].outputs[0].logprobs
+    assert rows is not None
+    return [choice.text for output in outputs for choice in output.outputs]
+
+
+def converse(llm: LLM) -> str:
+    conversation = [{"role": "user", "content": "Hello!"}]
+    stream: Stream = llm.stream(conversation, SamplingParams(seed=1))
+    for delta in stream:
+        piece: str = delta.text
+        print(piece, end="")
+    return llm.chat([conversation, conversation], [SamplingParams(), SamplingParams()])[1].text
+
+
+async def converse_async(llm: LLM) -> int:
+    stream: AsyncStream = llm.astream("Once")
+    deltas: list[Delta] = [delta async for delta in stream]
+    prompts: list[Prompt] = [[1, 2], "text", {"prompt_token_ids": [3]}]
+    outputs = await llm.agenerate(prompts) + await llm.agenerate([[1, 2], [3]]) + await llm.agenerate(("a", "b"))
+    chats = await llm.achat([{"role": "user", "content": "Hello!"}], tools=[])
+    return len(deltas) + len(outputs) + len(chats)
+
+
+def main() -> None:
+    try:
+        with LLM(Path("model"), max_num_seqs=8, kv_cache_memory="1G", dtype="int8", pin_prefix=["a"]) as llm:
+            answer(llm, ["Why?"])
+            converse(llm)
+            asyncio.run(converse_async(llm))
+    except RequestError as error:
+        print(error.param, error.code, error.status, error.index)
+    except CorellaError as error:
+        print(error)

@@ -1,0 +1,66 @@
+//! Builds the Python package as a wheel, installs it, and runs its tests.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::python;
+use crate::repository::{Repository, run};
+
+/// Tests the package against the release binary; `arguments` go to pytest.
+pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    let python = python::package_environment(repository)?;
+    let wheel = build(repository)?;
+    let wheel_path = wheel.to_string_lossy();
+    let install = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-index",
+        "--no-deps",
+        "--force-reinstall",
+        wheel_path.as_ref(),
+    ];
+    run(
+        &mut repository.command(&python, &install),
+        "the wheel could not be installed, above",
+    )?;
+    let mut command = python::pytest(repository, &python, "tests/python");
+    command
+        .args(arguments)
+        .env("CORELLA_BIN", repository.binary())
+        .env("CORELLA_WHEEL", wheel);
+    run(&mut command, "tests of the Python package failed, above")
+}
+
+/// The wheel, which is built as the release binary is, so that both share what they are made of.
+pub fn build(repository: &Repository) -> Result<PathBuf, String> {
+    let python = python::package_environment(repository)?;
+    let folder = repository.target.join("wheel");
+    // A wheel of another version would be found beside this one.
+    let _ = fs::remove_dir_all(&folder);
+    let folder_name = folder.to_string_lossy();
+    let arguments = [
+        "-m",
+        "maturin",
+        "build",
+        "--quiet",
+        "--release",
+        "--locked",
+        "--manifest-path",
+        "crates/corella-python/Cargo.toml",
+        "--out",
+        folder_name.as_ref(),
+    ];
+    let mut command = repository.command(&python, &arguments);
+    command
+        .env("CARGO_INCREMENTAL", "0")
+        .env("CARGO_TARGET_DIR", &repository.target);
+    run(&mut command, "the wheel could not be built, above")?;
+    let built = fs::read_dir(&folder).map_err(|error| format!("{folder_name}: {error}"))?;
+    let mut paths = built.filter_map(|entry| Some(entry.ok()?.path()));
+    paths
+        .find(|path| path.extension().is_some_and(|end| end == "whl"))
+        .ok_or_else(|| format!("{folder_name} has no wheel"))
+}
