@@ -1,9 +1,9 @@
 """Runs each scheduling policy and what it is compared with by turns, and prints medians.
 
-    python bench/scheduling.py target/release/corella [--model FOLDER] [--runs 3] [CASE ...]
+    python bench/scheduling.py target/release/corella [--model FOLDER] [--device cpu] [--runs 3] [CASE ...]
 
 Cases with "mock" in their name need no model, and their steps take a fixed time. The others run MODEL on the
-CPU, or the built-in model.
+device, or the built-in model.
 """
 
 import argparse
@@ -59,12 +59,15 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--model")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args()
     for case in options.cases or CASES:
         both, more, names = CASES[case]
         with_it = [a for a in both if a != "--no-enable-prefix-caching"] if more is None else both + more
-        model = [options.model] if options.model and not case.startswith("mock") else []
+        model = []
+        if not case.startswith("mock"):
+            model = [*([options.model] if options.model else []), "--device", options.device]
         pairs = [(run(options.binary, model, both), run(options.binary, model, with_it)) for _ in range(options.runs)]
         print(f"\n## {case}, medians of {options.runs}\n\n`corella bench offline {' '.join(with_it)}`\n")
         print(f"| | {names[0]} | {names[1]} | ratio |\n|---|---|---|---|")

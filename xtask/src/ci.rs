@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
-use crate::{apt, book, isas, nixl, node, python, tidy};
+use crate::{apt, book, gpu, isas, kernels, nixl, node, python, tidy, wheel};
 
 pub struct Stage {
     pub name: &'static str,
@@ -14,7 +14,7 @@ pub struct Stage {
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
-pub const STAGES: [Stage; 13] = [
+pub const STAGES: [Stage; 16] = [
     Stage {
         name: "set-up",
         about: "install what the other stages need: Rust components, a Python environment, packages for Node, mdBook, NIXL, etcd, openssl",
@@ -72,9 +72,24 @@ pub const STAGES: [Stage; 13] = [
     },
     Stage {
         name: "tiles",
-        about: "the CPU executor's tests with AMX emulated where it is missing; arguments go to cargo test",
+        about: "the CPU executor's tests held to AMX, which is emulated where it is missing; arguments go to cargo test",
         takes_arguments: true,
         run: tiles,
+    },
+    Stage {
+        name: "cuda",
+        about: "the CUDA executor's tests on a device in host memory; arguments go to cargo test",
+        takes_arguments: true,
+        run: |repository, arguments| {
+            let emulated = ["--package", "corella-cuda", "--features", "emulated-device"];
+            run(&mut tests(repository, &emulated, arguments), TESTS_FAILED)
+        },
+    },
+    Stage {
+        name: "kernels",
+        about: "kernels for GPUs compile, and take no more registers and shared memory than recorded, or `--update` records it",
+        takes_arguments: true,
+        run: kernels::kernels,
     },
     Stage {
         name: "sim",
@@ -87,7 +102,8 @@ pub const STAGES: [Stage; 13] = [
         about: "properties of the built-in model's training text; arguments go to pytest",
         takes_arguments: true,
         run: |repository, arguments| {
-            let mut command = pytest(repository, "models/nano")?;
+            let python = python::environment(repository)?;
+            let mut command = python::pytest(repository, &python, "models/nano");
             run(command.args(arguments), "corpus tests failed, above")
         },
     },
@@ -102,6 +118,12 @@ pub const STAGES: [Stage; 13] = [
         about: "official clients and the commands of the book against the release binary; arguments go to pytest",
         takes_arguments: true,
         run: e2e,
+    },
+    Stage {
+        name: "wheel",
+        about: "the Python package is built, installed and tested against the release binary; arguments go to pytest",
+        takes_arguments: true,
+        run: wheel_tests,
     },
     Stage {
         name: "docs",
@@ -125,12 +147,20 @@ pub const STAGES: [Stage; 13] = [
 ];
 
 /// What is no check, and so no part of `ci`.
-pub const TASKS: [Stage; 1] = [Stage {
-    name: "dist",
-    about: "pack the release binary for others, in target/dist: archive, bill of materials, checksums",
-    takes_arguments: false,
-    run: dist,
-}];
+pub const TASKS: [Stage; 2] = [
+    Stage {
+        name: "dist",
+        about: "pack the release binary for others, in target/dist: archive, bill of materials, checksums",
+        takes_arguments: false,
+        run: dist,
+    },
+    Stage {
+        name: "gpu",
+        about: "pack tests and benchmarks for a machine with a GPU, in target/gpu; `--run --results FOLDER` runs them here",
+        takes_arguments: true,
+        run: gpu::gpu,
+    },
+];
 
 fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
     build(repository, &[])?;
@@ -210,8 +240,12 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     }
     let python = python::environment(repository)?;
     println!("Python environment: {}", python.display());
+    let package = python::package_environment(repository)?;
+    println!("environment of the Python package: {}", package.display());
     let packages = node::packages(repository, &python)?;
     println!("packages for Node: {}", packages.display());
+    let nvrtc = python::nvrtc(repository)?;
+    println!("NVRTC: {}", nvrtc.display());
     let llama_index = python::llama_index(repository)?;
     println!("LlamaIndex: {}", llama_index.display());
     let suite = python::schema_suite(repository)?;
@@ -255,17 +289,26 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
 }
 
 fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    cargo_test(repository, &["--workspace"], arguments)
+    run(
+        &mut tests(repository, &["--workspace"], arguments),
+        TESTS_FAILED,
+    )
 }
 
 fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
-    cargo_test(repository, &emulated, arguments)
+    let mut command = tests(repository, &emulated, arguments);
+    // Stages `test` and `isas` run the other instruction sets.
+    command.env(isas::VARIABLE, "amx");
+    run(&mut command, TESTS_FAILED)
 }
 
-fn cargo_test(repository: &Repository, what: &[&str], arguments: &[String]) -> Result<(), String> {
+const TESTS_FAILED: &str = "tests failed, above";
+
+fn tests(repository: &Repository, what: &[&str], arguments: &[String]) -> Command {
     let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
-    run(command.args(what).args(arguments), "tests failed, above")
+    command.args(what).args(arguments);
+    command
 }
 
 fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
@@ -291,34 +334,31 @@ fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
 }
 
 fn build(repository: &Repository, _: &[String]) -> Result<(), String> {
-    run(
-        &mut repository.cargo(&["build", "--release", "--package", "corella", "--locked"]),
-        "the release build failed, above",
-    )
+    // The Python package is named, too, so that it finds what both are made of with the same features.
+    let packages = ["--package", "corella", "--package", "corella-python"];
+    let mut command = repository.cargo(&["build", "--release", "--locked", "--bins"]);
+    run(command.args(packages), "the release build failed, above")
+}
+
+fn wheel_tests(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    if !repository.has_own_binary() {
+        build(repository, &[])?;
+    }
+    wheel::test(repository, arguments)
 }
 
 fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let mut command = pytest(repository, "tests/client")?;
-    let packages = node::packages(repository, &python::environment(repository)?)?;
+    let python = python::environment(repository)?;
+    let mut command = python::pytest(repository, &python, "tests/client");
+    let packages = node::packages(repository, &python)?;
     command.env("CORELLA_NODE_PACKAGES", packages);
     command.env("CORELLA_LLAMA_INDEX", python::llama_index(repository)?);
     command.env("CORELLA_SCHEMA_SUITE", python::schema_suite(repository)?);
-    let binary = match std::env::var_os("CORELLA_BIN") {
-        Some(binary) => binary.into(),
-        None => {
-            build(repository, &[])?;
-            repository.target.join("release/corella")
-        }
-    };
-    command.args(arguments).env("CORELLA_BIN", binary);
+    if !repository.has_own_binary() {
+        build(repository, &[])?;
+    }
+    command
+        .args(arguments)
+        .env("CORELLA_BIN", repository.binary());
     run(&mut command, "end-to-end tests failed, above")
-}
-
-/// A pytest command that writes no files into the work tree.
-fn pytest(repository: &Repository, folder: &str) -> Result<Command, String> {
-    let python = python::environment(repository)?;
-    let arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-v", folder];
-    let mut command = repository.command(&python, &arguments);
-    command.env("PYTHONDONTWRITEBYTECODE", "1");
-    Ok(command)
 }

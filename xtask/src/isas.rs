@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::repository::{Repository, output, run};
 
 /// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/held_isa`.
-const VARIABLE: &str = "CORELLA_TEST_ISA";
+pub const VARIABLE: &str = "CORELLA_TEST_ISA";
 
 /// Prints the sets that this machine has.
 const EXAMPLE: &str = "instruction_sets";
@@ -16,8 +16,7 @@ const EXAMPLE: &str = "instruction_sets";
 /// The instruction sets by their names for `--isa`, the slowest first.
 const ALL: [&str; 5] = ["portable", "avx2", "avx512", "avx512-bf16", "amx"];
 
-/// The files of tests to run with each set: those of corella-cpu, then those of corella. No other package
-/// has files of these names.
+/// The files of tests to run with each set: those of corella-cpu, then those of corella.
 const TESTS: [&str; 9] = [
     "batch",
     "conformance",
@@ -30,16 +29,20 @@ const TESTS: [&str; 9] = [
     "weight_cache",
 ];
 
-/// Portable kernels are several times slower. With them, the tests that take longest are left out if
-/// stage `test` runs them with every set anyway.
-const SLOW: &str = "portable";
-const LEFT_OUT_OF_SLOW: [&str; 6] = [
+/// Tests that stage `test` has run with every set, one after the other.
+const RUN_WITH_EVERY_SET: [&str; 12] = [
+    "bf16_kv_stays_close",
+    "blocks_in_4_bits_stay_close",
     "blocks_reach_no_bit",
+    "f32_kv_gives_the_golden_logits_and_tokens",
     "groups_of_8_bits",
     "pages_in_8_bits",
+    "quantised_checkpoints_stay_close",
+    "rounded_rows_stay_close",
     "weights_in_4_bits",
     "weights_in_8_bits",
     "weights_in_bf16",
+    "windows_in_every_second_layer",
 ];
 
 pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String> {
@@ -66,24 +69,21 @@ pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String>
         ));
     }
     println!("isas: this machine has {}", found.join(", "));
-    println!(
-        "isas: held to {SLOW}, leaves out {}",
-        LEFT_OUT_OF_SLOW.join(", ")
-    );
     let mut times: Vec<(&str, Duration)> = Vec::new();
     for isa in &found {
         println!("\n==> isas: held to {isa}");
         let start = Instant::now();
         let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked", "--workspace"]);
+        // Its files have some of these names, and need a feature that is off here.
+        command.args(["--exclude", "corella-cuda"]);
         for file in TESTS {
             command.args(["--test", file]);
         }
         command.args(arguments).env(VARIABLE, isa);
-        if *isa == SLOW {
-            let has_rest = arguments.iter().any(|argument| argument == "--");
-            command.args((!has_rest).then_some("--"));
-            command.args(LEFT_OUT_OF_SLOW.iter().flat_map(|name| ["--skip", name]));
-        }
+        let has_rest = arguments.iter().any(|argument| argument == "--");
+        command.args((!has_rest).then_some("--"));
+        let left_out = RUN_WITH_EVERY_SET.iter();
+        command.args(left_out.flat_map(|name| ["--skip", name]));
         run(&mut command, &format!("tests failed, held to {isa}, above"))?;
         times.push((isa, start.elapsed()));
     }

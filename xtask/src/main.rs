@@ -4,12 +4,15 @@
 mod apt;
 mod book;
 mod ci;
+mod gpu;
 mod isas;
+mod kernels;
 mod nixl;
 mod node;
 mod python;
 mod repository;
 mod tidy;
+mod wheel;
 
 use std::process::ExitCode;
 

@@ -2,21 +2,42 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::apt;
 use crate::repository::{Repository, run, succeeds};
 
 const REQUIREMENTS: &str = "tests/client/requirements.txt";
 
-/// The interpreter of the environment of all tests but LlamaIndex's.
+/// The interpreter of the environment of the tests in `tests/client`, except LlamaIndex's.
 pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
     interpreter(repository, "ci-venv", REQUIREMENTS)
+}
+
+/// The interpreter of the environment that builds and tests the Python package.
+pub fn package_environment(repository: &Repository) -> Result<PathBuf, String> {
+    interpreter(repository, "ci-python", "tests/python/requirements.txt")
+}
+
+/// A pytest command that writes no files into the work tree.
+pub fn pytest(repository: &Repository, python: &Path, folder: &str) -> Command {
+    let arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-v", folder];
+    let mut command = repository.command(python, &arguments);
+    command.env("PYTHONDONTWRITEBYTECODE", "1");
+    command
 }
 
 /// The interpreter for LlamaIndex, whose pins do not go with those of other clients.
 pub fn llama_index(repository: &Repository) -> Result<PathBuf, String> {
     let list = "tests/client/llama_index/requirements.txt";
     interpreter(repository, "ci-llama-index", list)
+}
+
+/// The folder of the environment that has NVRTC.
+pub fn nvrtc(repository: &Repository) -> Result<PathBuf, String> {
+    let list = "crates/corella-cuda/nvrtc-requirements.txt";
+    interpreter(repository, "ci-nvrtc", list)?;
+    Ok(repository.target.join("ci-nvrtc"))
 }
 
 /// The folder of the source of the package `jsonschema`, which has the JSON-Schema-Test-Suite in it. It is of the
@@ -83,7 +104,7 @@ fn interpreter(repository: &Repository, name: &str, list: &str) -> Result<PathBu
                 list,
             ],
         ),
-        "pip could not install the clients; it needs a package index \
+        "pip could not install the packages; it needs a package index \
          (PIP_INDEX_URL names another one than PyPI)",
     )?;
     fs::write(&stamp, requirements).map_err(|error| format!("{}: {error}", stamp.display()))?;

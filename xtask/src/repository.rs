@@ -39,6 +39,17 @@ impl Repository {
         command
     }
 
+    /// The binary that tests from outside start: that of the variable CORELLA_BIN, or the release binary.
+    pub fn binary(&self) -> PathBuf {
+        let own = std::env::var_os("CORELLA_BIN").map(PathBuf::from);
+        own.unwrap_or_else(|| self.target.join("release/corella"))
+    }
+
+    /// Whether that binary is given, and so not built.
+    pub fn has_own_binary(&self) -> bool {
+        std::env::var_os("CORELLA_BIN").is_some()
+    }
+
     pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.root);

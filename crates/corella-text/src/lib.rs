@@ -36,6 +36,7 @@ pub use reply::{
 };
 pub use reply_part::ReplyPart;
 pub use stop_string::StopStrings;
+pub use strftime::strftime;
 pub use text_stream::{TextDelta, TextStream};
 pub use token_count::TokenCount;
 pub use tokenizer::{EncodeLimit, Tokenizer};

@@ -29,7 +29,7 @@ const DAYS: [&str; 7] = [
 ];
 
 /// Formats a time. Unknown directives stay as they are.
-pub(crate) fn strftime(format: &str, now: SystemTime) -> String {
+pub fn strftime(format: &str, now: SystemTime) -> String {
     let mut out = String::with_capacity(format.len() + 16);
     Civil::new(now).write(format, &mut out);
     out

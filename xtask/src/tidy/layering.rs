@@ -14,7 +14,7 @@ const ROWS: [&[&str]; 6] = [
         "corella-sim",
     ],
     &["corella", "corella-server", "corella-bench"],
-    &["corella-fuzz"],
+    &["corella-fuzz", "corella-python"],
 ];
 
 /// Imports that are allowed within a row.

@@ -17,7 +17,7 @@ const FORMATS: [KvFormat; 4] = [
     KvFormat::Float(DType::Bf16),
     KvFormat::Int8,
 ];
-const ORDERS: [ElementOrder; 2] = [ElementOrder::Plain, ElementOrder::Tiles];
+const ORDERS: [ElementOrder; 3] = [ElementOrder::Plain, ElementOrder::Tiles, ElementOrder::Rows];
 
 /// Most elements of a page within a layer: more than any model has, and few enough that no product
 /// of what a peer says overflows.
@@ -55,7 +55,8 @@ impl Hello {
     }
 
     /// In which form pages travel between the two; both ends come to the same answer. The receiver
-    /// converts page size, KV format and element order.
+    /// converts page size, KV format and element order. Pages in `ElementOrder::Rows` are in the memory
+    /// of a GPU, which sockets cannot read, and have their canonical form there, so they are copied.
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
         let (own, theirs) = (&self.geometry, &other.geometry);
         let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);
@@ -65,7 +66,7 @@ impl Hello {
             Err(Incompatibility::Model)
         } else if shape(own) != shape(theirs) {
             Err(Incompatibility::Shape)
-        } else if own.is_native_to(theirs) {
+        } else if own.is_native_to(theirs) && own.order != ElementOrder::Rows {
             Ok(PageForm::Native)
         } else {
             Ok(PageForm::Canonical)
