@@ -160,7 +160,7 @@ impl Engine {
                 Some(thread.map_err(EngineError::Thread)?)
             }
         };
-        let masks = MaskTable::start(shared.limits.max_num_seqs, doorbell.clone());
+        let masks = MaskTable::start(doorbell.clone());
         let masks = masks.map_err(EngineError::Thread)?;
         let watchdog = |subject| {
             let (timeout, deadline) = (config.step_timeout, config.step_deadline);

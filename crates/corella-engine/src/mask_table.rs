@@ -21,7 +21,7 @@ pub(crate) struct MaskTable {
     requests: HashMap<RequestId, Masked>,
     /// The slots of the step that was asked for, whose requests are masked.
     asked: Vec<(SlotId, RequestId)>,
-    num_awaited: usize,
+    is_awaiting: bool,
 }
 
 struct Masked {
@@ -38,12 +38,12 @@ struct Masked {
 }
 
 impl MaskTable {
-    pub(crate) fn start(max_num_seqs: u32, doorbell: Doorbell) -> io::Result<Self> {
+    pub(crate) fn start(doorbell: Doorbell) -> io::Result<Self> {
         Ok(Self {
-            thread: MaskThread::start(max_num_seqs as usize, doorbell)?,
+            thread: MaskThread::start(doorbell)?,
             requests: HashMap::new(),
             asked: Vec::new(),
-            num_awaited: 0,
+            is_awaiting: false,
         })
     }
 
@@ -64,7 +64,7 @@ impl MaskTable {
 
     /// Whether masks are being made. Meanwhile no step is asked for.
     pub(crate) fn is_awaiting(&self) -> bool {
-        self.num_awaited > 0
+        self.is_awaiting
     }
 
     /// Asks for the masks that a step needs and that are not there yet.
@@ -74,6 +74,7 @@ impl MaskTable {
         if self.requests.is_empty() {
             return;
         }
+        let mut wanted = Vec::new();
         for span in batch.spans.iter().filter(|span| span.yields.draws()) {
             let request = request_of(span.slot);
             let Some(masked) = self.requests.get_mut(&request) else {
@@ -101,24 +102,30 @@ impl MaskTable {
                 "a masked request has drawn tokens without masks"
             );
             let answer = masked.answer.take();
-            self.thread.want(WantedMask {
+            wanted.push(WantedMask {
                 request,
                 answer: answer.expect("the thread keeps no answer between two steps"),
                 tokens,
             });
-            self.num_awaited += 1;
+        }
+        if !wanted.is_empty() {
+            self.thread.want(wanted);
+            self.is_awaiting = true;
         }
     }
 
     /// Takes the masks that have been made, and ends the requests for which there is none.
     pub(crate) fn take_made(&mut self, scheduler: &mut Scheduler) {
-        while let Some(made) = self.thread.take_made() {
-            self.num_awaited -= 1;
-            let MadeMask {
-                request,
-                answer,
-                next,
-            } = made;
+        let Some(made) = self.thread.take_made() else {
+            return;
+        };
+        self.is_awaiting = false;
+        for MadeMask {
+            request,
+            answer,
+            next,
+        } in made
+        {
             // The request may have ended meanwhile.
             let Some(masked) = self.requests.get_mut(&request) else {
                 continue;

@@ -13,9 +13,10 @@ use crate::engine_loop::panic_message;
 use crate::token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
 
 /// The loop's end of the thread, which ends when this is dropped and it has made what it was asked for.
+/// The masks of a step go there and come back together, so that each side is woken once.
 pub(crate) struct MaskThread {
-    wanted: Sender<WantedMask>,
-    made: Receiver<MadeMask>,
+    wanted: Sender<Vec<WantedMask>>,
+    made: Receiver<Vec<MadeMask>>,
 }
 
 /// A request for the mask of one request's next token.
@@ -54,16 +55,15 @@ enum AnswerState {
 }
 
 impl MaskThread {
-    /// At most `max_wanted` masks may be wanted at a time.
-    pub(crate) fn start(max_wanted: usize, doorbell: Doorbell) -> io::Result<Self> {
-        let (wanted, jobs) = crossbeam_channel::bounded(max_wanted);
-        let (report, made) = crossbeam_channel::bounded(max_wanted);
+    pub(crate) fn start(doorbell: Doorbell) -> io::Result<Self> {
+        let (wanted, jobs) = crossbeam_channel::bounded::<Vec<WantedMask>>(1);
+        let (report, made) = crossbeam_channel::bounded(1);
         let report = LoopSender::new(report, doorbell);
         thread::Builder::new()
             .name("corella-masks".to_owned())
             .spawn(move || {
-                while let Ok(job) = jobs.recv() {
-                    if !report.send(make(job)) {
+                while let Ok(wanted) = jobs.recv() {
+                    if !report.send(wanted.into_iter().map(make).collect()) {
                         return;
                     }
                 }
@@ -71,24 +71,25 @@ impl MaskThread {
         Ok(Self { wanted, made })
     }
 
-    pub(crate) fn want(&self, mask: WantedMask) {
-        let is_sent = self.wanted.send(mask).is_ok();
+    /// Asks for the masks of a step. Those of the step before must have been taken.
+    pub(crate) fn want(&self, masks: Vec<WantedMask>) {
+        let is_sent = self.wanted.send(masks).is_ok();
         assert!(is_sent, "the thread that makes masks has ended");
     }
 
-    /// A mask that has been made since the last call.
-    pub(crate) fn take_made(&self) -> Option<MadeMask> {
+    /// The masks of the step, in the order in which they were asked for, when all have been made.
+    pub(crate) fn take_made(&self) -> Option<Vec<MadeMask>> {
         self.made.try_recv().ok()
     }
 }
 
 /// Whatever goes wrong in a constraint, a panic included, is told to the one request that has it.
-fn make(job: WantedMask) -> MadeMask {
+fn make(wanted: WantedMask) -> MadeMask {
     let WantedMask {
         request,
         mut answer,
         tokens,
-    } = job;
+    } = wanted;
     let next = catch_unwind(AssertUnwindSafe(|| answer.next(&tokens)));
     MadeMask {
         request,
