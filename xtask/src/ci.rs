@@ -14,7 +14,7 @@ pub struct Stage {
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 
-pub const STAGES: [Stage; 16] = [
+pub const STAGES: [Stage; 15] = [
     Stage {
         name: "set-up",
         about: "install what the other stages need: Rust components, a Python environment, packages for Node, mdBook, NIXL, etcd, openssl",
@@ -60,7 +60,7 @@ pub const STAGES: [Stage; 16] = [
     },
     Stage {
         name: "test",
-        about: "unit, property, golden and conformance tests; arguments go to cargo test",
+        about: "unit, property, golden and conformance tests, those for GPUs on a device in host memory; arguments go to cargo test",
         takes_arguments: true,
         run: test,
     },
@@ -75,15 +75,6 @@ pub const STAGES: [Stage; 16] = [
         about: "the CPU executor's tests held to AMX, which is emulated where it is missing; arguments go to cargo test",
         takes_arguments: true,
         run: tiles,
-    },
-    Stage {
-        name: "cuda",
-        about: "the CUDA executor's tests on a device in host memory; arguments go to cargo test",
-        takes_arguments: true,
-        run: |repository, arguments| {
-            let emulated = ["--package", "corella-cuda", "--features", "emulated-device"];
-            run(&mut tests(repository, &emulated, arguments), TESTS_FAILED)
-        },
     },
     Stage {
         name: "kernels",
@@ -289,11 +280,14 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
 }
 
 fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    run(
-        &mut tests(repository, &["--workspace"], arguments),
-        TESTS_FAILED,
-    )
+    let mut what = vec!["--workspace"];
+    what.extend(WITH_EMULATED_GPU);
+    run(&mut tests(repository, &what, arguments), TESTS_FAILED)
 }
+
+/// With this the tests of corella-cuda run on a device in host memory. Stages that share what they build
+/// have the same features.
+pub const WITH_EMULATED_GPU: [&str; 2] = ["--features", "corella-cuda/emulated-device"];
 
 fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
@@ -357,6 +351,8 @@ fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     if !repository.has_own_binary() {
         build(repository, &[])?;
     }
+    // Most of these tests wait most of the time. Those of a file share servers.
+    command.args(["--numprocesses", "2", "--dist", "loadfile"]);
     command
         .args(arguments)
         .env("CORELLA_BIN", repository.binary());

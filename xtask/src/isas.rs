@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::ci::WITH_EMULATED_GPU;
 use crate::repository::{Repository, output, run};
 
 /// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/held_isa`.
@@ -48,18 +49,9 @@ const RUN_WITH_EVERY_SET: [&str; 12] = [
 pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     // The whole workspace is selected, as in stage `test`: for one package alone, dependencies have other
     // features and would be compiled again.
-    let example = [
-        "build",
-        "--quiet",
-        "--locked",
-        "--workspace",
-        "--example",
-        EXAMPLE,
-    ];
-    run(
-        &mut repository.cargo(&example),
-        "the example does not build",
-    )?;
+    let mut build = repository.cargo(&["build", "--quiet", "--locked", "--workspace"]);
+    build.args(WITH_EMULATED_GPU).args(["--example", EXAMPLE]);
+    run(&mut build, "the example does not build")?;
     let example = repository.target.join("debug/examples").join(EXAMPLE);
     let found = output(&mut repository.command(&example, &[]))?;
     let found: Vec<&str> = found.lines().collect();
@@ -74,7 +66,8 @@ pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String>
         println!("\n==> isas: held to {isa}");
         let start = Instant::now();
         let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked", "--workspace"]);
-        // Its files have some of these names, and need a feature that is off here.
+        command.args(WITH_EMULATED_GPU);
+        // Its files have some of these names, and no instruction sets.
         command.args(["--exclude", "corella-cuda"]);
         for file in TESTS {
             command.args(["--test", file]);
