@@ -1,25 +1,23 @@
-"""The files of deploy/ fit the binary and the programs that read them.
+"""The files of deploy/ for Prometheus, Grafana and systemd fit the binary and the programs that read them.
 
-What needs a program that is not here (promtool, systemd-analyze, kubectl) is skipped.
+What needs a program that is not here (promtool, systemd-analyze) is skipped.
 """
 
 import importlib.util
 import json
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import time
 import urllib.request
 
-import kubernetes_validate
 import pytest
 import yaml
-from fleet import THREADS, Fleet, complete, num_remote_tokens
-from server_process import BINARY, ROOT, ServerProcess, free_port
+from fleet import THREADS, Fleet, complete
+from manifest import DEPLOY, check, program
+from server_process import BINARY, ServerProcess
 
-DEPLOY = ROOT / "deploy"
 PROMPT = list(range(400, 440))
 ALERTS = DEPLOY / "prometheus/alerts.yml"
 DASHBOARD = DEPLOY / "grafana/corella.json"
@@ -31,16 +29,6 @@ VARIABLES = {
     '"$instance"': '".*"',
     '"$model_name"': '".*"',
 }
-
-
-def program(name):
-    return pytest.mark.skipif(shutil.which(name) is None, reason=f"{name} is not installed")
-
-
-def check(*command):
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -162,87 +150,3 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_drains(kind, tmp_p
             server.terminate()
             assert supervisor.recv(100) == b"STOPPING=1"
             assert server.wait() == 0
-
-
-def documents(folder):
-    return list(yaml.safe_load_all(check("kubectl", "kustomize", DEPLOY / "kubernetes" / folder)))
-
-
-def pod_templates(document):
-    """Yields the templates of pods in a document."""
-    if document["kind"] == "Deployment":
-        yield document["spec"]["template"]
-    if document["kind"] == "LeaderWorkerSet":
-        pair = document["spec"]["leaderWorkerTemplate"]
-        yield from (pair["leaderTemplate"], pair["workerTemplate"])
-
-
-@program("kubectl")
-@pytest.mark.parametrize("folder", ["server", "pair"])
-def test_kubernetes_takes_the_manifests(folder):
-    version = kubernetes_validate.latest_version()
-    num_pods = 0
-    for document in documents(folder):
-        if document["kind"] != "LeaderWorkerSet":
-            kubernetes_validate.validate(document, version, strict=True)
-        for template in pod_templates(document):
-            num_pods += 1
-            # LeaderWorkerSet has no schema here, but its templates are those of pods.
-            pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **template["metadata"]}}
-            kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
-    assert num_pods == {"server": 1, "pair": 2}[folder]
-
-
-@program("kubectl")
-@pytest.mark.parametrize("folder", ["server", "pair"])
-def test_a_pod_has_time_to_drain_and_right_probes(folder):
-    for document in documents(folder):
-        for template in pod_templates(document):
-            spec = template["spec"]
-            (container,) = spec["containers"]
-            (_, pause_s) = container["lifecycle"]["preStop"]["exec"]["command"]
-            # The server gives running requests 30 seconds.
-            assert spec["terminationGracePeriodSeconds"] > 30 + int(pause_s)
-            ports = {port["name"] for port in container["ports"]}
-            for probe, path in (("startup", "/ready"), ("readiness", "/ready"), ("liveness", "/health")):
-                asked = container[f"{probe}Probe"]["httpGet"]
-                assert asked["path"] == path and asked["port"] in ports
-
-
-@program("kubectl")
-def test_the_arguments_of_a_pair_are_those_of_the_binary():
-    """Starts the two containers of a pair with the arguments of the manifest, in one network."""
-    (pair,) = [document for document in documents("pair") if document["kind"] == "LeaderWorkerSet"]
-    arguments = {}
-    for template in pod_templates(pair):
-        (container,) = template["spec"]["containers"]
-        arguments[template["metadata"]["labels"]["corella/role"]] = container["args"]
-    places = {"$(POD_NAME)-1.corella-pair": "localhost", "$(POD_IP)": "127.0.0.1"}
-
-    def words(role, cluster_port, peer_port):
-        for word in arguments[role][1:]:
-            for name, place in places.items():
-                word = word.replace(name, place)
-            own = word.startswith("--cluster-listen")
-            yield word.replace("9000", str(cluster_port if own else peer_port))
-
-    decode_port, prefill_port = free_port(), free_port()
-    with (
-        ServerProcess(*words("decode", decode_port, decode_port), *THREADS),
-        ServerProcess(*words("prefill", prefill_port, decode_port), *THREADS) as prefill,
-    ):
-        healthy = {"standing": "healthy"}
-        prefill.wait_until(
-            lambda: prefill.metric("corella_decode_nodes", **healthy) == 1, "the pair finds itself"
-        )
-        complete(prefill, PROMPT, max_tokens=8)
-        prefill.wait_until(lambda: num_remote_tokens(prefill) > 0, "the worker decodes")
-
-
-@program("kubectl")
-def test_the_configuration_of_a_pod_is_read(tmp_path, monkeypatch):
-    maps = [document for document in documents("server") if document["kind"] == "ConfigMap"]
-    path = tmp_path / "corella.toml"
-    path.write_text(maps[0]["data"]["corella.toml"])
-    with ServerProcess("--config", path, "--device", "mock") as server:
-        assert server.status_of("/ready") == 200

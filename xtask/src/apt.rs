@@ -1,5 +1,6 @@
 //! Packages of Debian that tests need.
 
+use std::fs;
 use std::path::Path;
 
 use crate::repository::{Repository, run, succeeds};
@@ -17,4 +18,32 @@ pub fn install(repository: &Repository, packages: &[&str], else_say: &str) -> Re
             .env("DEBIAN_FRONTEND", "noninteractive"),
         else_say,
     )
+}
+
+/// Unpacks a package into a folder of its own, without installing it or what it depends on.
+pub fn unpack(
+    repository: &Repository,
+    package: &str,
+    folder: &Path,
+    else_say: &str,
+) -> Result<(), String> {
+    let failed = |error| format!("{}: {error}", folder.display());
+    let _ = fs::remove_dir_all(folder);
+    fs::create_dir_all(folder).map_err(failed)?;
+    let download = || {
+        let mut command =
+            repository.command(Path::new("apt-get"), &["download", "--quiet", package]);
+        command.current_dir(folder);
+        command
+    };
+    if !succeeds(&mut download()) {
+        succeeds(&mut repository.command(Path::new("apt-get"), &["update"]));
+        run(&mut download(), else_say)?;
+    }
+    let mut entries = fs::read_dir(folder).map_err(failed)?;
+    let archive = entries
+        .find_map(|entry| Some(entry.ok()?.path()))
+        .ok_or_else(|| format!("apt-get left nothing in {}", folder.display()))?;
+    let mut extract = repository.command(Path::new("dpkg-deb"), &["--extract"]);
+    run(extract.arg(archive).arg(folder), else_say)
 }

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
-use crate::{apt, book, gpu, isas, kernels, nixl, node, python, tidy, wheel};
+use crate::{apt, book, deploy, gpu, isas, kernels, nixl, node, python, tidy, wheel};
 
 pub struct Stage {
     pub name: &'static str,
@@ -17,7 +17,7 @@ pub struct Stage {
 pub const STAGES: [Stage; 15] = [
     Stage {
         name: "set-up",
-        about: "install what the other stages need: Rust components, a Python environment, packages for Node, mdBook, NIXL, etcd, openssl",
+        about: "install what the other stages need: Rust components, a Python environment, packages for Node, mdBook, NIXL, kubectl, helm, promtool, etcd, openssl",
         takes_arguments: false,
         run: set_up,
     },
@@ -245,6 +245,8 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     println!("mdBook: {}", mdbook.display());
     let nixl = nixl::library(repository)?;
     println!("NIXL: {}", nixl.display());
+    let programs = deploy::programs(repository)?;
+    println!("kubectl, helm, promtool: {}", programs.display());
     let version = || repository.command("etcd".as_ref(), &["--version"]);
     if !succeeds(&mut version()) {
         println!("installing etcd");
@@ -348,6 +350,7 @@ fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     command.env("CORELLA_NODE_PACKAGES", packages);
     command.env("CORELLA_LLAMA_INDEX", python::llama_index(repository)?);
     command.env("CORELLA_SCHEMA_SUITE", python::schema_suite(repository)?);
+    command.env("PATH", deploy::path(repository)?);
     if !repository.has_own_binary() {
         build(repository, &[])?;
     }

@@ -4,6 +4,7 @@
 mod apt;
 mod book;
 mod ci;
+mod deploy;
 mod gpu;
 mod isas;
 mod kernels;

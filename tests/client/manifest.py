@@ -1,0 +1,59 @@
+"""What kubectl and helm make of deploy/, and what is in it."""
+
+import shutil
+import subprocess
+
+import pytest
+import yaml
+from server_process import ROOT
+
+DEPLOY = ROOT / "deploy"
+CHART = DEPLOY / "helm/corella"
+
+
+def program(name):
+    missing = shutil.which(name) is None
+    return pytest.mark.skipif(missing, reason=f"{name} is not installed: cargo xtask set-up does it")
+
+
+def check(*command, stdin=""):
+    words = [str(word) for word in command]
+    done = subprocess.run(words, input=stdin, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def kustomized(folder):
+    """Returns the documents of a kustomization."""
+    return read(check("kubectl", "kustomize", DEPLOY / "kubernetes" / folder))
+
+
+def rendered(*options, values="", release="corella"):
+    """Returns the documents of the chart with a text of values and further options."""
+    return read(check("helm", "template", release, CHART, "--values=-", *options, stdin=values))
+
+
+def read(text):
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def of_kind(documents, kind):
+    (document,) = [document for document in documents if document["kind"] == kind]
+    return document
+
+
+def pod_templates(documents):
+    """Returns the templates of pods by what the node does in a pair, or by `server`."""
+    for document in documents:
+        if document["kind"] == "Deployment":
+            return {"server": document["spec"]["template"]}
+        if document["kind"] == "LeaderWorkerSet":
+            pair = document["spec"]["leaderWorkerTemplate"]
+            templates = (pair["leaderTemplate"], pair["workerTemplate"])
+            return {template["metadata"]["labels"]["corella/role"]: template for template in templates}
+    raise AssertionError("no document has pods")
+
+
+def container(template):
+    (container,) = template["spec"]["containers"]
+    return container

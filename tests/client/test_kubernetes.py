@@ -1,0 +1,350 @@
+"""The kustomizations and the chart of deploy/ fit Kubernetes' schemas, the binary and each other.
+
+They need kubectl and helm, and are skipped without.
+"""
+
+import copy
+import re
+import subprocess
+import tomllib
+import urllib.error
+import urllib.request
+
+import kubernetes_validate
+import pytest
+from certificate import Authority
+from fleet import THREADS, complete, num_remote_tokens
+from manifest import CHART, check, container, kustomized, of_kind, pod_templates, program, rendered
+from server_process import ROOT, ServerProcess, free_port
+
+PROMPT = list(range(400, 440))
+KEY = "sk-chart-5d41402abc4b2a76"
+# Kinds of other projects, whose schemas are not Kubernetes'.
+FOREIGN = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1", "PodMonitor": "monitoring.coreos.com/v1"}
+
+ACCESS = ("--set=apiKeys.secret=keys,tls.secret=certificate,service.type=LoadBalancer",)
+INGRESS = (
+    "--set=ingress.enabled=true,ingress.host=llm.example.org,ingress.tlsSecret=web,ingress.className=nginx",
+)
+SHARED = ("--set=persistence.accessModes={ReadWriteMany},persistence.storageClass=nfs,replicas=3",)
+SCALED = (
+    "--set=autoscaling.enabled=true,podDisruptionBudget.enabled=true,podMonitor.enabled=true",
+    "--set=persistence.existingClaim=models,strategy.type=RollingUpdate,priorityClassName=high",
+    "--set-json=tolerations=[{\"key\": \"gpu\", \"operator\": \"Exists\"}]",
+    "--set-json=nodeSelector={\"disk\": \"nvme\"}",
+    "--set-json=image.pullSecrets=[{\"name\": \"registry\"}]",
+    "--set-json=extraVolumes=[{\"name\": \"models\", \"hostPath\": {\"path\": \"/models\"}}]",
+    "--set-json=extraVolumeMounts=[{\"name\": \"models\", \"mountPath\": \"/models\", \"readOnly\": true}]",
+    "--set-json=extraEnv=[{\"name\": \"RUST_LOG\", \"value\": \"debug\"}]",
+    "--set-json=podLabels={\"team\": \"search\"}",
+    "--set-json=podAnnotations={\"example.org/owner\": \"search\"}",
+    "--set-json=topologySpreadConstraints=[{\"maxSkew\": 1, \"topologyKey\": \"kubernetes.io/hostname\", "
+    '"whenUnsatisfiable": "ScheduleAnyway"}]',
+)
+PAIR = ("--set=mode=pair",)
+
+BOOK = re.search(r"```yaml\n(.*?)```", (ROOT / "docs/src/deployment.md").read_text(), re.DOTALL)[1]
+
+SETS = {
+    "kustomize server": lambda: kustomized("server"),
+    "kustomize pair": lambda: kustomized("pair"),
+    "helm server": lambda: rendered(),
+    "helm pair": lambda: rendered(*PAIR),
+    "helm access": lambda: rendered(*ACCESS, *INGRESS, release="a"),
+    "helm pair access": lambda: rendered(*PAIR, *ACCESS, *INGRESS),
+    "helm shared": lambda: rendered(*SHARED),
+    "helm scaled": lambda: rendered(*SCALED),
+    "helm pair scaled": lambda: rendered(*PAIR, *SCALED),
+    "helm ephemeral": lambda: rendered("--set=persistence.enabled=false,service.port=8080"),
+    "helm book": lambda: rendered(values=BOOK),
+}
+
+pytestmark = [program("kubectl"), program("helm")]
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_kubernetes_takes_the_manifests(name):
+    version = kubernetes_validate.latest_version()
+    documents = SETS[name]()
+    for document in documents:
+        kind = document["kind"]
+        if kind in FOREIGN:
+            assert document["apiVersion"] == FOREIGN[kind]
+        else:
+            kubernetes_validate.validate(document, version, strict=True)
+    templates = pod_templates(documents)
+    assert templates.keys() == ({"prefill", "decode"} if "pair" in name else {"server"})
+    for template in templates.values():
+        # LeaderWorkerSet has no schema here, but its templates are those of pods.
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **template["metadata"]}}
+        kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_names_lead_to_what_there_is(name):
+    documents = SETS[name]()
+    names = {}
+    for document in documents:
+        names.setdefault(document["kind"], set()).add(document["metadata"]["name"])
+        assert len(document["metadata"]["name"]) <= 63
+    templates = pod_templates(documents)
+    for template in templates.values():
+        spec = template["spec"]
+        volumes = {volume["name"]: volume for volume in spec["volumes"]}
+        mounts = [mount["name"] for mount in container(template)["volumeMounts"]]
+        assert sorted(mounts) == sorted(volumes)
+        assert volumes["config"]["configMap"]["name"] in names["ConfigMap"]
+        claim = volumes["cache"].get("persistentVolumeClaim", {}).get("claimName", "models")
+        assert claim == "models" or claim in names["PersistentVolumeClaim"]
+    service = of_kind(documents, "Service")
+    labels = {role: template["metadata"]["labels"] for role, template in templates.items()}
+
+    def selected(selector):
+        return {role for role, of_pod in labels.items() if selector.items() <= of_pod.items()}
+
+    front = {"server", "prefill"} & labels.keys()
+    assert selected(service["spec"]["selector"]) == front
+    for document in documents:
+        spec = document.get("spec", {})
+        if "matchLabels" in spec.get("selector", {}):
+            everywhere = document["kind"] == "PodMonitor"
+            assert selected(spec["selector"]["matchLabels"]) == (labels.keys() if everywhere else front)
+        if document["kind"] == "Ingress":
+            backend = spec["rules"][0]["http"]["paths"][0]["backend"]["service"]
+            assert backend["name"] == service["metadata"]["name"]
+            assert backend["port"]["name"] in {port["name"] for port in service["spec"]["ports"]}
+        if document["kind"] == "HorizontalPodAutoscaler":
+            scaled = of_kind(documents, spec["scaleTargetRef"]["kind"])
+            assert spec["scaleTargetRef"]["name"] == scaled["metadata"]["name"]
+            assert spec["scaleTargetRef"]["apiVersion"] == scaled["apiVersion"]
+            assert "replicas" not in scaled["spec"], "an upgrade would undo what the autoscaler did"
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_pod_has_time_to_drain_and_right_probes(name):
+    for template in pod_templates(SETS[name]()).values():
+        checked = container(template)
+        (_, pause_s) = checked["lifecycle"]["preStop"]["exec"]["command"]
+        # The server gives running requests 30 seconds.
+        assert template["spec"]["terminationGracePeriodSeconds"] > 30 + int(pause_s)
+        ports = {port["name"] for port in checked["ports"]}
+        has_tls = any(word.startswith("--tls-cert") for word in checked["args"])
+        for probe, path in (("startup", "/ready"), ("readiness", "/ready"), ("liveness", "/health")):
+            asked = checked[f"{probe}Probe"]["httpGet"]
+            assert asked["path"] == path and asked["port"] in ports
+            assert asked.get("scheme", "HTTP") == ("HTTPS" if has_tls else "HTTP")
+
+
+@pytest.mark.parametrize("mode", ["server", "pair"])
+def test_the_chart_starts_what_the_kustomization_does(mode):
+    """Compares everything but labels, names of images, and what each adds to have pods started again."""
+    of_kustomization, of_chart = kustomized(mode), rendered(f"--set=mode={mode}")
+    templates = pod_templates(of_chart)
+    for role, expected in pod_templates(of_kustomization).items():
+        expected, template = copy.deepcopy(expected), copy.deepcopy(templates[role])
+        for one in (expected, template):
+            container(one).pop("image")
+            container(one).pop("imagePullPolicy", None)
+            for volume in one["spec"]["volumes"]:
+                if "configMap" in volume:
+                    # Kustomize appends a digest.
+                    volume["configMap"]["name"] = re.sub(r"-\w{10}$", "", volume["configMap"]["name"])
+        assert template["spec"] == expected["spec"]
+        assert expected["metadata"]["annotations"].items() <= template["metadata"]["annotations"].items()
+
+    def rest(documents):
+        """Returns what matters beside the templates of pods."""
+        for document in documents:
+            spec = copy.deepcopy(document.get("spec", {}))
+            name = document["metadata"]["name"]
+            match document["kind"]:
+                case "Deployment":
+                    yield name, spec["replicas"], spec["strategy"]
+                case "LeaderWorkerSet":
+                    pair = spec["leaderWorkerTemplate"]
+                    yield name, spec["replicas"], pair["size"], pair["restartPolicy"]
+                case "Service":
+                    yield name, spec.get("type", "ClusterIP"), spec["ports"]
+                case "PersistentVolumeClaim":
+                    yield name, spec
+                case "ConfigMap":
+                    yield "config", tomllib.loads(document["data"]["corella.toml"])
+                case kind:
+                    raise AssertionError(f"nothing compares a {kind}")
+
+    assert sorted(rest(of_chart), key=repr) == sorted(rest(of_kustomization), key=repr)
+
+
+def written(documents, folder):
+    """Writes the ConfigMap's file, and returns its path."""
+    path = folder / "corella.toml"
+    path.write_text(of_kind(documents, "ConfigMap")["data"]["corella.toml"])
+    return path
+
+
+def words(template, places):
+    """Returns the arguments of a pod's container, with the places that a test has instead of a pod's."""
+    serve, *arguments = container(template)["args"]
+    assert serve == "serve"
+    for word in arguments:
+        for name, place in places.items():
+            word = word.replace(name, str(place))
+        yield word
+
+
+@pytest.mark.parametrize("name", ["kustomize pair", "helm pair"])
+def test_the_arguments_of_a_pair_are_those_of_the_binary(name, tmp_path, monkeypatch):
+    """Starts the two containers of a pair with the arguments of the manifest, in one network."""
+    documents = SETS[name]()
+    templates = pod_templates(documents)
+    for template in templates.values():
+        assert "CORELLA_API_KEY" in {variable["name"] for variable in container(template)["env"]}
+    # This is the key of the test's clients.
+    monkeypatch.setenv("CORELLA_API_KEY", "unused")
+    decode_port, prefill_port = free_port(), free_port()
+    common = {"/etc/corella/corella.toml": written(documents, tmp_path), "$(POD_IP)": "127.0.0.1"}
+    decode = words(templates["decode"], {**common, "0.0.0.0:9000": f"0.0.0.0:{decode_port}"})
+    peer = {"$(POD_NAME)-1.corella-pair:9000": f"localhost:{decode_port}"}
+    prefill = words(templates["prefill"], {**common, **peer, "0.0.0.0:9000": f"0.0.0.0:{prefill_port}"})
+    with ServerProcess(*decode, *THREADS), ServerProcess(*prefill, *THREADS) as prefill:
+        healthy = {"standing": "healthy"}
+        prefill.wait_until(
+            lambda: prefill.metric("corella_decode_nodes", **healthy) == 1, "the pair finds itself"
+        )
+        assert prefill.status_of("/v1/models") == 401
+        complete(prefill, PROMPT, max_tokens=8)
+        prefill.wait_until(lambda: num_remote_tokens(prefill) > 0, "the worker decodes")
+
+
+@pytest.mark.parametrize("name", ["kustomize server", "helm server"])
+def test_a_server_starts_with_its_arguments_and_configuration(name, tmp_path):
+    documents = SETS[name]()
+    places = {"/etc/corella/corella.toml": written(documents, tmp_path)}
+    arguments = words(pod_templates(documents)["server"], places)
+    with ServerProcess(*arguments, "--device", "mock") as server:
+        assert server.status_of("/ready") == 200
+
+
+def test_the_binary_takes_the_options_in_the_book(tmp_path):
+    # The built-in model has a shorter context than the one in the book.
+    documents = rendered("--set=model=,config.max-model-len=1024", values=BOOK)
+    path = written(documents, tmp_path)
+    with ServerProcess("--config", path, "--device", "mock") as server:
+        assert server.status_of("/ready") == 200
+
+
+def test_a_server_has_the_keys_and_the_certificate_of_its_secrets(tmp_path):
+    (tmp_path / "keys.toml").write_text(f'[[key]]\nname = "a"\nkey = "{KEY}"\n')
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server")
+    certificate.rename(tmp_path / "tls.crt")
+    key.rename(tmp_path / "tls.key")
+    documents = rendered(*ACCESS)
+    template = pod_templates(documents)["server"]
+    volumes = {volume["name"]: volume.get("secret") for volume in template["spec"]["volumes"]}
+    assert volumes["keys"] == {"secretName": "keys"} and volumes["tls"] == {"secretName": "certificate"}
+    written(documents, tmp_path)
+    folders = {mount["mountPath"]: tmp_path for mount in container(template)["volumeMounts"]}
+    # The longest paths come first, because some begin others.
+    places = dict(sorted(folders.items(), reverse=True))
+    arguments = words(template, places)
+    with ServerProcess(*arguments, "--device", "mock", authority=authority.certificate) as server:
+        request = urllib.request.Request(f"{server.base_url}/v1/models")
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(request, context=server.context)
+        request.add_header("authorization", f"Bearer {KEY}")
+        assert urllib.request.urlopen(request, context=server.context).status == 200
+
+
+def test_the_binary_reads_the_values_of_options(tmp_path):
+    """Numbers are hard: Helm reads 4096 as a floating-point number, and --set 0.5 as a text."""
+    documents = rendered(
+        "--set=model=Qwen/Qwen3-0.6B,config.chat.temperature=0.5,config.kv-cache-memory=64M",
+        "--set=config.serve.served-model-name={small,large},config.serve.allow-unknown-fields=true",
+        "--set-json=config.max-model-len=1024,config.serve.max-stored-response-bytes=10000000",
+        '--set-json=config.chat.system="a <b> \\"c\\" \\u00e9\\n"',
+        release="a",
+    )
+    path = written(documents, tmp_path)
+    assert tomllib.loads(path.read_text()) == {
+        "model": "Qwen/Qwen3-0.6B",
+        "kv-cache-memory": "64M",
+        "max-model-len": 1024,
+        "chat": {"temperature": "0.5", "system": 'a <b> "c" é\n'},
+        "serve": {
+            "host": "0.0.0.0",
+            "served-model-name": ["small", "large"],
+            "allow-unknown-fields": True,
+            "max-stored-response-bytes": 10000000,
+        },
+    }
+    path.write_text(path.read_text().replace('model = "Qwen/Qwen3-0.6B"\n', ""))
+    with ServerProcess("--config", path, *THREADS) as server:
+        assert [model.id for model in server.client.models.list()] == ["small", "large"]
+        assert server.client.models.list().data[0].model_extra["max_model_len"] == 1024
+
+
+def test_a_change_of_the_configuration_starts_pods_again():
+    def annotations(*options):
+        return pod_templates(rendered(*options))["server"]["metadata"]["annotations"]
+
+    assert annotations("--set=model=a") == annotations("--set=model=a")
+    assert annotations("--set=model=a") != annotations("--set=model=b")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("replcas=3", "'replcas'"),
+        ("image.tga=1", "at '/image': additional properties 'tga'"),
+        ("mode=paar", "at '/mode': value must be one of 'server', 'pair'"),
+        ("tls.secret=Upper", "at '/tls/secret'"),
+        ("resources.limit.cpu=4", "at '/resources': additional properties 'limit'"),
+        ("resources.limits.memory=8GB", "at '/resources/limits/memory'"),
+        ("probes.startup.period=2", "at '/probes/startup': additional properties 'period'"),
+        ("drain.preStopSeconds=5s", "at '/drain/preStopSeconds': got string, want integer"),
+        ("service.port=70000", "at '/service/port'"),
+        ("config.Max_Len=3", "at '/config': additional properties 'Max_Len'"),
+        ("config.serve.limits.a=3", "at '/config/serve/limits': got object"),
+        ("config.serve.port=9000", "config names a port"),
+        ("config.model=a", "set the value `model`"),
+        ("replicas=2", "persistence.accessModes"),
+        ("autoscaling.enabled=true", "persistence.accessModes"),
+        ("autoscaling.minReplicas=9,autoscaling.enabled=true", "autoscaling.minReplicas"),
+        ("ingress.enabled=true,ingress.tlsSecret=a", "ingress.host"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(value, reason):
+    command = ["helm", "template", "corella", CHART, f"--set={value}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and reason in done.stderr, done.stderr
+
+
+def test_several_pairs_share_no_claim():
+    documents = rendered(*PAIR, "--set=replicas=2")
+    assert of_kind(documents, "LeaderWorkerSet")["spec"]["replicas"] == 2
+    assert "PersistentVolumeClaim" not in {document["kind"] for document in documents}
+
+
+@pytest.mark.parametrize("options", [(), PAIR, SCALED, (*ACCESS, *INGRESS)])
+def test_helm_lints_the_chart(options):
+    check("helm", "lint", "--strict", CHART, *options)
+
+
+def test_the_notes_name_what_there_is():
+    for options, scheme in ((PAIR, "http"), (ACCESS, "https")):
+        notes = check("helm", "install", "--dry-run=client", "corella", CHART, *options)
+        service = of_kind(rendered(*options), "Service")
+        port = service["spec"]["ports"][0]["port"]
+        assert f"service/{service['metadata']['name']} 8000:{port}" in notes
+        assert f"{scheme}://127.0.0.1:8000" in notes
+
+
+def test_the_chart_has_the_version_of_the_binary():
+    manifest = tomllib.loads((ROOT / "Cargo.toml").read_text())
+    version = manifest["workspace"]["package"]["version"]
+    labels = of_kind(rendered(), "Service")["metadata"]["labels"]
+    assert labels["app.kubernetes.io/version"] == version
+    assert labels["helm.sh/chart"] == f"corella-{version}"
+    image = container(pod_templates(rendered())["server"])["image"]
+    assert image == f"corella:{version}"
