@@ -1,69 +1,16 @@
 """`corella chat`, typed in a terminal and piped."""
 
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
-import time
 
 import pytest
 from server_process import BINARY
-
-PATIENCE_S = 60.0
-OPTIONS = ("--threads", "1", "--kv-cache-memory", "64M", "--temperature", "0")
-PROMPT = ">>> "
-
-
-class Terminal:
-    """A terminal with `corella chat` in it."""
-
-    def __init__(self, home, *options):
-        environment = {**os.environ, "HOME": str(home), "TERM": "xterm"}
-        environment.pop("XDG_STATE_HOME", None)
-        self.unread = ""
-        self.pid, self.descriptor = pty.fork()
-        if self.pid == 0:
-            os.execve(BINARY, ["corella", "chat", *OPTIONS, *options], environment)
-
-    def read_until(self, wanted):
-        """Returns what was shown up to `wanted`, without what steers the terminal."""
-        deadline = time.monotonic() + PATIENCE_S
-        while wanted not in self.unread:
-            ready, _, _ = select.select([self.descriptor], [], [], 0.1)
-            assert time.monotonic() < deadline, f"no {wanted!r} in {self.unread!r}"
-            if ready:
-                shown = os.read(self.descriptor, 65536).decode(errors="replace")
-                self.unread += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "")
-        before, self.unread = self.unread.split(wanted, 1)
-        return before
-
-    def write(self, text):
-        os.write(self.descriptor, text.encode())
-
-    def ask(self, text):
-        """Enters a line, and returns what was shown from there to the next prompt."""
-        self.write(text + "\n")
-        return self.read_until("\n" + PROMPT)
-
-    def leave(self):
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                os.close(self.descriptor)
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
-        os.kill(self.pid, signal.SIGKILL)
-        raise AssertionError(f"it did not leave: {self.unread!r}")
+from terminal import OPTIONS, PROMPT, Terminal
 
 
 @pytest.fixture
 def terminal(tmp_path):
-    terminal = Terminal(tmp_path)
-    assert "corella-nano" in terminal.read_until(PROMPT)
-    return terminal
+    return Terminal(tmp_path)
 
 
 def pipe(text, *options):
@@ -94,7 +41,7 @@ def test_commands(terminal):
     assert "/system TEXT" in terminal.ask("/help")
     assert "there is no system message" in terminal.ask("/system")
     terminal.ask("/system Be brief.")
-    assert "Be brief." in terminal.ask("/system").removeprefix("/system")
+    assert "Be brief." in terminal.ask("/system")
     assert "temperature 0" in terminal.ask("/set")
     assert "did you mean temperature?" in terminal.ask("/set temprature 1")
     assert "did you mean /stats?" in terminal.ask("/stat")

@@ -238,7 +238,7 @@ impl ChatTemplate {
                 .render_captured_to(self.context(&input), &mut writer)
                 .map(drop)
         };
-        // The engine panics for some templates, for example when it reverses an iterator that is used up.
+        // The engine has panicked for valid templates before: version 3.0 did where one reversed an empty list.
         let rendered = catch_unwind(AssertUnwindSafe(render)).map_err(|_| {
             TextError::TemplateRender("the template engine failed in it".to_owned())
         })?;

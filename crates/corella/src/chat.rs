@@ -3,6 +3,8 @@
 mod answer;
 mod entry;
 mod input;
+mod line_editor;
+mod plain_line;
 mod setting;
 
 use std::io::{self, IsTerminal, Write};
@@ -17,7 +19,9 @@ use crate::config::{self, RequestOptions};
 use crate::local_server::LocalServer;
 use answer::{Answer, AnswerEnd, AnswerStats, Piece, ask};
 use entry::{Command, Entry, HELP};
-use input::Input;
+use input::{Input, LineSource};
+use line_editor::LineEditor;
+use plain_line::PlainLines;
 use setting::Settings;
 
 pub fn run(config: config::Chat) -> Result<(), Error> {
@@ -53,7 +57,11 @@ pub fn run(config: config::Chat) -> Result<(), Error> {
         eprintln!("{}", server.summary);
         eprintln!("/help lists commands; Ctrl-C stops an answer; Ctrl-D leaves");
     }
-    let mut input = Input::new(io::stdin().lock(), config.is_typed);
+    let lines: Box<dyn LineSource> = match config.is_edited {
+        true => Box::new(LineEditor::new(config.history).map_err(io_error("the terminal"))?),
+        false => Box::new(PlainLines::new(io::stdin().lock(), config.is_typed)),
+    };
+    let mut input = Input::new(lines);
     while let Some(entry) = input.next_entry().map_err(io_error("standard input"))? {
         let done = match Entry::parse(&entry) {
             Ok(Entry::Empty) => Ok(()),
@@ -68,7 +76,8 @@ pub fn run(config: config::Chat) -> Result<(), Error> {
             Err(reason) => return Err(Error::Config(reason)),
         }
     }
-    if config.is_typed {
+    // The editor has ended the line already.
+    if config.is_typed && !config.is_edited {
         println!();
     }
     Ok(())

@@ -398,14 +398,19 @@ fn set_model(options: &mut LlmOptions, args: &ModelArgs) {
             });
 }
 
-/// The cache folder by the XDG base directory specification; `None` if there is no home folder.
 fn default_weight_cache() -> Option<PathBuf> {
+    own_folder("XDG_CACHE_HOME", ".cache")
+}
+
+/// Corella's folder in one of the XDG base directory specification: `variable` names it, or else it is
+/// `in_home`. `None` if there is no home folder.
+fn own_folder(variable: &str, in_home: &str) -> Option<PathBuf> {
     let absolute = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
         path.is_absolute().then_some(path)
     };
-    let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-    Some(caches?.join("corella"))
+    let base = absolute(variable).or_else(|| Some(absolute("HOME")?.join(in_home)));
+    Some(base?.join("corella"))
 }
 
 fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {

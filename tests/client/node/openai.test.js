@@ -139,3 +139,48 @@ describe("responses", () => {
     assert.deepEqual(response.output_parsed, Animal.parse(JSON.parse(response.output_text)));
   });
 });
+
+describe("embeddings", () => {
+  const texts = [text, "A fox told a story.", "What does tea cost?"];
+  const embed = async (fields) => (await client.embeddings.create({ model, ...fields })).data.map((item) => item.embedding);
+  const length = (vector) => Math.hypot(...vector);
+  const assertClose = (found, expected) => {
+    assert.equal(found.length, expected.length);
+    assert.ok(found.every((x, i) => Math.abs(x - expected[i]) <= 1e-6));
+  };
+
+  test("numbers, and the base64 that the client asks for by itself, are the same vectors", async () => {
+    const answer = await client.embeddings.create({ model, input: texts });
+    assert.deepEqual(answer.data.map((item) => item.index), [0, 1, 2]);
+    assert.ok(answer.usage.prompt_tokens > texts.length);
+    assert.equal(answer.usage.total_tokens, answer.usage.prompt_tokens);
+    const numbers = await embed({ input: texts, encoding_format: "float" });
+    answer.data.forEach(({ embedding }, i) => {
+      assertClose(embedding, numbers[i]);
+      assert.ok(Math.abs(length(embedding) - 1) < 1e-5);
+    });
+    const unlike = numbers[0].some((x, i) => Math.abs(x - numbers[2][i]) > 1e-3);
+    assert.ok(unlike, "texts that differ have vectors that do");
+    assertClose((await embed({ input: texts[1] }))[0], numbers[1]);
+  });
+
+  test("base64 that is asked for stays text", async () => {
+    const [encoded] = await embed({ input: text, encoding_format: "base64" });
+    assert.equal(typeof encoded, "string");
+    const bytes = Buffer.from(encoded, "base64");
+    const read = Array.from({ length: bytes.length / 4 }, (_, i) => bytes.readFloatLE(4 * i));
+    assertClose(read, (await embed({ input: text }))[0]);
+  });
+
+  test("fewer dimensions are the first ones, of length 1", async () => {
+    const [whole] = await embed({ input: text });
+    const first = whole.slice(0, 8);
+    const [short] = await embed({ input: text, dimensions: 8 });
+    assertClose(short, first.map((x) => x / length(first)));
+    await assert.rejects(embed({ input: text, dimensions: whole.length + 1 }), (error) => {
+      assert.ok(error instanceof OpenAI.BadRequestError);
+      assert.equal(error.param, "dimensions");
+      return true;
+    });
+  });
+});

@@ -93,6 +93,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 CASES = [
     ("chatml", [SYSTEM, *TALK], None, True, {}),
     ("chatml", TALK, None, False, {}),
+    ("chatml", [SYSTEM], None, True, {}),
     ("chatml", THINKING, None, True, {"enable_thinking": False}),
     ("header", [SYSTEM, *TALK], None, True, {"date_string": "01 Jan 2026"}),
     ("header", WITH_CALLS, TOOLS, True, {"date_string": "01 Jan 2026"}),
@@ -101,6 +102,8 @@ CASES = [
     ("header", [say("user", [{"type": "image"}])], None, True, {"date_string": "x"}),
     ("instruct", [SYSTEM, *TALK], None, True, {}),
     ("instruct", TALK[1:], None, True, {}),
+    ("slice", TALK, None, True, {}),
+    ("slice", [SYSTEM], None, True, {}),
     ("tools", WITH_CALLS, TOOLS, True, {}),
     ("tools", TALK, None, True, {}),
     (

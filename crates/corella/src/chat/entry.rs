@@ -1,5 +1,6 @@
 //! What somebody entered: a message, or a command that begins with a slash.
 
+use super::setting;
 use crate::nearest_name::nearest_name;
 
 #[derive(Debug, PartialEq)]
@@ -35,10 +36,12 @@ pub const HELP: &str = "\
 /stats            tokens and times of the last answer, and how full the context is
 /clear            begin a new conversation; system message and settings stay
 /help             this list
-/exit             leave; so does Ctrl-D
+/exit             leave; so does Ctrl-D on an empty line
 
-A message of several lines stands between two lines of \"\"\", or has a \\ at the end of each line
-but the last. Ctrl-C stops an answer; what there is of it stays in the conversation.";
+A message of several lines stands between two lines of \"\"\", has a \\ at the end of each line but
+the last, or is pasted. Up and down go through earlier messages, Ctrl-R searches them, Tab completes
+commands. Ctrl-C drops what is being typed, or stops an answer; what there is of an answer stays in
+the conversation.";
 
 impl Entry {
     /// `Err` says what is wrong with a command. Only a word of letters behind the slash is a command,
@@ -82,6 +85,19 @@ impl Entry {
     }
 }
 
+/// How commands, and what `/set` sets, go on from what stands before the cursor: where the word begins, and
+/// whole words.
+pub fn completions(typed: &str) -> (usize, Vec<String>) {
+    if let Some(begun) = typed.strip_prefix("/set ") {
+        let words = setting::names().filter(|name| name.starts_with(begun));
+        let words = words.map(|name| format!("{name} ")).collect();
+        return (typed.len() - begun.len(), words);
+    }
+    let words = NAMES.iter().map(|name| format!("/{name} "));
+    let is_begun = |word: &String| !typed.is_empty() && word.starts_with(typed);
+    (0, words.filter(is_begun).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,6 +138,30 @@ mod tests {
         ] {
             let error = Entry::parse(text).unwrap_err();
             assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_word_is_completed_where_it_stands() {
+        let words = |words: &[&str]| {
+            words
+                .iter()
+                .map(|&word| word.to_owned())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(completions("/st"), (0, words(&["/stats "])));
+        assert_eq!(
+            completions("/s"),
+            (0, words(&["/system ", "/set ", "/stats "]))
+        );
+        assert_eq!(completions("/set te"), (5, words(&["temperature "])));
+        assert_eq!(completions("/set top_"), (5, words(&["top_p ", "top_k "])));
+        for typed in ["", "hello", "say /st", "/set temperature 0", "/clear "] {
+            let (_, words) = completions(typed);
+            assert!(
+                words.is_empty() || words == ["/clear "],
+                "{typed}: {words:?}"
+            );
         }
     }
 }

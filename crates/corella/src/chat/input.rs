@@ -1,12 +1,28 @@
 //! What is typed or piped in, one entry at a time.
 
-use std::io::{self, BufRead, Read, Write};
+use std::io;
 
 /// Lines of an entry are joined until it is whole.
-pub struct Input<R> {
-    lines: R,
-    /// Whether somebody is to be told that it is their turn.
-    prompts: bool,
+pub struct Input<'a> {
+    lines: Box<dyn LineSource + 'a>,
+}
+
+/// Where lines come from.
+pub trait LineSource {
+    /// The next line. `max_bytes` is more than 0.
+    fn next_line(&mut self, prompt: &str, max_bytes: usize) -> io::Result<Line>;
+
+    /// Is told each entry that is whole.
+    fn remember(&mut self, entry: &str);
+}
+
+#[derive(Debug, PartialEq)]
+pub enum Line {
+    /// Without the line break that ended it. Text that was pasted may have others.
+    Text(String),
+    /// Whoever types has given up the entry that the line is part of.
+    Dropped,
+    End,
 }
 
 /// Longer than anybody types, and more than a context holds.
@@ -14,76 +30,83 @@ const MAX_ENTRY_BYTES: usize = 16 << 20;
 /// Opens and closes an entry of several lines, as in Ollama.
 const FENCE: &str = "\"\"\"";
 
-impl<R: BufRead> Input<R> {
-    pub fn new(lines: R, prompts: bool) -> Self {
-        Self { lines, prompts }
+impl<'a> Input<'a> {
+    pub fn new(lines: Box<dyn LineSource + 'a>) -> Self {
+        Self { lines }
     }
 
     /// The next entry, without line break; `None` at the end.
     pub fn next_entry(&mut self) -> io::Result<Option<String>> {
-        let Some(first) = self.line(">>> ", MAX_ENTRY_BYTES)? else {
-            return Ok(None);
+        loop {
+            match self.try_next_entry()? {
+                Line::Text(entry) => {
+                    self.lines.remember(&entry);
+                    return Ok(Some(entry));
+                }
+                Line::Dropped => {}
+                Line::End => return Ok(None),
+            }
+        }
+    }
+
+    fn try_next_entry(&mut self) -> io::Result<Line> {
+        let first = match self.line(">>> ", 0)? {
+            Line::Text(first) => first,
+            other => return Ok(other),
         };
         let mut entry = first.trim_start().strip_prefix(FENCE).map(str::to_owned);
         if let Some(fenced) = &mut entry {
             loop {
                 if let Some(content) = fenced.trim_end().strip_suffix(FENCE) {
-                    return Ok(Some(content.trim_matches('\n').to_owned()));
+                    return Ok(Line::Text(content.trim_matches('\n').to_owned()));
                 }
-                // What was opened and never closed is not sent.
-                let Some(line) = self.line("... ", MAX_ENTRY_BYTES.saturating_sub(fenced.len()))?
-                else {
-                    return Ok(None);
-                };
-                fenced.push('\n');
-                fenced.push_str(&line);
+                match self.line("... ", fenced.len())? {
+                    Line::Text(line) => {
+                        fenced.push('\n');
+                        fenced.push_str(&line);
+                    }
+                    // What was opened and never closed is not sent.
+                    other => return Ok(other),
+                }
             }
         }
         let mut entry = first;
         while let Some(begun) = entry.strip_suffix('\\') {
             let mut longer = format!("{begun}\n");
-            match self.line("... ", MAX_ENTRY_BYTES.saturating_sub(begun.len()))? {
-                Some(line) => longer.push_str(&line),
-                None => return Ok(Some(begun.to_owned())),
+            match self.line("... ", begun.len())? {
+                Line::Text(line) => longer.push_str(&line),
+                Line::Dropped => return Ok(Line::Dropped),
+                Line::End => return Ok(Line::Text(begun.to_owned())),
             }
             entry = longer;
         }
-        Ok(Some(entry))
+        Ok(Line::Text(entry))
     }
 
-    fn line(&mut self, prompt: &str, max_bytes: usize) -> io::Result<Option<String>> {
-        let too_long = || {
-            let reason = format!("a message has more than {} MiB", MAX_ENTRY_BYTES >> 20);
-            io::Error::new(io::ErrorKind::InvalidInput, reason)
-        };
-        if max_bytes == 0 {
-            return Err(too_long());
+    /// The next line of an entry that has `num_bytes` so far.
+    fn line(&mut self, prompt: &str, num_bytes: usize) -> io::Result<Line> {
+        match MAX_ENTRY_BYTES.saturating_sub(num_bytes) {
+            0 => Err(too_long()),
+            max_bytes => self.lines.next_line(prompt, max_bytes),
         }
-        if self.prompts {
-            let mut out = io::stdout().lock();
-            out.write_all(prompt.as_bytes())?;
-            out.flush()?;
-        }
-        let mut line = Vec::new();
-        let mut limited = (&mut self.lines).take(max_bytes as u64);
-        if limited.read_until(b'\n', &mut line)? == 0 {
-            return Ok(None);
-        }
-        let is_ended = line.pop_if(|byte| *byte == b'\n').is_some();
-        if !is_ended && line.len() == max_bytes {
-            return Err(too_long());
-        }
-        line.pop_if(|byte| *byte == b'\r');
-        Ok(Some(String::from_utf8_lossy(&line).into_owned()))
     }
+}
+
+pub fn too_long() -> io::Error {
+    let reason = format!("a message has more than {} MiB", MAX_ENTRY_BYTES >> 20);
+    io::Error::new(io::ErrorKind::InvalidInput, reason)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::super::plain_line::PlainLines;
     use super::*;
 
     fn entries(text: &str) -> Vec<String> {
-        let mut input = Input::new(text.as_bytes(), false);
+        let mut input = Input::new(Box::new(PlainLines::new(text.as_bytes(), false)));
         std::iter::from_fn(|| input.next_entry().unwrap()).collect()
     }
 
@@ -108,5 +131,44 @@ mod tests {
     #[test]
     fn a_fence_that_is_never_closed_sends_nothing() {
         assert_eq!(entries("hello\n\"\"\"\nhalf a message\n"), ["hello"]);
+    }
+
+    /// Lines of a test, and what was remembered.
+    struct Typed {
+        lines: std::vec::IntoIter<Line>,
+        remembered: Rc<RefCell<Vec<String>>>,
+    }
+
+    impl LineSource for Typed {
+        fn next_line(&mut self, _: &str, _: usize) -> io::Result<Line> {
+            Ok(self.lines.next().unwrap_or(Line::End))
+        }
+
+        fn remember(&mut self, entry: &str) {
+            self.remembered.borrow_mut().push(entry.to_owned());
+        }
+    }
+
+    #[test]
+    fn a_dropped_line_takes_its_entry_along() {
+        let text = |text: &str| Line::Text(text.to_owned());
+        let lines = vec![
+            text("\"\"\""),
+            text("begun"),
+            Line::Dropped,
+            text("also\\"),
+            Line::Dropped,
+            text("pasted\nlines"),
+            text("\"\"\"both"),
+            text("lines\"\"\""),
+        ];
+        let remembered = Rc::default();
+        let mut input = Input::new(Box::new(Typed {
+            lines: lines.into_iter(),
+            remembered: Rc::clone(&remembered),
+        }));
+        let entries: Vec<_> = std::iter::from_fn(|| input.next_entry().unwrap()).collect();
+        assert_eq!(entries, ["pasted\nlines", "both\nlines"]);
+        assert_eq!(*remembered.borrow(), entries);
     }
 }

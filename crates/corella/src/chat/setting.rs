@@ -77,7 +77,7 @@ impl Settings {
     /// What is set, one field in each line.
     pub fn display(&self) -> String {
         if self.0.is_empty() {
-            let names: Vec<_> = FIELDS.iter().map(|(name, _)| *name).collect();
+            let names: Vec<_> = names().collect();
             return format!("nothing is set; there are {}", names.join(", "));
         }
         let lines = self.0.iter().map(|(name, value)| match value {
@@ -88,8 +88,12 @@ impl Settings {
     }
 }
 
+/// What can be set.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    FIELDS.iter().map(|(name, _)| *name)
+}
+
 fn find(name: &str) -> Result<(&'static str, Kind), String> {
-    let names = || FIELDS.iter().map(|(name, _)| *name);
     let field = FIELDS.iter().find(|(known, _)| *known == name);
     field
         .copied()

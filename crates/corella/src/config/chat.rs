@@ -1,10 +1,13 @@
 //! Configuration of `corella chat`.
 
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use super::{check_sampling, set_cache, set_device, set_model, set_speculation, source};
+use super::{
+    check_sampling, own_folder, set_cache, set_device, set_model, set_speculation, source,
+};
 use crate::args::ChatArgs;
 use crate::{Error, LlmOptions, ModelSource};
 
@@ -16,6 +19,10 @@ pub struct Chat {
     pub settings: Vec<(&'static str, Value)>,
     /// Whether somebody types what is read, instead of a file or another program.
     pub is_typed: bool,
+    /// Whether lines are edited as they are typed, which takes a terminal that can move its cursor.
+    pub is_edited: bool,
+    /// The file that keeps what was typed, if one does.
+    pub history: Option<PathBuf>,
 }
 
 pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
@@ -35,6 +42,9 @@ pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
         ("seed", sampling.seed.map(|seed| json!(seed))),
         ("max_tokens", args.max_tokens.map(|most| json!(most))),
     ];
+    let is_typed = io::stdin().is_terminal();
+    let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
+    let history = || Some(own_folder("XDG_STATE_HOME", ".local/state")?.join("chat_history"));
     Ok(Chat {
         source: source(args.model),
         options,
@@ -42,7 +52,9 @@ pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
         settings: { settings.into_iter() }
             .filter_map(|(name, value)| Some((name, value?)))
             .collect(),
-        is_typed: std::io::stdin().is_terminal(),
+        is_typed,
+        is_edited: is_typed && io::stdout().is_terminal() && !is_dumb,
+        history: (!args.no_history).then(history).flatten(),
     })
 }
 

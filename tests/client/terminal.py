@@ -1,0 +1,74 @@
+"""A terminal with `corella chat` in it, of which a test sees what is shown and types what it likes."""
+
+import os
+import pty
+import re
+import select
+import signal
+import termios
+import time
+
+from server_process import BINARY
+
+PATIENCE_S = 60.0
+OPTIONS = ("--threads", "1", "--kv-cache-memory", "64M", "--temperature", "0")
+PROMPT = ">>> "
+UP, LEFT, HOME, END = "\x1b[A", "\x1b[D", "\x1b[H", "\x1b[F"
+COOKED = termios.ICANON | termios.ECHO | termios.ISIG
+
+
+def control(letter):
+    return chr(ord(letter) - 64)
+
+
+class Terminal:
+    def __init__(self, home, *options, **variables):
+        environment = {**os.environ, "HOME": str(home), "TERM": "xterm", **variables}
+        for name in {"XDG_STATE_HOME", "CORELLA_NO_HISTORY"} - set(variables):
+            environment.pop(name, None)
+        self.unread = ""
+        self.raw = b""
+        self.pid, self.descriptor = pty.fork()
+        if self.pid == 0:
+            os.execve(BINARY, ["corella", "chat", *OPTIONS, *options], environment)
+        assert "corella-nano" in self.read_until(PROMPT)
+
+    def read_until(self, wanted):
+        """Returns what was shown up to `wanted`, without what steers the terminal."""
+        deadline = time.monotonic() + PATIENCE_S
+        while wanted not in self.unread:
+            ready, _, _ = select.select([self.descriptor], [], [], 0.1)
+            assert time.monotonic() < deadline, f"no {wanted!r} in {self.unread!r}"
+            if ready:
+                shown = os.read(self.descriptor, 65536)
+                self.raw += shown
+                shown = shown.decode(errors="replace")
+                self.unread += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "")
+        before, self.unread = self.unread.split(wanted, 1)
+        return before
+
+    def write(self, text):
+        rest = text if isinstance(text, bytes) else text.encode()
+        while rest:
+            rest = rest[os.write(self.descriptor, rest) :]
+
+    def ask(self, text):
+        """Enters a line, and returns what was shown below it up to the next prompt."""
+        self.write(text + "\n")
+        self.read_until("\n")
+        self.unread = "\n" + self.unread
+        return self.read_until("\n" + PROMPT).removeprefix("\n")
+
+    def leave(self):
+        """Waits for the end. The status is that of the process."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                modes = termios.tcgetattr(self.descriptor)[3]
+                assert modes & COOKED == COOKED, "the terminal is left as it was found"
+                os.close(self.descriptor)
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.02)
+        os.kill(self.pid, signal.SIGKILL)
+        raise AssertionError(f"it did not leave: {self.unread!r}")
