@@ -76,10 +76,20 @@ def bodies(page):
     return sent
 
 
+def keep_answers_going(page):
+    """On a busy machine, the browser might see the first word of an answer after its last was written."""
+
+    def without_end(route):
+        route.continue_(post_data=json.dumps({**route.request.post_data_json, **ON["extra_body"]}))
+
+    page.route("**/v1/chat/completions", without_end)
+
+
 def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
     with page_of(browser, slow_server) as page:
         assert page.is_visible("#empty")
-        set_control(page, "max_tokens", "120")
+        keep_answers_going(page)
+        set_control(page, "max_tokens", "900")
         say(page, STORY)
         page.wait_for_selector("#stop:not([hidden])")
         wait(page, "document.querySelector('.assistant .body').textContent.length > 20")
@@ -105,15 +115,6 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
         assert page.locator(".message").count() == 0
         page.reload()
         assert page.is_visible("#empty")
-
-
-def keep_answers_going(page):
-    """On a busy machine, the browser might see the first word of an answer after its last was written."""
-
-    def without_end(route):
-        route.continue_(post_data=json.dumps({**route.request.post_data_json, **ON["extra_body"]}))
-
-    page.route("**/v1/chat/completions", without_end)
 
 
 @pytest.mark.parametrize("way", ["button", "escape"])
