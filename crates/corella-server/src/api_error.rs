@@ -289,7 +289,7 @@ impl ApiError {
         )
     }
 
-    pub fn body_too_large(limit: usize) -> Self {
+    pub fn body_too_large(limit: u64) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "invalid_request_error",
