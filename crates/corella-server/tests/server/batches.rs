@@ -34,16 +34,27 @@ impl Folder {
     fn lines(&self, batch: &str) -> (Vec<Value>, Vec<Value>) {
         let read = |path: PathBuf| {
             let text = fs::read_to_string(path).unwrap_or_default();
-            let lines = text.lines();
-            lines
-                .map(|line| serde_json::from_str(line).expect("it is JSON"))
-                .collect()
+            // The last one may be being written.
+            let lines = text.lines().map(serde_json::from_str);
+            lines.filter_map(Result::ok).collect()
         };
         let folder = self.0.join("batches");
         (
             read(folder.join(format!("{batch}.output.jsonl"))),
             read(folder.join(format!("{batch}.errors.jsonl"))),
         )
+    }
+}
+
+impl Folder {
+    /// Waits until the tasks of a server that has ended have let go of the folder, as they do when a process
+    /// ends.
+    async fn is_free(&self) {
+        wait_for("the folder is free", async || {
+            let lock = fs::File::open(self.0.join("lock")).expect("it is there");
+            lock.try_lock().is_ok()
+        })
+        .await;
     }
 }
 
@@ -105,6 +116,7 @@ async fn lines_that_a_lost_engine_drops_are_left_for_the_next_start() {
     let batch = create(server.address, 12, 20).await;
     let lost = server.ended().await;
     lost.expect_err("the engine is lost");
+    folder.is_free().await;
     let (answers, failures) = folder.lines(&batch);
     assert!((2..12).contains(&answers.len()), "{answers:?}");
     assert!(failures.is_empty(), "{failures:?}");
@@ -148,6 +160,7 @@ async fn an_input_whose_time_is_over_is_kept_for_its_batch() {
     .await;
     server.ask_to_stop();
     server.stopped().await;
+    folder.is_free().await;
     assert!(folder.lines(&batch).0.len() < 40);
     for entry in fs::read_dir(folder.0.join("files")).expect("it is there") {
         let path = entry.expect("an entry").path();
@@ -185,6 +198,7 @@ async fn what_is_in_the_folder_counts_from_the_start() {
     .await;
     server.ask_to_stop();
     server.stopped().await;
+    folder.is_free().await;
     let batches = folder.0.join("batches");
     let orphan = batches.join("batch_0.errors.jsonl");
     fs::write(&orphan, "{}").expect("it can be written");

@@ -125,7 +125,9 @@ impl Setup {
             kv_transfer: self.kv_transfer.map(|make| make(engine.clone())),
             roles: None,
             adapters: self.adapters.map(|make| make(engine.clone())),
-            batches: { self.files }.map(|files| Batches::open(files).expect("it opens")),
+            batches: self
+                .files
+                .map(|files| Batches::open(files).expect("it opens")),
             collectors: Vec::new(),
         };
         let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);
