@@ -82,6 +82,13 @@ impl Job {
         let reason = self.shared.why_elsewhere()?;
         Some(Item::failure(0, reason.to_owned()))
     }
+
+    /// A fork leaves the task alone: a thread that it does not have may hold a lock of the runtime for ever.
+    fn abort(&self) {
+        if self.shared.why_elsewhere().is_none() {
+            self.task.abort();
+        }
+    }
 }
 
 #[pymethods]
@@ -121,13 +128,13 @@ impl Job {
 
     /// Aborts what has not been answered.
     fn cancel(&self) {
-        self.task.abort();
+        self.abort();
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.task.abort();
+        self.abort();
     }
 }
 
