@@ -2,6 +2,8 @@
 
 import io
 import json
+import shutil
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -133,6 +135,7 @@ MISTAKES = [
     ([GOOD, "", GOOD], ["duplicate_custom_id"], [3]),
     ([GOOD, line("b", CHAT, messages=MESSAGES)], ["mismatched_endpoint"], [2]),
     ([GOOD | {"method": "GET"}], ["invalid_line"], [1]),
+    ([GOOD, line("b", prompt="x" * (8 << 20)), "["], ["invalid_line", "invalid_line"], [2, 3]),
     ([], ["empty_file"], [None]),
 ]
 
@@ -200,6 +203,10 @@ def test_the_disk_that_files_take_is_bounded(tmp_path):
         with pytest.raises(openai.APIStatusError) as error:
             put(4097)
         assert error.value.status_code == 413 and "--max-file-bytes" in error.value.message
+        # A client that is still sending hears it, too.
+        with pytest.raises(openai.APIStatusError) as error:
+            put(64 << 20)
+        assert error.value.status_code == 413
         files = [put(4096).id for _ in range(2)]
         with pytest.raises(openai.APIStatusError) as error:
             put(4096)
@@ -366,6 +373,55 @@ def test_each_key_has_files_and_batches_of_its_own_and_pays_for_them(tmp_path):
         assert 1 <= counts.completed < 20 and counts.failed == 0
         slow.batches.cancel(waiting.id)
         assert wait(slow, waiting).status == "cancelled"
+
+
+def test_a_key_that_is_taken_away_ends_its_batches(tmp_path):
+    keys = tmp_path / "keys.toml"
+
+    def write(*names):
+        keys.write_text("".join(f'[[key]]\nname = "{name}"\nkey = "{KEYS[name]}"\n' for name in names))
+
+    write("one", "two")
+    with slow_server(tmp_path / "files", "--batch-concurrency", 2, "--api-keys", keys) as server:
+        client = server.client.with_options(api_key=KEYS["one"])
+        batch = create(client, long_lines(500))
+        wait(client, batch, {"in_progress"}, lambda batch: batch.request_counts.completed >= 2)
+        write("two")
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda: "read the API keys again" in server.log(), "the keys are read")
+        server.wait_until(lambda: "a batch has failed" in server.log(), "the batch ends")
+        write("one", "two")
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda: server.log().count("read the API keys again") == 2, "the keys are read")
+        batch = wait(client, batch)
+        assert (batch.status, batch.errors.data[0].code) == ("failed", "invalid_api_key")
+        assert 2 <= len(read(client, batch.output_file_id)) < 500
+
+
+def test_a_key_that_waits_for_its_limit_does_not_keep_others_waiting(tmp_path):
+    keys = tmp_path / "keys.toml"
+    toml = "".join(f'[[key]]\nname = "{name}"\nkey = "{KEYS[name]}"\n' for name in ["one", "slow"])
+    keys.write_text(toml + "tokens-per-minute = 60\n")
+    with ServerProcess("--api-keys", keys, "--files-dir", tmp_path / "files") as server:
+        one, slow = (server.client.with_options(api_key=KEYS[name]) for name in ["one", "slow"])
+        lines = [line(f"r{i}", prompt="a b c d e f", max_tokens=40, ignore_eos=True) for i in range(4)]
+        waiting = [create(slow, lines) for _ in range(20)]
+        assert wait(one, create(one, [GOOD])).status == "completed"
+        assert any(slow.batches.retrieve(batch.id).status == "in_progress" for batch in waiting)
+
+
+def test_a_disk_that_cannot_be_written_is_not_tried_all_the_time(tmp_path):
+    with ServerProcess("--files-dir", tmp_path) as server:
+        lines = [line(f"r{i}", prompt="Once", max_tokens=100, ignore_eos=True) for i in range(100)]
+        batch = create(server.client, lines)
+        wait(server.client, batch, {"in_progress"}, lambda batch: batch.request_counts.completed >= 1)
+        shutil.rmtree(tmp_path / "batches")
+        complaint = "a batch's end cannot be written"
+        server.wait_until(lambda: complaint in server.log(), "the disk is missed", timeout_s=60)
+        time.sleep(1)
+        assert server.log().count(complaint) == 1
+        # Everybody else is served.
+        assert server.client.completions.create(model=server.model(), prompt="a", max_tokens=2)
 
 
 def test_a_slow_or_broken_upload_leaves_nothing(tmp_path):

@@ -93,6 +93,15 @@ def test_a_generation_is_a_chat_of_one_message(served, client):
     assert alone.prompt_eval_count < answer.prompt_eval_count
 
 
+def test_a_seed_of_minus_one_is_none(served, client):
+    def ask(seed):
+        options = {"seed": seed, "temperature": 1, "num_predict": 24}
+        return client.generate(served.model, served.text, options=options).response
+
+    assert len({ask(7) for _ in range(3)}) == 1
+    assert len({ask(-1) for _ in range(3)}) > 1
+
+
 def test_a_raw_prompt_is_continued_as_it_is(served, client):
     completion = served.client.completions.create(
         model=served.model, prompt=served.text, max_tokens=24, temperature=0
@@ -196,6 +205,23 @@ def test_what_cannot_be_served_is_named(served, path, body, named):
     assert status == 400, answer
     assert list(answer) == ["error"]
     assert named in answer["error"], answer
+
+
+@pytest.mark.parametrize("method,path,status", [("POST", "/api/pull", 404), ("DELETE", "/api/delete", 404), ("GET", "/api/chat", 405)])
+def test_what_is_not_there_is_refused_in_ollamas_shape(served, method, path, status):
+    answer = httpx.request(method, served.server.base_url + path)
+    assert answer.status_code == status
+    assert list(answer.json()) == ["error"] and path in answer.json()["error"]
+
+
+def test_an_answer_may_be_allowed_more_tokens_than_fit(served, client):
+    # An end token would end it before the context does.
+    context = client.ps().models[0].context_length
+    whole = client.generate(served.model, served.text, options={"seed": 1})
+    for num_predict in [context - 1, 10 * context, 2**40]:
+        answer = client.generate(served.model, served.text, options={"seed": 1, "num_predict": num_predict})
+        assert (answer.response, answer.done_reason) == (whole.response, whole.done_reason)
+        assert answer.prompt_eval_count + answer.eval_count <= context
 
 
 def test_what_an_ollama_client_sends_for_its_machine_is_accepted(served):

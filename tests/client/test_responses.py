@@ -102,8 +102,9 @@ def test_what_is_not_there_says_why(served):
     missing(client, first.id, "was deleted")
     missing(client, unkept.id, "`store` false")
     missing(client, "resp_1", "never was")
-    with pytest.raises(openai.NotFoundError) as error:
+    with pytest.raises(openai.BadRequestError) as error:
         respond(served, previous_response_id=first.id)
+    assert error.value.code == "previous_response_not_found"
     assert error.value.param == "previous_response_id" and "was deleted" in error.value.message
 
 
@@ -118,7 +119,7 @@ def test_the_store_is_bounded_and_can_be_off():
         answer = server.client.responses.create(**fields)
         assert not answer.store
         missing(server.client.responses, answer.id, "keeps no responses")
-        with pytest.raises(openai.NotFoundError) as error:
+        with pytest.raises(openai.BadRequestError) as error:
             server.client.responses.create(**fields, previous_response_id=answer.id)
         assert "--max-stored-response-bytes 0" in error.value.message
 
@@ -158,7 +159,7 @@ def test_each_key_has_responses_of_its_own(tmp_path):
         one, two = (server.client.with_options(api_key=key).responses for key in keys.values())
         id = one.create(**fields).id
         missing(two, id, "never was")
-        with pytest.raises(openai.NotFoundError):
+        with pytest.raises(openai.BadRequestError):
             two.create(**fields, previous_response_id=id)
         assert one.retrieve(id).id == id
 

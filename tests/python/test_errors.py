@@ -1,5 +1,8 @@
 """What is wrong is said at once, by its name."""
 
+import copy
+import pickle
+import string
 import subprocess
 import sys
 import typing
@@ -88,8 +91,60 @@ def test_the_wrong_one_of_many_is_told(llm):
     assert (refused.value.index, refused.value.param) == (1, "min_p")
 
 
+def test_an_error_can_be_sent_to_another_process(llm):
+    with pytest.raises(RequestError) as refused:
+        llm.generate(["a", "b"], [SamplingParams(), SamplingParams(min_p=7)])
+    error = refused.value
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert (str(copied), vars(copied)) == (str(error), vars(error))
+
+
+def test_every_api_tells_its_errors(llm):
+    for path, body, message in [
+        ("/v1/responses", {"input": "x", "temperature": -1}, "temperature"),
+        ("/v1/messages", {"messages": QUESTION}, "max_tokens"),
+        ("/api/generate", {"prompt": "x", "options": {"temperature": -1}}, "options.temperature"),
+        ("/api/pull", {"model": "x"}, "/api/pull"),
+    ]:
+        with pytest.raises(RequestError, match=message) as refused:
+            llm.post(path, body)
+        assert refused.value.status in (400, 404)
+
+
+def test_every_api_answers(llm):
+    assert llm.post("/v1/responses", {"input": "Hi", "max_output_tokens": 2})["status"] == "incomplete"
+    fields = {"max_tokens": 2, "messages": QUESTION}
+    assert llm.post("/v1/messages", fields)["stop_reason"] == "max_tokens"
+    fields = {"messages": QUESTION, "stream": False, "options": {"num_predict": 2}}
+    assert llm.post("/api/chat", fields)["done_reason"] == "length"
+
+
+def test_a_stream_where_a_whole_answer_is_read_is_named(llm):
+    for call in (
+        lambda: llm.generate("x", SamplingParams(max_tokens=2), stream=True),
+        lambda: llm.chat(QUESTION, SamplingParams(max_tokens=2), stream=True),
+        lambda: llm.post("/v1/completions", {"prompt": "x", "max_tokens": 2, "stream": True}),
+        lambda: llm.post("/api/generate", {"prompt": "x", "options": {"num_predict": 2}}),
+    ):
+        with pytest.raises(RequestError, match="stream: must be false") as refused:
+            call()
+        assert refused.value.param == "stream"
+
+
+def test_a_stream_that_cannot_go_on_is_the_request_s_fault(llm):
+    def tokens(text):
+        return llm.post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"]
+
+    # Two of them are two tokens, the first of which is allowed and the second is not.
+    twice = next(letter * 2 for letter in string.ascii_letters if tokens(letter * 2) == tokens(letter) * 2)
+    params = SamplingParams(max_tokens=4, allowed_token_ids=tokens(twice)[:1], bad_words=[twice])
+    with pytest.raises(RequestError) as refused:
+        list(llm.stream("x", params))
+    assert (refused.value.status, refused.value.code) == (400, "nothing_to_draw")
+
+
 def test_prompts_of_no_known_kind_are_refused(llm):
-    for prompts in (3, [3.5], {"text": "x"}, None):
+    for prompts in (3, [3.5], {"text": "x"}, None, b"bytes are not token ids", [b"x"]):
         with pytest.raises((TypeError, ValueError)):
             llm.generate(prompts)
 
@@ -128,3 +183,27 @@ print(os.wait()[1], len(llm.generate("x")), flush=True)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
     said, ended = done.stdout.splitlines()
     assert "forked" in said and "spawn" in said and ended == "0 1", done
+
+
+def test_a_fork_of_what_awaits_does_not_wait_for_ever():
+    program = """
+import asyncio, os, sys
+from corella import LLM, EngineError, SamplingParams
+llm = LLM(kv_cache_memory="64M")
+params = SamplingParams(max_tokens=8, seed=1)
+before = asyncio.run(llm.agenerate("x", params))[0].text
+stream, other = llm.stream("x", params), llm.astream("x", params)
+if os.fork() == 0:
+    for read in (lambda: next(stream), lambda: asyncio.run(anext(other))):
+        try:
+            read()
+        except EngineError as error:
+            print("spawn" in str(error), flush=True)
+    # Its own model works, and it may end as any program does.
+    own = LLM(kv_cache_memory="64M")
+    print(asyncio.run(own.agenerate("x", params))[0].text == before, flush=True)
+    sys.exit(0)
+print(os.wait()[1], "".join(delta.text for delta in stream) == before, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.stdout.splitlines() == ["True", "True", "True", "0 True"], done

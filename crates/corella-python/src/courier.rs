@@ -17,8 +17,21 @@ enum State {
     Awake {
         sender: Sender<Message>,
         thread: JoinHandle<()>,
+        /// The process that has the thread. A fork has a copy of this state, and no thread.
+        process: u32,
     },
     Stopped,
+}
+
+impl State {
+    /// Forgets the thread of a process that this one is a fork of.
+    fn leave_fork(&mut self) {
+        if let Self::Awake { process, .. } = self
+            && *process != std::process::id()
+        {
+            std::mem::forget(std::mem::replace(self, Self::Asleep));
+        }
+    }
 }
 
 enum Message {
@@ -36,13 +49,21 @@ pub struct Delivery {
 /// Calls the callback with the item, soon. Does nothing after [`stop`].
 pub fn deliver(delivery: Delivery) {
     let mut state = COURIER.lock().unwrap_or_else(PoisonError::into_inner);
+    state.leave_fork();
     if let State::Asleep = *state {
         let (sender, receiver) = channel();
         let thread = std::thread::Builder::new()
             .name("corella-courier".to_owned())
             .spawn(move || run(&receiver));
         match thread {
-            Ok(thread) => *state = State::Awake { sender, thread },
+            Ok(thread) => {
+                let process = std::process::id();
+                *state = State::Awake {
+                    sender,
+                    thread,
+                    process,
+                };
+            }
             Err(error) => eprintln!("corella: cannot start a thread: {error}"),
         }
     }
@@ -55,9 +76,10 @@ pub fn deliver(delivery: Delivery) {
 /// Ends the thread, and waits for it. To be called before Python ends, without holding its lock.
 pub fn stop() {
     let mut state = COURIER.lock().unwrap_or_else(PoisonError::into_inner);
+    state.leave_fork();
     let before = std::mem::replace(&mut *state, State::Stopped);
     drop(state);
-    if let State::Awake { sender, thread } = before {
+    if let State::Awake { sender, thread, .. } = before {
         let _ = sender.send(Message::Stop);
         let _ = thread.join();
     }

@@ -47,13 +47,22 @@ impl Shared {
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
+
+    /// Why nothing can be asked or awaited in this process, if it is a fork of the one that loaded the model.
+    pub fn why_elsewhere(&self) -> Option<&'static str> {
+        (self.process != std::process::id()).then_some(
+            "this LLM was loaded before the process forked, and its threads are in the other process: load \
+             it afterwards, or start processes by `spawn`",
+        )
+    }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        match self.runtime.take() {
+        let runtime = self.runtime.take();
+        match runtime {
             // Its threads are not there in a fork, so nothing there can stop them.
-            Some(runtime) if self.process != std::process::id() => std::mem::forget(runtime),
+            Some(runtime) if self.why_elsewhere().is_some() => std::mem::forget(runtime),
             // A plain drop would wait, with Python's lock held, for threads that read requests.
             Some(runtime) => runtime.shutdown_background(),
             None => {}
@@ -152,7 +161,7 @@ impl Engine {
     fn close(&self, py: Python<'_>) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         // In a fork there is nothing to stop.
-        if self.shared.process == std::process::id() {
+        if self.shared.why_elsewhere().is_none() {
             py.detach(|| self.shared.server.engine.shutdown());
         }
     }
@@ -165,14 +174,10 @@ impl Engine {
 
 impl Engine {
     fn check(&self) -> PyResult<()> {
-        let reason = if self.is_closed() {
-            "this LLM is closed"
-        } else if self.shared.process != std::process::id() {
-            "this LLM was loaded before the process forked, and its threads are in the other process: load \
-             it afterwards, or start processes by `spawn`"
-        } else {
-            return Ok(());
-        };
-        Err(PyRuntimeError::new_err(reason))
+        let closed = self.is_closed().then_some("this LLM is closed");
+        match closed.or_else(|| self.shared.why_elsewhere()) {
+            Some(reason) => Err(PyRuntimeError::new_err(reason)),
+            None => Ok(()),
+        }
     }
 }

@@ -76,6 +76,19 @@ impl Job {
             items: Arc::new(Mutex::new(items)),
         }
     }
+
+    /// What a fork gets: it would wait for ever for threads that it does not have.
+    fn fork_failure(&self) -> Option<Item> {
+        let reason = self.shared.why_elsewhere()?;
+        Some(Item::failure(0, reason.to_owned()))
+    }
+
+    /// A fork leaves the task alone: a thread that it does not have may hold a lock of the runtime for ever.
+    fn abort(&self) {
+        if self.shared.why_elsewhere().is_none() {
+            self.task.abort();
+        }
+    }
 }
 
 #[pymethods]
@@ -83,6 +96,9 @@ impl Job {
     /// Waits for the next item: the number of its request, the HTTP status, and JSON; `None` at the end.
     /// Signals are handled meanwhile.
     fn next<'py>(&self, py: Python<'py>) -> PyResult<Option<(usize, u16, Bound<'py, PyBytes>)>> {
+        if let Some(item) = self.fork_failure() {
+            return Ok(Some(item.into_tuple(py)));
+        }
         loop {
             let received = py.detach(|| {
                 let receive = async { timeout(SIGNAL_INTERVAL, receive(&self.items)).await };
@@ -96,23 +112,29 @@ impl Job {
     }
 
     /// Calls `callback` with the next item, from another thread.
-    fn deliver_next(&self, callback: Py<PyAny>) {
+    fn deliver_next(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        if let Some(item) = self.fork_failure() {
+            // There is no other thread.
+            callback.call1(py, (item.into_tuple(py),))?;
+            return Ok(());
+        }
         let items = self.items.clone();
         self.shared.handle().spawn(async move {
             let item = receive(&items).await;
             courier::deliver(Delivery { callback, item });
         });
+        Ok(())
     }
 
     /// Aborts what has not been answered.
     fn cancel(&self) {
-        self.task.abort();
+        self.abort();
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.task.abort();
+        self.abort();
     }
 }
 

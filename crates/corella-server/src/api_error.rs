@@ -167,6 +167,14 @@ impl ApiError {
         Self::not_found("response", id, reason, "response_not_found")
     }
 
+    /// The same of the response that a request wants to go on with, as OpenAI's API tells it: clients that see
+    /// this code send the whole conversation instead.
+    pub fn as_previous_response(mut self) -> Self {
+        self.status = StatusCode::BAD_REQUEST;
+        self.body.code = Some("previous_response_not_found");
+        self.with_param("previous_response_id")
+    }
+
     pub fn file_not_found(id: &str, reason: &str) -> Self {
         Self::not_found("file", id, reason, "file_not_found")
     }
@@ -289,7 +297,7 @@ impl ApiError {
         )
     }
 
-    pub fn body_too_large(limit: usize) -> Self {
+    pub fn body_too_large(limit: u64) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "invalid_request_error",

@@ -85,6 +85,11 @@ impl Lines {
         }
         let is_ended = bytes.pop_if(|byte| *byte == b'\n').is_some();
         if !is_ended && bytes.len() == self.max_line_bytes {
+            // The next call reads the next line, whatever this one was.
+            let skipped = self.reader.skip_until(b'\n');
+            skipped.map_err(|error| {
+                BatchFileError::Io(format!("cannot read {}", self.shown), error)
+            })?;
             let most = self.max_line_bytes >> 20;
             return Err(self.error(number, &format!("has more than {most} MiB")));
         }
@@ -264,6 +269,25 @@ mod tests {
         let output = Output::open(&file.0, &ids(&["a", "b"])).unwrap();
         assert_eq!(output.answered, ids(&["a", "b"]));
         assert_eq!(file.content(), format!("{a}\n{b}\n"));
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_passed_over() {
+        let line = |id: &str, prompt: &str| {
+            format!(
+                r#"{{"custom_id":"{id}","method":"POST","url":"/v1/completions","body":{{"prompt":"{prompt}"}}}}"#
+            )
+        };
+        let (long, short) = (line("a", &"x".repeat(500)), line("b", "y"));
+        let file = TestFile::new("long", &format!("{long}\n{short}\n{long}"));
+        let mut lines = Lines::open(&file.0, 200).unwrap();
+        let error = lines.next_request().unwrap_err().to_string();
+        assert!(error.contains("line 1: has more than"), "{error}");
+        let next = lines.next_request().unwrap().expect("there is another");
+        assert_eq!((next.custom_id.as_str(), lines.number()), ("b", 2));
+        let error = lines.next_request().unwrap_err().to_string();
+        assert!(error.contains("line 3: has more than"), "{error}");
+        assert!(lines.next_request().unwrap().is_none());
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! `/v1/batches`: requests of a file, answered when nobody waits for something else.
 
+mod input_check;
 mod job;
+mod line_answer;
 mod record;
 mod runner;
 mod table;

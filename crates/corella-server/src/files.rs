@@ -24,10 +24,11 @@ use crate::list_page::ListQuery;
 use crate::server_state::{ServerState, unix_now_s};
 
 use multipart::Multipart;
+use store::Upload;
 
 pub use store::{
-    DEFAULT_LIFE_S, FileRecord, FileStore, FilesConfig, new_id, read_records, remove_if_there,
-    write_record,
+    DEFAULT_LIFE_S, FileRecord, FileStore, FilesConfig, create_private_dir, new_id, read_records,
+    remove_if_there, write_record,
 };
 
 /// What a file may be uploaded for.
@@ -63,6 +64,45 @@ impl Form {
     }
 }
 
+/// Reads the fields of an upload, and writes its content to disk.
+async fn read_form(
+    parts: &mut Multipart,
+    files: &Arc<FileStore>,
+    owner: Option<&str>,
+    allow_unknown: bool,
+) -> Result<(Form, Upload), ApiError> {
+    let mut form = Form::default();
+    let mut upload = None;
+    while let Some(part) = parts.next_part().await? {
+        const MAX_TEXT_BYTES: usize = 256;
+        let text = match part.name.as_str() {
+            "file" if upload.is_none() => {
+                let mut new = files.begin(owner)?;
+                let file = tokio::fs::File::create(&new.path).await;
+                let mut file = file.map_err(|error| disk_error(&error))?;
+                while let Some(chunk) = parts.chunk().await? {
+                    new.grow(chunk.len() as u64)?;
+                    let written = file.write_all(&chunk).await;
+                    written.map_err(|error| disk_error(&error))?;
+                }
+                file.flush().await.map_err(|error| disk_error(&error))?;
+                form.filename = part.filename;
+                upload = Some(new);
+                continue;
+            }
+            "purpose" => &mut form.purpose,
+            "expires_after[anchor]" => &mut form.anchor,
+            "expires_after[seconds]" => &mut form.seconds,
+            "file" => return Err(ApiError::invalid("file", "is there twice")),
+            _ if allow_unknown => continue,
+            other => return Err(ApiError::unknown_field("", other, None)),
+        };
+        *text = Some(parts.text(&part.name, MAX_TEXT_BYTES).await?);
+    }
+    let upload = upload.ok_or_else(|| ApiError::invalid("file", "is required"))?;
+    Ok((form, upload))
+}
+
 /// Checks how long a file is to be kept.
 pub fn life_s(field: &str, seconds: Option<u64>) -> Result<u64, ApiError> {
     const HOUR: u64 = 3600;
@@ -83,36 +123,18 @@ pub async fn upload_file(
     if state.is_draining() {
         return Err(ApiError::draining());
     }
-    let mut parts = Multipart::new(&headers, body, state.config.body_timeout)?;
-    let mut form = Form::default();
-    let mut upload = None;
-    while let Some(part) = parts.next_part().await? {
-        const MAX_TEXT_BYTES: usize = 256;
-        let text = match part.name.as_str() {
-            "file" if upload.is_none() => {
-                let mut new = files.begin()?;
-                let file = tokio::fs::File::create(&new.path).await;
-                let mut file = file.map_err(|error| disk_error(&error))?;
-                while let Some(chunk) = parts.chunk().await? {
-                    new.grow(chunk.len() as u64)?;
-                    let written = file.write_all(&chunk).await;
-                    written.map_err(|error| disk_error(&error))?;
-                }
-                file.flush().await.map_err(|error| disk_error(&error))?;
-                form.filename = part.filename;
-                upload = Some(new);
-                continue;
-            }
-            "purpose" => &mut form.purpose,
-            "expires_after[anchor]" => &mut form.anchor,
-            "expires_after[seconds]" => &mut form.seconds,
-            "file" => return Err(ApiError::invalid("file", "is there twice")),
-            _ if state.config.allow_unknown_fields => continue,
-            other => return Err(ApiError::unknown_field("", other, None)),
-        };
-        *text = Some(parts.text(&part.name, MAX_TEXT_BYTES).await?);
+    // The other fields, and the heads of all, are short.
+    const MAX_REST_BYTES: u64 = 64 << 10;
+    let max_bytes = files.config.max_file_bytes.saturating_add(MAX_REST_BYTES);
+    let mut parts = Multipart::new(&headers, body, state.config.body_timeout, max_bytes)?;
+    let owner = context.owner();
+    let allow_unknown = state.config.allow_unknown_fields;
+    let read = read_form(&mut parts, &files, owner.as_deref(), allow_unknown).await;
+    if read.is_err() {
+        // A client that is still sending when the connection closes would see a reset instead of the answer.
+        parts.skip_rest().await;
     }
-    let upload = upload.ok_or_else(|| ApiError::invalid("file", "is required"))?;
+    let (form, upload) = read?;
     match form.purpose.as_deref() {
         Some(PURPOSE) => {}
         None => return Err(ApiError::invalid("purpose", "is required")),
@@ -133,7 +155,7 @@ pub async fn upload_file(
     }
     let record = FileRecord {
         id: upload.id.clone(),
-        owner: context.owner().map(|owner| owner.to_string()),
+        owner: owner.map(|owner| owner.to_string()),
         bytes: upload.num_bytes,
         created_at: now_s,
         expires_at,

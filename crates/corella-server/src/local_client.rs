@@ -39,17 +39,23 @@ impl LocalClient {
         }
     }
 
-    /// Sends the lines of a batch, which wait behind other requests. `account` pays for them.
-    pub(crate) fn for_batch(state: Arc<ServerState>, account: Option<Arc<Account>>) -> Self {
+    /// Sends the lines of a batch, which wait behind other requests.
+    pub(crate) fn for_batch(state: Arc<ServerState>) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(Background);
-        if let Some(account) = account {
-            extensions.insert(account);
-        }
         Self {
             service: TowerToHyperService::new(batch_router(state)),
             extensions,
         }
+    }
+
+    /// The same client, with requests that `account` pays for.
+    pub(crate) fn paid_by(&self, account: Option<Arc<Account>>) -> Self {
+        let mut client = self.clone();
+        if let Some(account) = account {
+            client.extensions.insert(account);
+        }
+        client
     }
 
     /// Posts a JSON body. Dropping the future aborts the request.

@@ -9,6 +9,6 @@ mod model;
 mod options;
 
 pub use chat::chat;
-pub use error::in_ollama_shape;
+pub use error::{in_ollama_shape, with_ollama_error};
 pub use generate::generate;
 pub use model::{running_models, show_model, tags, version};

@@ -99,7 +99,7 @@ async fn collect(mut body: Body, max_bytes: usize) -> Result<RequestBody, ApiErr
         }
     }
     if oversized {
-        Err(ApiError::body_too_large(max_bytes))
+        Err(ApiError::body_too_large(max_bytes as u64))
     } else {
         Ok(RequestBody(Bytes::from(bytes)))
     }

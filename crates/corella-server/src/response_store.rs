@@ -54,7 +54,7 @@ pub struct Turn {
     input: Vec<u8>,
     /// The response object.
     object: Vec<u8>,
-    _counted: Counted,
+    counted: Counted,
 }
 
 /// Counts bytes for as long as it lives.
@@ -74,6 +74,8 @@ impl Drop for Counted {
 enum Loss {
     Deleted,
     Dropped,
+    /// It would have taken more than there is, with the turns before it.
+    TooLarge,
 }
 
 /// Bounds what is remembered of responses that are gone.
@@ -125,7 +127,8 @@ impl ResponseStore {
         self.num_bytes.load(Ordering::Relaxed)
     }
 
-    /// Keeps a response, and drops those that have not been used for the longest time until there is room.
+    /// Keeps a response, and drops those that have not been used for the longest time until there is room. A
+    /// conversation that would take more than there is for all is not kept, and nothing makes room for it.
     pub fn keep(
         &self,
         key: ResponseKey,
@@ -141,6 +144,13 @@ impl ResponseStore {
             + object.len()
             + 3 * key.id.len()
             + size_of_val(before.as_slice());
+        let before_bytes: usize = before.iter().map(|turn| turn.counted.num_bytes).sum();
+        if num_bytes + before_bytes > self.max_bytes {
+            let mut table = self.table();
+            table.remove(&key);
+            table.lose(key, Loss::TooLarge);
+            return;
+        }
         self.num_bytes.fetch_add(num_bytes, Ordering::Relaxed);
         let counted = Counted {
             num_bytes,
@@ -149,7 +159,7 @@ impl ResponseStore {
         let turn = Arc::new(Turn {
             input,
             object,
-            _counted: counted,
+            counted,
         });
         let mut table = self.table();
         let last_use = table.next_use();
@@ -200,6 +210,11 @@ impl ResponseStore {
             Some((_, Loss::Dropped)) => format!(
                 "was dropped, because it had not been used for longer than the others, and all may \
                  take {} bytes together (--max-stored-response-bytes)",
+                self.max_bytes
+            ),
+            Some((_, Loss::TooLarge)) => format!(
+                "was not kept, because its conversation is larger than the {} bytes that all may take together \
+                 (--max-stored-response-bytes)",
                 self.max_bytes
             ),
             None => "is not kept here: it never was, it was answered with `store` false, or the \
@@ -277,8 +292,20 @@ mod tests {
         assert!(reason(&store, &key("a", 9_000)).contains("was dropped"));
         // It has been forgotten that this one was dropped.
         assert!(reason(&store, &key("a", 1)).contains("never was"));
-        keep(&store, key("a", 1), Vec::new(), MAX_BYTES);
-        assert_eq!(store.num_bytes(), 0, "what does not fit is not kept");
+    }
+
+    #[test]
+    fn what_never_fits_drops_nothing() {
+        let store = ResponseStore::new(MAX_BYTES);
+        keep(&store, key("a", 0), Vec::new(), 60_000);
+        keep(&store, key("b", 1), Vec::new(), MAX_BYTES);
+        assert!(reason(&store, &key("b", 1)).contains("is larger than the 100000 bytes"));
+        // Nor does the whole of a conversation whose parts would fit.
+        let before = vec![store.find(&key("a", 0)).expect("it is there").turn];
+        keep(&store, key("a", 2), before, 60_000);
+        assert!(reason(&store, &key("a", 2)).contains("is larger"));
+        assert!(store.find(&key("a", 0)).is_ok());
+        assert!((60_000..62_000).contains(&store.num_bytes()));
     }
 
     #[test]

@@ -103,8 +103,7 @@ impl ResponseFields {
             id: id.as_str().into(),
         };
         let found = state.responses.find(&key);
-        let KeptResponse { mut before, turn } =
-            found.map_err(|error| error.with_param("previous_response_id"))?;
+        let KeptResponse { mut before, turn } = found.map_err(ApiError::as_previous_response)?;
         before.push(turn);
         Ok(before)
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 
 use crate::accounting::count_request;
@@ -112,10 +113,24 @@ pub fn batch_router(state: Arc<ServerState>) -> Router {
         .with_state(state)
 }
 
-async fn unknown_path(request: Request) -> ApiError {
-    ApiError::unknown_path(request.uri().path())
+async fn unknown_path(request: Request) -> Response {
+    let path = request.uri().path();
+    refusal(path, ApiError::unknown_path(path))
 }
 
-async fn wrong_method(request: Request) -> ApiError {
-    ApiError::wrong_method(request.method().as_str(), request.uri().path())
+async fn wrong_method(request: Request) -> Response {
+    let path = request.uri().path();
+    refusal(
+        path,
+        ApiError::wrong_method(request.method().as_str(), path),
+    )
+}
+
+/// Ollama's clients ask for paths that are not here, and read errors in its shape only.
+fn refusal(path: &str, error: ApiError) -> Response {
+    let response = error.into_response();
+    match path.starts_with("/api/") {
+        true => ollama::with_ollama_error(response),
+        false => response,
+    }
 }

@@ -12,6 +12,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::batches::run_batches;
@@ -49,11 +50,11 @@ pub async fn serve(
     mut shutdown: Shutdown,
 ) -> io::Result<DrainReport> {
     let connections = Connections::new(&state);
-    // Lines of batches count as requests in flight.
-    let runner = state.batches().ok().map(|batches| {
-        let run = run_batches(state.clone(), batches.clone());
-        tokio::spawn(run)
-    });
+    // Lines of batches count as requests in flight. However serving ends, batches are not run behind it.
+    let mut runner = JoinSet::new();
+    if let Ok(batches) = state.batches() {
+        runner.spawn(run_batches(state.clone(), batches.clone()));
+    }
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
         error = engine_lost(&state) => {
@@ -82,10 +83,8 @@ pub async fn serve(
     let num_cut_off = *state.num_in_flight.borrow();
     state.cut_off();
     connections.close().await;
-    if let Some(runner) = runner {
-        // The last answers of batches are written.
-        let _ = timeout_at(Instant::now() + FLUSH_PERIOD, runner).await;
-    }
+    // The last answers of batches are written.
+    let _ = timeout_at(Instant::now() + FLUSH_PERIOD, runner.join_next()).await;
     match engine {
         EngineState::Lost(reason) => Err(stopped(&reason)),
         EngineState::Ready | EngineState::Draining => Ok(DrainReport { num_cut_off }),

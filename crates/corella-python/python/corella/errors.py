@@ -25,7 +25,16 @@ class RequestError(CorellaError, ValueError):
     the prompt among those of the call.
     """
 
-    def __init__(self, message: str, *, status: int, param: str | None, code: str | None, index: int) -> None:
+    # All but the message have defaults, so that the error can be copied and sent to another process.
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        code: str | None = None,
+        index: int = 0,
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.param = param

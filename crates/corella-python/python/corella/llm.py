@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Union
 
@@ -142,7 +143,9 @@ class LLM:
         return AsyncStream(_start(engine, path, body), text, engine.token_texts)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Asks any endpoint of the API, without a socket, and returns what it answers.
+        """Asks any endpoint of the API that takes JSON, without a socket, and returns what it answers.
+
+        Answers are whole: `stream` must be false, which at `/api/chat` and `/api/generate` has to be said.
 
         >>> from corella import LLM
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -305,9 +308,9 @@ def _streamed(
 
 def _is_prompt(prompts: object) -> bool:
     """Whether it is one prompt, and not several."""
-    if isinstance(prompts, (str, Mapping)):
+    if isinstance(prompts, (str, bytes, bytearray, Mapping)):
         return True
-    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], Integral)
 
 
 def _is_conversation(messages: object) -> bool:
@@ -319,6 +322,8 @@ def _is_conversation(messages: object) -> bool:
 def _content(prompt: Prompt) -> str | list[int]:
     if isinstance(prompt, str):
         return prompt
+    if isinstance(prompt, (bytes, bytearray)):
+        raise TypeError("a prompt is a text, token ids or a dict: decode the bytes")
     if isinstance(prompt, Mapping):
         for name in ("prompt_token_ids", "prompt"):
             if name in prompt:

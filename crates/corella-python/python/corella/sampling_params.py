@@ -23,28 +23,45 @@ class SamplingParams:
     best_of: int | None = None
     """Generates this many answers and returns the `n` most likely ones."""
     seed: int | None = None
+    """The same seed draws the same answer. Without it, each is another one, unless the `LLM` has a `seed`."""
     max_tokens: int | None = None
+    """Most tokens of an answer."""
     min_tokens: int | None = None
+    """No end and no stop string ends an answer before it has so many tokens."""
     temperature: float | None = None
     """0 takes the most likely token each time."""
     top_p: float | None = None
+    """Above 0 and at most 1: draws from the most likely tokens that together have this probability."""
     top_k: int | None = None
+    """Draws from this many most likely tokens; 0 and -1 draw from all."""
     min_p: float | None = None
+    """0 to 1: draws from tokens that are at least this many times as likely as the most likely one."""
     presence_penalty: float | None = None
+    """-2 to 2: subtracted from the logit of each token that the answer has already."""
     frequency_penalty: float | None = None
+    """-2 to 2: the same, times how often the answer has it."""
     repetition_penalty: float | None = None
+    """Above 0: makes tokens less likely that the prompt or the answer has already, if it is above 1."""
     stop: str | Sequence[str] | None = None
+    """The first of these texts to appear ends an answer, and is not part of it."""
     stop_token_ids: Sequence[int] | None = None
+    """Any of these tokens ends an answer."""
     include_stop_str_in_output: bool | None = None
+    """Whether the stop string stays in the text."""
     ignore_eos: bool | None = None
+    """Goes on behind the model's end token."""
     bad_words: Sequence[str] | None = None
+    """Texts that do not appear in an answer."""
     logit_bias: Mapping[int, float] | None = None
+    """What is added to the logits of tokens, -100 to 100, by their ids."""
     allowed_token_ids: Sequence[int] | None = None
+    """No other tokens are drawn."""
     logprobs: int | None = None
     """Tells the log-probability of each token of the answer, and of this many alternatives."""
     prompt_logprobs: int | None = None
     """The same of each token of the prompt."""
     skip_special_tokens: bool | None = None
+    """Whether special tokens are left out of the text, as they are by default."""
     structured_outputs: Mapping[str, Any] | None = None
     """What the answer must look like: `{"json": SCHEMA}`, `{"regex": ...}`, `{"choice": [...]}` and so on."""
     priority: int | None = None
@@ -52,7 +69,9 @@ class SamplingParams:
     cache_salt: str | None = None
     """Only prompts with the same salt share cached keys and values."""
     ttft_slo_ms: int | None = None
+    """The first token should come within so many milliseconds, with `slo_admission`."""
     tpot_slo_ms: int | None = None
+    """Likewise each further token."""
 
     def __repr__(self) -> str:
         set_fields = ((field.name, getattr(self, field.name)) for field in fields(self))

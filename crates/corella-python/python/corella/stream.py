@@ -153,14 +153,24 @@ def read_item(item: Item) -> dict[str, Any]:
     index, status, body = item
     if status == 0:
         raise EngineError(body.decode())
-    answer: dict[str, Any] = json.loads(body)
-    if "error" in answer:
-        raise _error(answer["error"], status, index)
+    try:
+        answer: dict[str, Any] = json.loads(body)
+    except ValueError:
+        message = "stream: must be false here; `stream` and `astream` read answers as they are written"
+        raise RequestError(message, param="stream", index=index) from None
+    # Some answers have an `error` that is null.
+    if (error := answer.get("error")) is not None:
+        raise _error(error, status, index)
     return answer
 
 
-def _error(error: dict[str, Any], status: int, index: int) -> CorellaError:
-    message = error["message"]
+def _error(error: dict[str, Any] | str, status: int, index: int) -> CorellaError:
+    # Ollama's API has a text where the others have an object.
+    fields: dict[str, Any] = {"message": error} if isinstance(error, str) else error
+    message = fields["message"]
+    # A stream may find out that a request cannot be answered when its status has long been 200.
+    if status == 200 and fields.get("type") == "invalid_request_error":
+        status = 400
     if 400 <= status < 500:
-        return RequestError(message, status=status, param=error.get("param"), code=error.get("code"), index=index)
+        return RequestError(message, status=status, param=fields.get("param"), code=fields.get("code"), index=index)
     return EngineError(message)

@@ -12,22 +12,21 @@ use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 
 use crate::api_error::ApiError;
-use crate::api_key::Account;
 use crate::batch_file::{BatchFileError, Lines, Output};
-use crate::batch_line::{RequestLine, ResultError, ResultResponse, ask, result_line};
+use crate::batch_line::{ResultError, ResultResponse, result_line};
 use crate::files::{FileRecord, new_id, on_disk};
 use crate::local_client::LocalClient;
 use crate::server_state::{ServerState, unix_now_s};
 
-use super::record::{BatchError, BatchRecord, BatchStatus};
+use super::input_check::check_lines;
+use super::line_answer::{Asker, KeyIsGone, LineAnswer, LineOutcome, PendingLine};
+use super::record::{BatchError, BatchRecord, BatchStatus, disk_failure, failure};
 use super::table::{Batches, Job};
 
-/// Most lines of a batch, as in OpenAI's API.
-pub const MAX_NUM_LINES: usize = 50_000;
-/// Ids of lines are kept in memory.
-const MAX_ID_BYTES: usize = 512;
-/// Mistakes of an input file that are told of.
-const MAX_NUM_ERRORS: usize = 20;
+/// Lines of a batch that wait in memory have at most so many bytes, or are one line.
+const MAX_WAITING_BYTES: usize = 16 << 20;
+/// How long a batch rests whose end could not be written.
+const DISK_RETRY: Duration = Duration::from_secs(10);
 
 pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
     let id = job.record.id.clone();
@@ -39,7 +38,12 @@ pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
     if let Err(errors) = run.run(job).await {
         tracing::warn!(batch = id, reason = errors[0].message, "a batch has failed");
         if run.end_as_failed(errors).await.is_err() {
-            tracing::error!(batch = id, "a batch's end cannot be written");
+            let retry_s = DISK_RETRY.as_secs();
+            tracing::error!(batch = id, retry_s, "a batch's end cannot be written yet");
+            tokio::select! {
+                () = sleep(DISK_RETRY) => {}
+                () = run.state.draining() => {}
+            }
         }
     }
     batches.put_back(&id);
@@ -59,25 +63,6 @@ enum End {
     Interrupted,
 }
 
-/// What became of a line; `None` if the server ended before it was known.
-type Answer = (String, Option<Result<ResultResponse, ResultError>>);
-
-fn failure(code: &str, message: impl Into<String>) -> Vec<BatchError> {
-    vec![BatchError {
-        code: code.to_owned(),
-        message: message.into(),
-        param: None,
-        line: None,
-    }]
-}
-
-fn disk_failure(error: impl std::fmt::Display) -> Vec<BatchError> {
-    failure(
-        "disk_error",
-        format!("The server could not use its disk: {error}"),
-    )
-}
-
 impl Run {
     /// `Err` ends the batch as failed.
     async fn run(&self, job: Job) -> Result<(), Vec<BatchError>> {
@@ -87,16 +72,22 @@ impl Run {
         } = job;
         if record.outcome.is_none() {
             let files = &self.batches.files;
-            let input = files.find(record.owner.as_deref(), &record.input_file_id);
-            let input = input.map_err(|error| failure("input_file", error.message()))?;
-            let input = files.path_of(&input.id);
-            let account = self.account(&record)?;
+            if !files.is_kept(&record.input_file_id) {
+                return Err(failure("input_file", "The input file is no longer there."));
+            }
+            let input = files.path_of(&record.input_file_id);
+            let asker = Asker {
+                state: self.state.clone(),
+                batches: self.batches.clone(),
+                client: LocalClient::for_batch(self.state.clone()),
+                owner: record.owner.as_deref().map(Arc::from),
+            };
+            asker.account().map_err(key_is_gone)?;
             let ids = self.check(&record, input.clone()).await?;
             let mut answers = self.open_answers(ids).await?;
             if record.status == BatchStatus::Validating {
                 self.reach(BatchStatus::InProgress).await?;
             }
-            let client = LocalClient::for_batch(self.state.clone(), account);
             let early_end = async {
                 tokio::select! {
                     biased;
@@ -107,7 +98,7 @@ impl Run {
                 }
             };
             let early_end = std::pin::pin!(early_end);
-            let end = { self.answer_lines(&client, &input, &mut answers, early_end) }.await?;
+            let end = { self.answer_lines(&asker, &input, &mut answers, early_end) }.await?;
             let End::Outcome(outcome) = end else {
                 return Ok(());
             };
@@ -117,21 +108,6 @@ impl Run {
             self.decide(outcome, &answers).await?;
         }
         self.publish().await
-    }
-
-    /// Whoever pays for the tokens.
-    fn account(&self, record: &BatchRecord) -> Result<Option<Arc<Account>>, Vec<BatchError>> {
-        let Some(owner) = &record.owner else {
-            return Ok(None);
-        };
-        let account = self.state.api_keys.named(owner);
-        match account {
-            None if self.state.api_keys.are_required() => {
-                let message = "The API key that made this batch is no longer valid.";
-                Err(failure("invalid_api_key", message))
-            }
-            account => Ok(account),
-        }
     }
 
     /// The ids of all lines. Nothing is computed for a file with a mistake in it.
@@ -156,10 +132,18 @@ impl Run {
             self.batches.answers_path(&self.id),
             self.batches.failures_path(&self.id),
         );
+        let files = self.batches.files.clone();
         let opened = spawn_blocking(move || {
-            let answers = Output::open(&paths.0, &ids)?;
-            let failures = Output::open(&paths.1, &ids)?;
-            Ok::<_, BatchFileError>((answers, failures))
+            let open = |path: &Path| {
+                // What was written before has been counted since.
+                let num_bytes = fs::metadata(path).map_or(0, |file| file.len());
+                files.give_back(num_bytes);
+                let output = Output::open(path, &ids)?;
+                let num_bytes = fs::metadata(path).map_or(0, |file| file.len());
+                files.count(num_bytes);
+                Ok::<_, BatchFileError>(output)
+            };
+            Ok::<_, BatchFileError>((open(&paths.0)?, open(&paths.1)?))
         });
         let opened = opened.await.map_err(disk_failure)?;
         let (answers, failures) = opened.map_err(disk_failure)?;
@@ -170,20 +154,16 @@ impl Run {
         });
         let mut answered = answers.answered;
         answered.extend(failures.answered);
-        let answers = Answers {
+        Ok(Answers {
             answers: Arc::new(answers.file),
             failures: Arc::new(failures.file),
             answered,
-        };
-        let num_bytes = answers.num_bytes().map_err(disk_failure)?;
-        // They were counted when they were written, before the server was started again.
-        { self.batches.files.reserve(num_bytes.0 + num_bytes.1) }.map_err(no_room)?;
-        Ok(answers)
+        })
     }
 
     async fn answer_lines(
         &self,
-        client: &LocalClient,
+        asker: &Asker,
         input: &Path,
         answers: &mut Answers,
         mut early_end: Pin<&mut impl Future<Output = BatchStatus>>,
@@ -191,38 +171,49 @@ impl Run {
         let max_num_running = self.batches.files.config.batch_concurrency;
         let lines = Lines::open(input, self.state.config.max_body_bytes);
         let mut lines = Some(lines.map_err(disk_failure)?);
-        let mut running: JoinSet<Answer> = JoinSet::new();
+        let mut running: JoinSet<LineAnswer> = JoinSet::new();
+        let mut num_waiting_bytes = 0;
         let mut is_interrupted = false;
         loop {
             while running.len() < max_num_running
+                && num_waiting_bytes < MAX_WAITING_BYTES
                 && !is_interrupted
                 && let Some(rest) = lines.take()
             {
-                let (rest, request) = next_request(rest).await?;
-                let Some(request) = request else {
+                let (rest, line) = next_line(rest).await?;
+                let Some(line) = line else {
                     break;
                 };
                 lines = Some(rest);
-                if !answers.answered.contains(&request.custom_id) {
-                    let (state, batches) = (self.state.clone(), self.batches.clone());
-                    running.spawn(answer(state, batches, client.clone(), request));
+                if !answers.answered.contains(&line.custom_id) {
+                    num_waiting_bytes += line.num_bytes();
+                    running.spawn(asker.clone().answer(line));
                 }
             }
             // An answer that is there is always written, whatever else happens.
-            tokio::select! {
+            let answer = tokio::select! {
                 outcome = &mut early_end => return Ok(End::Outcome(outcome)),
-                answer = running.join_next() => match answer {
-                    None if is_interrupted => return Ok(End::Interrupted),
-                    None => return Ok(End::Outcome(BatchStatus::Completed)),
-                    Some(Ok((_, None))) => is_interrupted = true,
-                    Some(Ok((custom_id, Some(result)))) => {
-                        self.keep(answers, custom_id, &result).await?;
-                    }
-                    Some(Err(error)) => {
-                        return Err(failure("server_error", format!("A line failed: {error}")));
-                    }
-                },
-                () = self.state.draining(), if !is_interrupted => is_interrupted = true,
+                answer = running.join_next() => answer,
+                () = self.state.draining(), if !is_interrupted => {
+                    is_interrupted = true;
+                    continue;
+                }
+            };
+            let answer = match answer {
+                None if is_interrupted => return Ok(End::Interrupted),
+                None => return Ok(End::Outcome(BatchStatus::Completed)),
+                Some(Ok(answer)) => answer,
+                Some(Err(error)) => {
+                    return Err(failure("server_error", format!("A line failed: {error}")));
+                }
+            };
+            num_waiting_bytes -= answer.num_bytes;
+            match answer.outcome {
+                LineOutcome::Answered(result) => {
+                    self.keep(answers, answer.custom_id, &result).await?;
+                }
+                LineOutcome::Later => is_interrupted = true,
+                LineOutcome::KeyIsGone => return Err(key_is_gone(KeyIsGone)),
             }
         }
     }
@@ -242,11 +233,17 @@ impl Run {
             true => answers.answers.clone(),
             false => answers.failures.clone(),
         };
-        self.batches
-            .files
-            .reserve(line.len() as u64)
-            .map_err(no_room)?;
-        let written = on_disk(move || (&*file).write_all(line.as_bytes())).await;
+        let files = self.batches.files.clone();
+        files.reserve(line.len() as u64).map_err(no_room)?;
+        let written = on_disk(move || {
+            let num_bytes_before = file.metadata()?.len();
+            (&*file).write_all(line.as_bytes()).inspect_err(|_| {
+                // A part of a line is no answer. If it stays, whoever reads the file finds it.
+                let _ = file.set_len(num_bytes_before);
+                files.give_back(line.len() as u64);
+            })
+        });
+        let written = written.await;
         written.map_err(|error| failure("disk_error", error.message()))?;
         answers.answered.insert(custom_id);
         self.batches.change(&self.id, |record| match is_answer {
@@ -265,18 +262,18 @@ impl Run {
         let lines = Lines::open(input, self.state.config.max_body_bytes);
         let mut lines = lines.map_err(disk_failure)?;
         loop {
-            let (rest, request) = next_request(lines).await?;
-            let Some(request) = request else {
+            let (rest, line) = next_line(lines).await?;
+            let Some(line) = line else {
                 return Ok(());
             };
             lines = rest;
-            if !answers.answered.contains(&request.custom_id) {
+            if !answers.answered.contains(&line.custom_id) {
                 let error = ResultError {
                     code: "batch_expired",
                     message: "the batch's completion_window ended before this request was answered"
                         .to_owned(),
                 };
-                self.keep(answers, request.custom_id, &Err(error)).await?;
+                self.keep(answers, line.custom_id, &Err(error)).await?;
             }
         }
     }
@@ -295,11 +292,9 @@ impl Run {
         &self,
         change: impl FnOnce(&mut BatchRecord),
     ) -> Result<(), Vec<BatchError>> {
-        let Some(record) = self.batches.change(&self.id, change) else {
-            return Ok(());
-        };
-        let batches = self.batches.clone();
-        let saved = on_disk(move || batches.save(&record)).await;
+        self.batches.change(&self.id, change);
+        let (batches, id) = (self.batches.clone(), self.id.clone());
+        let saved = on_disk(move || batches.save(&id)).await;
         saved.map_err(|error| failure("disk_error", error.message()))
     }
 
@@ -421,122 +416,17 @@ async fn sleep_until(unix_s: u64) {
     }
 }
 
+fn key_is_gone(_: KeyIsGone) -> Vec<BatchError> {
+    let message = "The API key that made this batch is no longer valid.";
+    failure("invalid_api_key", message)
+}
+
 /// A line may have several megabytes, so it is read where the disk may be waited for.
-async fn next_request(mut lines: Lines) -> Result<(Lines, Option<RequestLine>), Vec<BatchError>> {
+async fn next_line(mut lines: Lines) -> Result<(Lines, Option<PendingLine>), Vec<BatchError>> {
     let read = spawn_blocking(move || {
-        let request = lines.next_request();
-        (lines, request)
+        let line = lines.next_request();
+        (lines, line.map(|line| line.map(PendingLine::new)))
     });
-    let (lines, request) = read.await.map_err(disk_failure)?;
-    Ok((lines, request.map_err(disk_failure)?))
-}
-
-fn check_lines(
-    input: &Path,
-    endpoint: &str,
-    max_line_bytes: usize,
-) -> Result<HashSet<String>, Vec<BatchError>> {
-    let mut lines = Lines::open(input, max_line_bytes).map_err(disk_failure)?;
-    let mut ids = HashSet::new();
-    let mut errors = Vec::new();
-    while errors.len() < MAX_NUM_ERRORS {
-        let request = match lines.next_request() {
-            Ok(None) => break,
-            Ok(Some(request)) => request,
-            Err(BatchFileError::Line { number, reason, .. }) => {
-                // A line that is too long has not been read to its end.
-                let is_readable = !reason.contains("MiB");
-                errors.push(BatchError {
-                    code: "invalid_line".to_owned(),
-                    message: reason,
-                    param: None,
-                    line: Some(number),
-                });
-                if is_readable {
-                    continue;
-                }
-                break;
-            }
-            Err(error) => return Err(disk_failure(error)),
-        };
-        let mut refuse = |code: &str, message: String, param: &str| {
-            errors.push(BatchError {
-                code: code.to_owned(),
-                message,
-                param: Some(param.to_owned()),
-                line: Some(lines.number()),
-            });
-        };
-        if request.url != endpoint {
-            let message = format!("`url` must be {endpoint}, the endpoint of the batch");
-            refuse("mismatched_endpoint", message, "url");
-        }
-        if request.custom_id.len() > MAX_ID_BYTES {
-            let message = format!("`custom_id` must have at most {MAX_ID_BYTES} bytes");
-            refuse("invalid_line", message, "custom_id");
-        }
-        if let Some(repeated) = ids.replace(request.custom_id) {
-            let message = format!("an earlier line has the `custom_id` `{repeated}` too");
-            refuse("duplicate_custom_id", message, "custom_id");
-        }
-        if ids.len() > MAX_NUM_LINES {
-            let message = format!("a batch has at most {MAX_NUM_LINES} requests");
-            refuse("too_many_requests", message, "input_file_id");
-            break;
-        }
-    }
-    match (errors.is_empty(), ids.is_empty()) {
-        (true, false) => Ok(ids),
-        (true, true) => Err(failure("empty_file", "The input file has no requests.")),
-        (false, _) => Err(errors),
-    }
-}
-
-/// Asks again and again while the server is too busy, and leaves a line for later if the server ends.
-async fn answer(
-    state: Arc<ServerState>,
-    batches: Arc<Batches>,
-    client: LocalClient,
-    request: RequestLine,
-) -> Answer {
-    const RETRY: Duration = Duration::from_secs(1);
-    let custom_id = request.custom_id.clone();
-    if let Some(error) = request.refusal() {
-        return (custom_id, Some(Err(error)));
-    }
-    let path = request.url.clone();
-    let body = serde_json::Value::Object(request.body)
-        .to_string()
-        .into_bytes();
-    loop {
-        // A line that waits for the limit of its key does not keep other batches waiting.
-        let Ok(permit) = batches.permits.clone().acquire_owned().await else {
-            return (custom_id, None);
-        };
-        wait_for_others(&state).await;
-        if state.is_draining() {
-            return (custom_id, None);
-        }
-        let result = ask(&client, &path, body.clone()).await;
-        drop(permit);
-        match &result {
-            Ok(response) if response.is_queue_full() || response.is_rate_limited() => {}
-            Ok(response) if response.status_code == 503 => {}
-            // An answer that broke off because the server ends is none.
-            Err(_) if state.is_draining() => return (custom_id, None),
-            _ => return (custom_id, Some(result)),
-        }
-        tokio::select! {
-            () = sleep(RETRY) => {}
-            () = state.draining() => return (custom_id, None),
-        }
-    }
-}
-
-/// Requests of clients that wait go first, whatever the scheduling policy.
-async fn wait_for_others(state: &ServerState) {
-    const PERIOD: Duration = Duration::from_millis(10);
-    while state.engine.stats().scheduler.num_waiting > 0 && !state.is_draining() {
-        sleep(PERIOD).await;
-    }
+    let (lines, line) = read.await.map_err(disk_failure)?;
+    Ok((lines, line.map_err(disk_failure)?))
 }

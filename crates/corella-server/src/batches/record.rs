@@ -77,6 +77,34 @@ pub struct BatchError {
     pub line: Option<usize>,
 }
 
+/// Bounds what a batch takes in memory and in every list: messages repeat parts of the input file.
+const MAX_MESSAGE_CHARS: usize = 600;
+
+impl BatchError {
+    pub fn new(code: &str, mut message: String, param: Option<&str>, line: Option<usize>) -> Self {
+        if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
+            message.truncate(end);
+            message.push('…');
+        }
+        Self {
+            code: code.to_owned(),
+            message,
+            param: param.map(str::to_owned),
+            line,
+        }
+    }
+}
+
+/// Why a batch as a whole cannot go on.
+pub fn failure(code: &str, message: impl Into<String>) -> Vec<BatchError> {
+    vec![BatchError::new(code, message.into(), None, None)]
+}
+
+pub fn disk_failure(error: impl std::fmt::Display) -> Vec<BatchError> {
+    let message = format!("The server could not use its disk: {error}");
+    failure("disk_error", message)
+}
+
 impl BatchRecord {
     /// Notes the time at which the batch reaches a status.
     pub fn reach(&mut self, status: BatchStatus, now_s: u64) {

@@ -1,15 +1,17 @@
 //! All batches of a server, on disk and in memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{Notify, Semaphore, watch};
 
 use crate::api_error::ApiError;
-use crate::files::{FileStore, FilesConfig, read_records, remove_if_there, write_record};
+use crate::files::{
+    FileStore, FilesConfig, create_private_dir, read_records, remove_if_there, write_record,
+};
 use crate::server_state::unix_now_s;
 
 use super::record::{BatchRecord, BatchStatus};
@@ -21,7 +23,10 @@ pub struct Batches {
     /// Tells that there is a batch to run.
     pub(super) has_work: Notify,
     /// One for each line that may be answered at a time, whichever batch it is of.
-    pub(super) permits: Arc<Semaphore>,
+    pub(super) permits: Semaphore,
+    /// Held while a record is written: several threads may change a batch, and the last to write must not
+    /// be the first to have changed it.
+    saving: Mutex<()>,
 }
 
 struct Batch {
@@ -36,10 +41,12 @@ pub struct Job {
     pub is_cancelled: watch::Receiver<bool>,
 }
 
-/// Batches that are run at a time; others wait.
+/// Batches of a key that are run at a time; others wait. Keys do not wait for each other, since the lines
+/// of one may have to wait for its limit.
 const MAX_NUM_RUNNING: usize = 16;
+/// Batches of a key that have not ended.
 const MAX_NUM_UNFINISHED: usize = 1000;
-/// Beyond it, the oldest that have ended are forgotten.
+/// Batches of a key. Beyond it, the oldest that have ended are forgotten.
 const MAX_NUM_BATCHES: usize = 10_000;
 
 impl Batch {
@@ -57,7 +64,7 @@ impl Batches {
     /// Opens a folder, and makes it if it is not there.
     pub fn open(config: FilesConfig) -> io::Result<Arc<Self>> {
         let folder = config.dir.join(BATCHES);
-        fs::create_dir_all(&folder)?;
+        create_private_dir(&folder)?;
         let records: Vec<BatchRecord> = read_records(&folder)?;
         let unpublished = records.iter().filter(|record| !record.status.has_ended());
         let referred: BTreeSet<String> = unpublished
@@ -65,8 +72,19 @@ impl Batches {
             .flatten()
             .cloned()
             .collect();
-        let permits = Arc::new(Semaphore::new(config.batch_concurrency));
+        let permits = Semaphore::new(config.batch_concurrency);
         let files = Arc::new(FileStore::open(config, &referred)?);
+        remove_leftovers(&folder)?;
+        let answers = fs::read_dir(&folder)?.map(|entry| {
+            let entry = entry?;
+            let is_answers = answered_batch(&entry.file_name().to_string_lossy()).is_some();
+            Ok(if is_answers {
+                entry.metadata()?.len()
+            } else {
+                0
+            })
+        });
+        files.count(answers.sum::<io::Result<u64>>()?);
         let table = { records.into_iter() }
             .map(|record| (record.id.clone(), Batch::new(record)))
             .collect();
@@ -75,6 +93,7 @@ impl Batches {
             table: Mutex::new(table),
             has_work: Notify::new(),
             permits,
+            saving: Mutex::default(),
         }))
     }
 
@@ -84,37 +103,34 @@ impl Batches {
 
     /// Where the answers of a batch are written before they are a file.
     pub fn answers_path(&self, id: &str) -> PathBuf {
-        self.folder().join(format!("{id}.output.jsonl"))
+        self.folder().join(format!("{id}{ANSWERS}"))
     }
 
     /// Likewise for the lines that have failed.
     pub fn failures_path(&self, id: &str) -> PathBuf {
-        self.folder().join(format!("{id}.errors.jsonl"))
+        self.folder().join(format!("{id}{FAILURES}"))
     }
 
     /// Adds a batch. This writes to disk.
     pub fn create(&self, record: BatchRecord) -> Result<(), ApiError> {
-        {
-            let table = self.table();
-            let unfinished = table
-                .values()
-                .filter(|batch| !batch.record.status.has_ended());
-            if unfinished.count() >= MAX_NUM_UNFINISHED {
-                return Err(ApiError::conflict(format!(
-                    "{MAX_NUM_UNFINISHED} batches have not ended, which is the most that are kept; wait, or \
-                     cancel some."
-                )));
-            }
+        let owner = record.owner.clone();
+        let is_unfinished =
+            |batch: &&Batch| batch.record.owner == owner && !batch.record.status.has_ended();
+        let num_unfinished = self.table().values().filter(is_unfinished).count();
+        if num_unfinished >= MAX_NUM_UNFINISHED {
+            return Err(ApiError::conflict(format!(
+                "{MAX_NUM_UNFINISHED} batches have not ended, which is the most that are kept; wait, or cancel \
+                 some."
+            )));
         }
-        self.save(&record)
+        write_record(&self.folder(), &record.id, &record)
             .map_err(|error| crate::files::disk_error(&error))?;
         let mut table = self.table();
         table.insert(record.id.clone(), Batch::new(record));
-        let ended = table
-            .values()
-            .filter(|batch| batch.record.status.has_ended());
+        let own = { table.values() }.filter(|batch| batch.record.owner == owner);
+        let ended = own.clone().filter(|batch| batch.record.status.has_ended());
         let oldest = ended.min_by_key(|batch| batch.record.times.created_at);
-        if table.len() > MAX_NUM_BATCHES
+        if own.count() > MAX_NUM_BATCHES
             && let Some(oldest) = oldest.map(|batch| batch.record.id.clone())
         {
             table.remove(&oldest);
@@ -171,19 +187,26 @@ impl Batches {
                 )));
             }
         }
-        let record = self.change(id, |record| {
-            if !record.status.has_ended() && record.outcome.is_none() {
-                record.reach(BatchStatus::Cancelling, unix_now_s());
+        let now_s = unix_now_s();
+        if let Some(batch) = self.table().get_mut(id)
+            && !batch.record.status.has_ended()
+            && batch.record.outcome.is_none()
+        {
+            // A batch that waits for others has nothing to keep, and does not wait any longer.
+            let has_begun = batch.is_running || batch.record.status != BatchStatus::Validating;
+            batch.record.reach(BatchStatus::Cancelling, now_s);
+            if !has_begun {
+                batch.record.outcome = Some(BatchStatus::Cancelled);
+                batch.record.reach(BatchStatus::Cancelled, now_s);
             }
-        });
-        let record = record.ok_or_else(|| ApiError::batch_not_found(id))?;
-        self.save(&record)
+        }
+        self.save(id)
             .map_err(|error| crate::files::disk_error(&error))?;
         if let Some(batch) = self.table().get(id) {
             batch.is_cancelled.send_replace(true);
         }
         self.has_work.notify_one();
-        Ok(record)
+        self.find(owner, id)
     }
 
     /// Changes what is known of a batch in memory.
@@ -194,18 +217,26 @@ impl Batches {
         Some(batch.record.clone())
     }
 
-    pub fn save(&self, record: &BatchRecord) -> io::Result<()> {
-        write_record(&self.folder(), &record.id, record)
+    /// Writes to disk what is known of a batch now.
+    pub fn save(&self, id: &str) -> io::Result<()> {
+        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let record = self.table().get(id).map(|batch| batch.record.clone());
+        record.map_or(Ok(()), |record| write_record(&self.folder(), id, &record))
     }
 
-    /// The next batch to run: the oldest that is not run, if there may be one more.
+    /// The next batch to run: the oldest that is not run, of a key that may have one more.
     pub fn take_job(&self) -> Option<Job> {
         let mut table = self.table();
-        if table.values().filter(|batch| batch.is_running).count() >= MAX_NUM_RUNNING {
-            return None;
+        let mut num_running: HashMap<Option<String>, usize> = HashMap::new();
+        for batch in table.values().filter(|batch| batch.is_running) {
+            *num_running.entry(batch.record.owner.clone()).or_default() += 1;
         }
-        let waiting = { table.values_mut() }
-            .filter(|batch| !batch.is_running && !batch.record.status.has_ended());
+        let waiting = table.values_mut().filter(|batch| {
+            let num_running = num_running.get(&batch.record.owner);
+            !batch.is_running
+                && !batch.record.status.has_ended()
+                && num_running.is_none_or(|&num_running| num_running < MAX_NUM_RUNNING)
+        });
         let batch = waiting.min_by_key(|batch| batch.record.times.created_at)?;
         batch.is_running = true;
         Some(Job {
@@ -229,3 +260,116 @@ impl Batches {
 
 /// The part of the folder with batches, and their answers until they are complete.
 const BATCHES: &str = "batches";
+/// How the names of files of answers, and of lines that have failed, end behind the id of their batch.
+const ANSWERS: &str = ".output.jsonl";
+const FAILURES: &str = ".errors.jsonl";
+
+/// The batch whose lines a file has, by its name.
+fn answered_batch(name: &str) -> Option<&str> {
+    name.strip_suffix(ANSWERS)
+        .or_else(|| name.strip_suffix(FAILURES))
+}
+
+/// Removes what a crash has left of records that were being written, and answers to batches that are
+/// forgotten.
+fn remove_leftovers(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_left_over = match answered_batch(&name) {
+            Some(id) => !folder.join(format!("{id}.json")).exists(),
+            None => name.ends_with(".json.new"),
+        };
+        if is_left_over {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::record::{BatchCounts, BatchTimes};
+    use super::*;
+
+    fn record(id: &str, owner: &str) -> BatchRecord {
+        BatchRecord {
+            id: id.into(),
+            owner: Some(owner.into()),
+            endpoint: "/v1/completions".into(),
+            input_file_id: "file-1".into(),
+            completion_window: "24h".into(),
+            metadata: None,
+            output_life_s: 3600,
+            status: BatchStatus::Validating,
+            outcome: None,
+            errors: Vec::new(),
+            output_file_id: None,
+            error_file_id: None,
+            times: BatchTimes::default(),
+            counts: BatchCounts::default(),
+        }
+    }
+
+    fn open(name: &str) -> Arc<Batches> {
+        let name = format!("corella-table-{}-{name}", std::process::id());
+        let config = FilesConfig {
+            dir: std::env::temp_dir().join(name),
+            max_file_bytes: 100,
+            max_files_bytes: 100,
+            batch_concurrency: 1,
+        };
+        Batches::open(config).expect("it opens")
+    }
+
+    /// A client may cancel a batch while it is finished: whoever writes last, the newest is what stays.
+    #[test]
+    fn the_newest_record_is_what_stays() {
+        let batches = open("newest");
+        batches
+            .create(record("batch_1", "a"))
+            .expect("there is room");
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..50 {
+                        batches.change("batch_1", |record| record.counts.total += 1);
+                        batches.save("batch_1").expect("it can be written");
+                    }
+                });
+            }
+        });
+        let records: Vec<BatchRecord> = read_records(&batches.folder()).expect("they are there");
+        let totals: Vec<usize> = records.iter().map(|record| record.counts.total).collect();
+        assert_eq!(totals, [200]);
+        fs::remove_dir_all(&batches.files.config.dir).expect("it can be removed");
+    }
+
+    #[test]
+    fn keys_do_not_wait_for_the_batches_of_others() {
+        let batches = open("fair");
+        for number in 0..MAX_NUM_RUNNING + 1 {
+            let record = record(&format!("batch_{number}"), "many");
+            batches.create(record).expect("there is room");
+        }
+        batches
+            .create(record("batch_other", "few"))
+            .expect("there is room");
+        let taken: Vec<String> = std::iter::from_fn(|| batches.take_job())
+            .map(|job| job.record.id)
+            .collect();
+        assert_eq!(taken.len(), MAX_NUM_RUNNING + 1);
+        assert!(taken.contains(&"batch_other".to_owned()));
+        // What has not begun is cancelled at once, and never begins.
+        let own = batches.list(Some("many"));
+        let waiting = own.iter().find(|record| !taken.contains(&record.id));
+        let waiting = waiting.expect("one of them waits").id.clone();
+        let cancelled = batches.cancel(Some("many"), &waiting);
+        let status = cancelled.map(|record| record.status);
+        assert_eq!(status, Ok(BatchStatus::Cancelled));
+        batches.put_back("batch_0");
+        let next = batches.take_job().expect("there may be one more");
+        assert_eq!(next.record.id, "batch_0");
+        fs::remove_dir_all(&batches.files.config.dir).expect("it can be removed");
+    }
+}

@@ -16,6 +16,8 @@ pub struct Multipart {
     /// A line break and the boundary behind two dashes, which ends each part.
     delimiter: Vec<u8>,
     buffer: Vec<u8>,
+    /// Most bytes of the body.
+    max_bytes: u64,
     pace: Pace,
     /// Whether the delimiter of the last part has been read.
     is_between_parts: bool,
@@ -43,7 +45,12 @@ pub struct PartHead {
 }
 
 impl Multipart {
-    pub fn new(headers: &HeaderMap, body: Body, patience: Duration) -> Result<Self, ApiError> {
+    pub fn new(
+        headers: &HeaderMap,
+        body: Body,
+        patience: Duration,
+        max_bytes: u64,
+    ) -> Result<Self, ApiError> {
         let content_type = headers
             .get(CONTENT_TYPE)
             .and_then(|value| value.to_str().ok());
@@ -58,6 +65,7 @@ impl Multipart {
             delimiter: format!("\r\n--{boundary}").into_bytes(),
             // The first delimiter may have no line break before it.
             buffer: b"\r\n".to_vec(),
+            max_bytes,
             pace: Pace {
                 started: Instant::now(),
                 patience,
@@ -129,6 +137,19 @@ impl Multipart {
         String::from_utf8(bytes).map_err(|_| ApiError::invalid(name, "must be UTF-8"))
     }
 
+    /// Reads what is left of a body that is refused, as long as it comes.
+    pub async fn skip_rest(&mut self) {
+        let patience = self.pace.patience;
+        let body = &mut self.body;
+        let rest = async {
+            while let Some(Ok(_)) =
+                std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
+            {}
+        };
+        // Whoever is slower than this does not hear why.
+        let _ = tokio::time::timeout(patience, rest).await;
+    }
+
     async fn fill(&mut self) -> Result<(), ApiError> {
         let body = &mut self.body;
         let frame = std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx));
@@ -141,6 +162,9 @@ impl Multipart {
             Ok(Some(Ok(frame))) => {
                 if let Ok(data) = frame.into_data() {
                     self.pace.num_bytes += data.len() as u64;
+                    if self.pace.num_bytes > self.max_bytes {
+                        return Err(ApiError::body_too_large(self.max_bytes));
+                    }
                     self.buffer.extend_from_slice(&data);
                 }
                 Ok(())
@@ -264,11 +288,16 @@ mod tests {
     }
 
     fn read(body: &str, size: usize) -> Multipart {
+        read_within(body, size, body.len())
+    }
+
+    fn read_within(body: &str, size: usize, max_bytes: usize) -> Multipart {
         let mut headers = HeaderMap::new();
         let content_type = HeaderValue::from_static("multipart/form-data; boundary=\"a b\"");
         headers.insert(CONTENT_TYPE, content_type);
         let body = Body::new(Pieces(body.into(), size));
-        Multipart::new(&headers, body, Duration::from_secs(9)).expect("it has a boundary")
+        let patience = Duration::from_secs(9);
+        Multipart::new(&headers, body, patience, max_bytes as u64).expect("it has a boundary")
     }
 
     const BODY: &str = "preamble\r\n--a b\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nbatch\
@@ -301,6 +330,22 @@ mod tests {
                 Ok::<_, ApiError>(())
             };
             assert!(all.await.is_err(), "{end}");
+        }
+    }
+
+    /// Whatever is skipped counts, too: what stands before the first boundary, and in parts that nobody reads.
+    #[tokio::test]
+    async fn a_body_without_end_is_refused() {
+        let last = "--a b--";
+        let whole = format!("{}{last}", "x".repeat(3000));
+        for body in [whole.as_str(), BODY] {
+            let mut parts = read_within(body, 7, body.len() / 2);
+            let all = async {
+                while parts.next_part().await?.is_some() {}
+                Ok::<_, ApiError>(())
+            };
+            let error = all.await.expect_err("it is too long");
+            assert_eq!(error.status.as_u16(), 413);
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -72,31 +73,38 @@ struct Table {
 
 /// A month, as OpenAI has it for files of batches.
 pub const DEFAULT_LIFE_S: u64 = 30 * 24 * 3600;
-/// Bounds the table in memory.
+/// Files of a key, which bounds the table in memory.
 const MAX_NUM_FILES: usize = 100_000;
 
 impl FileStore {
     /// Opens a folder, and makes it if it is not there. Contents without a record are left over from an
-    /// upload that a crash has cut off, and are removed, except those in `referred`.
+    /// upload that a crash has cut off, and are removed, except those in `referred`. A content whose record
+    /// cannot be read, perhaps because another version of the program wrote it, stays for the operator.
     pub fn open(config: FilesConfig, referred: &BTreeSet<String>) -> io::Result<Self> {
         let lock = lock(&config.dir)?;
         let folder = config.dir.join(FILES);
-        fs::create_dir_all(&folder)?;
+        create_private_dir(&folder)?;
         let mut files = BTreeMap::new();
         for record in read_records::<FileRecord>(&folder)? {
             if folder.join(&record.id).exists() {
                 files.insert(record.id.clone(), record);
             }
         }
+        let mut num_bytes: u64 = files.values().map(|file| file.bytes).sum();
         for entry in fs::read_dir(&folder)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             let id = name.strip_suffix(".json").unwrap_or(&name);
-            if !files.contains_key(id) && !referred.contains(id) {
+            let content = folder.join(id);
+            if files.contains_key(id) {
+                continue;
+            }
+            if referred.contains(id) {
+                num_bytes += entry.metadata()?.len();
+            } else if !(content.exists() && folder.join(format!("{id}.json")).exists()) {
                 fs::remove_file(entry.path())?;
             }
         }
-        let num_bytes = files.values().map(|file| file.bytes).sum();
         Ok(Self {
             config,
             table: Mutex::new(Table { files, num_bytes }),
@@ -125,6 +133,11 @@ impl FileStore {
         }
     }
 
+    /// Whether the file is there, be its time over or not: it stays for as long as a batch reads it.
+    pub fn is_kept(&self, id: &str) -> bool {
+        self.table().files.contains_key(id)
+    }
+
     /// The files of this owner, the oldest first.
     pub fn list(&self, owner: Option<&str>) -> Vec<FileRecord> {
         let now_s = unix_now_s();
@@ -137,9 +150,11 @@ impl FileStore {
     }
 
     /// Begins a file. Its content is written to `Upload::path`.
-    pub fn begin(self: &Arc<Self>) -> Result<Upload, ApiError> {
-        if self.table().files.len() >= MAX_NUM_FILES {
-            let message = format!("There are {MAX_NUM_FILES} files here already; delete some.");
+    pub fn begin(self: &Arc<Self>, owner: Option<&str>) -> Result<Upload, ApiError> {
+        let is_own = |file: &&FileRecord| file.owner.as_deref() == owner;
+        let num_files = self.table().files.values().filter(is_own).count();
+        if num_files >= MAX_NUM_FILES {
+            let message = format!("You have {MAX_NUM_FILES} files here already; delete some.");
             return Err(ApiError::insufficient_storage(message));
         }
         let id = new_id("file-");
@@ -164,6 +179,11 @@ impl FileStore {
         }
         table.num_bytes += num_bytes;
         Ok(())
+    }
+
+    /// Counts bytes that are there already.
+    pub fn count(&self, num_bytes: u64) {
+        self.table().num_bytes += num_bytes;
     }
 
     pub fn give_back(&self, num_bytes: u64) {
@@ -248,8 +268,17 @@ impl Drop for Upload {
 /// The part of the folder with contents and their records.
 const FILES: &str = "files";
 
+/// Makes a folder that only its owner can read: prompts and answers are nobody else's business. One that is
+/// there stays as it is.
+pub fn create_private_dir(dir: &Path) -> io::Result<()> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir)
+}
+
 fn lock(dir: &Path) -> io::Result<File> {
-    fs::create_dir_all(dir)?;
+    create_private_dir(dir)?;
     let file = File::create(dir.join("lock"))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
@@ -272,14 +301,16 @@ pub fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a record such that a crash leaves either the old one or the new one.
+/// Writes a record such that a crash leaves either the old one or the new one, and what was renamed in the
+/// folder before is there if the new one is.
 pub fn write_record(folder: &Path, id: &str, record: &impl Serialize) -> io::Result<()> {
     let path = folder.join(format!("{id}.json"));
     let new = folder.join(format!("{id}.json.new"));
     let mut file = File::create(&new)?;
     file.write_all(&serde_json::to_vec(record)?)?;
     file.sync_all()?;
-    fs::rename(&new, &path)
+    fs::rename(&new, &path)?;
+    File::open(folder)?.sync_all()
 }
 
 /// The records of a folder. What is no record is left out, with a warning.
@@ -325,7 +356,7 @@ mod tests {
     }
 
     fn add(store: &Arc<FileStore>, num_bytes: usize, expires_at: u64) -> Result<String, ApiError> {
-        let mut upload = store.begin()?;
+        let mut upload = store.begin(Some("a"))?;
         upload.grow(num_bytes as u64)?;
         fs::write(&upload.path, vec![b'x'; num_bytes]).expect("it can be written");
         let record = record(&upload, expires_at);
@@ -344,13 +375,16 @@ mod tests {
             .err()
             .expect("it is locked");
         assert!(locked.to_string().contains("another server"), "{locked}");
-        let mut cut_off = store.begin().expect("there is room");
+        let mut cut_off = store.begin(Some("a")).expect("there is room");
         cut_off.grow(50).expect("there is room");
         fs::write(&cut_off.path, "half").expect("it can be written");
         // A crash drops nothing.
         std::mem::forget(cut_off);
         fs::write(store.path_of("file-1"), "no record").expect("it can be written");
         fs::write(store.path_of("file-2"), "an output").expect("it can be written");
+        // What another version of the program has written.
+        fs::write(store.path_of("file-3"), "a content").expect("it can be written");
+        fs::write(store.path_of("file-3.json"), r#"{"id":"file-3"}"#).expect("it can be written");
         drop(store);
         // The forgotten upload holds the store, and with it the lock.
         let second = FilesConfig {
@@ -372,9 +406,14 @@ mod tests {
             })
             .collect();
         names.sort();
-        let mut expected = vec![id.clone(), format!("{id}.json"), "file-2".to_owned()];
+        let kept = ["file-2", "file-3", "file-3.json"].map(str::to_owned);
+        let mut expected = vec![id.clone(), format!("{id}.json")];
+        expected.extend(kept);
         expected.sort();
         assert_eq!(names, expected);
+        // The output counts before it is a file: 90 + 9 of 250 bytes.
+        assert!(store.reserve(152).is_err());
+        assert_eq!(store.reserve(151), Ok(()));
         fs::remove_dir_all(second.dir).expect("it can be removed");
     }
 

@@ -21,7 +21,7 @@ use crate::text_thread::Caller;
 
 use super::answer::{AnswerLines, Door, whole_answer};
 use super::conversation::conversation;
-use super::options::CommonFields;
+use super::options::{CommonFields, end_with_context};
 
 pub async fn chat(
     State(state): State<Arc<ServerState>>,
@@ -69,7 +69,9 @@ impl Endpoint for OllamaChat {
             let mut chat = chat.with_tools(fields.tools, None, None);
             let prompt = chat.tokenize(state, check, caller)?;
             params.set_reply_constraint(state, &prompt)?;
-            prompts.push(prompt.into());
+            let prompt = prompt.into();
+            end_with_context(&mut params, state, &prompt);
+            prompts.push(prompt);
         }
         Ok(Call {
             prompts,

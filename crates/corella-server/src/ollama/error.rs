@@ -21,9 +21,13 @@ impl<'a> ErrorLine<'a> {
     }
 }
 
-/// Rewrites the error of an answer, whoever it comes from.
+/// Rewrites the errors of answers, whoever they come from.
 pub async fn in_ollama_shape(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+    with_ollama_error(next.run(request).await)
+}
+
+/// Rewrites the error of an answer, if it is one.
+pub fn with_ollama_error(mut response: Response) -> Response {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         let body = serde_json::to_vec(&ErrorLine::new(&error)).unwrap_or_default();
         *response.body_mut() = Body::from(body);

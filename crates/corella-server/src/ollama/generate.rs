@@ -22,7 +22,7 @@ use crate::suffix::Suffix;
 use crate::text_thread::Caller;
 
 use super::answer::{AnswerLines, Door, whole_answer};
-use super::options::CommonFields;
+use super::options::{CommonFields, end_with_context};
 
 pub async fn generate(
     State(state): State<Arc<ServerState>>,
@@ -108,7 +108,7 @@ impl Endpoint for OllamaGenerate {
         }
         let template_kwargs = common.template_kwargs(state)?;
         let mut params = common.params(state, caller, own)?;
-        let mut prompts = Vec::new();
+        let mut prompts: Vec<PromptTokens> = Vec::new();
         match reading {
             // A call without a prompt asks for the model to be loaded, which it is.
             Reading::Message { .. } | Reading::Text { suffix: None } if prompt.is_empty() => {}
@@ -135,6 +135,9 @@ impl Endpoint for OllamaGenerate {
                     reply: None,
                 });
             }
+        }
+        if let Some(prompt) = prompts.first() {
+            end_with_context(&mut params, state, prompt);
         }
         Ok(Call {
             prompts,

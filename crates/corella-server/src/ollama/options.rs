@@ -9,6 +9,7 @@ use crate::api_error::ApiError;
 use crate::call::check_model;
 use crate::field_check::FieldCheck;
 use crate::field_table::ollama::OPTIONS;
+use crate::generation::PromptTokens;
 use crate::output_format::{OutputFormat, json_schema};
 use crate::request_body::RequestBody;
 use crate::sampling_fields::{
@@ -114,7 +115,8 @@ impl CommonFields {
             top_k: options.top_k,
             top_p: options.top_p,
             min_p: options.min_p,
-            seed: options.seed,
+            // As in Ollama, -1 is no seed.
+            seed: options.seed.filter(|&seed| seed != -1),
             stop: options.stop,
             repetition_penalty: options.repeat_penalty,
             presence_penalty: options.presence_penalty,
@@ -184,6 +186,14 @@ impl OptionFields {
             _ => Ok(()),
         }
     }
+}
+
+/// `num_predict` is a limit and no demand: an answer ends with the context at the latest.
+pub fn end_with_context(params: &mut GenerationParams, state: &ServerState, prompt: &PromptTokens) {
+    let num_prompt_tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
+    let rest = state.config.max_model_len.saturating_sub(num_prompt_tokens);
+    let max_tokens = &mut params.stopping.max_tokens;
+    *max_tokens = max_tokens.map(|max_tokens| max_tokens.min(rest.max(1)));
 }
 
 /// The name under which the server knows a model.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use corella_core::{PromptLogprob, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
+use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
     AdapterLoader, Backend, DrainReport, KvTransfer, LocalClient, ServeConfig, ServerState,
     Shutdown, ShutdownSender, TextModel, serve,
@@ -50,6 +51,8 @@ pub struct Setup {
     pub kv_transfer: Option<MakeKvTransfer>,
     /// Makes the reader of adapters, if there is to be one.
     pub adapters: Option<MakeAdapters>,
+    /// Where files are kept, if batches are to be run.
+    pub files: Option<FilesConfig>,
 }
 
 impl Setup {
@@ -71,6 +74,7 @@ impl Setup {
             replies: Vec::new(),
             kv_transfer: None,
             adapters: None,
+            files: None,
         }
     }
 
@@ -121,7 +125,9 @@ impl Setup {
             kv_transfer: self.kv_transfer.map(|make| make(engine.clone())),
             roles: None,
             adapters: self.adapters.map(|make| make(engine.clone())),
-            batches: None,
+            batches: self
+                .files
+                .map(|files| Batches::open(files).expect("it opens")),
             collectors: Vec::new(),
         };
         let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);

@@ -1,6 +1,7 @@
 //! Transcripts of the whole server: a socket at one end, the mock executor at the other.
 
 mod adapter;
+mod batches;
 mod best_of;
 mod chat;
 mod client;
