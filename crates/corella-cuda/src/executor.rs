@@ -346,3 +346,6 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), CudaError> {
     }
     Ok(())
 }
+
+#[cfg(all(test, feature = "emulated-device"))]
+mod tests;
