@@ -81,7 +81,12 @@ pub const STAGES: [Stage; 16] = [
         about: "the CUDA executor's tests on a device in host memory; arguments go to cargo test",
         takes_arguments: true,
         run: |repository, arguments| {
-            let emulated = ["--package", "corella-cuda", "--features", "emulated-device"];
+            let emulated = [
+                "--package",
+                "corella-cuda",
+                "--features",
+                "emulated-device,speed",
+            ];
             run(&mut tests(repository, &emulated, arguments), TESTS_FAILED)
         },
     },
