@@ -67,6 +67,7 @@ class Options(TypedDict, total=False):
     # The device.
     device: Literal["auto", "cpu", "cuda", "mock"]
     no_batch_invariance: bool
+    gpu_memory_utilization: float
     threads: int | None
     pin_threads: bool
     isa: Literal["portable", "avx2", "avx512", "avx512-bf16", "amx"] | None

@@ -4,7 +4,9 @@ use std::io::IsTerminal;
 
 use serde_json::{Value, json};
 
-use super::{check_sampling, set_cache, set_device, set_model, set_speculation, source};
+use super::{
+    check_sampling, options_of, set_cache, set_device, set_model, set_speculation, source,
+};
 use crate::args::ChatArgs;
 use crate::{Error, LlmOptions, ModelSource};
 
@@ -19,7 +21,7 @@ pub struct Chat {
 }
 
 pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
-    let mut options = LlmOptions::default();
+    let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
