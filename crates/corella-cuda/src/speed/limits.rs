@@ -32,9 +32,9 @@ impl Limits {
         let copied_bytes = sizes.copied_bytes;
         let from = random_buffer(device, copied_bytes)?;
         let to = DeviceBuffer::new(device, copied_bytes)?;
-        // SAFETY: both buffers have so many bytes, and all of this is waited for.
-        let copy_s = time(device, || unsafe {
-            device.copy(Stream::Compute, to.pointer(), from.pointer(), copied_bytes)
+        let copy_s = time(device, || {
+            // SAFETY: both buffers have so many bytes, and all of this is waited for.
+            unsafe { device.copy(Stream::Compute, to.pointer(), from.pointer(), copied_bytes) }
         })?;
         drop((from, to));
         let len = sizes.product_len;
@@ -52,8 +52,10 @@ impl Limits {
             out_stride: len,
             ..Product::EMPTY
         };
-        // SAFETY: the matrices are as large as the product says, and all of this is waited for.
-        let product_s = time(device, || unsafe { device.multiply(&product) })?;
+        let product_s = time(device, || {
+            // SAFETY: the matrices are as large as the product says, and all of this is waited for.
+            unsafe { device.multiply(&product) }
+        })?;
         Ok(Self {
             copied_bytes_per_s: 2.0 * copied_bytes as f64 / copy_s,
             flops_per_s: 2.0 * (len as f64).powi(3) / product_s,
