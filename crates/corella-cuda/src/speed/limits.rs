@@ -11,7 +11,7 @@ use super::{median, random_bytes};
 pub struct Limits {
     /// Bytes that are read, and bytes that are written, together.
     pub copied_bytes_per_s: f64,
-    /// Of a product in bf16, a multiply-add being two.
+    /// Operations of a product in bf16, a multiply-add being two.
     pub flops_per_s: f64,
 }
 

@@ -34,7 +34,7 @@ pub struct ModelCost {
 }
 
 impl ModelCost {
-    /// Of weights, keys and values in bf16.
+    /// The costs with weights, keys and values in bf16.
     pub fn of(spec: &DecoderSpec) -> Self {
         let matrices = spec.layers.iter().flat_map(|layer| {
             let tensors = layer.tensors(spec.hidden_size).into_iter();
