@@ -4,13 +4,13 @@
 //! Nothing is read from disk, and contexts are pages with random numbers, so that a GPU that is there for minutes
 //! measures all of it in one of them.
 
-mod limits;
+mod limit;
 mod model;
-mod steps;
+mod model_bench;
 
-pub use limits::{LimitSizes, Limits};
+pub use limit::{LimitSizes, Limits};
 pub use model::{random_weights, shape};
-pub use steps::{ModelBench, ModelCost};
+pub use model_bench::{ModelBench, ModelCost};
 
 /// The median of times.
 fn median(mut times: Vec<f64>) -> f64 {

@@ -152,8 +152,9 @@ impl Nvrtc {
     }
 }
 
-/// Of the architectures that are known, such as 90, the one for GPUs of a compute capability: its own, or the first of
-/// its generation, whose code it runs. Some instructions of 9.0 are in no later one, and have to be asked for.
+/// What to compile for, for GPUs of a compute capability, among architectures that are known, such as 90: its own, or
+/// the first of its generation, whose code it runs. Some instructions of 9.0 are in no later one, and have to be
+/// asked for.
 fn architecture_of(known: &[i32], (major, minor): (i32, i32)) -> Option<String> {
     let of_generation = 10 * major;
     let found = [of_generation + minor, of_generation]
