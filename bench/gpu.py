@@ -1,21 +1,27 @@
 #!/usr/bin/env python3
 """Tests and measures Corella on a machine with an NVIDIA GPU.
 
-    cargo xtask gpu                                               # where Corella is built: packs target/gpu
-    python3 bench/gpu.py --pack target/gpu --results FOLDER       # on the machine with the GPU
+    cargo xtask gpu                                                       # where Corella is built
+    python3 bench/gpu.py --pack target/gpu/pack.tar.xz --results FOLDER   # on the machine with the GPU
 
-Each stage writes one file into the folder, whose last line says whether it passed. A stage that has passed is not run
-again, and none starts that may take longer than the time that is left, so that the command can be repeated, with the
-files of the call before in the folder, until all stages are done. Nothing is fetched. Needs Python 3.10; the shapes
-of real models need numpy and tokenizers, and what they are compared with needs PyTorch and Transformers.
+The first makes the pack, which has all binaries. Each stage writes one file into the folder, whose last line says
+whether it passed. A stage that has passed is not run again, and none starts that may take longer than the time that
+is left, so that the command can be repeated, with the files of the call before in the folder (or in another one, by
+--before), until all stages are done. Nothing is fetched. Needs Python 3.10; what speed is compared with, the driver's
+packages apart, needs PyTorch, Transformers, numpy and tokenizers.
 """
 
 import argparse
+import hashlib
 import json
 import os
+import re
+import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,7 +33,7 @@ class Run:
     """One stage's output file, and the commands that write to it."""
 
     def __init__(self, arguments, path, deadline):
-        self.pack = arguments.pack.resolve()
+        self.pack = unpacked(arguments.pack.resolve())
         self.models = arguments.models.resolve()
         self.file = path.open("w")
         self.deadline = deadline
@@ -37,7 +43,7 @@ class Run:
         print(line, file=self.file, flush=True)
 
     def command(self, *words, environment=()):
-        """Runs a command with its output in the file. Returns whether it succeeded."""
+        """Runs a command with its output in the file and in `output`. Returns whether it succeeded."""
         self.say("$ " + " ".join(str(word) for word in words))
         left = self.deadline - time.monotonic()
         try:
@@ -52,12 +58,16 @@ class Run:
                 timeout=max(1, left),
             )
         except subprocess.TimeoutExpired as error:
-            self.say((error.stdout or b"").decode(errors="replace") + "\nit ran out of time")
+            output = error.stdout or ""
+            self.output = output if isinstance(output, str) else output.decode(errors="replace")
+            self.say(self.output + "\nit ran out of time")
             return False
         except OSError as error:
+            self.output = ""
             self.say(f"it did not start: {error}")
             return False
-        self.say(result.stdout.rstrip())
+        self.output = result.stdout.rstrip()
+        self.say(self.output)
         return result.returncode == 0
 
     def test(self, binary, *arguments):
@@ -67,7 +77,14 @@ class Run:
             root.parent.mkdir(parents=True, exist_ok=True)
             root.symlink_to(ROOT)
         environment = {"CORELLA_TEST_DEVICE": "gpu", "RUST_BACKTRACE": "1"}
-        return self.command(self.pack / binary, *arguments, environment=environment)
+        if self.command(self.pack / binary, *arguments, environment=environment):
+            return True
+        # A kernel that goes wrong takes the GPU's context with it, and all tests that run beside it or behind. By
+        # itself, each test tells what is its own.
+        for name in re.findall(r"^test (\S+) \.\.\. FAILED$", self.output, re.MULTILINE):
+            if time.monotonic() < self.deadline - 60:
+                self.command(self.pack / binary, "--exact", name, environment=environment)
+        return False
 
     def model(self, shape):
         """The folder of a model of random weights, made unless it is there."""
@@ -76,16 +93,14 @@ class Run:
             self.command(sys.executable, "bench/make_model.py", shape, "--out", self.models)
         return folder
 
-    def offline(self, model, prompts, prompt_len, max_tokens):
-        """The report of requests that are submitted at once; None if there is none."""
-        report = self.models / "report.json"
-        report.unlink(missing_ok=True)
-        self.command(
-            self.pack / "corella", "bench", "offline", model, "--device", "cuda",
-            "--num-prompts", prompts, "--input-lens", prompt_len, "--max-tokens", max_tokens,
-            "--max-num-seqs", max(prompts, 8), "--no-enable-prefix-caching", "--output-json", report,
-        )  # fmt: skip
-        return json.loads(report.read_text()) if report.exists() else None
+
+def unpacked(pack):
+    """The folder of the binaries."""
+    folder = Path(tempfile.gettempdir()) / f"corella-pack-{hashlib.sha256(pack.read_bytes()).hexdigest()[:16]}"
+    if not (folder / "root").exists():
+        with tarfile.open(pack) as binaries:
+            binaries.extractall(folder, filter="data")
+    return folder
 
 
 def machine(run):
@@ -127,47 +142,28 @@ def goldens(run):
     return run.test("golden", "--test-threads", "4")
 
 
-def decode(run):
-    """Time of a decode step by batch and context. Prompts of a batch are computed one after the other; after that
-    all decode together for most of the steps, so that the median is of such a step."""
-    cases = [(1, 1024), (8, 1024), (64, 1024), (256, 1024), (1, 8000), (8, 8000)]
-    # KV of 64 contexts of 8k would not fit beside the weights of 8 billion parameters in 80 GB.
-    largest = {"qwen3-0.6b": (64, 8000), "llama-3-8b": (32, 8000)}
-    return measure(run, 192, lambda shape: [*cases, largest[shape]], "itl")
-
-
-def prefill(run):
-    """Time to the first token of a prompt, one after the other."""
-    return measure(run, 1, lambda _: [(1, 2048), (1, 8000)], "ttft")
-
-
-def measure(run, max_tokens, cases_of, metric):
-    rows = []
-    for shape in ("qwen3-0.6b", "llama-3-8b"):
-        model = run.model(shape)
-        for prompts, prompt_len in cases_of(shape):
-            report = run.offline(model, prompts, prompt_len, max_tokens)
-            value = report and report.get(f"median_{metric}_ms")
-            rows.append((shape, prompts, prompt_len, value))
-    run.say(f"\nshape batch context median_{metric}_ms")
-    for shape, prompts, prompt_len, value in rows:
-        run.say(f"{shape} {prompts} {prompt_len} {'-' if value is None else f'{value:.3f}'}")
-    return all(value is not None for *_, value in rows)
+def speed(run):
+    """Decode steps and prompts of Qwen3-0.6B and Llama-3-8B with random weights, beside copies and products."""
+    return run.command(run.pack / "speed")
 
 
 def start(run):
     """Start to the first token, with an empty cache of kernels and with a full one."""
-    model = run.model("gpt2")
-    command = [run.pack / "corella", "generate", model, "--prompt", "once", "--raw", "--max-tokens", "1", "--device", "cuda"]
     cache = run.models / "cache"
-    times = []
-    for kind in ("cold", "warm", "warm", "warm"):
-        begin = time.monotonic()
-        if not run.command(*command, environment={"XDG_CACHE_HOME": str(cache)}):
-            return False
-        times.append(time.monotonic() - begin)
-        run.say(f"{kind}: {times[-1]:.2f} s")
-    run.say(f"cold {times[0]:.2f} s, warm {statistics.median(times[1:]):.2f} s")
+    lines = []
+    for shape in ("gpt2", "qwen3-0.6b"):
+        shutil.rmtree(cache, ignore_errors=True)
+        command = [run.pack / "corella", "generate", run.model(shape), "--prompt", "once", "--raw", "--max-tokens", "1"]
+        times = []
+        for kind in ("cold", "warm", "warm", "warm"):
+            begin = time.monotonic()
+            if not run.command(*command, "--device", "cuda", environment={"XDG_CACHE_HOME": str(cache)}):
+                return False
+            times.append(time.monotonic() - begin)
+            run.say(f"{kind}: {times[-1]:.2f} s")
+        lines.append(f"{shape}: cold {times[0]:.2f} s, warm {statistics.median(times[1:]):.2f} s")
+    for line in lines:
+        run.say(line)
     return True
 
 
@@ -179,10 +175,47 @@ def scheduling(run):
 
 
 def transformers(run):
-    """Transformers beside it, in the same hour: a compiled decode with a static cache."""
+    """Transformers beside it, in the same hour: continuous batching, and a compiled decode with a static cache."""
     model = run.model("qwen3-0.6b")
-    return run.command(sys.executable, "-c", COMPILED, model)
+    report = run.models / "report.json"
+    report.unlink(missing_ok=True)
+    passed = run.command(
+        run.pack / "corella", "bench", "offline", model, "--device", "cuda", "--output-json", report,
+        "--num-prompts", NUM_PROMPTS, "--input-lens", PROMPT_LEN, "--max-tokens", MAX_TOKENS,
+        "--max-num-seqs", NUM_PROMPTS, "--max-num-batched-tokens", 8192, "--no-enable-prefix-caching",
+    )  # fmt: skip
+    if passed:
+        result = json.loads(report.read_text())
+        run.say(f"Corella: {result['output_throughput']:.0f} tokens/s, ITL {result['median_itl_ms']:.3f} ms")
+    workload = (NUM_PROMPTS, PROMPT_LEN, MAX_TOKENS)
+    offline = {"HF_HUB_OFFLINE": "1"}
+    # Each by itself, so that one that fails leaves the other.
+    batched = run.command(sys.executable, "-c", BATCHED, model, *workload, environment=offline)
+    compiled = run.command(sys.executable, "-c", COMPILED, model, environment=offline)
+    return passed and batched and compiled
 
+
+NUM_PROMPTS, PROMPT_LEN, MAX_TOKENS = 128, 512, 128
+
+BATCHED = """
+import sys, time, torch, transformers
+num_prompts, prompt_len, max_tokens = map(int, sys.argv[2:])
+model = transformers.AutoModelForCausalLM.from_pretrained(
+    sys.argv[1], dtype=torch.bfloat16, device_map="cuda", attn_implementation="paged|sdpa")
+ids = torch.randint(1000, 2000, (num_prompts, prompt_len)).tolist()
+config = transformers.GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+rates = []
+for attempt in range(4):
+    start = time.perf_counter()
+    # What it prepares for the first call stays for the others.
+    outputs = model.generate_batch(inputs=ids, generation_config=config, persistent_manager=True)
+    seconds = time.perf_counter() - start
+    num_tokens = sum(len(output.generated_tokens) for output in outputs.values())
+    rates.append(num_tokens / seconds)
+    print(f"continuous batching: {num_tokens} tokens in {seconds:.2f} s", flush=True)
+    assert num_tokens == num_prompts * max_tokens, num_tokens
+print(f"continuous batching: {sorted(rates[1:])[1]:.0f} tokens/s")
+"""
 
 COMPILED = """
 import sys, time, torch, transformers
@@ -203,12 +236,11 @@ for batch in (1, 8):
 # What each takes at most, in seconds.
 STAGES = {
     machine: 60,
-    conformance: 300,
-    goldens: 180,
-    decode: 480,
-    prefill: 240,
-    start: 60,
-    scheduling: 240,
+    conformance: 240,
+    goldens: 150,
+    speed: 180,
+    start: 90,
+    scheduling: 180,
     transformers: 300,
 }
 
@@ -217,6 +249,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pack", type=Path, required=True, help="what cargo xtask gpu made")
     parser.add_argument("--results", type=Path, required=True, help="folder for a file of each stage")
+    parser.add_argument("--before", type=Path, help="folder with the files of the call before")
     parser.add_argument("--models", type=Path, default=Path("/tmp/corella-models"), help="folder for models")
     parser.add_argument("--seconds", type=float, default=570, help="time for all stages of this call")
     parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(s.__name__ for s in STAGES)}")
@@ -227,6 +260,9 @@ def main():
     deadline = time.monotonic() + arguments.seconds
     arguments.results.mkdir(parents=True, exist_ok=True)
     arguments.models.mkdir(parents=True, exist_ok=True)
+    if arguments.before:
+        for file in arguments.before.glob("*.txt"):
+            shutil.copy(file, arguments.results)
     outcomes = {}
     for stage, seconds in STAGES.items():
         name = stage.__name__
@@ -241,7 +277,9 @@ def main():
             continue
         print(f"==> {name}", flush=True)
         run = Run(arguments, path, deadline)
+        begin = time.monotonic()
         outcome = PASSED if stage(run) else FAILED
+        run.say(f"\n{name}: {time.monotonic() - begin:.0f} s")
         run.say(f"\n{name} {outcome}")
         run.file.close()
         outcomes[name] = outcome

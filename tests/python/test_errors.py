@@ -19,7 +19,7 @@ QUESTION = [{"role": "user", "content": "Hello!"}]
     "options, message",
     [
         ({"max_num_seq": 8}, "there is no option max_num_seq; did you mean max_num_seqs?"),
-        ({"gpu_memory_utilization": 0.9}, "use kv_cache_memory to say how much memory"),
+        ({"mem_fraction_static": 0.9}, "use gpu_memory_utilization, or kv_cache_memory to say how much memory"),
         ({"tensor_parallel_size": 2}, "matrices are not split over devices"),
         ({"dtype": "fp7"}, "invalid value 'fp7' for 'dtype' [possible values: auto, f32,"),
         ({"kv_cache_memory": "lots"}, "invalid value 'lots' for 'kv_cache_memory'"),

@@ -289,7 +289,10 @@ fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
 
 /// With this the tests of corella-cuda run on a device in host memory. Stages that share what they build
 /// have the same features.
-pub const WITH_EMULATED_GPU: [&str; 2] = ["--features", "corella-cuda/emulated-device"];
+pub const WITH_EMULATED_GPU: [&str; 2] = [
+    "--features",
+    "corella-cuda/emulated-device,corella-cuda/speed",
+];
 
 fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];

@@ -3,17 +3,17 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::repository::{Repository, output, run};
 
-/// Fits a machine that takes so much of a tree at once, with room for the sources.
-const MAX_PACK_BYTES: u64 = 56 << 20;
+/// What a machine takes of a tree at once: the repository's files and the pack.
+const MAX_TREE_BYTES: u64 = 63 << 20;
 
-/// Test binaries of corella-cuda by their targets' names: the kernels, conformance, and goldens.
-const TESTS: [&str; 3] = ["corella_cuda", "conformance", "golden"];
+/// Binaries of corella-cuda by their targets' names: the kernels' tests, conformance, goldens, and what measures.
+const OF_CORELLA_CUDA: [&str; 4] = ["corella_cuda", "conformance", "golden", "speed"];
 
-/// Packs binaries into `target/gpu`. `--run` then runs them on this machine; what follows goes to `bench/gpu.py`.
+/// Packs binaries into `target/gpu/pack.tar.xz`. `--run` then runs them on this machine; what follows goes to `bench/gpu.py`.
 pub fn gpu(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let runs = arguments
         .first()
@@ -25,8 +25,8 @@ pub fn gpu(repository: &Repository, arguments: &[String]) -> Result<(), String> 
     if !runs {
         println!(
             "take this tree to a machine with a GPU, with {} in it, and run there, in a call of ten minutes each:\n\
-             \n  python3 bench/gpu.py --pack target/gpu --results FOLDER\n\
-             \nuntil it says that all stages are done. FOLDER is that of the call before.",
+             \n  python3 bench/gpu.py --pack PACK --results FOLDER\n\
+             \nuntil it says that all stages are done. FOLDER has the files of the call before.",
             pack.display()
         );
         return Ok(());
@@ -38,43 +38,63 @@ pub fn gpu(repository: &Repository, arguments: &[String]) -> Result<(), String> 
 
 fn pack(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("gpu");
+    let binaries_folder = folder.join("binaries");
     let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let mut binaries = test_binaries(repository)?;
+    let at = |path: &Path, error| format!("{}: {error}", path.display());
+    fs::create_dir_all(&binaries_folder).map_err(|error| at(&folder, error))?;
+    let mut binaries = binaries_of_corella_cuda(repository)?;
     run(
         &mut repository.cargo(&["build", "--release", "--package", "corella", "--locked"]),
         "the release build failed, above",
     )?;
     binaries.insert("corella".into(), repository.target.join("release/corella"));
-    let mut num_bytes = 0;
     for (name, binary) in &binaries {
-        let packed = folder.join(name);
-        fs::copy(binary, &packed).map_err(|error| format!("{}: {error}", binary.display()))?;
+        let packed = binaries_folder.join(name);
+        fs::copy(binary, &packed).map_err(|error| at(binary, error))?;
         let mut strip = repository.command("strip".as_ref(), &[]);
         run(
             strip.arg(&packed),
             "symbols could not be left out; install binutils",
         )?;
-        num_bytes += fs::metadata(&packed).map_or(0, |metadata| metadata.len());
     }
     // Tests find their data by the path at which they were compiled.
     let root = repository.root.display().to_string();
-    fs::write(folder.join("root"), root).map_err(|error| format!("root: {error}"))?;
-    println!(
-        "{}: {:.1} MiB",
-        folder.display(),
-        num_bytes as f64 / 1048576.0
-    );
-    if num_bytes > MAX_PACK_BYTES {
+    fs::write(binaries_folder.join("root"), root).map_err(|error| at(&folder, error))?;
+    let pack = folder.join("pack.tar.xz");
+    let mut tar = repository.command("tar".as_ref(), &["--create", "--xz", "--file"]);
+    tar.arg(&pack).arg("--directory").arg(&binaries_folder);
+    run(
+        tar.arg("."),
+        "the binaries could not be packed; install tar and xz",
+    )?;
+    let pack_bytes = fs::metadata(&pack).map_err(|error| at(&pack, error))?.len();
+    let tree_bytes = pack_bytes + tracked_bytes(repository)?;
+    println!("{}: {}", pack.display(), mebibytes(pack_bytes));
+    if tree_bytes > MAX_TREE_BYTES {
         return Err(format!(
-            "the binaries have {num_bytes} bytes, more than {MAX_PACK_BYTES}"
+            "the repository's files and the pack have {}, more than the {} that are taken at once",
+            mebibytes(tree_bytes),
+            mebibytes(MAX_TREE_BYTES)
         ));
     }
-    Ok(folder)
+    Ok(pack)
 }
 
-/// Builds tests without running them, and returns where each binary is.
-fn test_binaries(repository: &Repository) -> Result<BTreeMap<String, PathBuf>, String> {
+fn mebibytes(num_bytes: u64) -> String {
+    format!("{:.1} MiB", num_bytes as f64 / f64::from(1 << 20))
+}
+
+/// Bytes of the files that Git knows.
+fn tracked_bytes(repository: &Repository) -> Result<u64, String> {
+    let names = output(&mut repository.command("git".as_ref(), &["ls-files", "-z"]))?;
+    let sizes = names
+        .split_terminator('\0')
+        .map(|name| fs::metadata(repository.root.join(name)).map_or(0, |metadata| metadata.len()));
+    Ok(sizes.sum())
+}
+
+/// Builds tests and what measures without running them, and returns where each binary is.
+fn binaries_of_corella_cuda(repository: &Repository) -> Result<BTreeMap<String, PathBuf>, String> {
     let mut build = repository.cargo(&[
         "test",
         "--release",
@@ -83,7 +103,7 @@ fn test_binaries(repository: &Repository) -> Result<BTreeMap<String, PathBuf>, S
         "--package",
         "corella-cuda",
         "--features",
-        "emulated-device",
+        "emulated-device,speed",
         "--message-format",
         "json-render-diagnostics",
     ]);
@@ -95,15 +115,18 @@ fn test_binaries(repository: &Repository) -> Result<BTreeMap<String, PathBuf>, S
             let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
             rest.split('"').next()
         };
-        let target = TESTS
+        let target = OF_CORELLA_CUDA
             .iter()
             .find(|name| line.contains(&format!("\"name\":\"{name}\"")));
         if let (Some(name), Some(path)) = (target, field("executable")) {
             binaries.insert((*name).into(), PathBuf::from(path));
         }
     }
-    match TESTS.iter().find(|&&name| !binaries.contains_key(name)) {
-        Some(name) => Err(format!("cargo built no test {name} of corella-cuda")),
+    let missing = OF_CORELLA_CUDA
+        .iter()
+        .find(|&&name| !binaries.contains_key(name));
+    match missing {
+        Some(name) => Err(format!("cargo built no {name} of corella-cuda")),
         None => Ok(binaries),
     }
 }

@@ -14,6 +14,8 @@ mod driver;
 mod dynamic_library;
 #[cfg(feature = "emulated-device")]
 mod emulated;
+#[cfg(all(test, feature = "emulated-device"))]
+mod faulty_device;
 mod loaded_kernels;
 mod nvrtc;
 #[cfg(feature = "emulated-device")]
@@ -23,6 +25,8 @@ pub use buffer::{DeviceBuffer, PinnedBuffer};
 pub use driver::GpuDevice;
 #[cfg(feature = "emulated-device")]
 pub use emulated::EmulatedDevice;
+#[cfg(all(test, feature = "emulated-device"))]
+pub use faulty_device::{Fault, FaultyDevice};
 #[cfg(feature = "kernel-table")]
 pub(crate) use nvrtc::Nvrtc;
 #[cfg(feature = "emulated-device")]
@@ -116,6 +120,22 @@ pub struct Product {
     pub out_element: Element,
     /// Whether the product is added to what `out` holds; otherwise it is overwritten.
     pub adds: bool,
+}
+
+impl Product {
+    /// Multiplies nothing.
+    pub const EMPTY: Self = Self {
+        m: 0,
+        n: 0,
+        k: 0,
+        input: DevicePointer::NULL,
+        weight: DevicePointer::NULL,
+        out: DevicePointer::NULL,
+        out_stride: 0,
+        element: Element::Bf16,
+        out_element: Element::Bf16,
+        adds: false,
+    };
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -64,13 +64,21 @@ impl CudaConfig {
 
 /// About what an executor needs on the device beside weights and KV pages, in bytes: rows between
 /// kernels, logits, and the memory of draws; and half a gigabyte for kernels and the vendor's library.
-pub fn activation_bytes(spec: &DecoderSpec, limits: &SchedulerConfig, max_logprobs: u32) -> usize {
+pub fn activation_bytes(
+    spec: &DecoderSpec,
+    limits: &SchedulerConfig,
+    element: Element,
+    max_logprobs: u32,
+) -> usize {
     const FIXED_BYTES: usize = 512 << 20;
     let rows = limits.max_num_batched_tokens as usize;
     let per_row = spec.layers.iter().map(|layer| {
         let attention = &layer.attention;
-        let inner = layer.feed_forward.mlp().intermediate_size;
-        10 * spec.hidden_size + 4 * (2 * attention.query_len() + 2 * attention.kv_len() + inner)
+        // As in `Activations`, with gates that have a kernel of their own, and branches.
+        let of_attention = 3 * attention.query_len() + 2 * attention.kv_len();
+        let of_mlp = 3 * layer.feed_forward.mlp().intermediate_size;
+        let floats = 2 * size_of::<f32>() * spec.hidden_size;
+        floats + element.num_bytes() * (spec.hidden_size + of_attention + of_mlp)
     });
     let drawn = 24 + 8 * max_logprobs as usize;
     let logit_rows = (2 * rows).min(256);
@@ -346,3 +354,6 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), CudaError> {
     }
     Ok(())
 }
+
+#[cfg(all(test, feature = "emulated-device"))]
+mod tests;

@@ -13,6 +13,8 @@ mod executor;
 pub mod kernel_table;
 mod kernels;
 mod kv;
+#[cfg(feature = "speed")]
+pub mod speed;
 mod step;
 mod weights;
 

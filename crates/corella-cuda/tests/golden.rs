@@ -54,6 +54,29 @@ fn bf16_stays_close() {
     }
 }
 
+/// In steps of 64 rows and more, which the prompts of most models have together.
+#[test]
+fn bf16_stays_close_with_products_by_the_vendors_library() {
+    let mut num_models = 0;
+    for folder in dense("golden").into_iter().step_by(4) {
+        let config = |config| CudaConfig {
+            is_batch_invariant: false,
+            ..config
+        };
+        let model = open_with(&folder, Element::Bf16, DType::Bf16, config);
+        let num_rows: usize = model.cases.iter().map(|case| case.prompt.len()).sum();
+        if num_rows < 64 {
+            continue;
+        }
+        num_models += 1;
+        for (case, run) in model.run(usize::MAX, Next::Golden) {
+            let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+            run.check(&case.logits, ROUNDED_WEIGHTS_TOLERANCE, &name);
+        }
+    }
+    assert!(num_models >= 3);
+}
+
 #[test]
 fn quantised_checkpoints_stay_close() {
     for folder in dense("quantized") {
@@ -113,6 +136,16 @@ fn hidden_states_are_those_of_transformers() {
 }
 
 fn open(folder: &Path, element: Element, kv_format: impl Into<KvFormat>) -> Model {
+    open_with(folder, element, kv_format, |config| config)
+}
+
+/// The same with another configuration.
+fn open_with(
+    folder: &Path,
+    element: Element,
+    kv_format: impl Into<KvFormat>,
+    change: impl FnOnce(CudaConfig) -> CudaConfig,
+) -> Model {
     let checkpoint = Checkpoint::open(model_of(folder)).unwrap();
     let spec = checkpoint.config().spec.clone();
     let cases = read_cases(folder);
@@ -129,6 +162,7 @@ fn open(folder: &Path, element: Element, kv_format: impl Into<KvFormat>) -> Mode
         is_batch_invariant: true,
         uses_graphs: false,
     };
+    let config = change(config);
     let (vocab_size, weights) = (spec.vocab_size, checkpoint.weights().unwrap());
     let device = test_device();
     let executor = CudaExecutor::new(&device, spec, weights, config, &|_| ()).unwrap();

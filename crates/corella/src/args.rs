@@ -203,9 +203,9 @@ pub struct SchedulerArgs {
     /// Most requests that run at once, each with a part of the KV cache
     #[arg(long, value_name = "N", default_value_t = defaults().max_num_seqs)]
     pub max_num_seqs: u32,
-    /// Most tokens of one step, prefill and decode together
-    #[arg(long, value_name = "TOKENS", default_value_t = defaults().max_num_batched_tokens)]
-    pub max_num_batched_tokens: u32,
+    /// Most tokens of one step, prefill and decode together [default: 512; with --device cuda, 2048]
+    #[arg(long, value_name = "TOKENS")]
+    pub max_num_batched_tokens: Option<u32>,
     /// Most prefill tokens of one step, all requests together [default: --max-num-batched-tokens]
     #[arg(long, value_name = "TOKENS", visible_alias = "chunked-prefill-size")]
     pub max_prefill_tokens: Option<u32>,
@@ -256,9 +256,10 @@ pub struct SchedulerArgs {
     /// A waiting request that others have overtaken in this many steps is next in turn
     #[arg(long, value_name = "N", default_value_t = defaults().max_passed_over)]
     pub max_passed_over: u32,
-    /// Most steps that may be in flight at once; at most 16
-    #[arg(long, value_name = "N", default_value_t = defaults().max_inflight_steps)]
-    pub max_inflight_steps: u32,
+    /// Most steps that may be in flight at once; at most 16 [default: 1; with --device cuda and without
+    /// --speculate, 2]
+    #[arg(long, value_name = "N")]
+    pub max_inflight_steps: Option<u32>,
     /// Number of pipeline stages; each has its share of the layers and threads, and they work on
     /// different steps
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -337,6 +338,10 @@ pub struct DeviceArgs {
     /// depend on the requests beside it
     #[arg(long)]
     pub no_batch_invariance: bool,
+    /// With --device cuda: the share of the GPU's memory, from 0 to 1, that weights, activations and KV cache take
+    /// together, unless --kv-cache-memory says what the KV cache takes
+    #[arg(long, value_name = "SHARE", value_parser = parse_share, default_value = "0.9")]
+    pub gpu_memory_utilization: f64,
     /// Number of CPU threads; more threads than cores are slower [default: the number of cores that
     /// this process may use]
     #[arg(long, value_name = "N")]

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::{Role, TlsFiles};
-use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy, Speculation};
+use corella_core::Speculation;
 use corella_cpu::{Isa, num_cores};
 use corella_model::{DType, KvFormat, WeightFormat};
 use corella_server::AllowedOrigins;
@@ -14,10 +14,10 @@ use corella_server::batch::FilesConfig;
 
 use crate::api_key_file::KeySource;
 use crate::args::{
-    AdmissionPolicyArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs,
-    GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, ModelArgs,
-    QuantizeArgs, QuantizeFormatArg, RoleArg, SamplingArgs, SchedulerArgs, SchedulingPolicyArg,
-    ServeArgs, SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
+    CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs, GenerateArgs, GroupLen,
+    InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, ModelArgs, QuantizeArgs,
+    QuantizeFormatArg, RoleArg, SamplingArgs, ServeArgs, SpeculateArg, SpeculationArgs,
+    TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
 use crate::load_display::load_watcher;
@@ -36,6 +36,7 @@ mod hub;
 mod llm;
 mod otlp;
 mod request;
+mod scheduler;
 
 pub use adapter::{AdapterOptions, adapter};
 pub use admission::{BenchAdmission, bench_admission};
@@ -48,6 +49,8 @@ pub use hub::{hub, pull};
 pub use llm::llm;
 pub use otlp::otlp;
 pub use request::{RequestOptions, request};
+
+use scheduler::{options_of, set_scheduler};
 
 pub struct Serve {
     pub source: ModelSource,
@@ -85,7 +88,7 @@ pub enum Prompt {
 }
 
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
-    let mut options = LlmOptions::default();
+    let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;
@@ -230,7 +233,7 @@ fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
 }
 
 pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
-    let mut options = LlmOptions::default();
+    let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
@@ -413,40 +416,6 @@ fn own_folder(variable: &str, in_home: &str) -> Option<PathBuf> {
     Some(base?.join("corella"))
 }
 
-fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
-    let limits = &mut options.scheduler;
-    limits.max_num_seqs = args.max_num_seqs;
-    limits.max_num_batched_tokens = args.max_num_batched_tokens;
-    limits.max_prefill_tokens = args
-        .max_prefill_tokens
-        .unwrap_or(args.max_num_batched_tokens);
-    limits.long_prefill_token_threshold = args.long_prefill_token_threshold;
-    limits.max_prefill_seqs = args.max_prefill_seqs.unwrap_or(u32::MAX);
-    limits.max_decode_seqs = args.max_decode_seqs.unwrap_or(u32::MAX);
-    limits.max_queued_requests = args.max_queued_requests;
-    limits.max_queued_tokens = args.max_queued_tokens;
-    limits.enable_slo_admission = args.slo_admission;
-    limits.head_room = args.head_room;
-    limits.enable_chunked_prefill = !args.no_chunked_prefill;
-    limits.scheduling_policy = match args.scheduling_policy {
-        SchedulingPolicyArg::Fcfs => SchedulingPolicy::Fcfs,
-        SchedulingPolicyArg::Priority => SchedulingPolicy::Priority,
-        SchedulingPolicyArg::Lpm => SchedulingPolicy::LongestPrefix {
-            lookahead: args.prefill_admission_lookahead,
-        },
-    };
-    limits.prefill_admission_policy = match args.prefill_admission_policy {
-        AdmissionPolicyArg::Fifo => PrefillAdmissionPolicy::Fifo,
-        AdmissionPolicyArg::Pack => PrefillAdmissionPolicy::Pack {
-            lookahead: args.prefill_admission_lookahead,
-            force_fifo_every: args.prefill_force_fifo_every,
-        },
-    };
-    limits.max_passed_over = args.max_passed_over;
-    limits.max_inflight_steps = args.max_inflight_steps.max(args.pipeline_parallel_size);
-    limits.num_pipeline_stages = args.pipeline_parallel_size;
-}
-
 fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(), Error> {
     let limits = &mut options.scheduler;
     let is_drafting = args.speculate == SpeculateArg::Draft;
@@ -511,6 +480,7 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
         DeviceArg::Mock => Device::Mock,
     };
     options.is_batch_invariant = !args.no_batch_invariance;
+    options.gpu_memory_utilization = args.gpu_memory_utilization;
     if !args.mock_dictation.is_empty() && options.device != Device::Mock {
         let reason = "--mock-dictation needs --device mock";
         return Err(Error::Config(reason.to_owned()));

@@ -127,6 +127,13 @@ impl<'a> Formats<'a> {
         kv_page_bytes(self.spec, groups, num_stages, page_size, self.kv_format) as u64
     }
 
+    /// What a GPU needs beside weights and pages.
+    fn activation_bytes(&self, limits: &SchedulerConfig, options: &LlmOptions) -> u64 {
+        let element = element(self.weight_format);
+        let max_logprobs = options.max_logprobs;
+        corella_cuda::activation_bytes(self.spec, limits, element, max_logprobs) as u64
+    }
+
     fn packed_bytes(&self) -> u64 {
         packed_bytes(self.spec, self.weight_format)
     }
@@ -289,7 +296,11 @@ pub(crate) fn load(
     // A request fills as many pages of the draft model as of the model.
     let pages_bytes = page_bytes + draft_page_bytes;
     let memory = match gpu {
-        Some(gpu) => MemoryOfDevice::of_gpu(gpu, spec, &scheduler, options),
+        Some(gpu) => {
+            let activations = [Some(&formats), of_draft].into_iter().flatten();
+            let activations = activations.map(|of| of.activation_bytes(&scheduler, options));
+            MemoryOfDevice::of_gpu(gpu, activations.sum(), options)
+        }
         None => MemoryOfDevice::of_machine(options.device),
     };
     let demand = KvDemand::new(spec, &scheduler, options, pages_bytes, packed_bytes, memory);

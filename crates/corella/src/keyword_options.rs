@@ -184,8 +184,8 @@ mod tests {
             ),
             (json!({"help": true}), "there is no option help"),
             (
-                json!({"gpu_memory_utilization": 0.9}),
-                "there is no option gpu_memory_utilization: use kv_cache_memory to say",
+                json!({"mem_fraction_static": 0.9}),
+                "there is no option mem_fraction_static: use gpu_memory_utilization, or kv_cache_memory to say",
             ),
             (json!({"max_num_seqs": [1]}), "max_num_seqs takes one value"),
             (

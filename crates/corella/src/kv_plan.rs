@@ -21,6 +21,8 @@ pub(crate) struct KvDemand {
     pub default_bytes: u64,
     /// Memory that the weights would leave if nothing else ran.
     pub total_bytes: u64,
+    /// All memory of the host, if weights and pages lie elsewhere.
+    pub host_bytes: Option<u64>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +52,7 @@ impl KvDemand {
                 (left as f64 * memory.default_share) as u64
             },
             total_bytes: memory.total_bytes.saturating_sub(packed_bytes),
+            host_bytes: memory.host_bytes,
         }
     }
 }
@@ -62,6 +65,8 @@ pub(crate) struct MemoryOfDevice {
     total_bytes: u64,
     /// The share of what the weights leave that the KV cache takes unless it is told.
     default_share: f64,
+    /// All memory of the host, if this is not it.
+    host_bytes: Option<u64>,
 }
 
 impl MemoryOfDevice {
@@ -74,24 +79,20 @@ impl MemoryOfDevice {
                 Device::Cpu | Device::Cuda => total_bytes(),
             },
             default_share: 0.5,
+            host_bytes: None,
         }
     }
 
     /// The share of a GPU's memory that may be used, without what activations take.
-    pub fn of_gpu(
-        gpu: &SharedDevice,
-        spec: &DecoderSpec,
-        limits: &SchedulerConfig,
-        options: &LlmOptions,
-    ) -> Self {
+    pub fn of_gpu(gpu: &SharedDevice, activations: u64, options: &LlmOptions) -> Self {
         let properties = gpu.properties();
-        let activations = corella_cuda::activation_bytes(spec, limits, options.max_logprobs) as u64;
         let usable = properties.total_bytes as f64 * options.gpu_memory_utilization;
         let usable = (usable as u64).min(properties.free_bytes as u64);
         Self {
             available_bytes: usable.saturating_sub(activations),
             total_bytes: (properties.total_bytes as u64).saturating_sub(activations),
             default_share: 1.0,
+            host_bytes: Some(total_bytes()),
         }
     }
 }
@@ -171,11 +172,13 @@ impl KvPlan {
             KvSpill::Bytes(bytes) => bytes,
         };
         let cache_bytes = u64::from(self.num_pages) * demand.page_bytes;
-        let left_bytes = demand.total_bytes.saturating_sub(cache_bytes);
+        let left_bytes = match demand.host_bytes {
+            Some(bytes) => bytes,
+            None => demand.total_bytes.saturating_sub(cache_bytes),
+        };
         if bytes > left_bytes {
             return Err(Error::Config(format!(
-                "--kv-spill-memory asks for {}, and weights and KV cache leave {} of this machine's \
-                 memory",
+                "--kv-spill-memory asks for {}, and there are {} of this machine's memory for it",
                 display_bytes(bytes),
                 display_bytes(left_bytes)
             )));
@@ -266,6 +269,7 @@ mod tests {
             kv_cache_bytes: None,
             default_bytes: 1 << 29,
             total_bytes: 2 << 30,
+            host_bytes: None,
         }
     }
 
@@ -347,6 +351,16 @@ mod tests {
         );
         let error = spilled(KvSpill::Bytes(page_bytes - 1)).unwrap_err();
         assert!(error.to_string().contains("8.0 KiB"), "{error}");
+        // Beside a GPU, whose memory the cache fills, the host's is free.
+        let beside_gpu = KvDemand {
+            total_bytes: plan.num_pages as u64 * page_bytes,
+            host_bytes: Some(4 << 30),
+            ..demand
+        };
+        let spilled =
+            |bytes| plan.max_spilled_pages(KvSpill::Bytes(bytes), page_bytes, &beside_gpu);
+        assert_eq!(u64::from(spilled(2 << 30).unwrap()), (2 << 30) / page_bytes);
+        assert!(spilled(5 << 30).is_err());
     }
 
     #[test]

@@ -19,8 +19,8 @@ const ELSEWHERE: [(&[&str], &str); 29] = [
         "use --pipeline-parallel-size",
     ),
     (
-        &["--gpu-memory-utilization", "--mem-fraction-static"],
-        "use --kv-cache-memory to say how much memory the KV cache takes",
+        &["--mem-fraction-static"],
+        "use --gpu-memory-utilization, or --kv-cache-memory to say how much memory the KV cache takes",
     ),
     (
         &["--quantization", "-q"],

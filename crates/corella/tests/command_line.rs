@@ -309,8 +309,8 @@ fn options_of_other_servers_are_answered_with_ours() {
         ),
         (&["serve", "-c", "4096"][..], ["-c", "--max-model-len"]),
         (
-            &["serve", "--gpu-memory-utilization=0.9"][..],
-            ["--gpu-memory-utilization", "--kv-cache-memory"],
+            &["serve", "--mem-fraction-static=0.9"][..],
+            ["--mem-fraction-static", "--gpu-memory-utilization"],
         ),
         (
             &["generate", "-ngl", "99", "-p", "x"][..],

@@ -2,7 +2,7 @@
 
 use std::ffi::{CString, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, LockResult, Mutex, OnceLock, PoisonError, RwLock};
 
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
@@ -27,6 +27,7 @@ const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 #[derive(Debug)]
 pub struct GpuDevice {
     properties: DeviceProperties,
+    driver_version: i32,
     device: sys::CUdevice,
     context: sys::CUcontext,
     compute: sys::CUstream,
@@ -70,14 +71,15 @@ struct EventPool {
 impl GpuDevice {
     /// Opens the GPU with this number, as the driver counts them.
     pub fn open(ordinal: usize) -> Result<SharedDevice, CudaError> {
-        calls::load()?;
+        let driver_version = calls::load()?;
         let nvrtc = Nvrtc::open()?;
-        let (device, context) = retain_context(ordinal)?;
+        let device = find_device(ordinal)?;
         // From here on, dropping the value closes what was opened.
         let mut opened = Self {
-            properties: properties(device)?,
+            properties: properties(device, &nvrtc)?,
+            driver_version,
             device,
-            context,
+            context: retain_context(device)?,
             compute: null_mut(),
             pages: null_mut(),
             setup: null_mut(),
@@ -91,6 +93,7 @@ impl GpuDevice {
             graphs: RwLock::default(),
             events: Mutex::default(),
         };
+        opened.bind()?;
         for stream in [&mut opened.compute, &mut opened.pages, &mut opened.setup] {
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             // SAFETY: the context is current.
@@ -130,6 +133,20 @@ impl GpuDevice {
         let compiled = self.nvrtc.compile(source, architecture, false)?;
         self.cache.put(key, &compiled.cubin);
         Ok(compiled.cubin)
+    }
+
+    /// Adds to an error of the driver that it may not know what a newer NVRTC makes.
+    fn explain_age(&self, error: CudaError) -> CudaError {
+        let (toolkit, driver) = (self.nvrtc.major_version(), self.driver_version / 1000);
+        match toolkit > driver {
+            true => CudaError(format!(
+                "{}; it was compiled by NVRTC {}, but the driver is of CUDA {driver}: update the driver, or install \
+                 an NVRTC of its version",
+                error.0,
+                self.nvrtc.version()
+            )),
+            false => error,
+        }
     }
 
     fn load_kernel(
@@ -180,8 +197,8 @@ impl GpuDevice {
     }
 }
 
-fn retain_context(ordinal: usize) -> Result<(sys::CUdevice, sys::CUcontext), CudaError> {
-    let (mut num_devices, mut device, mut context) = (0, 0, null_mut());
+fn find_device(ordinal: usize) -> Result<sys::CUdevice, CudaError> {
+    let (mut num_devices, mut device) = (0, 0);
     // SAFETY: the driver is loaded, and the device is one that it counts.
     unsafe {
         check(sys::cuDeviceGetCount(&mut num_devices), "be counted")?;
@@ -192,17 +209,20 @@ fn retain_context(ordinal: usize) -> Result<(sys::CUdevice, sys::CUcontext), Cud
             )));
         }
         check(sys::cuDeviceGet(&mut device, ordinal as i32), "be opened")?;
-        check(
-            sys::cuDevicePrimaryCtxRetain(&mut context, device),
-            "be opened",
-        )?;
-        check(sys::cuCtxSetCurrent(context), "be used by a thread")?;
     }
-    Ok((device, context))
+    Ok(device)
+}
+
+/// The context that libraries of CUDA have in common.
+fn retain_context(device: sys::CUdevice) -> Result<sys::CUcontext, CudaError> {
+    let mut context = null_mut();
+    // SAFETY: the device exists.
+    let result = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) };
+    check(result, "be opened").map(|()| context)
 }
 
 /// All but the sizes of its memory.
-fn properties(device: sys::CUdevice) -> Result<DeviceProperties, CudaError> {
+fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, CudaError> {
     let attribute = |attribute| {
         let mut value = 0;
         // SAFETY: the device exists, and the attribute is an integer.
@@ -227,20 +247,12 @@ fn properties(device: sys::CUdevice) -> Result<DeviceProperties, CudaError> {
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
     Ok(DeviceProperties {
         name,
-        architecture: architecture(major, minor),
+        architecture: nvrtc.architecture((major, minor))?,
         num_multiprocessors: num_multiprocessors as usize,
         max_shared_bytes: max_shared_bytes as usize,
         total_bytes: 0,
         free_bytes: 0,
     })
-}
-
-/// What kernels are compiled for. Some instructions of compute capability 9.0 are in no later one.
-fn architecture(major: i32, minor: i32) -> String {
-    match (major, minor) {
-        (9, 0) => "sm_90a".into(),
-        _ => format!("sm_{major}{minor}"),
-    }
 }
 
 impl Device for GpuDevice {
@@ -301,7 +313,8 @@ impl Device for GpuDevice {
             let mut module = null_mut();
             // SAFETY: a cubin says how long it is.
             let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
-            check(result, &format!("load the kernels of {}", source.name))?;
+            check(result, &format!("load the kernels of {}", source.name))
+                .map_err(|error| self.explain_age(error))?;
             self.modules.lock().unwrap().push(module);
             let load = |name: &&str| self.load_kernel(source, &cubin, module, name);
             let loaded: Vec<LoadedKernel> = names.iter().map(load).collect::<Result<_, _>>()?;
@@ -482,13 +495,13 @@ impl Drop for GpuDevice {
                 let _ = sys::cuStreamSynchronize(stream);
             }
             self.products.take();
-            for graph in self.graphs.get_mut().unwrap().drain(..) {
+            for graph in inner(self.graphs.get_mut()).drain(..) {
                 let _ = sys::cuGraphExecDestroy(graph);
             }
-            for event in self.events.get_mut().unwrap().events.drain(..) {
+            for event in inner(self.events.get_mut()).events.drain(..) {
                 let _ = sys::cuEventDestroy_v2(event);
             }
-            for module in self.modules.get_mut().unwrap().drain(..) {
+            for module in inner(self.modules.get_mut()).drain(..) {
                 let _ = sys::cuModuleUnload(module);
             }
             for stream in streams {
@@ -500,6 +513,11 @@ impl Drop for GpuDevice {
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }
     }
+}
+
+/// What a lock holds, even after a thread that had it has panicked.
+fn inner<T>(lock: LockResult<T>) -> T {
+    lock.unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -520,15 +538,5 @@ mod tests {
             "{error}"
         );
         assert_eq!(error.lines().count(), 1, "{error}");
-    }
-
-    #[test]
-    fn only_hopper_has_instructions_of_its_own() {
-        let architectures =
-            [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)].map(|(a, b)| architecture(a, b));
-        assert_eq!(
-            architectures,
-            ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"]
-        );
     }
 }

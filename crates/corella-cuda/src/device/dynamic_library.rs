@@ -11,6 +11,8 @@ pub struct DynamicLibrary {
     file_names: &'static [&'static str],
     /// Where NVIDIA's Python packages have it, below `nvidia`: for CUDA 13, then for CUDA 12.
     python_folders: &'static [&'static str],
+    /// How the names of files begin that the library loads by their names alone, although they lie beside it.
+    companions: Option<&'static str>,
     /// What is missing, and what to do about it; `ERROR` stands for the loader's reason.
     missing: &'static str,
     /// How errors call it.
@@ -20,6 +22,7 @@ pub struct DynamicLibrary {
 pub const DRIVER: DynamicLibrary = DynamicLibrary {
     file_names: &["libcuda.so", "libcuda.so.1"],
     python_folders: &[],
+    companions: None,
     missing: "no NVIDIA driver was found (libcuda.so.1): ERROR; use --device cpu",
     name: "the NVIDIA driver",
 };
@@ -27,6 +30,8 @@ pub const DRIVER: DynamicLibrary = DynamicLibrary {
 pub const NVRTC: DynamicLibrary = DynamicLibrary {
     file_names: &["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"],
     python_folders: &["cu13", "cuda_nvrtc"],
+    // NVRTC 12 looks for it in its own folder, and NVRTC 13 does not.
+    companions: Some("libnvrtc-builtins.so."),
     missing: "NVRTC, which compiles kernels, was not found (libnvrtc.so.12): ERROR; \
               install nvidia-cuda-nvrtc-cu12 with pip in the environment that is active, or cuda-nvrtc-12-8 with apt, \
               or name its folder in LD_LIBRARY_PATH, or use --device cpu",
@@ -36,6 +41,7 @@ pub const NVRTC: DynamicLibrary = DynamicLibrary {
 pub const CUBLAS_LT: DynamicLibrary = DynamicLibrary {
     file_names: &["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
     python_folders: &["cu13", "cublas"],
+    companions: None,
     missing: "cuBLASLt, which multiplies matrices, was not found (libcublasLt.so.12): ERROR; \
               install nvidia-cublas-cu12 with pip in the environment that is active, or libcublas-12-8 with apt, \
               or name its folder in LD_LIBRARY_PATH, or use --device cpu",
@@ -73,6 +79,10 @@ impl DynamicLibrary {
             .flat_map(|folder| versioned.iter().map(|name| folder.join(name)))
         {
             if path.is_file() {
+                // One that does not load is missed when it is needed.
+                for companion in self.companions_in(path.parent()) {
+                    let _ = open(&companion);
+                }
                 match open(&path) {
                     Ok(handle) => return Ok(handle),
                     Err(reason) => error = reason,
@@ -80,6 +90,20 @@ impl DynamicLibrary {
             }
         }
         Err(CudaError(self.missing.replace("ERROR", &error)))
+    }
+
+    fn companions_in(&self, folder: Option<&Path>) -> Vec<PathBuf> {
+        let (Some(start), Some(folder)) = (self.companions, folder) else {
+            return Vec::new();
+        };
+        let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+        files
+            .filter(|file| {
+                let name = file.file_name();
+                name.as_encoded_bytes().starts_with(start.as_bytes())
+            })
+            .map(|file| file.path())
+            .collect()
     }
 
     /// Folders that the loader does not know, but in which toolkits and Python packages are.
@@ -97,6 +121,8 @@ impl DynamicLibrary {
         prefixes.extend(interpreters.map(|folder| folder.parent().map(PathBuf::from)));
         prefixes.push(variable("HOME").map(|home| home.join(".local")));
         for prefix in prefixes.into_iter().flatten() {
+            // Conda has libraries here.
+            folders.push(prefix.join("lib"));
             let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else {
                 continue;
             };
@@ -174,5 +200,20 @@ mod tests {
             error.starts_with("NVRTC is too old, as it has no nvrtcVersion"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn nvrtc_has_its_own_builtins() {
+        let name = format!("corella-dynamic-library-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        let builtins = folder.join("libnvrtc-builtins.so.13.0");
+        for file in ["libnvrtc.so.13", "libnvrtc-builtins.alt.so.13.0"] {
+            std::fs::write(folder.join(file), "").unwrap();
+        }
+        std::fs::write(&builtins, "").unwrap();
+        assert_eq!(NVRTC.companions_in(Some(&folder)), [builtins]);
+        assert!(CUBLAS_LT.companions_in(Some(&folder)).is_empty());
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

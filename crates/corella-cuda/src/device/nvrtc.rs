@@ -8,7 +8,7 @@ use super::{ModuleSource, dynamic_library};
 use crate::cuda_error::CudaError;
 use crate::kernels::INCLUDES;
 
-const FUNCTIONS: [&str; 9] = [
+const FUNCTIONS: [&str; 11] = [
     "nvrtcVersion",
     "nvrtcCreateProgram",
     "nvrtcDestroyProgram",
@@ -18,6 +18,8 @@ const FUNCTIONS: [&str; 9] = [
     "nvrtcGetCUBINSize",
     "nvrtcGetCUBIN",
     "nvrtcGetErrorString",
+    "nvrtcGetNumSupportedArchs",
+    "nvrtcGetSupportedArchs",
 ];
 
 /// What decides about the code, besides the source and the architecture. A multiply-add fuses only where a
@@ -50,9 +52,37 @@ impl Nvrtc {
         })
     }
 
-    #[cfg(feature = "kernel-table")]
     pub fn version(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)
+    }
+
+    /// The toolkit's major version, of which a driver must not be older.
+    pub fn major_version(&self) -> i32 {
+        self.version.0
+    }
+
+    /// What to compile for, for GPUs of a compute capability.
+    pub fn architecture(&self, capability: (i32, i32)) -> Result<String, CudaError> {
+        let mut len = 0;
+        // SAFETY: the library is loaded, and the list is as long as it says.
+        let known = unsafe {
+            check(
+                sys::nvrtcGetNumSupportedArchs(&mut len),
+                "count architectures",
+            )?;
+            let mut known = vec![0; len as usize];
+            let result = sys::nvrtcGetSupportedArchs(known.as_mut_ptr());
+            check(result, "list architectures")?;
+            known
+        };
+        architecture_of(&known, capability).ok_or_else(|| {
+            let (major, minor) = capability;
+            CudaError(format!(
+                "NVRTC {} knows no GPUs of compute capability {major}.{minor}: install a newer one with pip, \
+                 nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc, or use --device cpu",
+                self.version()
+            ))
+        })
     }
 
     /// All that decides about the code of a source: the key of a cache.
@@ -95,10 +125,10 @@ impl Nvrtc {
             unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
         let log = program.log()?;
         if result != sys::nvrtcResult::NVRTC_SUCCESS {
-            let (major, minor) = self.version;
             return Err(CudaError(format!(
-                "{} does not compile for {architecture} with NVRTC {major}.{minor} ({}):\n{log}",
+                "{} does not compile for {architecture} with NVRTC {} ({}):\n{log}",
                 source.name,
+                self.version(),
                 reason(result)
             )));
         }
@@ -119,6 +149,20 @@ impl Nvrtc {
             #[cfg(feature = "kernel-table")]
             log,
         })
+    }
+}
+
+/// What to compile for, for GPUs of a compute capability, among architectures that are known, such as 90: its own, or
+/// the first of its generation, whose code it runs. Some instructions of 9.0 are in no later one, and have to be
+/// asked for.
+fn architecture_of(known: &[i32], (major, minor): (i32, i32)) -> Option<String> {
+    let of_generation = 10 * major;
+    let found = [of_generation + minor, of_generation]
+        .into_iter()
+        .find(|architecture| known.contains(architecture))?;
+    match found {
+        90 => Some("sm_90a".into()),
+        found => Some(format!("sm_{found}")),
     }
 }
 
@@ -202,5 +246,28 @@ fn check(result: sys::nvrtcResult, what: &str) -> Result<(), CudaError> {
             "NVRTC could not {what}: {}",
             reason(result)
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_is_for_an_architecture_that_is_known() {
+        let of_12_8 = [50, 60, 70, 75, 80, 86, 87, 89, 90, 100, 101, 120];
+        for (capability, architecture) in [
+            ((8, 0), Some("sm_80")),
+            ((8, 9), Some("sm_89")),
+            ((9, 0), Some("sm_90a")),
+            ((10, 0), Some("sm_100")),
+            ((10, 3), Some("sm_100")),
+            ((12, 1), Some("sm_120")),
+            ((11, 0), None),
+            ((13, 0), None),
+        ] {
+            let found = architecture_of(&of_12_8, capability);
+            assert_eq!(found.as_deref(), architecture, "{capability:?}");
+        }
     }
 }

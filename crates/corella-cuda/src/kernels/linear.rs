@@ -205,6 +205,7 @@ impl Linear {
             load("linear_exact.cu", text, "linear_exact", &[])
         };
         let finish = include_str!("linear_finish.cu");
+        let max_shared_bytes = device.properties().max_shared_bytes;
         Ok(Self {
             weights,
             is_gated: gate.is_some(),
@@ -219,7 +220,7 @@ impl Linear {
                         narrow(NARROW_ROWS[2])?,
                     ],
                     small: wide(SMALL_TILE)?,
-                    large: wide(large_tile(weights.layout))?,
+                    large: wide(large_tile(weights.layout, max_shared_bytes))?,
                 },
             },
             finish: load("linear_finish.cu", finish, "linear_finish", &[])?,
@@ -405,15 +406,20 @@ impl WideTile {
 }
 
 /// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large; so is
-/// that of all integers, whose stages have more inputs.
-fn large_tile(layout: WeightLayout) -> WideTile {
-    WideTile {
+/// that of all integers, whose stages have more inputs. GPUs for desktops have 99 KiB of shared memory, in which only
+/// small tiles find room.
+fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
+    let large = WideTile {
         channels: 128,
         rows: match layout {
             WeightLayout::Floats => 128,
             _ => 64,
         },
         num_stages: 3,
+    };
+    match large.shared_bytes(layout) <= max_shared_bytes {
+        true => large,
+        false => SMALL_TILE,
     }
 }
 

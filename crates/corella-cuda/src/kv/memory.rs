@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::{PageId, StepId};
@@ -31,6 +31,8 @@ pub struct KvMemory {
     /// What the device counts: the step in the upper bits, as in `LayerCounter`, and its layers that
     /// are done.
     progress: Progress,
+    /// Why pages could not be moved, the first time.
+    failure: OnceLock<CudaError>,
     /// What the host knows: steps that are over, and the end.
     pub counter: LayerCounter,
 }
@@ -94,6 +96,7 @@ impl KvMemory {
             kernels: PageKernels::load(device, &geometry)?,
             staging: Mutex::new(staging),
             progress: Progress(PinnedBuffer::new(device, 1)?),
+            failure: OnceLock::new(),
             counter: LayerCounter::default(),
             geometry,
         })
@@ -111,6 +114,11 @@ impl KvMemory {
     /// The number that says that the first `num_layers` layers of a step are done.
     pub fn progress_value(step: StepId, num_layers: usize) -> u64 {
         step.0 << COUNT_BITS | num_layers as u64
+    }
+
+    /// Whether all pages hold what was written to them: after a move that failed, nobody knows which do.
+    pub fn check(&self) -> Result<(), CudaError> {
+        self.failure.get().cloned().map_or(Ok(()), Err)
     }
 
     fn check_page(&self, layer: u32, page: PageId) {
@@ -143,8 +151,8 @@ impl KvMemory {
         }
     }
 
-    /// Moves pages within a layer between the region and pinned memory, and waits for that. A device that
-    /// fails here is lost, and the next step says so; what was to be moved is of no use then.
+    /// Moves pages within a layer between the region and pinned memory, and waits for that. When that fails,
+    /// the next step says so and is the last; what was to be moved is of no use then.
     ///
     /// # Safety
     /// As `KvPages::read` or `write`.
@@ -167,12 +175,16 @@ impl KvMemory {
         let bytes = staging.bytes.pointer();
         let device = &self.device;
         // SAFETY: pages that are the caller's by its promise, and memory that is locked.
-        let _ = unsafe {
+        let launched = unsafe {
             self.kernels
                 .move_pages(device, Stream::Pages, way, region, ids, bytes)
         };
-        if let Ok(event) = self.device.record(Stream::Pages) {
-            let _ = self.device.synchronize(event);
+        let moved = launched
+            .and_then(|()| device.record(Stream::Pages))
+            .and_then(|event| device.synchronize(event));
+        if let Err(error) = moved {
+            // What is known is enough if two threads come here at once.
+            let _ = self.failure.set(error);
         }
     }
 }

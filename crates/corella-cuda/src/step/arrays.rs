@@ -1,7 +1,7 @@
 //! What kernels read about a step, at addresses that stay the same from step to step, so that graphs
 //! of kernels can be replayed.
 
-use corella_core::{Batch, KvGroup, SlotId};
+use corella_core::{Batch, KvGroup, PageTableDelta, SlotId};
 use corella_model::StepRows;
 
 use crate::attention::{AttentionItem, AttentionPlan, AttentionShape, AttentionSpan, PlanLimits};
@@ -124,17 +124,21 @@ impl StepArrays {
         )
     }
 
-    /// Writes a batch's changes of page tables. They were checked.
+    /// Writes a batch's changes of page tables, of which `is_possible` has checked slot, group and pages. Entries
+    /// beyond the longest context are left out, as no span reaches them.
     pub fn change_tables(
         &self,
         batch: &Batch,
+        is_possible: impl Fn(&PageTableDelta) -> bool,
         kernels: &PageKernels,
         staging: &mut Staging,
     ) -> Result<(), CudaError> {
         let mut changes = Vec::new();
-        for delta in &batch.tables {
-            let first = self.table_entry(delta.group.0 as usize, delta.slot, delta.first as usize);
-            let pages = batch.delta_pages(delta).iter();
+        for delta in batch.tables.iter().filter(|delta| is_possible(delta)) {
+            let entry = delta.first as usize;
+            let first = self.table_entry(delta.group.0 as usize, delta.slot, entry);
+            let num_entries = self.table_len.saturating_sub(entry);
+            let pages = batch.delta_pages(delta).iter().take(num_entries);
             changes.extend(pages.zip(first..).map(|(page, index)| TableChange {
                 index: index as u32,
                 page: page.0,

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use corella_core::{Batch, KvGroup, SlotId, StepId};
+use corella_core::{Batch, KvGroup, PageTableDelta, SlotId, StepId};
 use corella_model::{
     Activation, AttentionSpec, DecoderSpec, KvGeometry, KvLayer, KvPages, LayerSpec, QkNorm,
     RotarySpec, StepRows,
@@ -167,6 +167,11 @@ impl Forward {
                 .map_or(1, |groups| groups.groups().len()),
         };
         let logit_rows = MAX_LOGIT_ROWS.min(max_head_rows);
+        let uses_vendor = !config.is_batch_invariant && element == Element::Bf16;
+        if uses_vendor {
+            // SAFETY: nothing is multiplied: a library that is missing is noticed here.
+            unsafe { device.multiply(&Product::EMPTY)? };
+        }
         let is_activated = |layer: &LayerOnDevice| layer.gate_up.is_activated;
         let gate_rows = if weights.layers.iter().all(is_activated) {
             0
@@ -202,7 +207,7 @@ impl Forward {
             activations,
             graphs: Graphs::default(),
             uses_graphs: config.uses_graphs,
-            uses_vendor: !config.is_batch_invariant && element == Element::Bf16,
+            uses_vendor,
             drawn: DevicePointer::NULL,
             history: DevicePointer::NULL,
             max_model_len: config.max_model_len as usize,
@@ -230,9 +235,14 @@ impl Forward {
         MAX_LOGIT_ROWS.min(self.max_head_rows)
     }
 
-    pub fn change_tables(&self, batch: &Batch, step: &mut StepInFlight) -> Result<(), CudaError> {
+    pub fn change_tables(
+        &self,
+        batch: &Batch,
+        is_possible: impl Fn(&PageTableDelta) -> bool,
+        step: &mut StepInFlight,
+    ) -> Result<(), CudaError> {
         self.arrays
-            .change_tables(batch, &self.pages, &mut step.staging)
+            .change_tables(batch, is_possible, &self.pages, &mut step.staging)
     }
 
     pub fn copy_pages(&self, batch: &Batch, step: &mut StepInFlight) -> Result<(), CudaError> {
@@ -369,9 +379,10 @@ impl Forward {
             self.device.begin_capture()?;
             let launched =
                 { self.launch_layers(size, true) }.and_then(|()| self.launch_head(0, size));
-            let graph = self.device.end_capture()?;
+            let captured = self.device.end_capture();
+            // A launch that fails spoils the capture, so that its own error is the one to tell.
             launched?;
-            self.graphs.add(size, graph);
+            self.graphs.add(size, captured?);
         }
         Ok(())
     }

@@ -189,12 +189,11 @@ impl DeviceSampler {
         let params = slot_params(start, pointer);
         let to = self.params.pointer().add(slot * size_of::<SlotParams>());
         self.upload_words(step, to, &words_of(&params))?;
-        let first = slot * self.limits.max_model_len * size_of::<u32>();
-        self.upload_words(
-            step,
-            self.history.pointer().add(first),
-            &start.cached_tokens,
-        )
+        let max_model_len = self.limits.max_model_len;
+        let first = slot * max_model_len * size_of::<u32>();
+        // No span of a slot with more tokens than that is computed.
+        let cached = &start.cached_tokens[..start.cached_tokens.len().min(max_model_len)];
+        self.upload_words(step, self.history.pointer().add(first), cached)
     }
 
     /// Gives a slot the mask of its next draw. Tokens beyond its end are not allowed.

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use corella_core::{Batch, InputToken, PageId, Pooling, SlotId, StepId};
+use corella_core::{Batch, InputToken, PageId, PageTableDelta, Pooling, SlotId, StepId};
 use corella_model::{ExecutorError, KvPages, Slots, StepOutput, StepRows, TokenMask};
 
 use crate::cuda_error::CudaError;
@@ -149,16 +149,21 @@ impl Stage {
         in_flight: &mut StepInFlight,
     ) -> Result<(Event, StepOutput), StepError> {
         in_flight.clear();
+        self.kv.check()?;
         for start in &batch.started {
             // A start that the slots refused is not the device's business.
             if self.slots.get(start.slot).is_ok() && self.sampler.has_room_for(&start.sampling) {
                 self.sampler.start_slot(&mut in_flight.sampling, start)?;
             }
         }
-        let is_known = |slot: SlotId| self.slots.get(slot).is_ok();
-        if batch.tables.iter().all(|delta| is_known(delta.slot)) {
-            self.forward.change_tables(batch, in_flight)?;
-        }
+        // Entries that the slots refused would be written beyond the tables.
+        let limits = self.slots.limits();
+        let is_possible = |delta: &PageTableDelta| {
+            (delta.group.0 as usize) < limits.kv_groups.len()
+                && self.slots.get(delta.slot).is_ok()
+                && { batch.delta_pages(delta).iter() }.all(|page| page.0 < limits.num_pages)
+        };
+        self.forward.change_tables(batch, is_possible, in_flight)?;
         applied?;
         self.check_logprobs(batch)?;
         self.check_copies(batch)?;
@@ -340,6 +345,9 @@ impl Stage {
 impl Drop for Stage {
     fn drop(&mut self) {
         self.kv.counter.close();
+        // The device may still compute steps that nobody has taken, in memory that goes with the stage. One that is
+        // lost computes nothing.
+        let _ = self.forward.synchronize();
     }
 }
 

@@ -34,7 +34,7 @@ class Options(TypedDict, total=False):
     reasoning_parser: str
     # The scheduler.
     max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_batched_tokens: int | None
     max_prefill_tokens: int | None
     long_prefill_token_threshold: int
     max_prefill_seqs: int | None
@@ -49,7 +49,7 @@ class Options(TypedDict, total=False):
     prefill_admission_lookahead: int
     prefill_force_fifo_every: int
     max_passed_over: int
-    max_inflight_steps: int
+    max_inflight_steps: int | None
     pipeline_parallel_size: int
     # Speculation.
     speculate: Literal["off", "ngram", "draft"]
@@ -67,6 +67,7 @@ class Options(TypedDict, total=False):
     # The device.
     device: Literal["auto", "cpu", "cuda", "mock"]
     no_batch_invariance: bool
+    gpu_memory_utilization: float
     threads: int | None
     pin_threads: bool
     isa: Literal["portable", "avx2", "avx512", "avx512-bf16", "amx"] | None

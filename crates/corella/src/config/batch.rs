@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use super::{
-    RequestOptions, request, set_cache, set_device, set_model, set_scheduler, set_speculation,
-    source,
+    RequestOptions, options_of, request, set_cache, set_device, set_model, set_scheduler,
+    set_speculation, source,
 };
 use crate::args::BatchArgs;
 use crate::{Error, LlmOptions, ModelSource};
@@ -20,7 +20,7 @@ pub struct Batch {
 }
 
 pub fn batch(args: BatchArgs) -> Result<Batch, Error> {
-    let mut options = LlmOptions::default();
+    let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;

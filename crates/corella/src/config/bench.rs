@@ -10,7 +10,8 @@ use corella_cpu::{Isa, num_cores};
 use corella_model::CostModel;
 
 use super::{
-    documents, kv_format, set_cache, set_device, set_model, set_scheduler, set_speculation, source,
+    documents, kv_format, options_of, set_cache, set_device, set_model, set_scheduler,
+    set_speculation, source,
 };
 use crate::args::{
     BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs, EndpointArg, LenRange,
@@ -124,7 +125,7 @@ pub struct BenchOffline {
 }
 
 pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
-    let mut options = LlmOptions::default();
+    let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use super::{
-    check_sampling, own_folder, set_cache, set_device, set_model, set_speculation, source,
+    check_sampling, options_of, own_folder, set_cache, set_device, set_model, set_speculation,
+    source,
 };
 use crate::args::ChatArgs;
 use crate::{Error, LlmOptions, ModelSource};
@@ -26,7 +27,7 @@ pub struct Chat {
 }
 
 pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
-    let mut options = LlmOptions::default();
+    let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;

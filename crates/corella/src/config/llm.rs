@@ -1,8 +1,8 @@
 //! Configuration of a model that a program in another language loads.
 
 use super::{
-    RequestOptions, request, set_cache, set_device, set_model, set_scheduler, set_speculation,
-    source,
+    RequestOptions, options_of, request, set_cache, set_device, set_model, set_scheduler,
+    set_speculation, source,
 };
 use crate::args::LlmArgs;
 use crate::{Error, LlmOptions, ModelSource};
@@ -14,7 +14,7 @@ pub struct LlmConfig {
 }
 
 pub fn llm(args: LlmArgs) -> Result<LlmConfig, Error> {
-    let mut options = LlmOptions::default();
+    let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model);
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;

@@ -52,8 +52,8 @@ const MORE_FUNCTIONS: [&str; 3] = ["cuModuleUnload", "cuStreamDestroy_v2", "cuSt
 /// CUDA 12.0, whose machine code the driver must load.
 const OLDEST_VERSION: i32 = 12000;
 
-/// Loads the driver.
-pub fn load() -> Result<(), CudaError> {
+/// Loads the driver, and returns the version of CUDA that it is of, 1000 times the major one and 10 times the minor.
+pub fn load() -> Result<i32, CudaError> {
     dynamic_library::DRIVER.load(&FUNCTIONS)?;
     dynamic_library::DRIVER.load(&MORE_FUNCTIONS)?;
     let mut version = 0;
@@ -69,7 +69,7 @@ pub fn load() -> Result<(), CudaError> {
             version % 1000 / 10
         )));
     }
-    Ok(())
+    Ok(version)
 }
 
 /// An error says what the driver could not do.

@@ -1,0 +1,143 @@
+//! The device of tests with faults that a GPU has: it stands in for one whose work has gone wrong.
+
+use std::ptr::NonNull;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{
+    Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
+    SharedDevice, Stream, test_device,
+};
+use crate::cuda_error::CudaError;
+
+/// What fails from now on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Launches on a stream are refused.
+    Launches(Stream),
+    /// Launches are refused while a graph is captured, which spoils the graph.
+    Captures,
+    /// Work was given to the device and fails there, as does all work behind it.
+    Work,
+}
+
+#[derive(Debug)]
+pub struct FaultyDevice {
+    device: SharedDevice,
+    fault: Mutex<Option<Fault>>,
+    captures: AtomicBool,
+}
+
+impl FaultyDevice {
+    pub fn open() -> Self {
+        Self {
+            device: test_device(),
+            fault: Mutex::default(),
+            captures: AtomicBool::new(false),
+        }
+    }
+
+    pub fn set(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = Some(fault);
+    }
+
+    fn fail_if(&self, is_met: impl Fn(Fault) -> bool, error: &str) -> Result<(), CudaError> {
+        match *self.fault.lock().unwrap() {
+            Some(fault) if is_met(fault) => Err(CudaError(error.into())),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Device for FaultyDevice {
+    fn properties(&self) -> &DeviceProperties {
+        self.device.properties()
+    }
+
+    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, CudaError> {
+        self.device.allocate(num_bytes)
+    }
+
+    unsafe fn free(&self, pointer: DevicePointer) {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.free(pointer) };
+    }
+
+    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, CudaError> {
+        self.device.allocate_pinned(num_bytes)
+    }
+
+    unsafe fn free_pinned(&self, pointer: NonNull<u8>, num_bytes: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.free_pinned(pointer, num_bytes) };
+    }
+
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError> {
+        self.device.load(source, names)
+    }
+
+    unsafe fn launch(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        grid: Grid,
+        args: &[u8],
+    ) -> Result<(), CudaError> {
+        let captures = self.captures.load(Ordering::Relaxed);
+        let is_met =
+            |fault| fault == Fault::Launches(stream) || fault == Fault::Captures && captures;
+        self.fail_if(is_met, "the launch was refused")?;
+        // SAFETY: the caller's promise.
+        unsafe { self.device.launch(stream, kernel, grid, args) }
+    }
+
+    unsafe fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.multiply(product) }
+    }
+
+    unsafe fn copy(
+        &self,
+        stream: Stream,
+        to: DevicePointer,
+        from: DevicePointer,
+        num_bytes: usize,
+    ) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.copy(stream, to, from, num_bytes) }
+    }
+
+    fn record(&self, stream: Stream) -> Result<Event, CudaError> {
+        self.device.record(stream)
+    }
+
+    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+        self.device.wait_on(stream, event)
+    }
+
+    fn is_done(&self, event: Event) -> Result<bool, CudaError> {
+        self.device.is_done(event)
+    }
+
+    fn synchronize(&self, event: Event) -> Result<(), CudaError> {
+        self.device.synchronize(event)?;
+        self.fail_if(|fault| fault == Fault::Work, "the work went wrong")
+    }
+
+    fn begin_capture(&self) -> Result<(), CudaError> {
+        self.captures.store(true, Ordering::Relaxed);
+        self.device.begin_capture()
+    }
+
+    fn end_capture(&self) -> Result<Graph, CudaError> {
+        self.captures.store(false, Ordering::Relaxed);
+        let graph = self.device.end_capture()?;
+        self.fail_if(|fault| fault == Fault::Captures, "the capture is spoilt")?;
+        Ok(graph)
+    }
+
+    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), CudaError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.launch_graph(graph) }
+    }
+}
