@@ -44,13 +44,34 @@ fn bf16_stays_close() {
         let model = open(&folder, Element::Bf16, DType::Bf16);
         for (case, run) in model.run(64, Next::Golden) {
             let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
-            let has_bf16 = folder.to_string_lossy().ends_with("bf16");
-            let tolerance = match has_bf16 {
-                true => BF16_TOLERANCE,
-                false => ROUNDED_WEIGHTS_TOLERANCE,
-            };
-            run.check(&case.logits, tolerance, &name);
+            run.check(&case.logits, bf16_tolerance(&folder), &name);
         }
+    }
+}
+
+/// Steps of 64 rows and more leave products to the vendor's library, in graphs and without.
+#[test]
+fn products_of_the_vendors_library_stay_close() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    for name in ["llama-gqa-tied-bf16", "gemma2"] {
+        let folder = golden.join(name);
+        let mut model = open_with(&folder, Element::Bf16, DType::Bf16, |config| {
+            config.is_batch_invariant = false;
+            config.uses_graphs = true;
+        });
+        model.executor.warm_up().unwrap();
+        for (case, run) in model.run(usize::MAX, Next::Golden) {
+            let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
+            run.check(&case.logits, bf16_tolerance(&folder), &name);
+        }
+    }
+}
+
+fn bf16_tolerance(folder: &Path) -> f32 {
+    let has_bf16 = folder.to_string_lossy().ends_with("bf16");
+    match has_bf16 {
+        true => BF16_TOLERANCE,
+        false => ROUNDED_WEIGHTS_TOLERANCE,
     }
 }
 
@@ -113,10 +134,20 @@ fn hidden_states_are_those_of_transformers() {
 }
 
 fn open(folder: &Path, element: Element, kv_format: impl Into<KvFormat>) -> Model {
+    open_with(folder, element, kv_format, |_| ())
+}
+
+/// The same with a configuration that `change` has seen.
+fn open_with(
+    folder: &Path,
+    element: Element,
+    kv_format: impl Into<KvFormat>,
+    change: impl FnOnce(&mut CudaConfig),
+) -> Model {
     let checkpoint = Checkpoint::open(model_of(folder)).unwrap();
     let spec = checkpoint.config().spec.clone();
     let cases = read_cases(folder);
-    let config = CudaConfig {
+    let mut config = CudaConfig {
         element,
         kv_format: kv_format.into(),
         kv_groups: None,
@@ -129,6 +160,7 @@ fn open(folder: &Path, element: Element, kv_format: impl Into<KvFormat>) -> Mode
         is_batch_invariant: true,
         uses_graphs: false,
     };
+    change(&mut config);
     let (vocab_size, weights) = (spec.vocab_size, checkpoint.weights().unwrap());
     let device = test_device();
     let executor = CudaExecutor::new(&device, spec, weights, config, &|_| ()).unwrap();
