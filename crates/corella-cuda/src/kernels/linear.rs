@@ -100,12 +100,6 @@ const NARROW_STRIDE: usize = NARROW_CHANNELS + 4;
 const EXACT_CHANNELS: usize = 4;
 const EXACT_ROWS: usize = 8;
 
-const SMALL_TILE: WideTile = WideTile {
-    channels: 64,
-    rows: 64,
-    num_stages: 4,
-};
-
 #[repr(C)]
 struct LinearArgs {
     input: DevicePointer,
@@ -218,8 +212,11 @@ impl Linear {
                         narrow(NARROW_ROWS[1])?,
                         narrow(NARROW_ROWS[2])?,
                     ],
-                    small: wide(SMALL_TILE)?,
-                    large: wide(large_tile(weights.layout))?,
+                    small: wide(small_tile(weights.layout))?,
+                    large: wide(large_tile(
+                        weights.layout,
+                        device.properties().max_shared_bytes,
+                    ))?,
                 },
             },
             finish: load("linear_finish.cu", finish, "linear_finish", &[])?,
@@ -332,7 +329,7 @@ impl Linear {
 
     /// Among how many blocks the splits of a small tile are divided, so that every multiprocessor has one.
     fn num_parts(&self, num_rows: usize) -> usize {
-        let num_tiles = SMALL_TILE.count(num_rows, self.weights.n);
+        let num_tiles = small_tile(self.weights.layout).count(num_rows, self.weights.n);
         let mut parts = 1;
         while 2 * parts <= self.num_splits && 2 * parts * num_tiles <= self.num_multiprocessors {
             parts *= 2;
@@ -404,16 +401,36 @@ impl WideTile {
     }
 }
 
-/// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large; so is
-/// that of all integers, whose stages have more inputs.
-fn large_tile(layout: WeightLayout) -> WideTile {
+/// The tile for few tiles in all, down to one or none on a multiprocessor. Memory is the limit then as it is for fewer
+/// rows, so that a block needs 20 KB of weights under way (`linear_narrow.cu`): 4 KiB in each stage but the one that is
+/// multiplied. Stages of integers have inputs of as many more, and 99 KiB are for all.
+fn small_tile(layout: WeightLayout) -> WideTile {
     WideTile {
+        channels: 64,
+        rows: 64,
+        num_stages: match layout {
+            WeightLayout::Floats => 8,
+            WeightLayout::Int8Channels | WeightLayout::Int8Groups { .. } => 6,
+            WeightLayout::Int4Groups { .. } => 4,
+        },
+    }
+}
+
+/// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large; so is
+/// that of all integers, whose stages have more inputs. GPUs for workstations give a block 99 KiB of shared memory,
+/// which is too little for floats and for 4 bits: there all tiles are small.
+fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
+    let tile = WideTile {
         channels: 128,
         rows: match layout {
             WeightLayout::Floats => 128,
             _ => 64,
         },
         num_stages: 3,
+    };
+    match tile.shared_bytes(layout) <= max_shared_bytes {
+        true => tile,
+        false => small_tile(layout),
     }
 }
 
@@ -440,10 +457,12 @@ fn shape_macros(weights: &LinearWeights, element: Element) -> Vec<(&'static str,
         WeightLayout::Int4Groups { .. } => "INT4_GROUPS",
     };
     let has_whole_chunks = weights.k.is_multiple_of(super::norm::CHUNK);
+    let has_whole_units = weights.k.is_multiple_of(UNIT);
     vec![
         ("ELEMENT", element_macro(element)),
         ("WEIGHT", layout.into()),
         ("WHOLE_CHUNKS", u32::from(has_whole_chunks).to_string()),
+        ("WHOLE_UNITS", u32::from(has_whole_units).to_string()),
         (
             "GROUP_LEN",
             weights.layout.group_len().unwrap_or(UNIT).to_string(),
