@@ -97,6 +97,10 @@ const NARROW_CHANNELS: usize = 16;
 /// Words from one column of sums to the next.
 const NARROW_STRIDE: usize = NARROW_CHANNELS + 4;
 
+/// The most tiles of rows that are walked side by side. An H100 has room for 264 large blocks: 16 tiles of rows and as
+/// many of channels, which is where they read least.
+const BAND_TILES: usize = 16;
+
 const EXACT_CHANNELS: usize = 4;
 const EXACT_ROWS: usize = 8;
 
@@ -117,7 +121,9 @@ struct LinearArgs {
     epilogue: u32,
     scale: f32,
     soft_cap: f32,
+    num_parts: u32,
     zero: u32,
+    padding: u32,
 }
 
 impl Linear {
@@ -259,11 +265,12 @@ impl Linear {
         if num_rows == 0 {
             return Ok(());
         }
-        let (kernel, grid) = self.plan(num_rows);
-        let args = self.args(input, num_rows, self.num_splits, output, scratch);
+        let (kernel, grid, num_parts) = self.plan(num_rows);
+        let mut args = self.args(input, num_rows, self.num_splits, output, scratch);
+        args.num_parts = num_parts as u32;
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, kernel, grid, args_bytes(&args))? };
-        match grid.blocks[2] {
+        match num_parts {
             1 => Ok(()),
             // SAFETY: the launch before has written all partial sums.
             _ => unsafe { self.launch_finish(device, &args) },
@@ -287,16 +294,17 @@ impl Linear {
         unsafe { device.launch(Stream::Compute, self.finish, grid, args_bytes(args)) }
     }
 
-    /// The kernel for a number of rows, and its launch. A third dimension of more than one block means that
-    /// partial sums are left in scratch.
-    fn plan(&self, num_rows: usize) -> (Kernel, Grid) {
+    /// The kernel for a number of rows, its launch, and among how many blocks the splits of a tile are divided. If these
+    /// are several, they leave partial sums in scratch.
+    fn plan(&self, num_rows: usize) -> (Kernel, Grid, usize) {
         let (n, splits) = (self.weights.n, self.num_splits);
         let threads = 32 * splits as u32;
         match &self.kernels {
             Kernels::Exact(kernel) => {
                 let blocks = [n.div_ceil(EXACT_CHANNELS), num_rows.div_ceil(EXACT_ROWS), 1];
                 let words = splits * EXACT_ROWS * EXACT_CHANNELS;
-                (*kernel, grid(blocks, threads, words * size_of::<f32>()))
+                let grid = grid(blocks, threads, words * size_of::<f32>());
+                (*kernel, grid, 1)
             }
             Kernels::Tiled {
                 narrow,
@@ -307,22 +315,27 @@ impl Linear {
                     let blocks = [n.div_ceil(NARROW_CHANNELS), 1, 1];
                     let words = splits * NARROW_ROWS[kind] * NARROW_STRIDE;
                     let shared_bytes = words * size_of::<f32>();
-                    return (narrow[kind], grid(blocks, threads, shared_bytes));
+                    return (narrow[kind], grid(blocks, threads, shared_bytes), 1);
                 }
                 let fills_device = large.tile.count(num_rows, n) >= self.num_multiprocessors;
                 let wide = if fills_device { large } else { small };
-                let parts = match fills_device {
+                let num_parts = match fills_device {
                     true => 1,
                     false => self.num_parts(num_rows),
                 };
+                let row_tiles = num_rows.div_ceil(wide.tile.rows);
+                let num_bands = match num_parts {
+                    1 => row_tiles.div_ceil(BAND_TILES),
+                    _ => 1,
+                };
                 let blocks = [
-                    num_rows.div_ceil(wide.tile.rows),
+                    row_tiles.div_ceil(num_bands),
                     n.div_ceil(wide.tile.channels),
-                    parts,
+                    num_bands * num_parts,
                 ];
                 let shared_bytes = wide.tile.shared_bytes(self.weights.layout);
                 let grid = grid(blocks, WideTile::NUM_THREADS, shared_bytes);
-                (wide.kernel, grid)
+                (wide.kernel, grid, num_parts)
             }
         }
     }
@@ -375,7 +388,9 @@ impl Linear {
             epilogue,
             scale,
             soft_cap: soft_cap.unwrap_or(0.0),
+            num_parts: 1,
             zero: 0,
+            padding: 0,
         }
     }
 }

@@ -24,7 +24,7 @@ constexpr u32 ROWS = 8 * COLUMN_TILES;
 // The registers of a unit, and how many units there are registers for; in bf16 two are more than that, but
 // one would not do.
 constexpr u32 UNIT_REGISTERS = 8 * UNIT_LOADS + (IS_GROUPED ? (UNIT_GROUPS + 1) / 2 * 2 * (1 + HAS_MINIMUM) : 0);
-constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 40 : 56) / UNIT_REGISTERS;
+constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 32 : 56) / UNIT_REGISTERS;
 constexpr u32 DEPTH = MOST_UNITS < 2 ? 2 : MOST_UNITS;
 // From one column of sums to the next. Lanes write columns 2 t and rows g; 20 words put all 32 in different
 // banks.

@@ -12,7 +12,7 @@
 // The arithmetic of an output is that of linear_narrow.cu. A chain of products of the split under way is in
 // registers; what earlier splits add up to is needed once in a split, and waits in shared memory, where a
 // second set of registers would halve the tile. If there are too few tiles for all multiprocessors, splits are
-// divided among blocks, `gridDim.z` of them for a tile, which leave the sums of splits in memory
+// divided among blocks, `num_parts` of them for a tile, which leave the sums of splits in memory
 // for linear_finish.cu.
 #include "weight_fragment.cuh"
 
@@ -32,21 +32,11 @@ constexpr u32 RESULT_STRIDE = CHANNEL_TILE + 4;
 // Groups that a stage has inputs of.
 constexpr u32 STAGE_GROUPS = LOAD_INPUTS > GROUP_LEN ? LOAD_INPUTS / GROUP_LEN : 1;
 
-// Blocks run about in the order of their numbers, and those that run at a time should read the same rows and channels,
-// as what they read comes from the L2 cache. So tiles are walked along a band of BAND_TILES tiles of rows, channels after
-// channels, and then along the next band: an H100 has room for 264 large blocks, which are 16 tiles of rows and as many
-// of channels.
-constexpr u32 BAND_TILES = 16;
-
-struct TileIndex {
-    u32 rows, channels;
-};
-
-DEVICE TileIndex tile_index() {
-    const u32 block = blockIdx.y * gridDim.x + blockIdx.x, band = block / (BAND_TILES * gridDim.y);
-    const u32 first = band * BAND_TILES, in_band = block - first * gridDim.y;
-    const u32 width = min(BAND_TILES, gridDim.x - first);
-    return {first + in_band % width, in_band / width};
+// Blocks run about in the order of their numbers, x before y before z, and those that run at a time should read the same
+// rows and channels, as what they read comes from the L2 cache. So where tiles are whole, z counts bands of tiles of rows,
+// and a band is walked channels after channels.
+DEVICE u32 row_tile(const LinearArgs& args) {
+    return args.num_parts == 1 ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.x;
 }
 
 // Where a warp's part of the tile begins, and which part of it a lane has.
@@ -55,11 +45,10 @@ struct Place {
     // The lane's first 16 bytes of weights and of inputs in a stage.
     u32 weights, inputs;
 
-    __device__ __forceinline__ Place() {
+    __device__ __forceinline__ explicit Place(const LinearArgs& args) {
         const u32 warp = threadIdx.x / 32;
-        const TileIndex tile = tile_index();
-        first_channel = tile.channels * CHANNEL_TILE;
-        first_row = tile.rows * ROW_TILE;
+        first_channel = blockIdx.y * CHANNEL_TILE;
+        first_row = row_tile(args) * ROW_TILE;
         warp_channel = warp % 2 * WARP_CHANNELS;
         warp_row = warp / 2 * WARP_ROWS;
         g = threadIdx.x % 32 / 4;
@@ -278,12 +267,14 @@ DEVICE void let_wait(const Tile& sums, float4* waiting) {
 }
 
 KERNEL_OF(linear_wide, LinearArgs, NUM_THREADS, 2) {
-    const Place place;
+    const Place place(args);
+    // The last band may have fewer tiles.
+    if (place.first_row >= args.rows) return;
     const Copies copies(args, place);
     u8* stages = dynamic_shared();
     float4* waiting = reinterpret_cast<float4*>(stages + NUM_STAGES * STAGE_BYTES);
-    const bool is_whole = gridDim.z == 1;
-    const u32 num_splits = args.num_splits / gridDim.z, first_split = blockIdx.z * num_splits;
+    const bool is_whole = args.num_parts == 1;
+    const u32 num_splits = args.num_splits / args.num_parts, first_split = is_whole ? 0 : blockIdx.z * num_splits;
     const u32 begin = split_begin(args, first_split) * UNIT_STAGES;
     const u32 end = split_begin(args, first_split + num_splits) * UNIT_STAGES;
 #pragma unroll

@@ -222,11 +222,14 @@ fn bf16_rows_of_odd_lengths_have_the_same_bits_among_others() {
 }
 
 #[test]
-fn rows_of_more_tiles_than_are_walked_at_a_time_are_all_computed() {
-    // 18 tiles of 64 rows by 3 of 64 channels.
-    let layer = Layer::new(Element::Bf16, WeightLayout::Floats, 136, 40, false);
-    let input = layer.input(1100);
-    layer.assert_near(&input, &layer.sums(&input));
+fn rows_of_several_bands_of_tiles_are_all_computed() {
+    // 17 tiles of 128 rows are bands of 9 and 8, and 33 of 64 are 3 of 11.
+    for (n, num_rows) in [(136, 2100), (40, 2100)] {
+        let mut layer = Layer::new(Element::Bf16, WeightLayout::Floats, n, 40, false);
+        layer.linear.num_multiprocessors = 18;
+        let input = layer.input(num_rows);
+        layer.assert_near(&input, &layer.sums(&input));
+    }
 }
 
 #[test]
