@@ -294,8 +294,8 @@ impl Linear {
         unsafe { device.launch(Stream::Compute, self.finish, grid, args_bytes(args)) }
     }
 
-    /// The kernel for a number of rows, its launch, and among how many blocks the splits of a tile are divided. If these
-    /// are several, they leave partial sums in scratch.
+    /// The kernel for a number of rows, its launch, and among how many blocks the splits of a tile are divided. If
+    /// these are several, they leave partial sums in scratch.
     fn plan(&self, num_rows: usize) -> (Kernel, Grid, usize) {
         let (n, splits) = (self.weights.n, self.num_splits);
         let threads = 32 * splits as u32;

@@ -36,8 +36,8 @@ struct Unit {
     GroupNumbers<UNIT_GROUPS> scales[2], minimums[2];
 };
 
-// A lane's inputs. Those of 8 rows are read a unit ahead: as soon as a block is multiplied, its registers get that block
-// of the next unit. For those of more rows there are no registers, and they are read when it is their turn.
+// A lane's inputs. Those of 8 rows are read a unit ahead: as soon as a block is multiplied, its registers get that
+// block of the next unit. For those of more rows there are no registers, and they are read when it is their turn.
 struct Inputs {
     static constexpr bool IS_AHEAD = COLUMN_TILES == 1;
     // Where the lane's inputs of the unit that is read begin, in a row and in memory.
@@ -45,7 +45,8 @@ struct Inputs {
     const bf16* rows[COLUMN_TILES];
     uint4 ahead[UNIT_BLOCKS];
 
-    __device__ __forceinline__ Inputs(const LinearArgs& args, u32 row, u32 unit, u32 t) : first(unit * UNIT + t * CHUNK) {
+    __device__ __forceinline__ Inputs(const LinearArgs& args, u32 row, u32 unit, u32 t)
+        : first(unit * UNIT + t * CHUNK) {
 #pragma unroll
         for (u32 tile = 0; tile < COLUMN_TILES; tile++) rows[tile] = input_row(args, row + 8 * tile) + first;
 #pragma unroll

@@ -32,9 +32,9 @@ constexpr u32 RESULT_STRIDE = CHANNEL_TILE + 4;
 // Groups that a stage has inputs of.
 constexpr u32 STAGE_GROUPS = LOAD_INPUTS > GROUP_LEN ? LOAD_INPUTS / GROUP_LEN : 1;
 
-// Blocks run about in the order of their numbers, x before y before z, and those that run at a time should read the same
-// rows and channels, as what they read comes from the L2 cache. So where tiles are whole, z counts bands of tiles of rows,
-// and a band is walked channels after channels.
+// Blocks run about in the order of their numbers, x before y before z, and those that run at a time should read the
+// same rows and channels, as what they read comes from the L2 cache. So where tiles are whole, z counts bands of tiles
+// of rows, and a band is walked channels after channels.
 DEVICE u32 row_tile(const LinearArgs& args) {
     return args.num_parts == 1 ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.x;
 }
@@ -164,7 +164,8 @@ struct Sums {
         }
     }
 
-    // Multiplies stage `index`, which is in shared memory, and calls `meanwhile` when tensor cores have something to do.
+    // Multiplies stage `index`, which is in shared memory, and calls `meanwhile` when tensor cores have something to
+    // do.
     template <class Meanwhile>
     __device__ __forceinline__ void
     add(const LinearArgs& args, const Place& place, u32 index, const u8* stage, Meanwhile meanwhile) {
