@@ -128,6 +128,17 @@ impl AttentionShape {
         (position + 1).saturating_sub(window)
     }
 
+    /// The rows of a large tile, if spans of so many tokens are computed in such.
+    fn large_tile_rows_for(&self, num_tokens: usize) -> Option<usize> {
+        let has_many_rows = num_tokens * self.group() > MAX_ROWS_IN_SMALL_TILES;
+        self.large_tile_rows.filter(|_| has_many_rows)
+    }
+
+    /// Whether steps whose spans have one token each may need large tiles: where so many heads share a KV head.
+    pub fn decodes_in_large_tiles(&self) -> bool {
+        self.large_tile_rows_for(1).is_some()
+    }
+
     /// The most items that a step of so many rows can have, of small and of large tiles together.
     pub fn max_items(&self, num_rows: usize, limits: &PlanLimits) -> usize {
         // Where tasks are divided, no more than one item for each share of the work is added.
@@ -178,9 +189,7 @@ impl AttentionPlan {
     fn add_tiles(&mut self, span: &AttentionSpan, run: Range<usize>, shape: &AttentionShape) {
         let group = shape.group();
         let num_rows = run.len() * group;
-        let large_tile_rows = shape
-            .large_tile_rows
-            .filter(|_| span.num_tokens * group > MAX_ROWS_IN_SMALL_TILES);
+        let large_tile_rows = shape.large_tile_rows_for(span.num_tokens);
         let is_large = large_tile_rows.is_some();
         let tile_rows = large_tile_rows.unwrap_or(SMALL_TILE_ROWS);
         let split_shift = shape.split_shift(run.start);
@@ -403,6 +412,7 @@ mod tests {
     #[test]
     fn prompts_are_computed_in_large_tiles_where_there_are_any() {
         let mut shape = shape(32, 8, None);
+        assert!(!shape.decodes_in_large_tiles());
         let spans = [span(0, 0, 100), span(100, 50, 8), span(108, 50, 1)];
         let tiles = plan(&spans, &shape, LIMITS);
         let rows = |items: &[AttentionItem]| items.iter().map(|item| item.num_rows).sum::<u32>();
@@ -410,5 +420,13 @@ mod tests {
         shape.large_tile_rows = None;
         let tiles = plan(&spans, &shape, LIMITS);
         assert_eq!((rows(&tiles.large), rows(&tiles.small)), (0, 436));
+    }
+
+    #[test]
+    fn heads_that_share_a_kv_head_in_great_numbers_are_decoded_in_large_tiles() {
+        let shape = shape(40, 1, None);
+        assert!(shape.decodes_in_large_tiles());
+        let tiles = plan(&[span(0, 500, 1)], &shape, LIMITS);
+        assert!(tiles.small.is_empty() && !tiles.large.is_empty());
     }
 }

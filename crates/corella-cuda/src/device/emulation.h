@@ -2,8 +2,9 @@
 //
 // The threads of a block are fibers of one host thread. A fiber runs until it waits for others, at a barrier or for an
 // exchange within its warp; the last to arrive does the exchange for all. In turns, fibers run in rising and in
-// falling order, so that a kernel that lacks a barrier computes something else in one of them. Shared memory holds NaN
-// before each block, and the destination of an asynchronous copy until it was waited for.
+// falling order, so that a kernel that lacks a barrier computes something else in one of them; so do the blocks of
+// launches that follow each other, of which none may wait for another. Shared memory holds NaN before each block, and
+// the destination of an asynchronous copy until it was waited for.
 //
 // All state is that of one copy of the shared object, which runs one launch at a time. Nothing of it may lie in .bss:
 // that is the static shared memory, as CUDA has no other variables without initialiser in a kernel's source.
@@ -106,6 +107,8 @@ struct State {
     unsigned num_ended;
     unsigned num_at_barrier;
     bool falling;
+    // Whether the last launch began with its last block.
+    bool blocks_fall;
     Fiber main;
     Warp warps[MAX_THREADS / WARP];
     Fiber fibers[MAX_THREADS];
@@ -305,14 +308,15 @@ extern "C" __attribute__((visibility("default"))) bool emulation_run(EmulatedLau
     state.launch = launch;
     state.block_size = Dimensions{launch->threads, 1, 1};
     state.grid_size = Dimensions{launch->blocks[0], launch->blocks[1], launch->blocks[2]};
-    for (unsigned z = 0; z < launch->blocks[2]; ++z) {
-        for (unsigned y = 0; y < launch->blocks[1]; ++y) {
-            for (unsigned x = 0; x < launch->blocks[0]; ++x) {
-                state.block_index = Dimensions{x, y, z};
-                run_block();
-                if (launch->error[0]) return false;
-            }
-        }
+    state.blocks_fall = !state.blocks_fall;
+    const Dimensions& grid = state.grid_size;
+    const unsigned long long num_blocks = static_cast<unsigned long long>(grid.x) * grid.y * grid.z;
+    for (unsigned long long i = 0; i < num_blocks; ++i) {
+        const unsigned long long block = state.blocks_fall ? num_blocks - 1 - i : i, row = block / grid.x;
+        state.block_index = Dimensions{static_cast<unsigned>(block % grid.x), static_cast<unsigned>(row % grid.y),
+                                       static_cast<unsigned>(row / grid.y)};
+        run_block();
+        if (launch->error[0]) return false;
     }
     return true;
 }

@@ -97,14 +97,12 @@ const NARROW_CHANNELS: usize = 16;
 /// Words from one column of sums to the next.
 const NARROW_STRIDE: usize = NARROW_CHANNELS + 4;
 
+/// The most tiles of rows that are walked side by side. An H100 has room for 264 large blocks: 16 tiles of rows and as
+/// many of channels, which is where they read least.
+const BAND_TILES: usize = 16;
+
 const EXACT_CHANNELS: usize = 4;
 const EXACT_ROWS: usize = 8;
-
-const SMALL_TILE: WideTile = WideTile {
-    channels: 64,
-    rows: 64,
-    num_stages: 4,
-};
 
 #[repr(C)]
 struct LinearArgs {
@@ -123,7 +121,9 @@ struct LinearArgs {
     epilogue: u32,
     scale: f32,
     soft_cap: f32,
+    num_parts: u32,
     zero: u32,
+    padding: u32,
 }
 
 impl Linear {
@@ -219,7 +219,7 @@ impl Linear {
                         narrow(NARROW_ROWS[1])?,
                         narrow(NARROW_ROWS[2])?,
                     ],
-                    small: wide(SMALL_TILE)?,
+                    small: wide(small_tile(weights.layout))?,
                     large: wide(large_tile(weights.layout, max_shared_bytes))?,
                 },
             },
@@ -263,11 +263,12 @@ impl Linear {
         if num_rows == 0 {
             return Ok(());
         }
-        let (kernel, grid) = self.plan(num_rows);
-        let args = self.args(input, num_rows, self.num_splits, output, scratch);
+        let (kernel, grid, num_parts) = self.plan(num_rows);
+        let mut args = self.args(input, num_rows, self.num_splits, output, scratch);
+        args.num_parts = num_parts as u32;
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, kernel, grid, args_bytes(&args))? };
-        match grid.blocks[2] {
+        match num_parts {
             1 => Ok(()),
             // SAFETY: the launch before has written all partial sums.
             _ => unsafe { self.launch_finish(device, &args) },
@@ -291,16 +292,17 @@ impl Linear {
         unsafe { device.launch(Stream::Compute, self.finish, grid, args_bytes(args)) }
     }
 
-    /// The kernel for a number of rows, and its launch. A third dimension of more than one block means that
-    /// partial sums are left in scratch.
-    fn plan(&self, num_rows: usize) -> (Kernel, Grid) {
+    /// The kernel for a number of rows, its launch, and among how many blocks the splits of a tile are divided. If
+    /// these are several, they leave partial sums in scratch.
+    fn plan(&self, num_rows: usize) -> (Kernel, Grid, usize) {
         let (n, splits) = (self.weights.n, self.num_splits);
         let threads = 32 * splits as u32;
         match &self.kernels {
             Kernels::Exact(kernel) => {
                 let blocks = [n.div_ceil(EXACT_CHANNELS), num_rows.div_ceil(EXACT_ROWS), 1];
                 let words = splits * EXACT_ROWS * EXACT_CHANNELS;
-                (*kernel, grid(blocks, threads, words * size_of::<f32>()))
+                let grid = grid(blocks, threads, words * size_of::<f32>());
+                (*kernel, grid, 1)
             }
             Kernels::Tiled {
                 narrow,
@@ -311,29 +313,34 @@ impl Linear {
                     let blocks = [n.div_ceil(NARROW_CHANNELS), 1, 1];
                     let words = splits * NARROW_ROWS[kind] * NARROW_STRIDE;
                     let shared_bytes = words * size_of::<f32>();
-                    return (narrow[kind], grid(blocks, threads, shared_bytes));
+                    return (narrow[kind], grid(blocks, threads, shared_bytes), 1);
                 }
                 let fills_device = large.tile.count(num_rows, n) >= self.num_multiprocessors;
                 let wide = if fills_device { large } else { small };
-                let parts = match fills_device {
+                let num_parts = match fills_device {
                     true => 1,
                     false => self.num_parts(num_rows),
                 };
+                let row_tiles = num_rows.div_ceil(wide.tile.rows);
+                let num_bands = match num_parts {
+                    1 => row_tiles.div_ceil(BAND_TILES),
+                    _ => 1,
+                };
                 let blocks = [
-                    num_rows.div_ceil(wide.tile.rows),
+                    row_tiles.div_ceil(num_bands),
                     n.div_ceil(wide.tile.channels),
-                    parts,
+                    num_bands * num_parts,
                 ];
                 let shared_bytes = wide.tile.shared_bytes(self.weights.layout);
                 let grid = grid(blocks, WideTile::NUM_THREADS, shared_bytes);
-                (wide.kernel, grid)
+                (wide.kernel, grid, num_parts)
             }
         }
     }
 
     /// Among how many blocks the splits of a small tile are divided, so that every multiprocessor has one.
     fn num_parts(&self, num_rows: usize) -> usize {
-        let num_tiles = SMALL_TILE.count(num_rows, self.weights.n);
+        let num_tiles = small_tile(self.weights.layout).count(num_rows, self.weights.n);
         let mut parts = 1;
         while 2 * parts <= self.num_splits && 2 * parts * num_tiles <= self.num_multiprocessors {
             parts *= 2;
@@ -379,7 +386,9 @@ impl Linear {
             epilogue,
             scale,
             soft_cap: soft_cap.unwrap_or(0.0),
+            num_parts: 1,
             zero: 0,
+            padding: 0,
         }
     }
 }
@@ -405,11 +414,26 @@ impl WideTile {
     }
 }
 
+/// The tile for few tiles in all, down to one or none on a multiprocessor. Memory is the limit then as it is for fewer
+/// rows, so that a block needs 20 KB of weights under way (`linear_narrow.cu`): 4 KiB in each stage but the one that is
+/// multiplied. Stages of integers have inputs of as many more, and 99 KiB are for all.
+fn small_tile(layout: WeightLayout) -> WideTile {
+    WideTile {
+        channels: 64,
+        rows: 64,
+        num_stages: match layout {
+            WeightLayout::Floats => 8,
+            WeightLayout::Int8Channels | WeightLayout::Int8Groups { .. } => 6,
+            WeightLayout::Int4Groups { .. } => 4,
+        },
+    }
+}
+
 /// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large; so is
-/// that of all integers, whose stages have more inputs. GPUs for desktops have 99 KiB of shared memory, in which only
-/// small tiles find room.
+/// that of all integers, whose stages have more inputs. GPUs for workstations give a block 99 KiB of shared memory,
+/// which is too little for floats and for 4 bits: there all tiles are small.
 fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
-    let large = WideTile {
+    let tile = WideTile {
         channels: 128,
         rows: match layout {
             WeightLayout::Floats => 128,
@@ -417,9 +441,9 @@ fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
         },
         num_stages: 3,
     };
-    match large.shared_bytes(layout) <= max_shared_bytes {
-        true => large,
-        false => SMALL_TILE,
+    match tile.shared_bytes(layout) <= max_shared_bytes {
+        true => tile,
+        false => small_tile(layout),
     }
 }
 
@@ -446,10 +470,12 @@ fn shape_macros(weights: &LinearWeights, element: Element) -> Vec<(&'static str,
         WeightLayout::Int4Groups { .. } => "INT4_GROUPS",
     };
     let has_whole_chunks = weights.k.is_multiple_of(super::norm::CHUNK);
+    let has_whole_units = weights.k.is_multiple_of(UNIT);
     vec![
         ("ELEMENT", element_macro(element)),
         ("WEIGHT", layout.into()),
         ("WHOLE_CHUNKS", u32::from(has_whole_chunks).to_string()),
+        ("WHOLE_UNITS", u32::from(has_whole_units).to_string()),
         (
             "GROUP_LEN",
             weights.layout.group_len().unwrap_or(UNIT).to_string(),

@@ -51,8 +51,11 @@ struct LinearArgs {
     float scale;
     // 0 for none.
     float soft_cap;
+    // Among how many blocks the splits of a tile are divided.
+    u32 num_parts;
     // 0, which the compiler does not know.
     u32 zero;
+    u32 padding;
 };
 
 constexpr u32 UNIT = 128;

@@ -17,13 +17,14 @@
 
 constexpr u32 CHANNELS = 16;
 constexpr u32 UNIT_LOADS = UNIT_BLOCKS / LOAD_BLOCKS;
+constexpr u32 UNIT_BYTES = UNIT_LOADS * LOADED_BYTES;
 constexpr u32 UNIT_GROUPS = UNIT / GROUP_LEN;
 // COLUMN_TILES, a macro, is how many tiles of 8 rows a block computes: 1, 2 or 4.
 constexpr u32 ROWS = 8 * COLUMN_TILES;
 // The registers of a unit, and how many units there are registers for; in bf16 two are more than that, but
 // one would not do.
 constexpr u32 UNIT_REGISTERS = 8 * UNIT_LOADS + (IS_GROUPED ? (UNIT_GROUPS + 1) / 2 * 2 * (1 + HAS_MINIMUM) : 0);
-constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 40 : 56) / UNIT_REGISTERS;
+constexpr u32 MOST_UNITS = (COLUMN_TILES == 4 ? 32 : 56) / UNIT_REGISTERS;
 constexpr u32 DEPTH = MOST_UNITS < 2 ? 2 : MOST_UNITS;
 // From one column of sums to the next. Lanes write columns 2 t and rows g; 20 words put all 32 in different
 // banks.
@@ -35,60 +36,72 @@ struct Unit {
     GroupNumbers<UNIT_GROUPS> scales[2], minimums[2];
 };
 
-// A lane's inputs of a unit. Those of 8 rows are read while the unit before is multiplied; for those of more rows
-// there are no registers, and they are read when it is their turn.
+// A lane's inputs. Those of 8 rows are read a unit ahead: as soon as a block is multiplied, its registers get that
+// block of the next unit. For those of more rows there are no registers, and they are read when it is their turn.
 struct Inputs {
+    static constexpr bool IS_AHEAD = COLUMN_TILES == 1;
+    // Where the lane's inputs of the unit that is read begin, in a row and in memory.
+    u32 first;
     const bf16* rows[COLUMN_TILES];
-    uint4 next[UNIT_BLOCKS];
+    uint4 ahead[UNIT_BLOCKS];
 
-    __device__ __forceinline__ Inputs(const LinearArgs& args, u32 row) {
+    __device__ __forceinline__ Inputs(const LinearArgs& args, u32 row, u32 unit, u32 t)
+        : first(unit * UNIT + t * CHUNK) {
 #pragma unroll
-        for (u32 tile = 0; tile < COLUMN_TILES; tile++) rows[tile] = input_row(args, row + 8 * tile);
+        for (u32 tile = 0; tile < COLUMN_TILES; tile++) rows[tile] = input_row(args, row + 8 * tile) + first;
+#pragma unroll
+        for (u32 block = 0; block < UNIT_BLOCKS; block++) read_ahead(args, block);
     }
 
-    __device__ __forceinline__ uint4 load(const LinearArgs& args, u32 tile, u32 unit, u32 block, u32 t) const {
-        // 64 bits, so that the blocks of a unit differ by a constant in the load itself.
-        const bf16* from = rows[tile] + (u64(unit) * UNIT + t * CHUNK) + block * BLOCK;
-        return load_elements<false>(from, unit * UNIT + block * BLOCK + t * CHUNK, args.k);
+    __device__ __forceinline__ uint4 load(const LinearArgs& args, u32 tile, u32 block) const {
+        return load_elements<false>(rows[tile] + block * BLOCK, first + block * BLOCK, args.k);
     }
 
-    __device__ __forceinline__ void load_next(const LinearArgs& args, u32 unit, u32 t) {
-        if constexpr (COLUMN_TILES == 1) {
+    __device__ __forceinline__ void read_ahead(const LinearArgs& args, u32 block) {
+        if constexpr (IS_AHEAD) ahead[block] = load(args, 0, block);
+    }
+
+    __device__ __forceinline__ void advance() {
+        first += UNIT;
 #pragma unroll
-            for (u32 block = 0; block < UNIT_BLOCKS; block++) next[block] = load(args, 0, unit, block, t);
-        }
+        for (u32 tile = 0; tile < COLUMN_TILES; tile++) rows[tile] += UNIT;
     }
 };
 
+// A lane's weights of channels g and g + 8, from one unit to the next.
 struct Channels {
     const u8* weights[2];
-    u64 groups[2];
+    const f16 *scales[2], *minimums[2];
 
-    __device__ __forceinline__ Channels(const LinearArgs& args, u32 channel) {
+    __device__ __forceinline__ Channels(const LinearArgs& args, u32 channel, u32 unit, u32 t) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
-            weights[i] = weight_row(args, channel + 8 * i);
-            groups[i] = group_row(args, channel + 8 * i);
+            weights[i] = weight_row(args, channel + 8 * i) + (u64(unit) * UNIT_BYTES + t * 16);
+            const u64 group = group_row(args, channel + 8 * i) + unit * UNIT_GROUPS;
+            scales[i] = args.group_scales + group;
+            minimums[i] = args.group_minimums + group;
         }
     }
 
-    __device__ __forceinline__ void load(const LinearArgs& args, u32 index, u32 t, Unit& unit) const {
+    // Reads unit `index`, which is the next one.
+    __device__ __forceinline__ void load(const LinearArgs& args, u32 index, u32 t, Unit& unit) {
 #pragma unroll
         for (u32 i = 0; i < 2; i++) {
 #pragma unroll
             for (u32 load = 0; load < UNIT_LOADS; load++) {
+                const u8* from = weights[i] + load * LOADED_BYTES;
 #if WEIGHT == FLOATS
                 const u32 first = index * UNIT + load * BLOCK + t * CHUNK;
-                const bf16* row = reinterpret_cast<const bf16*>(weights[i]);
-                const bf16* from = row + (u64(index) * UNIT + t * CHUNK) + load * BLOCK;
-                unit.words[i][load] = load_elements<true>(from, first, args.k);
+                unit.words[i][load] = load_elements<true>(reinterpret_cast<const bf16*>(from), first, args.k);
 #else
-                const u8* from = weights[i] + (u64(index) * UNIT_LOADS * LOADED_BYTES + t * 16);
-                unit.words[i][load] = load_streaming_16(from + load * LOADED_BYTES);
+                unit.words[i][load] = load_streaming_16(from);
 #endif
             }
-            if (IS_GROUPED) unit.scales[i].load(args.group_scales + groups[i] + index * UNIT_GROUPS);
-            if (HAS_MINIMUM) unit.minimums[i].load(args.group_minimums + groups[i] + index * UNIT_GROUPS);
+            if (IS_GROUPED) unit.scales[i].load(scales[i]);
+            if (HAS_MINIMUM) unit.minimums[i].load(minimums[i]);
+            weights[i] += UNIT_BYTES;
+            scales[i] += UNIT_GROUPS;
+            minimums[i] += UNIT_GROUPS;
         }
     }
 };
@@ -108,19 +121,15 @@ struct Sums {
         }
     }
 
-    __device__ __forceinline__ void
-    add(const LinearArgs& args, const Unit& unit, Inputs& inputs, u32 index, u32 t) {
-        uint4 now[UNIT_BLOCKS];
-#pragma unroll
-        for (u32 block = 0; block < UNIT_BLOCKS; block++) now[block] = inputs.next[block];
-        // Beyond the end of the split this is not used, and beyond the end of the row it is 0.
-        inputs.load_next(args, index + 1, t);
+    __device__ __forceinline__ void add(const LinearArgs& args, const Unit& unit, Inputs& inputs, bool is_last) {
+        // After the last unit, it is read again, and not used.
+        if (Inputs::IS_AHEAD && !is_last) inputs.advance();
 #pragma unroll
         for (u32 block = 0; block < UNIT_BLOCKS; block++) {
             uint4 x[COLUMN_TILES];
 #pragma unroll
             for (u32 tile = 0; tile < COLUMN_TILES; tile++) {
-                x[tile] = COLUMN_TILES == 1 ? now[block] : inputs.load(args, tile, index, block, t);
+                x[tile] = Inputs::IS_AHEAD ? inputs.ahead[block] : inputs.load(args, tile, block);
             }
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
@@ -130,8 +139,10 @@ struct Sums {
                 const u32 a[4] = {upper.low, lower.low, upper.high, lower.high};
                 multiply(a, x, half);
             }
+            inputs.read_ahead(args, block);
             if (IS_GROUPED && (block + 1) % GROUP_BLOCKS == 0) end_group(unit, block / GROUP_BLOCKS);
         }
+        if (!Inputs::IS_AHEAD) inputs.advance();
     }
 
     __device__ __forceinline__ void multiply(const u32 a[4], const uint4 x[COLUMN_TILES], u32 half) {
@@ -164,15 +175,14 @@ KERNEL_OF(linear_narrow, LinearArgs, 512, 1) {
     const u32 lane = threadIdx.x % 32, split = threadIdx.x / 32;
     const u32 g = lane / 4, t = lane % 4;
     const u32 first_channel = blockIdx.x * CHANNELS, first_row = blockIdx.y * ROWS;
-    const Channels channels(args, first_channel + g);
-    Inputs inputs(args, first_row + g);
     const u32 begin = split_begin(args, split), end = split_begin(args, split + 1);
+    Channels channels(args, first_channel + g, begin, t);
     Unit units[DEPTH];
 #pragma unroll
     for (u32 i = 0; i + 1 < DEPTH; i++) {
         if (begin + i < end) channels.load(args, begin + i, t, units[i]);
     }
-    inputs.load_next(args, begin, t);
+    Inputs inputs(args, first_row + g, begin, t);
     Sums sums;
     for (u32 round = begin; round < end; round += DEPTH) {
 #pragma unroll
@@ -180,7 +190,7 @@ KERNEL_OF(linear_narrow, LinearArgs, 512, 1) {
             const u32 index = round + i, next = index + DEPTH - 1;
             if (index < end) {
                 if (next < end) channels.load(args, next, t, units[(i + DEPTH - 1) % DEPTH]);
-                sums.add(args, units[i], inputs, index, t);
+                sums.add(args, units[i], inputs, index + 1 == end);
             }
         }
     }

@@ -6,16 +6,17 @@
 // warp tile of half the rows would read 48 clocks' worth for 32 `mma`.
 //
 // Copies of NUM_STAGES - 1 stages are under way while one is multiplied. Two blocks share a multiprocessor, so that
-// one multiplies while the other waits for a barrier or writes its results.
+// one multiplies while the other waits for a barrier or writes its results. Small tiles have more stages, as there may
+// be so few of them that a block is alone there, and memory the limit.
 //
 // The arithmetic of an output is that of linear_narrow.cu. A chain of products of the split under way is in
 // registers; what earlier splits add up to is needed once in a split, and waits in shared memory, where a
 // second set of registers would halve the tile. If there are too few tiles for all multiprocessors, splits are
-// divided among blocks, `gridDim.z` of them for a tile, which leave the sums of splits in memory
+// divided among blocks, `num_parts` of them for a tile, which leave the sums of splits in memory
 // for linear_finish.cu.
 #include "weight_fragment.cuh"
 
-// Macros: CHANNEL_TILE and ROW_TILE are 64 or 128, NUM_STAGES is 3 or 4.
+// Macros: CHANNEL_TILE and ROW_TILE are 64 or 128, NUM_STAGES is at least 3.
 constexpr u32 NUM_THREADS = 128;
 constexpr u32 WARP_CHANNELS = CHANNEL_TILE / 2, WARP_ROWS = ROW_TILE / 2;
 constexpr u32 A_TILES = WARP_CHANNELS / 16, B_TILES = WARP_ROWS / 8;
@@ -31,16 +32,23 @@ constexpr u32 RESULT_STRIDE = CHANNEL_TILE + 4;
 // Groups that a stage has inputs of.
 constexpr u32 STAGE_GROUPS = LOAD_INPUTS > GROUP_LEN ? LOAD_INPUTS / GROUP_LEN : 1;
 
+// Blocks run about in the order of their numbers, x before y before z, and those that run at a time should read the
+// same rows and channels, as what they read comes from the L2 cache. So where tiles are whole, z counts bands of tiles
+// of rows, and a band is walked channels after channels.
+DEVICE u32 row_tile(const LinearArgs& args) {
+    return args.num_parts == 1 ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.x;
+}
+
 // Where a warp's part of the tile begins, and which part of it a lane has.
 struct Place {
     u32 first_channel, first_row, warp_channel, warp_row, g, t;
     // The lane's first 16 bytes of weights and of inputs in a stage.
     u32 weights, inputs;
 
-    __device__ __forceinline__ Place() {
+    __device__ __forceinline__ explicit Place(const LinearArgs& args) {
         const u32 warp = threadIdx.x / 32;
         first_channel = blockIdx.y * CHANNEL_TILE;
-        first_row = blockIdx.x * ROW_TILE;
+        first_row = row_tile(args) * ROW_TILE;
         warp_channel = warp % 2 * WARP_CHANNELS;
         warp_row = warp / 2 * WARP_ROWS;
         g = threadIdx.x % 32 / 4;
@@ -100,7 +108,9 @@ struct Copies {
     // Copies 8 elements, zeros beyond the row's end. Rows of such a length that they are not aligned are
     // copied by element.
     static __device__ __forceinline__ void copy_elements(u8* to, const u8* row, u32 first, u32 k) {
-#if WHOLE_CHUNKS
+#if WHOLE_UNITS
+        copy_async_16(to, row + first * sizeof(bf16));
+#elif WHOLE_CHUNKS
         copy_async_16(to, row + (first < k ? first * sizeof(bf16) : 0), first < k);
 #else
         *reinterpret_cast<uint4*>(to) = load_elements<false>(reinterpret_cast<const bf16*>(row) + first, first, k);
@@ -154,9 +164,11 @@ struct Sums {
         }
     }
 
-    // Multiplies stage `index`, which is in shared memory.
+    // Multiplies stage `index`, which is in shared memory, and calls `meanwhile` when tensor cores have something to
+    // do.
+    template <class Meanwhile>
     __device__ __forceinline__ void
-    add(const LinearArgs& args, const Place& place, u32 index, const u8* stage) {
+    add(const LinearArgs& args, const Place& place, u32 index, const u8* stage, Meanwhile meanwhile) {
         GroupNumbers<STAGE_GROUPS> scales[A_TILES][2], minimums[A_TILES][2];
         uint4 weights[A_TILES][2];
 #pragma unroll
@@ -182,6 +194,7 @@ struct Sums {
             for (u32 a = 0; a < A_TILES; a++) {
 #pragma unroll
                 for (u32 half = 0; half < 2; half++) multiply(a, weights[a], rows, block, half, args.zero);
+                if (block == 0 && a == 0) meanwhile();
             }
             if (IS_GROUPED && (index * LOAD_BLOCKS + block + 1) % GROUP_BLOCKS == 0) {
                 end_group(scales, minimums, block / GROUP_BLOCKS);
@@ -255,12 +268,14 @@ DEVICE void let_wait(const Tile& sums, float4* waiting) {
 }
 
 KERNEL_OF(linear_wide, LinearArgs, NUM_THREADS, 2) {
-    const Place place;
+    const Place place(args);
+    // The last band may have fewer tiles.
+    if (place.first_row >= args.rows) return;
     const Copies copies(args, place);
     u8* stages = dynamic_shared();
     float4* waiting = reinterpret_cast<float4*>(stages + NUM_STAGES * STAGE_BYTES);
-    const bool is_whole = gridDim.z == 1;
-    const u32 num_splits = args.num_splits / gridDim.z, first_split = blockIdx.z * num_splits;
+    const bool is_whole = args.num_parts == 1;
+    const u32 num_splits = args.num_splits / args.num_parts, first_split = is_whole ? 0 : blockIdx.z * num_splits;
     const u32 begin = split_begin(args, first_split) * UNIT_STAGES;
     const u32 end = split_begin(args, first_split + num_splits) * UNIT_STAGES;
 #pragma unroll
@@ -277,9 +292,10 @@ KERNEL_OF(linear_wide, LinearArgs, NUM_THREADS, 2) {
         __syncthreads();
         const u32 next = index + NUM_STAGES - 1;
         const u32 free_slot = slot == 0 ? NUM_STAGES - 1 : slot - 1;
-        if (next < end) copies.begin(args, next, stages + free_slot * STAGE_BYTES);
-        copy_async_commit();
-        sums.add(args, place, index, stages + slot * STAGE_BYTES);
+        sums.add(args, place, index, stages + slot * STAGE_BYTES, [&] {
+            if (next < end) copies.begin(args, next, stages + free_slot * STAGE_BYTES);
+            copy_async_commit();
+        });
         slot = slot + 1 == NUM_STAGES ? 0 : slot + 1;
         if (index + 1 != split_end) continue;
         if (!is_whole) {

@@ -117,10 +117,14 @@ DEVICE const bf16* input_row(const LinearArgs& args, u32 row) {
     return args.input + u64(min(row, args.rows - 1)) * args.k;
 }
 
-// 8 elements of a row of `k`, of which the first is element `first` and at `from`; zeros beyond its end. WHOLE_CHUNKS is `has_whole_chunks(k)`.
+// 8 elements of a unit of a row of `k`, of which the first is element `first` and at `from`; zeros beyond the row's
+// end. WHOLE_CHUNKS is `has_whole_chunks(k)`, and WHOLE_UNITS whether rows end with a unit, so that there is nothing
+// beyond.
 template <bool IS_STREAMED>
 DEVICE uint4 load_elements(const bf16* from, u32 first, u32 k) {
-#if WHOLE_CHUNKS
+#if WHOLE_UNITS
+    return IS_STREAMED ? load_streaming_16(from) : *reinterpret_cast<const uint4*>(from);
+#elif WHOLE_CHUNKS
     uint4 words = make_uint4(0, 0, 0, 0);
     if (first < k) {
         words = IS_STREAMED ? load_streaming_16(from) : *reinterpret_cast<const uint4*>(from);

@@ -109,18 +109,23 @@ impl StepArrays {
     }
 
     /// The work of a kind of attention, in tiles of few rows and of many. A graph must not depend on how
-    /// much there is.
+    /// much there is, but it is of a decode step, which hardly any model computes in tiles of many rows.
     pub fn items(&self, kind: usize, in_graph: bool) -> (ItemList, ItemList) {
         let kind = &self.kinds[kind];
-        let list = |items: &DeviceBuffer, at: usize, len: usize| ItemList {
+        let list = |items: &DeviceBuffer, at: usize, num_items: Option<usize>| ItemList {
             items: items.pointer(),
             max_items: items.num_bytes() / size_of::<AttentionItem>(),
             count: kind.counts.pointer().add(at * size_of::<u32>()),
-            num_items: (!in_graph).then_some(len),
+            num_items,
+        };
+        let (num_small, num_large) = match in_graph {
+            true if kind.shape.decodes_in_large_tiles() => (None, None),
+            true => (None, Some(0)),
+            false => (Some(kind.plan.small.len()), Some(kind.plan.large.len())),
         };
         (
-            list(&kind.small, 0, kind.plan.small.len()),
-            list(&kind.large, 1, kind.plan.large.len()),
+            list(&kind.small, 0, num_small),
+            list(&kind.large, 1, num_large),
         )
     }
 

@@ -273,15 +273,6 @@ impl Forward {
             return Ok(());
         }
         let num_head_rows = rows.scores.len() + rows.samples.len();
-        let number = id.map_or(NO_STEP, |id| KvMemory::progress_value(id, 0));
-        let words = [number as u32, (number >> 32) as u32];
-        let from = step.staging.stage(&words)?;
-        let to = self.memory.step.pointer();
-        // SAFETY: the number is the stream's.
-        unsafe {
-            self.device
-                .copy(Stream::Compute, to, from, size_of::<u64>())?
-        };
         let fits = self.arrays.is_decode() && num_head_rows <= num_rows;
         match self.graphs.find(num_rows).filter(|_| fits) {
             Some((size, graph)) => {
@@ -293,6 +284,7 @@ impl Forward {
                 unsafe { self.device.launch_graph(graph) }
             }
             None => {
+                self.upload_number(id, step)?;
                 self.arrays.upload_rows(num_rows, &mut step.staging)?;
                 let wanted = num_head_rows;
                 self.arrays
@@ -300,6 +292,15 @@ impl Forward {
                 self.launch_layers(num_rows, false)
             }
         }
+    }
+
+    /// Tells the device which step it is whose layers it counts.
+    fn upload_number(&self, id: Option<StepId>, step: &mut StepInFlight) -> Result<(), CudaError> {
+        let number = id.map_or(NO_STEP, |id| KvMemory::progress_value(id, 0));
+        let words = [number as u32, (number >> 32) as u32];
+        let (from, to) = (step.staging.stage(&words)?, self.memory.step.pointer());
+        // SAFETY: the number is the stream's.
+        unsafe { { &self.device }.copy(Stream::Compute, to, from, size_of::<u64>()) }
     }
 
     /// Computes the logits of `len` of the rows that are wanted, from the first one on: f32
@@ -376,15 +377,31 @@ impl Forward {
         }
         self.synchronize()?;
         for size in Graphs::sizes(self.logit_rows().min(self.max_head_rows / 2)) {
+            if self.uses_vendor && size >= MIN_ROWS_OF_VENDOR {
+                // What the vendor's library does when it sees a shape first, such as loading kernels, may not be possible
+                // in a capture. Rows that only fill up a step do no harm.
+                self.arrays.clear();
+                self.arrays.upload_rows(size, &mut step.staging)?;
+                let no_rows = StepRows::default();
+                self.arrays
+                    .upload_head_rows(&no_rows, size, &mut step.staging)?;
+                self.launch_graph_step(size)?;
+                self.synchronize()?;
+            }
             self.device.begin_capture()?;
-            let launched =
-                { self.launch_layers(size, true) }.and_then(|()| self.launch_head(0, size));
+            let launched = self.launch_graph_step(size);
             let captured = self.device.end_capture();
             // A launch that fails spoils the capture, so that its own error is the one to tell.
             launched?;
             self.graphs.add(size, captured?);
         }
         Ok(())
+    }
+
+    /// Launches what a graph has: all layers and the head.
+    fn launch_graph_step(&self, num_rows: usize) -> Result<(), CudaError> {
+        self.launch_layers(num_rows, true)?;
+        self.launch_head(0, num_rows)
     }
 
     /// Launches the kernels of all layers. A graph fixes nothing of the step but its number of rows.
@@ -531,9 +548,12 @@ impl Forward {
                     key_norm: norm(&layer.key_norm),
                 },
             )?;
-            let (step, progress) = (memory.step.pointer(), self.kv.progress());
-            self.progress
-                .launch(&self.device, step, progress, place.num_page_layers_done)?;
+            // The layers of a decode step are worth no launch each: they count when the step is over.
+            if !in_graph {
+                let (step, progress) = (memory.step.pointer(), self.kv.progress());
+                self.progress
+                    .launch(&self.device, step, progress, place.num_page_layers_done)?;
+            }
             self.attentions[place.attention].launch(
                 &self.device,
                 &AttentionStep {

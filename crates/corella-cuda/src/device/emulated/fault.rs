@@ -1,5 +1,5 @@
-//! When a kernel touches memory that it must not, the process ends; here it says first which kernel, block
-//! and thread that was.
+//! When a kernel touches memory that it must not, or in a way in which a GPU cannot, the process ends; here it says
+//! first which kernel, block and thread that was.
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -21,9 +21,10 @@ pub fn watch<R>(launch: &mut EmulatedLaunch, run: impl FnOnce(*mut EmulatedLaunc
     result
 }
 
-static mut PREVIOUS: [std::mem::MaybeUninit<libc::sigaction>; 2] =
-    [const { std::mem::MaybeUninit::uninit() }; 2];
-const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
+static mut PREVIOUS: [std::mem::MaybeUninit<libc::sigaction>; SIGNALS.len()] =
+    [const { std::mem::MaybeUninit::uninit() }; SIGNALS.len()];
+/// Compiled checks end in an instruction that does not exist on x86, and in a trap elsewhere.
+const SIGNALS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP];
 
 /// Reports faults of kernels from now on. Other faults are handled as before.
 pub fn install_handler() {
@@ -51,10 +52,13 @@ extern "C" fn handle(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
             let [x, y, z, thread] = launch.now();
             let name = launch.name().to_string_lossy();
             let address = (*info).si_addr() as usize;
-            eprintln!(
-                "kernel {name}, block ({x}, {y}, {z}), thread {thread}: \
-                 there is no memory at {address:#x}, or its stack is too small"
-            );
+            let reason = match signal {
+                libc::SIGILL | libc::SIGTRAP => {
+                    "an address is not aligned to the size of what is there".into()
+                }
+                _ => format!("there is no memory at {address:#x}, or its stack is too small"),
+            };
+            eprintln!("kernel {name}, block ({x}, {y}, {z}), thread {thread}: {reason}");
             libc::signal(signal, libc::SIG_DFL);
             return;
         }

@@ -71,6 +71,9 @@ fn flags(source: &ModuleSource) -> Vec<String> {
         "-fno-exceptions",
         "-fvisibility=hidden",
         "-fno-gnu-unique",
+        // A GPU reads 4, 8 or 16 bytes only where they are aligned; the host would not mind.
+        "-fsanitize=alignment",
+        "-fsanitize-undefined-trap-on-error",
         "-shared",
         "-fPIC",
         // All of .bss is the kernels' shared memory, so that start-up files may not have any.

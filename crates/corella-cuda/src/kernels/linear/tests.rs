@@ -222,6 +222,17 @@ fn bf16_rows_of_odd_lengths_have_the_same_bits_among_others() {
 }
 
 #[test]
+fn rows_of_several_bands_of_tiles_are_all_computed() {
+    // 17 tiles of 128 rows are bands of 9 and 8, and 33 of 64 are 3 of 11.
+    for (n, num_rows) in [(136, 2100), (40, 2100)] {
+        let mut layer = Layer::new(Element::Bf16, WeightLayout::Floats, n, 40, false);
+        layer.linear.num_multiprocessors = 18;
+        let input = layer.input(num_rows);
+        layer.assert_near(&input, &layer.sums(&input));
+    }
+}
+
+#[test]
 fn bytes_have_the_same_bits_among_others() {
     check(Element::Bf16, INT8, 72, 552);
     check(Element::Bf16, int8_groups(32), 40, 160);
@@ -318,6 +329,27 @@ fn inputs_are_divided_alike_on_all_devices() {
     // A split has two units at least, unless there is only one.
     assert_eq!(num_splits(1024, 600), 2);
     assert_eq!(num_splits(64, 60), 1);
+}
+
+#[test]
+fn tiles_fit_into_the_shared_memory_of_a_block() {
+    let layouts = [
+        WeightLayout::Floats,
+        INT8,
+        int8_groups(32),
+        int4(32, true),
+        int4(128, false),
+    ];
+    // As NVIDIA documents them for capabilities 8.9, 8.0 and 9.0.
+    for (max_shared_bytes, num_large) in [(99 << 10, 2), (163 << 10, 5), (227 << 10, 5)] {
+        let tiles = layouts.map(|layout| (large_tile(layout, max_shared_bytes), layout));
+        let small = layouts.map(|layout| (small_tile(layout), layout));
+        for (tile, layout) in tiles.into_iter().chain(small) {
+            assert!(tile.shared_bytes(layout) <= max_shared_bytes, "{layout:?}");
+        }
+        let is_large = |(tile, _): &&(WideTile, WeightLayout)| tile.channels == 128;
+        assert_eq!(tiles.iter().filter(is_large).count(), num_large);
+    }
 }
 
 #[test]
