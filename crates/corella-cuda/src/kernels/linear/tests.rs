@@ -402,26 +402,3 @@ fn gates_have_the_same_bits_among_others() {
         }
     }
 }
-
-/// Shared memory of a block in KiB: of A100, H100, and of GeForce RTX 4090 and 5090.
-#[test]
-fn tiles_fit_into_the_shared_memory_of_a_block() {
-    for layout in [
-        WeightLayout::Floats,
-        INT8,
-        int8_groups(32),
-        int4(32, true),
-        int4(128, false),
-    ] {
-        for max_kib in [163, 227, 99] {
-            let large = large_tile(layout, max_kib << 10);
-            assert!(
-                max_kib == 99 || large.channels == 128,
-                "{layout:?}, {max_kib} KiB"
-            );
-            for tile in [SMALL_TILE, large] {
-                assert!(tile.shared_bytes(layout) <= max_kib << 10, "{layout:?}");
-            }
-        }
-    }
-}
