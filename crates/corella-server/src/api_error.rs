@@ -169,7 +169,7 @@ impl ApiError {
 
     /// The same of the response that a request wants to go on with, as OpenAI's API tells it: clients that see
     /// this code send the whole conversation instead.
-    pub fn as_previous_response(mut self) -> Self {
+    pub fn into_previous_response_error(mut self) -> Self {
         self.status = StatusCode::BAD_REQUEST;
         self.body.code = Some("previous_response_not_found");
         self.with_param("previous_response_id")

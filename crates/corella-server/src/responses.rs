@@ -103,7 +103,8 @@ impl ResponseFields {
             id: id.as_str().into(),
         };
         let found = state.responses.find(&key);
-        let KeptResponse { mut before, turn } = found.map_err(ApiError::as_previous_response)?;
+        let KeptResponse { mut before, turn } =
+            found.map_err(ApiError::into_previous_response_error)?;
         before.push(turn);
         Ok(before)
     }
