@@ -66,7 +66,7 @@ pub const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "isas",
-        about: "tests of the executor, goldens and command line with each instruction set of this machine; arguments go to cargo test",
+        about: "tests of the executor, goldens and command line with each instruction set of this machine but the best, which stage test uses; arguments go to cargo test",
         takes_arguments: true,
         run: isas::isas,
     },
