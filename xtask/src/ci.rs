@@ -1,6 +1,5 @@
 //! The stages of CI. Each prints its time; the first failure ends the run.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use crate::repository::{Repository, run, succeeds};
@@ -74,7 +73,7 @@ pub const STAGES: [Stage; 15] = [
         name: "tiles",
         about: "the CPU executor's tests held to AMX, which is emulated where it is missing; arguments go to cargo test",
         takes_arguments: true,
-        run: tiles,
+        run: isas::tiles,
     },
     Stage {
         name: "kernels",
@@ -282,9 +281,9 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
 }
 
 fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let mut what = vec!["--workspace"];
-    what.extend(WITH_EMULATED_GPU);
-    run(&mut tests(repository, &what, arguments), TESTS_FAILED)
+    let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked", "--workspace"]);
+    command.args(WITH_EMULATED_GPU).args(arguments);
+    run(&mut command, "tests failed, above")
 }
 
 /// With this the tests of corella-cuda run on a device in host memory. Stages that share what they build
@@ -293,22 +292,6 @@ pub const WITH_EMULATED_GPU: [&str; 2] = [
     "--features",
     "corella-cuda/emulated-device,corella-cuda/speed",
 ];
-
-fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
-    let mut command = tests(repository, &emulated, arguments);
-    // Stages `test` and `isas` run the other instruction sets.
-    command.env(isas::VARIABLE, "amx");
-    run(&mut command, TESTS_FAILED)
-}
-
-const TESTS_FAILED: &str = "tests failed, above";
-
-fn tests(repository: &Repository, what: &[&str], arguments: &[String]) -> Command {
-    let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
-    command.args(what).args(arguments);
-    command
-}
 
 fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let play = |arguments: &[&str]| {

@@ -9,13 +9,14 @@ use crate::ci::WITH_EMULATED_GPU;
 use crate::repository::{Repository, output, run};
 
 /// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/held_isa`.
-pub const VARIABLE: &str = "CORELLA_TEST_ISA";
+const VARIABLE: &str = "CORELLA_TEST_ISA";
 
 /// Prints the sets that this machine has.
 const EXAMPLE: &str = "instruction_sets";
 
 /// The instruction sets by their names for `--isa`, the slowest first.
-const ALL: [&str; 5] = ["portable", "avx2", "avx512", "avx512-bf16", "amx"];
+const ALL: [&str; 5] = ["portable", "avx2", "avx512", "avx512-bf16", TILES];
+const TILES: &str = "amx";
 
 /// The files of tests to run with each set: those of corella-cpu, then those of corella.
 const TESTS: [&str; 9] = [
@@ -49,17 +50,8 @@ const RUN_WITH_EVERY_SET: [&str; 12] = [
 pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     // The whole workspace is selected, as in stage `test`: for one package alone, dependencies have other
     // features and would be compiled again.
-    let mut build = repository.cargo(&["build", "--quiet", "--locked", "--workspace"]);
-    build.args(WITH_EMULATED_GPU).args(["--example", EXAMPLE]);
-    run(&mut build, "the example does not build")?;
-    let example = repository.target.join("debug/examples").join(EXAMPLE);
-    let found = output(&mut repository.command(&example, &[]))?;
-    let found: Vec<&str> = found.lines().collect();
-    if let Some(unknown) = found.iter().find(|name| !ALL.contains(name)) {
-        return Err(format!(
-            "isas.rs does not know the instruction set {unknown}"
-        ));
-    }
+    let workspace = [&["--workspace"][..], &WITH_EMULATED_GPU].concat();
+    let found = supported(repository, &workspace)?;
     println!("isas: this machine has {}", found.join(", "));
     let (best, others) = found.split_last().ok_or("there is no instruction set")?;
     let mut times: Vec<(&str, Duration)> = Vec::new();
@@ -90,4 +82,34 @@ pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String>
         }
     }
     Ok(())
+}
+
+/// Tests the CPU executor held to AMX. Its tiles are emulated where they are missing, by AVX-512 with bf16.
+pub fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
+    if !supported(repository, &emulated)?.contains(&TILES.to_owned()) {
+        println!(
+            "tiles: not run, because this machine has no AVX-512 with bf16, by which tiles are emulated"
+        );
+        return Ok(());
+    }
+    let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
+    command.args(emulated).args(arguments);
+    run(command.env(VARIABLE, TILES), "tests failed, above")
+}
+
+/// The instruction sets that the CPU executor of these packages and features finds on this machine, the
+/// slowest first.
+fn supported(repository: &Repository, what: &[&str]) -> Result<Vec<String>, String> {
+    let mut build = repository.cargo(&["build", "--quiet", "--locked", "--example", EXAMPLE]);
+    run(build.args(what), "the example does not build")?;
+    let example = repository.target.join("debug/examples").join(EXAMPLE);
+    let found = output(&mut repository.command(&example, &[]))?;
+    let found: Vec<String> = found.lines().map(str::to_owned).collect();
+    match found.iter().find(|name| !ALL.contains(&name.as_str())) {
+        Some(unknown) => Err(format!(
+            "isas.rs does not know the instruction set {unknown}"
+        )),
+        None => Ok(found),
+    }
 }
