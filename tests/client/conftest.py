@@ -1,10 +1,14 @@
 """Fixtures of servers that tests share."""
 
+import signal
 from types import SimpleNamespace
 
 import golden_model
 import pytest
 from server_process import ServerProcess
+
+# A shell starts what runs in the background with SIGINT ignored, and programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

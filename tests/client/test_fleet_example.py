@@ -68,8 +68,6 @@ def test_one_command_starts_a_fleet_that_can_be_loaded(environment, tmp_path):
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-        # Whatever runs in the background of a script ignores Ctrl-C, and so would the fleet.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert fleet.stdout.readline().startswith("ready: ")

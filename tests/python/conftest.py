@@ -15,6 +15,9 @@ from corella import LLM
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 120
 
+# A shell starts what runs in the background with SIGINT ignored, and programs that tests start would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(scope="session")
 def llm():
