@@ -18,13 +18,18 @@ pub const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What the engine and its jobs have in common.
 pub struct Shared {
-    server: LocalServer,
     /// `None` only while it is dropped.
-    runtime: Option<Runtime>,
+    threads: Option<Threads>,
     handle: Handle,
     is_closed: AtomicBool,
     /// The process that loaded the model. Threads do not survive a fork.
     process: u32,
+}
+
+/// What is of use only where its threads are.
+struct Threads {
+    server: LocalServer,
+    runtime: Runtime,
 }
 
 impl Shared {
@@ -32,16 +37,18 @@ impl Shared {
         let server = corella::load_by_keywords(keywords)?;
         let runtime = Runtime::new().map_err(|error| format!("starting threads: {error}"))?;
         Ok(Self {
-            server,
             handle: runtime.handle().clone(),
-            runtime: Some(runtime),
+            threads: Some(Threads { server, runtime }),
             is_closed: AtomicBool::new(false),
             process: std::process::id(),
         })
     }
 
     pub fn server(&self) -> &LocalServer {
-        &self.server
+        let threads = self.threads.as_ref();
+        &threads
+            .expect("nobody asks for it while it is dropped")
+            .server
     }
 
     pub fn handle(&self) -> &Handle {
@@ -59,12 +66,11 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        let runtime = self.runtime.take();
-        match runtime {
-            // Its threads are not there in a fork, so nothing there can stop them.
-            Some(runtime) if self.why_elsewhere().is_some() => std::mem::forget(runtime),
+        match self.threads.take() {
+            // Nothing there can stop threads that a fork does not have, and they may hold locks in it for ever.
+            Some(threads) if self.why_elsewhere().is_some() => std::mem::forget(threads),
             // A plain drop would wait, with Python's lock held, for threads that read requests.
-            Some(runtime) => runtime.shutdown_background(),
+            Some(threads) => threads.runtime.shutdown_background(),
             None => {}
         }
     }
@@ -112,29 +118,32 @@ impl Engine {
     /// The name of the folder or file of the model.
     #[getter]
     fn name(&self) -> &str {
-        &self.shared.server.name
+        &self.shared.server().name
     }
 
     #[getter]
     fn max_model_len(&self) -> u32 {
-        self.shared.server.max_model_len
+        self.shared.server().max_model_len
     }
 
     #[getter]
     fn has_chat_template(&self) -> bool {
-        self.shared.server.has_chat_template
+        self.shared.server().has_chat_template
     }
 
     /// What runs, in one line.
     #[getter]
     fn summary(&self) -> &str {
-        &self.shared.server.summary
+        &self.shared.server().summary
     }
 
-    /// How many requests the engine has, waiting or running.
+    /// How many requests the engine has, waiting or running. A fork has none.
     #[getter]
     fn num_live_requests(&self) -> usize {
-        self.shared.server.engine.stats().num_live_requests
+        match self.shared.why_elsewhere() {
+            None => self.shared.server().engine.stats().num_live_requests,
+            Some(_) => 0,
+        }
     }
 
     /// Posts each body to an endpoint. Items are answers, in the order in which they come.
@@ -151,7 +160,7 @@ impl Engine {
 
     /// The text of each token, which may be a part of a character.
     fn token_texts(&self, token_ids: Vec<u32>) -> Vec<String> {
-        let tokenizer = &self.shared.server.tokenizer;
+        let tokenizer = &self.shared.server().tokenizer;
         let bytes = |id: u32| tokenizer.token_bytes(id).unwrap_or_default();
         let text = |id| String::from_utf8_lossy(bytes(id)).into_owned();
         token_ids.into_iter().map(text).collect()
@@ -162,7 +171,7 @@ impl Engine {
         self.shared.is_closed.store(true, Ordering::SeqCst);
         // In a fork there is nothing to stop.
         if self.shared.why_elsewhere().is_none() {
-            py.detach(|| self.shared.server.engine.shutdown());
+            py.detach(|| self.shared.server().engine.shutdown());
         }
     }
 

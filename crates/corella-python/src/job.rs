@@ -135,6 +135,10 @@ impl Job {
 impl Drop for Job {
     fn drop(&mut self) {
         self.abort();
+        if self.shared.why_elsewhere().is_some() {
+            // Closing the channel takes a lock, which a thread that a fork does not have may hold for ever.
+            std::mem::forget(self.items.clone());
+        }
     }
 }
 
