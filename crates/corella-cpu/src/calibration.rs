@@ -8,13 +8,12 @@ use std::ops::Range;
 
 use corella_core::{PageId, TokenId};
 use corella_model::{
-    DType, DecoderSpec, FeedForward, KvFormat, KvGroups, LayerInput, LayerWeights, PageTable,
-    Tensor,
+    DType, DecoderSpec, DeviceError, FeedForward, KvFormat, KvGroups, LayerInput, LayerWeights,
+    PageTable, Tensor,
 };
 
 pub use self::hessian::Hessian;
 
-use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
 use crate::step::{Forward, ForwardParts, Observer, StepLayout};
@@ -60,12 +59,12 @@ impl LayerCalibration {
         sequences: &[Vec<TokenId>],
         num_threads: usize,
         isa: Option<Isa>,
-    ) -> Result<Self, CpuError> {
+    ) -> Result<Self, DeviceError> {
         check_spec(spec)?;
         check_calibrated(spec)?;
         let (isa, kernels) = choose_kernels(isa)?;
         let pool = ThreadPool::new(num_threads)
-            .map_err(|error| CpuError(format!("cannot start the worker threads: {error}")))?;
+            .map_err(|error| DeviceError(format!("cannot start the worker threads: {error}")))?;
         let (steps, num_pages) = plan_steps(sequences.iter().map(Vec::len));
         let num_tokens: usize = sequences.iter().map(Vec::len).sum();
         let mut rows = vec![0.0; num_tokens * spec.hidden_size];
@@ -73,7 +72,9 @@ impl LayerCalibration {
         let tokens = sequences.iter().flatten();
         for (&token, row) in tokens.zip(rows.chunks_exact_mut(spec.hidden_size)) {
             if token as usize >= spec.vocab_size {
-                return Err(CpuError(format!("token {token} is not in the vocabulary")));
+                return Err(DeviceError(format!(
+                    "token {token} is not in the vocabulary"
+                )));
             }
             embed.read_row(token as usize, &mut scratch, row);
             row.iter_mut()
@@ -98,14 +99,14 @@ impl LayerCalibration {
 
     /// Returns the second moments of the inputs of the next layer's matrices, in the order of
     /// `LayerInput::DENSE`.
-    pub fn observe(&mut self, layer: &LayerWeights) -> Result<[Hessian; 4], CpuError> {
+    pub fn observe(&mut self, layer: &LayerWeights) -> Result<[Hessian; 4], DeviceError> {
         let sums = InputSums::new(&self.spec, self.isa).map_err(no_memory)?;
         self.run(layer, &sums, false)?;
         Ok(sums.finish())
     }
 
     /// Takes all rows through the next layer, computed with the given (already rounded) weights.
-    pub fn advance(&mut self, layer: &LayerWeights) -> Result<(), CpuError> {
+    pub fn advance(&mut self, layer: &LayerWeights) -> Result<(), DeviceError> {
         self.run(layer, &(), true)
     }
 
@@ -114,7 +115,7 @@ impl LayerCalibration {
         layer: &LayerWeights,
         observer: &impl Observer,
         keep: bool,
-    ) -> Result<(), CpuError> {
+    ) -> Result<(), DeviceError> {
         let mut forward = self.forward(layer)?;
         let len = self.spec.hidden_size;
         let (mut layout, mut outgoing) = (StepLayout::default(), Vec::new());
@@ -131,7 +132,7 @@ impl LayerCalibration {
             let incoming: &[f32] = rows;
             self.pool
                 .run(&|worker| forward.layers_with(&layout, Some(incoming), worker, observer))
-                .map_err(CpuError)?;
+                .map_err(DeviceError)?;
             if keep {
                 outgoing = forward.outgoing(step.rows.len(), outgoing);
                 rows.copy_from_slice(&outgoing);
@@ -140,7 +141,7 @@ impl LayerCalibration {
         Ok(())
     }
 
-    fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, CpuError> {
+    fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, DeviceError> {
         let (spec, kernels) = (&self.spec, self.kernels);
         let weights = PackedWeights::pack_layer(spec, layer, kernels, &mut self.pool)?;
         Forward::new(ForwardParts {
@@ -162,7 +163,7 @@ impl LayerCalibration {
 }
 
 /// Refuses models whose layers are not calibrated one like the other.
-fn check_calibrated(spec: &DecoderSpec) -> Result<(), CpuError> {
+fn check_calibrated(spec: &DecoderSpec) -> Result<(), DeviceError> {
     let first = &spec.layers[0];
     let refused = [
         (spec.learned_positions, "learned positions"),
@@ -176,7 +177,7 @@ fn check_calibrated(spec: &DecoderSpec) -> Result<(), CpuError> {
         ),
     ];
     match refused.into_iter().find(|(is_refused, _)| *is_refused) {
-        Some((_, what)) => Err(CpuError(format!(
+        Some((_, what)) => Err(DeviceError(format!(
             "the model has {what}, which calibration does not take yet; `--method nearest` rounds \
              without it"
         ))),
@@ -184,8 +185,8 @@ fn check_calibrated(spec: &DecoderSpec) -> Result<(), CpuError> {
     }
 }
 
-fn no_memory(error: io::Error) -> CpuError {
-    CpuError(format!("no memory for the calibration: {error}"))
+fn no_memory(error: io::Error) -> DeviceError {
+    DeviceError(format!("no memory for the calibration: {error}"))
 }
 
 /// Divides sequences of the given lengths into steps. Also returns the largest number of pages that

@@ -9,17 +9,16 @@ use std::thread::JoinHandle;
 
 use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
-    Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, Executor, ExecutorError,
-    ExecutorInfo, KvFormat, KvGroups, KvLayout, KvPages, SlotLimits, Slots, StepWaker, TokenMask,
-    WeightFormat,
+    Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, DeviceError, Executor,
+    ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayout, KvPages, OnLayer, SlotLimits, Slots,
+    StepWaker, TokenMask, WeightFormat,
 };
 
-use crate::cpu_error::CpuError;
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::{PipelinePages, page_bytes};
 use crate::step::{AdapterStore, Command, Forward, ForwardParts, Output, Profile, Stage};
 use crate::system::{ThreadPool, allowed_cores};
-use crate::weights::{AdapterPacking, OnLayer, PackedImage, PackedWeights};
+use crate::weights::{AdapterPacking, PackedImage, PackedWeights};
 
 #[derive(Clone, Debug)]
 pub struct CpuConfig {
@@ -109,7 +108,7 @@ impl CpuExecutor {
         spec: DecoderSpec,
         weights: DecoderWeights,
         config: CpuConfig,
-    ) -> Result<Self, CpuError> {
+    ) -> Result<Self, DeviceError> {
         let (executor, _) = Self::with_image(spec, weights, config, None, &|_| ())?;
         Ok(executor)
     }
@@ -123,29 +122,29 @@ impl CpuExecutor {
         config: CpuConfig,
         image: Option<File>,
         on_layer: OnLayer<'_>,
-    ) -> Result<(Self, PackedImage), CpuError> {
+    ) -> Result<(Self, PackedImage), DeviceError> {
         check_config(&config)?;
         if config.num_stages > spec.layers.len() {
-            return Err(CpuError(format!(
+            return Err(DeviceError(format!(
                 "{} pipeline stages for a model of {} layers",
                 config.num_stages,
                 spec.layers.len()
             )));
         }
         if spec.learned_positions && config.max_model_len as usize > spec.max_position {
-            return Err(CpuError(format!(
+            return Err(DeviceError(format!(
                 "max_model_len is {}, but the model has learned {} positions",
                 config.max_model_len, spec.max_position
             )));
         }
         let kv_groups = { config.kv_groups.clone() }.unwrap_or_else(|| KvGroups::one(&spec));
         if !kv_groups.are_of(&spec) {
-            return Err(CpuError(String::from(
+            return Err(DeviceError(String::from(
                 "the KV groups are those of another model: its layers read other positions",
             )));
         }
         let (isa, kernels) = choose_kernels(config.isa)?;
-        let no_threads = |error| CpuError(format!("cannot start the worker threads: {error}"));
+        let no_threads = |error| DeviceError(format!("cannot start the worker threads: {error}"));
         let cores = match config.pin_threads {
             true => cores(&config)?,
             false => Vec::new(),
@@ -232,7 +231,7 @@ impl CpuExecutor {
             Ok(forward)
         };
         let stages = stage_layers(spec.layers.len(), num_stages);
-        let forwards: Result<Vec<_>, CpuError> = { stages.enumerate().zip(&pools) }
+        let forwards: Result<Vec<_>, DeviceError> = { stages.enumerate().zip(&pools) }
             .map(new_forward)
             .collect();
         let forwards = forwards?;
@@ -281,7 +280,9 @@ impl CpuExecutor {
             let thread = std::thread::Builder::new()
                 .name(format!("corella-stage-{stage}"))
                 .spawn(move || stage_loop.run())
-                .map_err(|error| CpuError(format!("cannot start the executor thread: {error}")))?;
+                .map_err(|error| {
+                    DeviceError(format!("cannot start the executor thread: {error}"))
+                })?;
             executor.stages.push(thread);
         }
         Ok((executor, image))
@@ -357,12 +358,12 @@ impl Executor for CpuExecutor {
 }
 
 /// Chooses a core for each thread.
-fn cores(config: &CpuConfig) -> Result<Vec<usize>, CpuError> {
+fn cores(config: &CpuConfig) -> Result<Vec<usize>, DeviceError> {
     let cores = allowed_cores()
-        .map_err(|error| CpuError(format!("threads cannot be pinned to cores: {error}")))?;
+        .map_err(|error| DeviceError(format!("threads cannot be pinned to cores: {error}")))?;
     let num_threads = config.num_threads.max(config.num_stages);
     if cores.len() < num_threads {
-        return Err(CpuError(format!(
+        return Err(DeviceError(format!(
             "{num_threads} threads cannot be pinned to {} cores",
             cores.len()
         )));
@@ -405,7 +406,7 @@ fn lost() -> ExecutorError {
     }
 }
 
-fn check_config(config: &CpuConfig) -> Result<(), CpuError> {
+fn check_config(config: &CpuConfig) -> Result<(), DeviceError> {
     let counts = [
         ("num_threads", config.num_threads),
         ("num_pages", config.num_pages as usize),
@@ -419,7 +420,7 @@ fn check_config(config: &CpuConfig) -> Result<(), CpuError> {
         ("num_stages", config.num_stages),
     ];
     match counts.iter().find(|(_, count)| *count == 0) {
-        Some((name, _)) => Err(CpuError(format!("{name} must be at least 1"))),
+        Some((name, _)) => Err(DeviceError(format!("{name} must be at least 1"))),
         None => Ok(()),
     }
 }

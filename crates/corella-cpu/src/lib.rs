@@ -2,7 +2,6 @@
 //!
 //! Its rooms, from bottom to top. A room uses only those above it in this list:
 //!
-//! * `cpu_error`: the error that tells an operator what the executor cannot run.
 //! * `system`: what the system gives: memory, cores, and threads that work on one job together.
 //! * `kernels`: arithmetic by instruction set, as a table of functions, and the layouts they read.
 //! * `weights`: a checkpoint's matrices, packed into panels for the kernels.
@@ -13,12 +12,13 @@
 //! * `measure`: the limits of the machine, and the speed of single kernels.
 //! * `calibration`: a model layer by layer over a text, for quantisation.
 //! * `executor`: the face to the engine, which hands batches to the stages of the pipeline.
+//! * `factory`: what is known of the executor before there is one, for whoever plans its memory.
 
 mod attention;
 mod calibration;
-mod cpu_error;
 mod dense;
 mod executor;
+mod factory;
 mod kernels;
 mod kv;
 mod measure;
@@ -27,10 +27,10 @@ mod system;
 mod weights;
 
 pub use calibration::{Hessian, LayerCalibration};
-pub use cpu_error::CpuError;
 pub use executor::{CpuConfig, CpuExecutor, kv_page_bytes};
+pub use factory::CpuFactory;
 pub use kernels::{Isa, detect_isa, is_supported};
 pub use measure::{KernelSpeed, MachineLimits, measure_kernels, measure_limits};
 pub use step::{Operation, OperationReport, Profile, ProfileReport};
 pub use system::num_cores;
-pub use weights::{OnLayer, PackedImage, packed_bytes, weight_format};
+pub use weights::{PackedImage, packed_bytes};

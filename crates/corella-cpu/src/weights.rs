@@ -12,7 +12,7 @@ mod packed_size;
 mod panel;
 mod spec_check;
 
-pub use self::format_plan::{FormatPlan, Role, StoredMatrices, StoredMatrix, weight_format};
+pub use self::format_plan::{FormatPlan, Role};
 pub use self::lane::Lane;
 pub use self::norm::PackedNorm;
 pub use self::packed_adapter::{
@@ -28,9 +28,11 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use corella_model::{DType, DecoderSpec, DecoderWeights, LayerWeights, Tensor, WeightFormat};
+use corella_model::{
+    DType, DecoderSpec, DecoderWeights, DeviceError, LayerWeights, OnLayer, StoredMatrices,
+    StoredMatrix, Tensor, WeightFormat,
+};
 
-use crate::cpu_error::CpuError;
 use crate::kernels::Kernels;
 use crate::system::ThreadPool;
 
@@ -38,9 +40,6 @@ use self::image_reader::ImageReader;
 use self::lane::elements;
 use self::packed_layer::lanes;
 use self::panel::Packing;
-
-/// Learns how many layers are packed, so that whoever waits can be told.
-pub type OnLayer<'a> = &'a (dyn Fn(usize) + Sync);
 
 /// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {
@@ -80,10 +79,10 @@ impl PackedWeights {
         on_layer: OnLayer<'_>,
         kernels: &Kernels,
         pool: &mut ThreadPool,
-    ) -> Result<Self, CpuError> {
+    ) -> Result<Self, DeviceError> {
         check_spec(spec)?;
         if weights.layers.len() != spec.layers.len() {
-            return Err(CpuError(format!(
+            return Err(DeviceError(format!(
                 "the model has {} layers, but the checkpoint has {}",
                 spec.layers.len(),
                 weights.layers.len()
@@ -106,7 +105,7 @@ impl PackedWeights {
             _ if spec.tied_embeddings => &weights.embed,
             Some(head) => head,
             None => {
-                return Err(CpuError(String::from(
+                return Err(DeviceError(String::from(
                     "the checkpoint has no lm_head, and the model does not tie its embeddings",
                 )));
             }
@@ -122,11 +121,11 @@ impl PackedWeights {
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             let packed = packer
                 .layer(&spec.layers[index], spec.hidden_size, layer)
-                .map_err(|error| CpuError(format!("layer {index}: {error}")))?;
+                .map_err(|error| DeviceError(format!("layer {index}: {error}")))?;
             on_layer(index + 1);
             Ok(packed)
         });
-        let layers = layers.collect::<Result<_, CpuError>>()?;
+        let layers = layers.collect::<Result<_, DeviceError>>()?;
         let ends = PackedEnds {
             embedding: if spec.tied_embeddings {
                 Embedding::Tied
@@ -150,7 +149,7 @@ impl PackedWeights {
         layer: &LayerWeights,
         kernels: &Kernels,
         pool: &mut ThreadPool,
-    ) -> Result<Self, CpuError> {
+    ) -> Result<Self, DeviceError> {
         let stored = StoredMatrices {
             layers: layer.matrices().map(StoredMatrix::from).collect(),
             head: StoredMatrix::floats(DType::F32),
@@ -248,7 +247,7 @@ impl Packer<'_> {
         role: Role,
         parts: &[Part<'_>],
         k: usize,
-    ) -> Result<PackedMatrix, CpuError> {
+    ) -> Result<PackedMatrix, DeviceError> {
         let lanes: Vec<_> = parts.iter().copied().flat_map(lanes).collect();
         self.pack(role, parts, &lanes, k)
     }
@@ -260,7 +259,7 @@ impl Packer<'_> {
         parts: &[Part<'_>],
         lanes: &[Option<Lane<'_>>],
         k: usize,
-    ) -> Result<PackedMatrix, CpuError> {
+    ) -> Result<PackedMatrix, DeviceError> {
         let stored: Vec<_> = parts.iter().map(|(weight, _)| (*weight).into()).collect();
         let packing = self.plan.packing(role, &stored, k);
         let packed = self.pack_or_read(lanes, packing);
@@ -272,7 +271,7 @@ impl Packer<'_> {
         &mut self,
         lanes: &[Option<Lane<'_>>],
         packing: Packing,
-    ) -> Result<PackedMatrix, CpuError> {
+    ) -> Result<PackedMatrix, DeviceError> {
         let (kernels, pool) = (self.kernels, &mut *self.pool);
         if let Some(image) = self.image.as_mut().filter(|_| !packing.copies(lanes)) {
             let read = PackedMatrix::read(lanes, packing, image, kernels, pool);
@@ -285,12 +284,12 @@ impl Packer<'_> {
     }
 }
 
-fn out_of_memory(error: io::Error) -> CpuError {
-    CpuError(format!("no memory for the weights: {error}"))
+fn out_of_memory(error: io::Error) -> DeviceError {
+    DeviceError(format!("no memory for the weights: {error}"))
 }
 
-fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), CpuError> {
-    tensor.check_shape(name, shape).map_err(CpuError)
+fn check_shape(name: &str, tensor: &Tensor, shape: &[usize]) -> Result<(), DeviceError> {
+    tensor.check_shape(name, shape).map_err(DeviceError)
 }
 
 /// Checks a tensor that the model has only if it is `wanted`.
@@ -299,11 +298,11 @@ fn optional<'a>(
     tensor: &'a Option<Tensor>,
     wanted: bool,
     shape: &[usize],
-) -> Result<Option<&'a Tensor>, CpuError> {
+) -> Result<Option<&'a Tensor>, DeviceError> {
     match tensor {
         Some(tensor) if wanted => check_shape(name, tensor, shape).map(|()| Some(tensor)),
-        None if wanted => Err(CpuError(format!("{name} is missing"))),
-        Some(_) => Err(CpuError(format!(
+        None if wanted => Err(DeviceError(format!("{name} is missing"))),
+        Some(_) => Err(DeviceError(format!(
             "the checkpoint has {name}, but the model does not use it"
         ))),
         None => Ok(None),

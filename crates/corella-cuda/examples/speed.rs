@@ -4,7 +4,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use corella_cuda::speed::{LimitSizes, Limits, ModelBench, ModelCost, shape};
-use corella_cuda::{CudaError, GpuDevice, SharedDevice};
+use corella_cuda::{GpuDevice, SharedDevice};
+use corella_model::DeviceError;
 
 const USAGE: &str = "usage: speed [qwen3-0.6b] [llama-3-8b]";
 
@@ -38,7 +39,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(names: &[String]) -> Result<(), CudaError> {
+fn run(names: &[String]) -> Result<(), DeviceError> {
     let device = GpuDevice::open(0)?;
     let properties = device.properties();
     println!("{} ({})", properties.name, properties.architecture);
@@ -65,8 +66,8 @@ fn measure(
     limits: &Limits,
     name: &str,
     is_batch_invariant: bool,
-) -> Result<(), CudaError> {
-    let spec = shape(name).ok_or_else(|| CudaError(USAGE.into()))?;
+) -> Result<(), DeviceError> {
+    let spec = shape(name).ok_or_else(|| DeviceError(USAGE.into()))?;
     let cost = ModelCost::of(&spec);
     let products = match is_batch_invariant {
         true => "batch-invariant",

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
 
 mod buffer;
 pub(crate) mod cubin;
@@ -160,14 +160,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     fn properties(&self) -> &DeviceProperties;
 
     /// Memory that holds zeros, aligned to 256 bytes.
-    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, CudaError>;
+    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, DeviceError>;
 
     /// # Safety
     /// The memory came from `allocate` of this device, is freed once, and no work uses it.
     unsafe fn free(&self, pointer: DevicePointer);
 
     /// Memory of the host that the device reads and writes by the same address.
-    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, CudaError>;
+    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, DeviceError>;
 
     /// # Safety
     /// As for `free`.
@@ -175,7 +175,7 @@ pub trait Device: Send + Sync + fmt::Debug {
 
     /// Compiles a source, or finds it among those compiled before, and returns the kernels of these
     /// names. Modules stay loaded as long as the device is open.
-    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError>;
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError>;
 
     /// Launches a kernel with one parameter: the structure whose bytes are `args`.
     ///
@@ -188,14 +188,14 @@ pub trait Device: Send + Sync + fmt::Debug {
         kernel: Kernel,
         grid: Grid,
         args: &[u8],
-    ) -> Result<(), CudaError>;
+    ) -> Result<(), DeviceError>;
 
     /// Computes a product on the compute stream by the vendor's library: fast, but the bits of a row
     /// may depend on `m`.
     ///
     /// # Safety
     /// As for `launch`.
-    unsafe fn multiply(&self, product: &Product) -> Result<(), CudaError>;
+    unsafe fn multiply(&self, product: &Product) -> Result<(), DeviceError>;
 
     /// Copies between pinned or device memory, in either direction.
     ///
@@ -208,31 +208,31 @@ pub trait Device: Send + Sync + fmt::Debug {
         to: DevicePointer,
         from: DevicePointer,
         num_bytes: usize,
-    ) -> Result<(), CudaError>;
+    ) -> Result<(), DeviceError>;
 
     /// Marks the end of what a stream was given so far.
-    fn record(&self, stream: Stream) -> Result<Event, CudaError>;
+    fn record(&self, stream: Stream) -> Result<Event, DeviceError>;
 
     /// Lets a stream wait for an event of another.
-    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), CudaError>;
+    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), DeviceError>;
 
     /// Whether everything before the event is done.
-    fn is_done(&self, event: Event) -> Result<bool, CudaError>;
+    fn is_done(&self, event: Event) -> Result<bool, DeviceError>;
 
     /// Blocks until everything before the event is done, and forgets the event.
-    fn synchronize(&self, event: Event) -> Result<(), CudaError>;
+    fn synchronize(&self, event: Event) -> Result<(), DeviceError>;
 
     /// From here on, work on the compute stream is kept and not run.
-    fn begin_capture(&self) -> Result<(), CudaError>;
+    fn begin_capture(&self) -> Result<(), DeviceError>;
 
     /// Ends a capture. The graph stays as long as the device is open.
-    fn end_capture(&self) -> Result<Graph, CudaError>;
+    fn end_capture(&self) -> Result<Graph, DeviceError>;
 
     /// Runs a graph on the compute stream.
     ///
     /// # Safety
     /// As for all launches that were captured.
-    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), CudaError>;
+    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), DeviceError>;
 }
 
 /// A device, which stays open while anything that is on it lives.

@@ -7,19 +7,18 @@ use std::thread::JoinHandle;
 
 use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
-    CallerWaker, DecoderSpec, DecoderWeights, ElementOrder, Executor, ExecutorError, ExecutorInfo,
-    FeedForward, KvFormat, KvGeometry, KvGroups, KvLayout, KvPages, SlotLimits, Slots, StepRows,
-    StepWaker, TokenMask,
+    CallerWaker, DecoderSpec, DecoderWeights, DeviceError, Executor, ExecutorError, ExecutorInfo,
+    FeedForward, KvFormat, KvGeometry, KvGroups, KvLayout, KvPages, OnLayer, SlotLimits, Slots,
+    StepRows, StepWaker, TokenMask,
 };
 
-use crate::cuda_error::CudaError;
 use crate::device::{Element, SharedDevice};
 use crate::kv::KvMemory;
 use crate::step::{
     Command, CompletionThread, DeviceSampler, Forward, ForwardParts, SamplingLimits, Stage,
     Staging, StepInFlight,
 };
-use crate::weights::{OnLayer, Weights};
+use crate::weights::Weights;
 
 #[derive(Clone, Debug)]
 pub struct CudaConfig {
@@ -107,35 +106,6 @@ const QUEUE_LEN: usize = 64;
 /// Steps whose memory the device may have at a time.
 const MAX_STEPS_IN_FLIGHT: usize = 4;
 
-/// Memory of one page: K and V of the layers of a KV group.
-pub fn kv_page_bytes(
-    spec: &DecoderSpec,
-    groups: &KvGroups,
-    page_size: u32,
-    format: KvFormat,
-) -> usize {
-    geometry(spec, groups, 1, page_size, format).page_bytes()
-}
-
-fn geometry(
-    spec: &DecoderSpec,
-    groups: &KvGroups,
-    num_pages: u32,
-    page_size: u32,
-    format: KvFormat,
-) -> KvGeometry {
-    let attention = &spec.layers[0].attention;
-    KvGeometry {
-        num_layers: groups.num_page_layers(0..spec.layers.len()) as u32,
-        num_kv_heads: attention.num_kv_heads as u32,
-        head_dim: attention.head_dim as u32,
-        page_size,
-        num_pages,
-        format,
-        order: ElementOrder::Rows,
-    }
-}
-
 impl CudaExecutor {
     /// Uploads the weights and allocates all memory. `on_layer` is called with the number of layers
     /// whose weights are on the device.
@@ -145,15 +115,15 @@ impl CudaExecutor {
         weights: DecoderWeights,
         config: CudaConfig,
         on_layer: OnLayer<'_>,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         check(&spec, &config)?;
         let kv_groups = { config.kv_groups.clone() }.unwrap_or_else(|| KvGroups::one(&spec));
         if !kv_groups.are_of(&spec) {
-            return Err(CudaError(String::from(
+            return Err(DeviceError(String::from(
                 "the KV groups are those of another model: its layers read other positions",
             )));
         }
-        let geometry = geometry(
+        let geometry = KvGeometry::of_rows(
             &spec,
             &kv_groups,
             config.num_pages,
@@ -232,7 +202,7 @@ impl CudaExecutor {
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             let thread = std::thread::Builder::new().name(String::from(name));
             let no_thread =
-                |error| CudaError(format!("cannot start the executor's threads: {error}"));
+                |error| DeviceError(format!("cannot start the executor's threads: {error}"));
             thread.spawn(run).map_err(no_thread)
         };
         let properties = device.properties();
@@ -329,7 +299,7 @@ fn lost() -> ExecutorError {
 }
 
 /// Refuses what this executor cannot compute.
-fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), CudaError> {
+fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
     let counts = [
         ("num_pages", config.num_pages),
         ("page_size", config.page_size),
@@ -338,16 +308,16 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), CudaError> {
         ("max_model_len", config.max_model_len),
     ];
     if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
-        return Err(CudaError(format!("{name} must be at least 1")));
+        return Err(DeviceError(format!("{name} must be at least 1")));
     }
     let mut layers = spec.layers.iter();
     if layers.any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_))) {
-        return Err(CudaError(String::from(
+        return Err(DeviceError(String::from(
             "models with experts do not run on GPUs yet: use --device cpu",
         )));
     }
     if spec.learned_positions && config.max_model_len as usize > spec.max_position {
-        return Err(CudaError(format!(
+        return Err(DeviceError(format!(
             "max_model_len is {}, but the model has learned {} positions",
             config.max_model_len, spec.max_position
         )));

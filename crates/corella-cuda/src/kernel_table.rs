@@ -6,7 +6,8 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
+
 use crate::device::{ModuleSource, Nvrtc, cubin};
 
 mod model_shape;
@@ -45,7 +46,7 @@ pub struct KernelTable {
 
 impl KernelTable {
     /// Compiles everything.
-    pub fn compute() -> Result<Self, CudaError> {
+    pub fn compute() -> Result<Self, DeviceError> {
         let nvrtc = Nvrtc::open()?;
         let mut work = Vec::new();
         for architecture in ARCHITECTURES {
@@ -72,7 +73,7 @@ impl KernelTable {
         });
         let failures = failures.into_inner().unwrap();
         if !failures.is_empty() {
-            return Err(CudaError(failures.join("\n")));
+            return Err(DeviceError(failures.join("\n")));
         }
         Ok(Self {
             nvrtc_version: nvrtc.version(),
@@ -203,7 +204,7 @@ fn costs(
     nvrtc: &Nvrtc,
     architecture: &str,
     module: &RecordedModule,
-) -> Result<Vec<(KernelKey, KernelCost)>, CudaError> {
+) -> Result<Vec<(KernelKey, KernelCost)>, DeviceError> {
     let RecordedModule { source, kernels } = module;
     let compiled = nvrtc.compile(source, architecture, true)?;
     let costs = read_log(&compiled.log);
@@ -212,7 +213,7 @@ fn costs(
         // A launch is checked against this variable.
         let has_args = cubin::variable(&compiled.cubin, &format!("{kernel}_args_bytes")).is_some();
         let (Some(cost), true) = (told, has_args) else {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "{} has no kernel {kernel} that KERNEL or KERNEL_OF defines:\n{}",
                 source.name, compiled.log
             )));

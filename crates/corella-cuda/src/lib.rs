@@ -6,9 +6,9 @@
 //! in host memory that runs the same kernel sources.
 
 mod attention;
-mod cuda_error;
 mod device;
 mod executor;
+mod factory;
 #[cfg(feature = "kernel-table")]
 pub mod kernel_table;
 mod kernels;
@@ -18,8 +18,8 @@ pub mod speed;
 mod step;
 mod weights;
 
-pub use cuda_error::CudaError;
 pub use device::{Device, DeviceProperties, Element, GpuDevice, SharedDevice};
 #[cfg(feature = "emulated-device")]
 pub use device::{EmulatedDevice, test_device};
-pub use executor::{CudaConfig, CudaExecutor, activation_bytes, kv_page_bytes};
+pub use executor::{CudaConfig, CudaExecutor};
+pub use factory::{CudaFactory, CudaOptions};

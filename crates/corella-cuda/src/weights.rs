@@ -4,19 +4,15 @@
 //! and values; gates and what they gate.
 
 use corella_model::{
-    DType, DecoderSpec, DecoderWeights, GroupedRow, LayerSpec, LayerTensor, LayerWeights, NormKind,
-    NormSpec, Tensor,
+    DType, DecoderSpec, DecoderWeights, DeviceError, GroupedRow, LayerSpec, LayerTensor,
+    LayerWeights, NormKind, NormSpec, OnLayer, Tensor,
 };
 use half::{bf16, f16};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DeviceBuffer, DevicePointer, Element, PinnedBuffer, SharedDevice, Stream};
 use crate::kernels::linear::{Linear, LinearWeights};
 use crate::kernels::norm::DeviceNorm;
 use crate::kernels::packed_weight::{PackedWeight, WeightLayout};
-
-/// Called with the number of layers whose weights are on the device.
-pub type OnLayer<'a> = &'a dyn Fn(usize);
 
 /// All weights of a decoder.
 pub struct Weights {
@@ -80,7 +76,7 @@ impl Weights {
         element: Element,
         fuses_gates: bool,
         on_layer: OnLayer<'_>,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let mut upload = Upload::new(device, element, fuses_gates)?;
         let (vocab, hidden) = (spec.vocab_size, spec.hidden_size);
         let embed = upload.rows(&[(&weights.embed, vocab)], hidden)?;
@@ -140,7 +136,7 @@ impl<'a> Upload<'a> {
         device: &'a SharedDevice,
         element: Element,
         fuses_gates: bool,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         Ok(Self {
             device,
             element,
@@ -155,7 +151,7 @@ impl<'a> Upload<'a> {
         spec: &LayerSpec,
         weights: &LayerWeights,
         hidden: usize,
-    ) -> Result<LayerOnDevice, CudaError> {
+    ) -> Result<LayerOnDevice, DeviceError> {
         use LayerTensor as T;
         let attention = &spec.attention;
         let (query, key) = (attention.query_len(), attention.kv_len());
@@ -211,7 +207,7 @@ impl<'a> Upload<'a> {
         spec: NormSpec,
         weight: &Tensor,
         bias: Option<&Tensor>,
-    ) -> Result<Norm, CudaError> {
+    ) -> Result<Norm, DeviceError> {
         let bias = bias.filter(|_| spec.kind == NormKind::Layer { bias: true });
         Ok(Norm {
             spec,
@@ -230,7 +226,7 @@ impl<'a> Upload<'a> {
         weights: &LayerWeights,
         parts: &[(LayerTensor, usize)],
         k: usize,
-    ) -> Result<Matrix, CudaError> {
+    ) -> Result<Matrix, DeviceError> {
         let tensors: Vec<_> = parts.iter().map(|&(part, n)| (&weights[part], n)).collect();
         let bias_of = |part: LayerTensor| part.bias().and_then(|bias| weights.get(bias));
         let has_bias = parts.iter().any(|&(part, _)| bias_of(part).is_some());
@@ -254,7 +250,7 @@ impl<'a> Upload<'a> {
         parts: &[(&Tensor, usize)],
         bias: Option<&[f32]>,
         k: usize,
-    ) -> Result<Matrix, CudaError> {
+    ) -> Result<Matrix, DeviceError> {
         let n = parts.iter().map(|(_, n)| n).sum();
         let bias = match bias {
             Some(bias) => Some(self.copy(bytes_of(bias))?),
@@ -330,7 +326,7 @@ impl<'a> Upload<'a> {
         &self,
         weights: LinearWeights,
         buffers: Vec<DeviceBuffer>,
-    ) -> Result<Matrix, CudaError> {
+    ) -> Result<Matrix, DeviceError> {
         Ok(Matrix {
             linear: Linear::load(self.device, weights, self.element)?,
             is_activated: false,
@@ -339,7 +335,7 @@ impl<'a> Upload<'a> {
     }
 
     /// The rows of several matrices, one behind the other, in the type of activations.
-    fn rows(&mut self, parts: &[(&Tensor, usize)], k: usize) -> Result<DeviceBuffer, CudaError> {
+    fn rows(&mut self, parts: &[(&Tensor, usize)], k: usize) -> Result<DeviceBuffer, DeviceError> {
         let row_bytes = k * self.element.num_bytes();
         let num_rows: usize = parts.iter().map(|(_, n)| n).sum();
         let buffer = DeviceBuffer::new(self.device, num_rows * row_bytes).map_err(no_memory)?;
@@ -387,13 +383,13 @@ impl<'a> Upload<'a> {
     }
 
     /// A vector in f32.
-    fn floats(&mut self, tensor: &Tensor) -> Result<DeviceBuffer, CudaError> {
+    fn floats(&mut self, tensor: &Tensor) -> Result<DeviceBuffer, DeviceError> {
         let mut values = vec![0.0; tensor.shape.iter().product()];
         read_vector(tensor, &mut values);
         self.copy(bytes_of(&values))
     }
 
-    fn copy(&mut self, bytes: &[u8]) -> Result<DeviceBuffer, CudaError> {
+    fn copy(&mut self, bytes: &[u8]) -> Result<DeviceBuffer, DeviceError> {
         let buffer = DeviceBuffer::new(self.device, bytes.len()).map_err(no_memory)?;
         self.num_bytes += bytes.len();
         if self.staging_len() < bytes.len() {
@@ -410,7 +406,7 @@ impl<'a> Upload<'a> {
         unsafe { self.staging.as_slice().len() }
     }
 
-    fn copy_staged(&self, to: DevicePointer, num_bytes: usize) -> Result<(), CudaError> {
+    fn copy_staged(&self, to: DevicePointer, num_bytes: usize) -> Result<(), DeviceError> {
         let from = self.staging.pointer();
         // SAFETY: the caller has filled the staging memory, and waits for the copy here.
         unsafe { self.device.copy(Stream::Compute, to, from, num_bytes)? };
@@ -487,6 +483,6 @@ fn bytes_of(values: &[f32]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-fn no_memory(error: CudaError) -> CudaError {
-    CudaError(format!("no memory for the weights: {error}"))
+fn no_memory(error: DeviceError) -> DeviceError {
+    DeviceError(format!("no memory for the weights: {error}"))
 }

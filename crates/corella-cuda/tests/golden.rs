@@ -3,11 +3,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use corella_core::Pooling;
-use corella_cuda::{CudaConfig, CudaExecutor, Element, test_device};
+use corella_core::{Pooling, SchedulerConfig};
+use corella_cuda::{CudaConfig, CudaExecutor, CudaFactory, CudaOptions, Element, test_device};
 use corella_model::golden::{Case, Model, Next, PAGE_SIZE, log_softmax, read_cases};
-use corella_model::{Checkpoint, DType, FeedForward, KvFormat, ModelConfig};
+use corella_model::{
+    Checkpoint, DType, ExecutorFactory, ExecutorPlan, FeedForward, KvFormat, KvGroups, ModelConfig,
+    WeightFormat,
+};
 
 /// The tolerance in f32, relative to the largest magnitude among a position's logits.
 const F32_TOLERANCE: f32 = 1e-4;
@@ -64,6 +68,66 @@ fn products_of_the_vendors_library_stay_close() {
             let name = format!("{}, prompt of {}", folder.display(), case.prompt.len());
             run.check(&case.logits, bf16_tolerance(&folder), &name);
         }
+    }
+}
+
+/// As `corella serve` loads a model: by the plan of a service, with graphs.
+#[test]
+fn an_executor_of_the_factory_gives_the_golden_tokens() {
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
+    let folder = tests.join("golden/llama-gqa-tied-bf16");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let spec = checkpoint.config().spec.clone();
+    let cases = read_cases(&folder);
+    let factory = CudaFactory::new(
+        test_device(),
+        CudaOptions {
+            memory_utilization: 0.9,
+            is_batch_invariant: true,
+            max_logprobs: spec.vocab_size as u32,
+        },
+    );
+    let num_pages = cases.iter().map(Case::num_pages).sum();
+    let mut limits = SchedulerConfig::new(num_pages, PAGE_SIZE as u32, spec.max_position as u32);
+    limits.max_num_seqs = cases.len() as u32;
+    let weights = checkpoint.weights().unwrap();
+    let bf16 = WeightFormat::Float(DType::Bf16);
+    assert_eq!(factory.weight_format(None, &weights), Ok(bf16));
+    let refused = factory.weight_format(Some(WeightFormat::Int8), &weights);
+    assert!(refused.unwrap_err().0.contains("stores them, here bf16"));
+
+    let (f32, groups) = (DType::F32, KvGroups::one(&spec));
+    let page_bytes = factory.kv_page_bytes(&spec, &groups, &limits, f32.into());
+    let vocab_size = spec.vocab_size;
+    let num_layers = AtomicUsize::new(0);
+    let built = factory.build(ExecutorPlan {
+        weights: Some(weights),
+        limits: &limits,
+        weight_format: Some(WeightFormat::Float(f32)),
+        kv_format: f32.into(),
+        kv_groups: groups,
+        max_adapter_rank: None,
+        is_draft: false,
+        image: None,
+        on_layer: &|num_done| num_layers.store(num_done, Ordering::Relaxed),
+        spec,
+    });
+    let mut executor = built.unwrap().executor;
+    assert_eq!(
+        num_layers.into_inner(),
+        checkpoint.config().spec.layers.len()
+    );
+    assert_eq!(executor.kv_layout().page_bytes as u64, page_bytes);
+    executor.warm_up().unwrap();
+    let model = Model {
+        executor,
+        vocab_size,
+        cases,
+    };
+    for (case, run) in model.run(64, Next::Drawn) {
+        let name = format!("prompt of {}", case.prompt.len());
+        run.check(&case.logits, F32_TOLERANCE, &name);
+        assert_eq!(run.tokens, case.tokens, "{name}");
     }
 }
 

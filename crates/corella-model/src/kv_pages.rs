@@ -6,7 +6,7 @@ use std::time::Duration;
 use corella_core::{PageId, StepId};
 
 use crate::element_order::{to_canonical, to_native};
-use crate::{ElementOrder, KvFormat};
+use crate::{DecoderSpec, ElementOrder, KvFormat, KvGroups};
 
 /// What two executors have to know of each other's pages. Whether they run the same model is
 /// another question.
@@ -25,6 +25,26 @@ pub struct KvGeometry {
 }
 
 impl KvGeometry {
+    /// Pages that hold the rows of every layer of a KV group one after the other.
+    pub fn of_rows(
+        spec: &DecoderSpec,
+        kv_groups: &KvGroups,
+        num_pages: u32,
+        page_size: u32,
+        format: KvFormat,
+    ) -> Self {
+        let attention = &spec.layers[0].attention;
+        Self {
+            num_layers: kv_groups.num_page_layers(0..spec.layers.len()) as u32,
+            num_kv_heads: attention.num_kv_heads as u32,
+            head_dim: attention.head_dim as u32,
+            page_size,
+            num_pages,
+            format,
+            order: ElementOrder::Rows,
+        }
+    }
+
     /// One page within one layer, in either form.
     pub fn layer_bytes(&self) -> usize {
         self.num_kv_heads as usize * self.head_bytes()

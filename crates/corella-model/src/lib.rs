@@ -13,8 +13,11 @@ pub mod conformance;
 mod cost_model;
 mod decoder_spec;
 mod decoder_weights;
+mod device_error;
+mod device_memory;
 mod element_order;
 mod executor;
+mod executor_factory;
 mod folder_config;
 mod generator;
 mod gguf;
@@ -29,6 +32,7 @@ mod layer_tensor;
 mod mean_pool;
 mod mock_adapters;
 mod mock_executor;
+mod mock_factory;
 mod mock_kv;
 mod mock_model;
 mod model_config;
@@ -47,6 +51,7 @@ mod sentence_piece;
 mod slot;
 mod step_output;
 mod step_rows;
+mod stored_matrix;
 mod tensor;
 mod tokenizer_json;
 mod transposed_tensor;
@@ -65,9 +70,14 @@ pub use decoder_spec::{
     Activation, AttentionSpec, BranchNorms, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward,
     LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, SharedExpert,
 };
+pub use device_error::DeviceError;
+pub use device_memory::{DeviceMemory, host_bytes};
 pub use element_order::ElementOrder;
 pub use executor::{
     CallerWaker, Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask,
+};
+pub use executor_factory::{
+    BuiltExecutor, DeviceTraits, ExecutorFactory, ExecutorPlan, OnLayer, WeightImage,
 };
 pub use gguf::gguf_model_name;
 pub use group_format::{GroupFormat, GroupedRow};
@@ -78,6 +88,7 @@ pub use layer_counter::LayerCounter;
 pub use layer_tensor::{LayerInput, LayerTensor, LayerWeights, Mlp, TensorRole, TensorSpec};
 pub use mean_pool::MeanPool;
 pub use mock_executor::MockExecutor;
+pub use mock_factory::MockFactory;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{GenerationDefaults, ModelConfig};
 pub use model_fingerprint::ModelFingerprint;
@@ -91,4 +102,5 @@ pub use sampler::{SampleError, SampleRequest, Sampler, score};
 pub use slot::{AdapterSource, Slot, SlotLimits, Slots};
 pub use step_output::{NOTHING_DRAWN, StepOutput};
 pub use step_rows::{StepPool, StepRow, StepRows, StepSample, StepScore};
+pub use stored_matrix::{StoredMatrices, StoredMatrix};
 pub use tensor::{DType, DecoderWeights, KvFormat, Storage, Tensor, WeightFormat};

@@ -28,6 +28,15 @@ impl DType {
             Self::F16 | Self::Bf16 => 2,
         }
     }
+
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
 }
 
 /// The format in which an executor stores keys and values.
@@ -45,6 +54,14 @@ impl KvFormat {
         match self {
             Self::Float(dtype) => dtype.size(),
             Self::Int8 => 1,
+        }
+    }
+
+    /// As users write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float(dtype) => dtype.name(),
+            Self::Int8 => "int8",
         }
     }
 
@@ -86,6 +103,16 @@ impl WeightFormat {
     /// Whether matrix products multiply integers.
     pub fn has_integers(self) -> bool {
         !matches!(self, Self::Float(_))
+    }
+
+    /// As users write it, without the length of groups.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Float(dtype) => dtype.name(),
+            Self::Int8 => "int8",
+            Self::Int8Grouped { .. } => "int8-grouped",
+            Self::Int4 { .. } => "int4",
+        }
     }
 
     /// The size of weights with the scales of their groups, in bytes. Per-channel scales are too

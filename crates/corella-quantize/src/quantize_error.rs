@@ -2,15 +2,14 @@
 
 use std::fmt;
 
-use corella_cpu::CpuError;
-use corella_model::CheckpointError;
+use corella_model::{CheckpointError, DeviceError};
 
 #[derive(Debug)]
 pub enum QuantizeError {
     /// What is asked for does not fit the model, or was interrupted.
     Config(String),
     Checkpoint(CheckpointError),
-    Device(CpuError),
+    Device(DeviceError),
 }
 
 impl fmt::Display for QuantizeError {
@@ -31,8 +30,8 @@ impl From<CheckpointError> for QuantizeError {
     }
 }
 
-impl From<CpuError> for QuantizeError {
-    fn from(error: CpuError) -> Self {
+impl From<DeviceError> for QuantizeError {
+    fn from(error: DeviceError) -> Self {
         Self::Device(error)
     }
 }

@@ -116,7 +116,7 @@ pub fn perplexity(config: BenchPerplexity) -> Result<(), Box<dyn Error>> {
         found.loss.exp(),
         found.loss,
         found.num_tokens,
-        hardware.weight_format_name(),
+        hardware.weight_format.name(),
         hardware.executor.isa,
     );
     Ok(())

@@ -1,21 +1,18 @@
 //! Builds the executor and its KV pages from a checkpoint and options.
 
-use std::sync::Arc;
-
 use corella_core::{SchedulerConfig, Speculation, TokenId};
-use corella_cpu::{
-    CpuConfig, CpuExecutor, Profile, detect_isa, kv_page_bytes, num_cores, weight_format,
-};
-use corella_cuda::{CudaConfig, CudaExecutor, Element, GpuDevice, SharedDevice};
+use corella_cpu::{CpuFactory, num_cores};
+use corella_cuda::{CudaFactory, CudaOptions};
 use corella_engine::DraftModel;
 use corella_model::{
-    Checkpoint, DType, DecoderSpec, DecoderWeights, Executor, ExecutorInfo, KvFormat, KvGroups,
-    MockConfig, MockEnd, MockExecutor, WeightFormat,
+    Checkpoint, DType, DecoderSpec, DecoderWeights, DeviceTraits, Executor, ExecutorFactory,
+    ExecutorInfo, ExecutorPlan, KvFormat, KvGroups, MockConfig, MockEnd, MockFactory, WeightFormat,
+    WeightImage,
 };
 use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
-use crate::kv_plan::{KvDemand, KvPlan, MemoryOfDevice};
+use crate::kv_plan::{KvDemand, KvPlan};
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
@@ -53,42 +50,30 @@ pub struct DraftHardware {
     pub kv_bytes: u64,
 }
 
-impl Hardware {
-    pub fn weight_format_name(&self) -> &'static str {
-        weight_format_name(self.weight_format)
-    }
-
-    pub fn kv_format_name(&self) -> &'static str {
-        kv_format_name(self.kv_format)
-    }
-}
-
-/// A model's weights, and the types of its packed weights and KV cache.
+/// A model's weights, and the types of its packed weights and KV cache on a device.
 struct Formats<'a> {
+    factory: &'a dyn ExecutorFactory,
     checkpoint: &'a Checkpoint,
     spec: &'a DecoderSpec,
-    /// `None` with the mock executor, which reads no weights.
+    /// `None` on a device that reads no weights.
     weights: Option<DecoderWeights>,
     asked_weight_format: Option<WeightFormat>,
     weight_format: WeightFormat,
     kv_format: KvFormat,
     kv_groups: KvGroups,
-    num_stages: usize,
-    /// The GPU that the model runs on, if it runs on one.
-    gpu: Option<SharedDevice>,
 }
 
 impl<'a> Formats<'a> {
     fn new(
+        factory: &'a dyn ExecutorFactory,
         checkpoint: &'a Checkpoint,
         asked_weight_format: Option<WeightFormat>,
         kv_groups: KvGroups,
         options: &LlmOptions,
-        gpu: Option<&SharedDevice>,
     ) -> Result<Self, Error> {
-        let weights = match options.device {
-            Device::Cpu | Device::Cuda => Some(checkpoint.weights()?),
-            Device::Mock => None,
+        let weights = match factory.device().reads_weights {
+            true => Some(checkpoint.weights()?),
+            false => None,
         };
         if let Some(left_out) = weights.as_ref().map(|weights| &weights.left_out)
             && let Some(first) = left_out.first()
@@ -100,38 +85,28 @@ impl<'a> Formats<'a> {
             );
         }
         let weight_format = match &weights {
-            Some(weights) if gpu.is_some() => gpu_weight_format(asked_weight_format, weights)?,
-            Some(weights) => weight_format(asked_weight_format, weights),
+            Some(weights) => factory.weight_format(asked_weight_format, weights)?,
             None => asked_weight_format.unwrap_or(WeightFormat::Float(DType::F32)),
         };
-        let kv_format = kv_format(options, weight_format);
         Ok(Self {
+            factory,
             checkpoint,
             spec: &checkpoint.config().spec,
             weights,
             asked_weight_format,
             weight_format,
-            kv_format,
+            kv_format: kv_format(options, weight_format),
             kv_groups,
-            num_stages: options.scheduler.num_pipeline_stages as usize,
-            gpu: gpu.cloned(),
         })
     }
 
-    fn page_bytes(&self, page_size: u32) -> u64 {
-        let (groups, num_stages) = (&self.kv_groups, self.num_stages);
-        if self.gpu.is_some() {
-            return corella_cuda::kv_page_bytes(self.spec, groups, page_size, self.kv_format)
-                as u64;
-        }
-        kv_page_bytes(self.spec, groups, num_stages, page_size, self.kv_format) as u64
+    fn page_bytes(&self, limits: &SchedulerConfig) -> u64 {
+        let factory = self.factory;
+        factory.kv_page_bytes(self.spec, &self.kv_groups, limits, self.kv_format)
     }
 
-    /// What a GPU needs beside weights and pages.
-    fn activation_bytes(&self, limits: &SchedulerConfig, options: &LlmOptions) -> u64 {
-        let element = element(self.weight_format);
-        let max_logprobs = options.max_logprobs;
-        corella_cuda::activation_bytes(self.spec, limits, element, max_logprobs) as u64
+    fn working_bytes(&self, limits: &SchedulerConfig) -> u64 {
+        { self.factory }.working_bytes(self.spec, limits, self.weight_format)
     }
 
     fn packed_bytes(&self) -> u64 {
@@ -148,98 +123,41 @@ impl<'a> Formats<'a> {
         cost.decode_bytes(0.0)
     }
 
-    /// Loads the weights into an executor; `None` with the mock.
-    fn executor(
+    fn load(
         self,
-        scheduler: &SchedulerConfig,
+        limits: &SchedulerConfig,
         options: &LlmOptions,
-        profile: Option<Arc<Profile>>,
-    ) -> Result<Option<LoadedExecutor>, Error> {
-        if self.weights.is_none() {
-            return Ok(None);
-        }
-        match self.gpu.clone() {
-            Some(gpu) => self.cuda_executor(&gpu, scheduler, options),
-            None => self.cpu_executor(scheduler, options, profile),
-        }
-    }
-
-    fn cuda_executor(
-        self,
-        gpu: &SharedDevice,
-        scheduler: &SchedulerConfig,
-        options: &LlmOptions,
-    ) -> Result<Option<LoadedExecutor>, Error> {
-        let Some(weights) = self.weights else {
-            return Ok(None);
-        };
-        if options.max_adapter_rank.is_some() {
-            let reason = "LoRA adapters do not run on GPUs yet: use --device cpu";
-            return Err(Error::Config(reason.to_owned()));
-        }
-        if self.num_stages > 1 {
-            let reason = "--pipeline-parallel-size must be 1 with --device cuda";
-            return Err(Error::Config(reason.to_owned()));
-        }
-        let config = CudaConfig {
-            kv_groups: Some(self.kv_groups),
-            is_batch_invariant: options.is_batch_invariant,
-            max_logprobs: options.max_logprobs,
-            ..CudaConfig::for_scheduler(scheduler, element(self.weight_format), self.kv_format)
-        };
+        is_draft: bool,
+    ) -> Result<LoadedExecutor, Error> {
+        let layout = self.factory.image_layout();
+        let entry = { options.weight_cache.as_ref().zip(layout) }.and_then(|(cache, layout)| {
+            let (checkpoint, format) = (self.checkpoint, self.asked_weight_format);
+            WeightCacheEntry::new(cache, checkpoint, &layout, format)
+        });
         let num_layers = self.spec.layers.len();
         let on_layer = |num_done| {
             if let Some(LoadWatcher(watch)) = &options.load_watcher {
                 watch(num_done, num_layers);
             }
         };
-        let executor = CudaExecutor::new(gpu, self.spec.clone(), weights, config, &on_layer);
-        let executor = executor.map_err(|error| Error::Config(error.0))?;
-        Ok(Some(LoadedExecutor {
-            executor: Box::new(executor),
-            weights_were_kept: false,
-            weight_keeper: None,
-        }))
-    }
-
-    fn cpu_executor(
-        self,
-        scheduler: &SchedulerConfig,
-        options: &LlmOptions,
-        profile: Option<Arc<Profile>>,
-    ) -> Result<Option<LoadedExecutor>, Error> {
-        let Some(weights) = self.weights else {
-            return Ok(None);
-        };
-        let num_threads = options.num_threads.unwrap_or_else(num_cores);
-        let config = CpuConfig {
-            pin_threads: options.pin_threads,
+        let built = self.factory.build(ExecutorPlan {
+            spec: self.spec.clone(),
+            weights: self.weights,
+            limits,
             weight_format: self.asked_weight_format,
             kv_format: self.kv_format,
-            kv_groups: Some(self.kv_groups),
-            isa: options.isa,
-            profile,
+            kv_groups: self.kv_groups,
             max_adapter_rank: options.max_adapter_rank,
-            ..CpuConfig::for_scheduler(scheduler, num_threads)
-        };
-        let entry = options.weight_cache.as_ref().and_then(|cache| {
-            let isa = options.isa.unwrap_or_else(detect_isa);
-            WeightCacheEntry::new(cache, self.checkpoint, isa, self.asked_weight_format)
-        });
-        let image = entry.as_ref().and_then(WeightCacheEntry::open);
-        let spec = self.spec.clone();
-        let num_layers = spec.layers.len();
-        let on_layer = |num_done| {
-            if let Some(LoadWatcher(watch)) = &options.load_watcher {
-                watch(num_done, num_layers);
-            }
-        };
-        let (executor, image) = CpuExecutor::with_image(spec, weights, config, image, &on_layer)?;
-        Ok(Some(LoadedExecutor {
-            executor: Box::new(executor),
-            weights_were_kept: image.is_read(),
-            weight_keeper: entry.and_then(|entry| entry.keep(image)),
-        }))
+            is_draft,
+            image: entry.as_ref().and_then(WeightCacheEntry::open),
+            on_layer: &on_layer,
+        })?;
+        let image = built.image;
+        Ok(LoadedExecutor {
+            executor: built.executor,
+            weights_were_kept: image.as_deref().is_some_and(WeightImage::is_read),
+            weight_keeper: { entry.zip(image) }.and_then(|(entry, image)| entry.keep(image)),
+        })
     }
 }
 
@@ -249,13 +167,58 @@ struct LoadedExecutor {
     weight_keeper: Option<WeightKeeper>,
 }
 
-impl LoadedExecutor {
-    fn mock(config: MockConfig) -> Self {
-        Self {
-            executor: Box::new(MockExecutor::new(config)),
-            weights_were_kept: false,
-            weight_keeper: None,
+/// The only place that knows which devices there are.
+fn factory(
+    checkpoint: &Checkpoint,
+    tokenizer: &TokenizerLoader,
+    options: &LlmOptions,
+) -> Result<Box<dyn ExecutorFactory>, Error> {
+    Ok(match options.device {
+        Device::Cpu => Box::new(cpu_factory(options)),
+        Device::Cuda => {
+            let options = CudaOptions {
+                memory_utilization: options.gpu_memory_utilization,
+                is_batch_invariant: options.is_batch_invariant,
+                max_logprobs: options.max_logprobs,
+            };
+            Box::new(CudaFactory::open(0, options)?)
         }
+        Device::Mock => {
+            let config = mock_config(checkpoint, tokenizer.get()?, options)?;
+            Box::new(MockFactory::new(config))
+        }
+    })
+}
+
+pub(crate) fn cpu_factory(options: &LlmOptions) -> CpuFactory {
+    CpuFactory {
+        num_threads: options.num_threads.unwrap_or_else(num_cores),
+        pin_threads: options.pin_threads,
+        isa: options.isa,
+        profile: options.profile.clone(),
+    }
+}
+
+/// Refuses what the device cannot do, by the names of the options that ask for it.
+fn check_options(
+    device: &DeviceTraits,
+    spec: &DecoderSpec,
+    options: &LlmOptions,
+) -> Result<(), Error> {
+    if options.max_adapter_rank.is_some() && !device.takes_adapters {
+        let reason = "LoRA adapters do not run on GPUs yet: use --device cpu";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    let num_stages = options.scheduler.num_pipeline_stages as usize;
+    match device.max_stages {
+        None if num_stages > spec.layers.len() => Err(Error::Config(format!(
+            "--pipeline-parallel-size is {num_stages}, and the model has {} layers",
+            spec.layers.len()
+        ))),
+        Some(most) if num_stages > most => Err(Error::Config(format!(
+            "--pipeline-parallel-size is {num_stages}, and this device takes at most {most}"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -274,36 +237,36 @@ pub(crate) fn load(
     scheduler.kv_groups = kv_groups.groups().to_vec();
     let num_page_layers =
         { scheduler.has_kv_groups() }.then(|| kv_groups.num_page_layers(0..spec.layers.len()));
-    let gpu = match options.device {
-        Device::Cuda => Some(GpuDevice::open(0).map_err(|error| Error::Config(error.0))?),
-        Device::Cpu | Device::Mock => None,
-    };
-    let gpu = gpu.as_ref();
-    let formats = Formats::new(checkpoint, options.weight_format, kv_groups, options, gpu)?;
+    let factory = factory(checkpoint, tokenizer, options)?;
+    let factory = factory.as_ref();
+    let device = factory.device();
+    check_options(&device, spec, options)?;
+    let format = options.weight_format;
+    let formats = Formats::new(factory, checkpoint, format, kv_groups, options)?;
     let draft = match draft {
         Some(draft) => {
             let groups = KvGroups::one(&draft.checkpoint.config().spec);
             let format = draft.weight_format;
-            let formats = Formats::new(&draft.checkpoint, format, groups, options, gpu)?;
+            let formats = Formats::new(factory, &draft.checkpoint, format, groups, options)?;
             Some((draft, formats))
         }
         None => None,
     };
-    let page_bytes = formats.page_bytes(scheduler.page_size);
     let of_draft = draft.as_ref().map(|(_, formats)| formats);
-    let packed_bytes = formats.packed_bytes() + of_draft.map_or(0, Formats::packed_bytes);
-    let draft_page_bytes = of_draft.map_or(0, |draft| draft.page_bytes(scheduler.page_size));
-    // A request fills as many pages of the draft model as of the model.
-    let pages_bytes = page_bytes + draft_page_bytes;
-    let memory = match gpu {
-        Some(gpu) => {
-            let activations = [Some(&formats), of_draft].into_iter().flatten();
-            let activations = activations.map(|of| of.activation_bytes(&scheduler, options));
-            MemoryOfDevice::of_gpu(gpu, activations.sum(), options)
-        }
-        None => MemoryOfDevice::of_machine(options.device),
+    let sum = |num_bytes: &dyn Fn(&Formats<'_>) -> u64| -> u64 {
+        let models = [Some(&formats), of_draft].into_iter().flatten();
+        models.map(num_bytes).sum()
     };
-    let demand = KvDemand::new(spec, &scheduler, options, pages_bytes, packed_bytes, memory);
+    let page_bytes = formats.page_bytes(&scheduler);
+    let demand = KvDemand::new(
+        spec,
+        &scheduler,
+        options,
+        // A request fills as many pages of the draft model as of the model.
+        sum(&|formats| formats.page_bytes(&scheduler)),
+        sum(&|formats| formats.packed_bytes()),
+        { device.memory }.without(sum(&|formats| formats.working_bytes(&scheduler))),
+    );
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
     scheduler.max_held_pages = match scheduler.has_kv_groups() {
@@ -317,16 +280,9 @@ pub(crate) fn load(
         scheduler.max_pinned_pages = num_pages as u32;
     }
 
-    let num_stages = scheduler.num_pipeline_stages as usize;
-    if options.device == Device::Cpu && num_stages > spec.layers.len() {
-        return Err(Error::Config(format!(
-            "--pipeline-parallel-size is {num_stages}, and the model has {} layers",
-            spec.layers.len()
-        )));
-    }
-    if let (Speculation::Draft { draw_cost }, Some((_, of_draft))) =
-        (&mut scheduler.speculation, &draft)
-        && options.device == Device::Cpu
+    if let (Speculation::Draft { draw_cost }, Some(of_draft)) =
+        (&mut scheduler.speculation, of_draft)
+        && device.reads_weights
     {
         // A step of few rows is bound by memory bandwidth, so its cost is the bytes that it reads.
         *draw_cost = (100.0 * of_draft.step_bytes() / formats.step_bytes()).ceil() as u32;
@@ -334,35 +290,18 @@ pub(crate) fn load(
     let mut weight_keepers = Vec::new();
     let draft = match draft {
         Some((draft, formats)) => {
-            let (model, hardware, keeper) =
-                load_draft(draft, formats, tokenizer, &scheduler, options)?;
+            let (model, hardware, keeper) = load_draft(draft, formats, &scheduler, options)?;
             weight_keepers.extend(keeper);
             Some((model, hardware))
         }
         None => None,
     };
     let (weight_format, kv_format) = (formats.weight_format, formats.kv_format);
-    let loaded = formats.executor(&scheduler, options, options.profile.clone())?;
-    let loaded = match loaded {
-        Some(loaded) => loaded,
-        None => {
-            let mut mock = mock_config(checkpoint, tokenizer.get()?, &scheduler);
-            mock.cost = options.mock_cost.clone();
-            mock.num_stages = scheduler.num_pipeline_stages;
-            for text in &options.mock_dictations {
-                let tokens = tokenizer.get()?.encode(text, false);
-                let tokens = tokens.map_err(|error| {
-                    Error::Config(format!("--mock-dictation {text:?}: {error}"))
-                })?;
-                mock.dictations.push(tokens);
-            }
-            LoadedExecutor::mock(mock)
-        }
-    };
+    let loaded = formats.load(&scheduler, options, false)?;
     weight_keepers.extend(loaded.weight_keeper);
     let hardware = Hardware {
         executor: loaded.executor.info(),
-        num_stages,
+        num_stages: scheduler.num_pipeline_stages as usize,
         weight_format,
         weights_were_kept: loaded.weights_were_kept,
         kv_format,
@@ -419,7 +358,6 @@ pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
 fn load_draft(
     draft: &DraftCheckpoint,
     formats: Formats<'_>,
-    tokenizer: &TokenizerLoader,
     limits: &SchedulerConfig,
     options: &LlmOptions,
 ) -> Result<(DraftModel, DraftHardware, Option<WeightKeeper>), Error> {
@@ -429,15 +367,8 @@ fn load_draft(
     let useful_pages =
         { limits.max_model_len.div_ceil(limits.page_size) }.saturating_mul(limits.max_num_seqs);
     limits.num_pages = limits.num_pages.min(useful_pages);
-    let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(limits.page_size));
-    let loaded = formats.executor(&limits, options, None)?;
-    let loaded = match loaded {
-        Some(loaded) => loaded,
-        None => {
-            let mock = mock_config(&draft.checkpoint, tokenizer.get()?, &limits);
-            LoadedExecutor::mock(mock)
-        }
-    };
+    let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(&limits));
+    let loaded = formats.load(&limits, options, true)?;
     let hardware = DraftHardware {
         name: draft.name.clone(),
         weight_format,
@@ -452,15 +383,16 @@ fn load_draft(
     Ok((model, hardware, loaded.weight_keeper))
 }
 
-/// The mock's answers are words of the model's vocabulary, fifty on average.
+/// The mock's answers are words of the model's vocabulary, fifty on average, unless they are dictated.
 fn mock_config(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
-    limits: &SchedulerConfig,
-) -> MockConfig {
+    options: &LlmOptions,
+) -> Result<MockConfig, Error> {
     const END_PROBABILITY: f64 = 0.02;
     let config = checkpoint.config();
-    let mut mock = MockConfig::new(config.spec.vocab_size, limits.num_pages, limits.page_size);
+    let mut mock = MockConfig::new(config.spec.vocab_size, 0, options.scheduler.page_size);
+    mock.cost = options.mock_cost.clone();
     mock.drawable = (0..config.spec.vocab_size as TokenId)
         .filter(|&id| {
             let Some([b' ', word @ ..]) = tokenizer.token_bytes(id) else {
@@ -474,34 +406,13 @@ fn mock_config(
         probability: END_PROBABILITY,
         at_output: None,
     });
-    mock
-}
-
-/// The format of weights on a GPU: that of the checkpoint, with f16 as bf16.
-fn gpu_weight_format(
-    asked: Option<WeightFormat>,
-    weights: &DecoderWeights,
-) -> Result<WeightFormat, Error> {
-    let stored = weight_format(None, weights);
-    match (asked, stored) {
-        (Some(WeightFormat::Float(DType::F32)), _) => Ok(WeightFormat::Float(DType::F32)),
-        (Some(WeightFormat::Float(_)), _) => Ok(WeightFormat::Float(DType::Bf16)),
-        (Some(asked), stored) if asked != stored => Err(Error::Config(format!(
-            "--device cuda takes quantised weights only as the checkpoint stores them, here {}: \
-             quantise it with `corella quantize`, or leave --dtype out",
-            weight_format_name(stored)
-        ))),
-        (_, WeightFormat::Float(DType::F16)) => Ok(WeightFormat::Float(DType::Bf16)),
-        (_, stored) => Ok(stored),
+    for text in &options.mock_dictations {
+        let tokens = tokenizer.encode(text, false);
+        let tokens =
+            tokens.map_err(|error| Error::Config(format!("--mock-dictation {text:?}: {error}")))?;
+        mock.dictations.push(tokens);
     }
-}
-
-/// The type of activations beside weights of a format.
-fn element(weight_format: WeightFormat) -> Element {
-    match weight_format {
-        WeightFormat::Float(DType::F32) => Element::F32,
-        _ => Element::Bf16,
-    }
+    Ok(mock)
 }
 
 /// About what packed weights take, for the plan of the memory that they leave.
@@ -516,28 +427,4 @@ pub(crate) fn kv_format(options: &LlmOptions, weight_format: WeightFormat) -> Kv
         _ => DType::Bf16,
     };
     options.kv_format.unwrap_or(KvFormat::Float(default))
-}
-
-pub fn kv_format_name(kv_format: KvFormat) -> &'static str {
-    match kv_format {
-        KvFormat::Float(dtype) => dtype_name(dtype),
-        KvFormat::Int8 => "int8",
-    }
-}
-
-pub fn weight_format_name(weight_format: WeightFormat) -> &'static str {
-    match weight_format {
-        WeightFormat::Float(dtype) => dtype_name(dtype),
-        WeightFormat::Int8 => "int8",
-        WeightFormat::Int8Grouped { .. } => "int8-grouped",
-        WeightFormat::Int4 { .. } => "int4",
-    }
-}
-
-fn dtype_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "f32",
-        DType::F16 => "f16",
-        DType::Bf16 => "bf16",
-    }
 }

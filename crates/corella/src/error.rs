@@ -3,9 +3,8 @@
 use std::fmt;
 
 use corella_core::{AdmissionError, RequestError};
-use corella_cpu::CpuError;
 use corella_engine::{EngineError, SubmitError};
-use corella_model::CheckpointError;
+use corella_model::{CheckpointError, DeviceError};
 use corella_quantize::QuantizeError;
 use corella_text::TextError;
 
@@ -15,7 +14,7 @@ pub enum Error {
     Config(String),
     Checkpoint(CheckpointError),
     Text(TextError),
-    Device(CpuError),
+    Device(DeviceError),
     Engine(EngineError),
     Submit(SubmitError),
     Request(RequestError),
@@ -51,8 +50,8 @@ impl From<CheckpointError> for Error {
     }
 }
 
-impl From<CpuError> for Error {
-    fn from(error: CpuError) -> Self {
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
         Self::Device(error)
     }
 }

@@ -1,15 +1,15 @@
 //! What a model is, how large it is, and what would be refused, from the headers of its files.
 
 use corella_core::SchedulerConfig;
-use corella_cpu::{kv_page_bytes, packed_bytes, weight_format};
+use corella_cpu::packed_bytes;
 use corella_model::{
-    ByPart, Checkpoint, DecoderSpec, KvFormat, KvGroups, ModelConfig, Outline, OutlineSizes,
-    TensorTotals, WeightFormat,
+    ByPart, Checkpoint, DecoderSpec, DeviceMemory, ExecutorFactory, KvFormat, KvGroups,
+    ModelConfig, Outline, OutlineSizes, TensorTotals, WeightFormat,
 };
 use corella_text::{TokenCount, Tokenizer};
 
 use crate::device::{self, kv_format, kv_groups};
-use crate::kv_plan::{KvDemand, KvPlan, MemoryOfDevice};
+use crate::kv_plan::{KvDemand, KvPlan};
 use crate::llm::{FileContent, model_name, required, template_of};
 use crate::vocabulary::num_tokens;
 use crate::{Error, LlmOptions, ModelSource, built_in};
@@ -196,7 +196,7 @@ impl Inspection {
         let packed_bytes = self.accept(packed_bytes(spec, &weights, wanted, options.isa))?;
         let stored_bytes = weights.stored_bytes(spec);
         let all_bytes = self.totals.map_or(0, |totals| totals.num_bytes);
-        let format = weight_format(wanted, &weights);
+        let format = wanted.unwrap_or_else(|| weights.stored_format());
         let kv = KvSize::new(spec, format, options);
         Some(WeightReport {
             stored_bytes,
@@ -217,8 +217,8 @@ impl KvSize {
             kv_groups: groups.groups().to_vec(),
             ..options.scheduler.clone()
         };
-        let num_stages = limits.num_pipeline_stages as usize;
-        let page_bytes = kv_page_bytes(spec, &groups, num_stages, limits.page_size, format) as u64;
+        let factory = device::cpu_factory(options);
+        let page_bytes = factory.kv_page_bytes(spec, &groups, &limits, format);
         let packed_bytes = device::packed_bytes(spec, weights);
         let demand = KvDemand::new(
             spec,
@@ -226,7 +226,7 @@ impl KvSize {
             options,
             page_bytes,
             packed_bytes,
-            MemoryOfDevice::of_machine(options.device),
+            DeviceMemory::of_host(),
         );
         let plan = KvPlan::new(&demand)?;
         let limits = SchedulerConfig {
@@ -246,8 +246,10 @@ impl KvSize {
             true => fits.iter().map(all_tokens).max().unwrap_or(0),
             false => u64::from(plan.num_pages) * u64::from(limits.page_size),
         };
-        let token_bytes =
-            |spec: &DecoderSpec| kv_page_bytes(spec, &KvGroups::one(spec), 1, 1, format) as u64;
+        let one_token = SchedulerConfig::new(1, 1, 2);
+        let token_bytes = |spec: &DecoderSpec| {
+            factory.kv_page_bytes(spec, &KvGroups::one(spec), &one_token, format)
+        };
         let mut windowed = spec.clone();
         windowed
             .layers

@@ -1,10 +1,9 @@
 //! Decides how many KV pages there are, and how long a context they allow.
 
 use corella_core::SchedulerConfig;
-use corella_cuda::SharedDevice;
-use corella_model::DecoderSpec;
+use corella_model::{DecoderSpec, DeviceMemory};
 
-use crate::{Device, Error, KvSpill, LlmOptions};
+use crate::{Error, KvSpill, LlmOptions};
 
 /// The input of the plan.
 pub(crate) struct KvDemand {
@@ -32,14 +31,14 @@ pub(crate) struct KvPlan {
 }
 
 impl KvDemand {
-    /// The demand of a model whose weights take `packed_bytes`, on this machine as it is now.
+    /// The demand of a model whose weights take `packed_bytes`, on a device as it is now.
     pub fn new(
         spec: &DecoderSpec,
         limits: &SchedulerConfig,
         options: &LlmOptions,
         page_bytes: u64,
         packed_bytes: u64,
-        memory: MemoryOfDevice,
+        memory: DeviceMemory,
     ) -> Self {
         Self {
             limits: limits.clone(),
@@ -53,46 +52,6 @@ impl KvDemand {
             },
             total_bytes: memory.total_bytes.saturating_sub(packed_bytes),
             host_bytes: memory.host_bytes,
-        }
-    }
-}
-
-/// The memory that weights and KV cache share.
-pub(crate) struct MemoryOfDevice {
-    /// What is free now.
-    available_bytes: u64,
-    /// What would be free if nothing else ran.
-    total_bytes: u64,
-    /// The share of what the weights leave that the KV cache takes unless it is told.
-    default_share: f64,
-    /// All memory of the host, if this is not it.
-    host_bytes: Option<u64>,
-}
-
-impl MemoryOfDevice {
-    pub fn of_machine(device: Device) -> Self {
-        Self {
-            available_bytes: available_bytes(),
-            total_bytes: match device {
-                // The mock never writes to its pages, so they take no memory.
-                Device::Mock => u64::MAX,
-                Device::Cpu | Device::Cuda => total_bytes(),
-            },
-            default_share: 0.5,
-            host_bytes: None,
-        }
-    }
-
-    /// The share of a GPU's memory that may be used, without what activations take.
-    pub fn of_gpu(gpu: &SharedDevice, activations: u64, options: &LlmOptions) -> Self {
-        let properties = gpu.properties();
-        let usable = properties.total_bytes as f64 * options.gpu_memory_utilization;
-        let usable = (usable as u64).min(properties.free_bytes as u64);
-        Self {
-            available_bytes: usable.saturating_sub(activations),
-            total_bytes: (properties.total_bytes as u64).saturating_sub(activations),
-            default_share: 1.0,
-            host_bytes: Some(total_bytes()),
         }
     }
 }
@@ -193,52 +152,6 @@ impl KvPlan {
         }
         Ok(u32::try_from(bytes / page_bytes).unwrap_or(u32::MAX))
     }
-}
-
-/// Memory that can be allocated now without swapping: the smaller of what the machine has and what
-/// the control group leaves.
-fn available_bytes() -> u64 {
-    // If neither can be read, assume an amount that most machines have.
-    const UNKNOWN: u64 = 4 << 30;
-    let machine = machine_bytes("MemAvailable:");
-    // The control group counts the page cache as used, although it can be reclaimed.
-    let reclaimable = group_text("memory.stat")
-        .and_then(|text| {
-            let line = text
-                .lines()
-                .find_map(|line| line.strip_prefix("inactive_file "))?;
-            line.trim().parse::<u64>().ok()
-        })
-        .unwrap_or(0);
-    let group = group_bytes("memory.max")
-        .zip(group_bytes("memory.current"))
-        .map(|(max, current)| max.saturating_sub(current.saturating_sub(reclaimable)));
-    match (machine, group) {
-        (Some(machine), Some(group)) => machine.min(group),
-        (Some(bytes), None) | (None, Some(bytes)) => bytes,
-        (None, None) => UNKNOWN,
-    }
-}
-
-/// Memory that this process could use if nothing else ran.
-fn total_bytes() -> u64 {
-    let limits = [machine_bytes("MemTotal:"), group_bytes("memory.max")];
-    limits.into_iter().flatten().min().unwrap_or(u64::MAX)
-}
-
-fn machine_bytes(field: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let value = text.lines().find_map(|line| line.strip_prefix(field))?;
-    let kib: u64 = value.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib << 10)
-}
-
-fn group_text(name: &str) -> Option<String> {
-    std::fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok()
-}
-
-fn group_bytes(name: &str) -> Option<u64> {
-    group_text(name)?.trim().parse().ok()
 }
 
 /// A size with the binary unit that suits it.

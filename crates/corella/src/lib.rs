@@ -63,7 +63,7 @@ mod unknown_option;
 
 pub use command::{command_line, run_command};
 pub use corella_quantize::{QuantizeFormat, QuantizeProgress, Quantized};
-pub use device::{DraftHardware, Hardware, kv_format_name, weight_format_name};
+pub use device::{DraftHardware, Hardware};
 pub use error::Error;
 pub use event_stream::{EventStream, Refusal};
 pub use inspect::{

@@ -11,7 +11,7 @@ use corella_model::{Checkpoint, CheckpointError, ModelConfig, gguf_model_name};
 use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
 use serde_json::json;
 
-use crate::device::{self, DraftHardware, Hardware, Loaded, weight_format_name};
+use crate::device::{self, DraftHardware, Hardware, Loaded};
 use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::display_bytes;
 use crate::model_identity::ModelIdentity;
@@ -162,7 +162,7 @@ impl Llm {
                 num_stages => format!(" in {num_stages} stages"),
             },
             weights = display_bytes(executor.weight_bytes as u64),
-            weight_format = hardware.weight_format_name(),
+            weight_format = hardware.weight_format.name(),
             kept = if hardware.weights_were_kept {
                 " as packed before"
             } else {
@@ -178,7 +178,7 @@ impl Llm {
                 }
             },
             kv = display_bytes(hardware.kv_bytes),
-            kv_format = hardware.kv_format_name(),
+            kv_format = hardware.kv_format.name(),
             context = self.max_model_len,
             draft = match &self.draft_hardware {
                 None => String::new(),
@@ -186,7 +186,7 @@ impl Llm {
                     "; drafts by {}: weights {} {}, KV {}",
                     draft.name,
                     display_bytes(draft.weight_bytes as u64),
-                    weight_format_name(draft.weight_format),
+                    draft.weight_format.name(),
                     display_bytes(draft.kv_bytes),
                 ),
             },

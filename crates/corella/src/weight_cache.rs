@@ -13,8 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
-use corella_cpu::{Isa, PackedImage};
-use corella_model::{Checkpoint, WeightFormat};
+use corella_model::{Checkpoint, WeightFormat, WeightImage};
 
 use crate::kv_plan::display_bytes;
 
@@ -39,13 +38,13 @@ impl WeightCache {
     }
 }
 
-/// The file of one model's weights in one format, for one instruction set.
+/// The file of one model's weights in one format and layout.
 pub(crate) struct WeightCacheEntry {
     cache: WeightCache,
     path: PathBuf,
 }
 
-/// To be raised when packing changes the bytes of a file in a way that neither the names of `Isa` and
+/// To be raised when packing changes the bytes of a file in a way that neither the names of layouts and
 /// `WeightFormat` nor the check of a reader shows. A reader notices another layout of panels.
 const VERSION: u32 = 1;
 const COMPLETE: &str = "packed";
@@ -56,12 +55,12 @@ impl WeightCacheEntry {
     pub fn new(
         cache: &WeightCache,
         checkpoint: &Checkpoint,
-        isa: Isa,
+        layout: &str,
         format: Option<WeightFormat>,
     ) -> Option<Self> {
         let files = checkpoint.files().ok()?;
         let mut hasher = DefaultHasher::new();
-        (VERSION, isa.to_string(), format!("{format:?}")).hash(&mut hasher);
+        (VERSION, layout, format!("{format:?}")).hash(&mut hasher);
         for file in &files {
             let metadata = file.metadata().ok()?;
             let identity = (file.canonicalize().ok()?, metadata.len());
@@ -72,7 +71,7 @@ impl WeightCacheEntry {
             file => file.parent()?.file_name().unwrap_or(OsStr::new("model")),
         };
         let model = model.to_string_lossy();
-        let name = format!("{model}-{isa}-{:016x}.{COMPLETE}", hasher.finish());
+        let name = format!("{model}-{layout}-{:016x}.{COMPLETE}", hasher.finish());
         Some(Self {
             path: cache.folder.join(name),
             cache: cache.clone(),
@@ -88,7 +87,7 @@ impl WeightCacheEntry {
 
     /// Writes the image in the background while the model is served. A failure is only a warning,
     /// since the next start can pack again.
-    pub fn keep(self, image: PackedImage) -> Option<WeightKeeper> {
+    pub fn keep(self, image: Box<dyn WeightImage>) -> Option<WeightKeeper> {
         let num_bytes = image.num_bytes();
         if image.is_read() || num_bytes < self.cache.min_bytes.max(1) {
             return None;
@@ -104,7 +103,7 @@ impl WeightCacheEntry {
         let is_stopped = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&is_stopped);
         let thread = std::thread::Builder::new().name(String::from("corella-weight-cache"));
-        let thread = thread.spawn(move || match self.write(&image, &is_stopped) {
+        let thread = thread.spawn(move || match self.write(image.as_ref(), &is_stopped) {
             Ok(true) => tracing::info!(
                 "packed weights ({}) are kept for the next start in {}",
                 display_bytes(num_bytes),
@@ -123,7 +122,7 @@ impl WeightCacheEntry {
     }
 
     /// Writes the file. `false` if another process writes it, or if this one was told to stop.
-    fn write(&self, image: &PackedImage, is_stopped: &AtomicBool) -> io::Result<bool> {
+    fn write(&self, image: &dyn WeightImage, is_stopped: &AtomicBool) -> io::Result<bool> {
         fs::create_dir_all(&self.cache.folder)?;
         let partial = self.path.with_extension(PARTIAL);
         let file = OpenOptions::new()
@@ -154,7 +153,7 @@ impl WeightCacheEntry {
     fn write_locked(
         &self,
         mut file: &File,
-        image: &PackedImage,
+        image: &dyn WeightImage,
         is_stopped: &AtomicBool,
     ) -> io::Result<bool> {
         const PIECE: usize = 4 << 20;

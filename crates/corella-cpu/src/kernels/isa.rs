@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::cpu_error::CpuError;
+use corella_model::DeviceError;
 
 use super::{Kernels, portable, processor};
 #[cfg(target_arch = "x86_64")]
@@ -87,11 +87,13 @@ pub fn is_supported(isa: Isa) -> bool {
 }
 
 /// The given instruction set, or the best that this machine has, with its kernels.
-pub fn choose_kernels(isa: Option<Isa>) -> Result<(Isa, &'static Kernels), CpuError> {
+pub fn choose_kernels(isa: Option<Isa>) -> Result<(Isa, &'static Kernels), DeviceError> {
     let isa = isa.unwrap_or_else(detect_isa);
     match kernels(isa) {
         Some(kernels) => Ok((isa, kernels)),
-        None => Err(CpuError(format!("this machine has no {isa} instructions"))),
+        None => Err(DeviceError(format!(
+            "this machine has no {isa} instructions"
+        ))),
     }
 }
 

@@ -6,18 +6,18 @@ use std::time::Instant;
 
 use corella_core::PageId;
 use corella_model::{
-    AttentionSpec, DType, KvFormat, KvLayer, PageTable, RotarySpec, Storage, Tensor, WeightFormat,
+    AttentionSpec, DType, DeviceError, KvFormat, KvLayer, PageTable, RotarySpec, Storage,
+    StoredMatrices, StoredMatrix, Tensor, WeightFormat,
 };
 
 use crate::attention::{
     AttentionLayer, AttentionPlan, AttentionScratch, Queries, Spans, TaskShape,
 };
-use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
 use crate::kernels::{Isa, Kernels, choose_kernels};
 use crate::kv::{HeadPage, KvMemory, Rows, Side};
 use crate::system::{ThreadPool, Worker};
-use crate::weights::{FormatPlan, Lane, PackedMatrix, Role, StoredMatrices, StoredMatrix};
+use crate::weights::{FormatPlan, Lane, PackedMatrix, Role};
 
 /// The speed of a kernel for one shape, as the median of some runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,7 +39,10 @@ const WEIGHT_BYTES: usize = 256 << 20;
 const NUM_RUNS: usize = 7;
 
 /// Measures dense layers for 1 to 512 rows in all formats, then attention. Takes some seconds.
-pub fn measure_kernels(num_threads: usize, isa: Option<Isa>) -> Result<Vec<KernelSpeed>, CpuError> {
+pub fn measure_kernels(
+    num_threads: usize,
+    isa: Option<Isa>,
+) -> Result<Vec<KernelSpeed>, DeviceError> {
     let (_, kernels) = choose_kernels(isa)?;
     let pool = ThreadPool::new(num_threads).map_err(out_of_memory)?;
     let mut bench = Bench { kernels, pool };
@@ -69,7 +72,7 @@ struct Bench {
 
 impl Bench {
     /// The plan for a model in bf16.
-    fn plan(&self, wanted: Option<WeightFormat>) -> Result<FormatPlan, CpuError> {
+    fn plan(&self, wanted: Option<WeightFormat>) -> Result<FormatPlan, DeviceError> {
         let stored = StoredMatrix::floats(DType::Bf16);
         let model = StoredMatrices {
             layers: vec![stored],
@@ -78,7 +81,11 @@ impl Bench {
         FormatPlan::new(wanted, &model, self.kernels.tile_gemm.is_some())
     }
 
-    fn dense(&mut self, format: WeightFormat, out: &mut Vec<KernelSpeed>) -> Result<(), CpuError> {
+    fn dense(
+        &mut self,
+        format: WeightFormat,
+        out: &mut Vec<KernelSpeed>,
+    ) -> Result<(), DeviceError> {
         let name = match format {
             WeightFormat::Int8 => "int8",
             WeightFormat::Int8Grouped { .. } => "int8-grouped",
@@ -159,7 +166,7 @@ impl Bench {
         format: KvFormat,
         num_rows: usize,
         start: usize,
-    ) -> Result<KernelSpeed, CpuError> {
+    ) -> Result<KernelSpeed, DeviceError> {
         const NUM_LAYERS: usize = 4;
         const PAGE_SIZE: u32 = 16;
         let (kernels, attention) = (self.kernels, &attention_spec());
@@ -243,11 +250,11 @@ impl Bench {
     }
 
     /// The median duration of the job, in seconds.
-    fn median(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<f64, CpuError> {
+    fn median(&mut self, job: &(dyn Fn(&Worker<'_>) + Sync)) -> Result<f64, DeviceError> {
         let mut seconds = Vec::with_capacity(NUM_RUNS);
         for _ in 0..NUM_RUNS {
             let start = Instant::now();
-            self.pool.run(&|worker| job(worker)).map_err(CpuError)?;
+            self.pool.run(&|worker| job(worker)).map_err(DeviceError)?;
             seconds.push(start.elapsed().as_secs_f64());
         }
         seconds.sort_by(f64::total_cmp);
@@ -260,6 +267,6 @@ fn attention_spec() -> AttentionSpec {
     AttentionSpec::plain(16, 8, 128, RotarySpec::plain(1e6, 128))
 }
 
-fn out_of_memory(error: std::io::Error) -> CpuError {
-    CpuError(format!("no memory for the measurement: {error}"))
+fn out_of_memory(error: std::io::Error) -> DeviceError {
+    DeviceError(format!("no memory for the measurement: {error}"))
 }

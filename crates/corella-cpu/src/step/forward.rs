@@ -7,12 +7,11 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{
-    AttentionSpec, DecoderSpec, FeedForward, KvFormat, KvLayer, LayerInput, LayerSpec, MlpSpec,
-    RotarySpec,
+    AttentionSpec, DecoderSpec, DeviceError, FeedForward, KvFormat, KvLayer, LayerInput, LayerSpec,
+    MlpSpec, RotarySpec,
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
-use crate::cpu_error::CpuError;
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, Weights, shared_gemm};
 use crate::kernels::{Kernels, PANEL_LANES};
 use crate::kv::KvMemory;
@@ -101,7 +100,7 @@ pub struct ForwardParts {
 
 impl Forward {
     /// Allocates the KV pages and the activations.
-    pub fn new(parts: ForwardParts) -> Result<Self, CpuError> {
+    pub fn new(parts: ForwardParts) -> Result<Self, DeviceError> {
         let in_page = parts.kv_layers.iter().map(|layer| layer.in_page + 1);
         let kv = KvMemory::for_kernels(
             parts.kernels,
@@ -112,7 +111,7 @@ impl Forward {
             parts.kv_format,
         );
         let no_memory =
-            |what: &'static str| move |error| CpuError(format!("no memory for {what}: {error}"));
+            |what: &'static str| move |error| DeviceError(format!("no memory for {what}: {error}"));
         let kv = kv.map_err(no_memory("the KV pages"))?;
         Self::with_kv(parts, Arc::new(kv)).map_err(no_memory("the activations"))
     }

@@ -1,10 +1,10 @@
 //! The weights of one layer, packed for the forward pass.
 
 use corella_model::{
-    ExpertSpec, FeedForward, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, QkNorm, Tensor,
+    DeviceError, ExpertSpec, FeedForward, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec,
+    QkNorm, Tensor,
 };
 
-use crate::cpu_error::CpuError;
 use crate::kernels::{Form, PANEL_LANES};
 
 use super::format_plan::Role;
@@ -88,8 +88,8 @@ impl Packer<'_> {
         spec: &LayerSpec,
         hidden: usize,
         layer: &LayerWeights,
-    ) -> Result<PackedLayer, CpuError> {
-        layer.check(spec, hidden).map_err(CpuError)?;
+    ) -> Result<PackedLayer, DeviceError> {
+        layer.check(spec, hidden).map_err(DeviceError)?;
         let attention = &spec.attention;
         let head_norm = |tensor| {
             attention.qk_norm.map(|norm| {
@@ -131,7 +131,7 @@ impl Packer<'_> {
         spec: &ExpertSpec,
         hidden: usize,
         layer: &LayerWeights,
-    ) -> Result<PackedExperts, CpuError> {
+    ) -> Result<PackedExperts, DeviceError> {
         let shared = spec.shared.as_ref();
         Ok(PackedExperts {
             router: self.router(layer, hidden)?,
@@ -149,7 +149,7 @@ impl Packer<'_> {
     /// Packs what routes rows to experts, and behind it what weighs the shared expert. Rounding its
     /// input would change which experts are chosen, so its rows are in f32, whatever the form of the
     /// layer is.
-    fn router(&mut self, layer: &LayerWeights, k: usize) -> Result<PackedMatrix, CpuError> {
+    fn router(&mut self, layer: &LayerWeights, k: usize) -> Result<PackedMatrix, DeviceError> {
         let router = &layer[LayerTensor::Router];
         let shared = layer.get(LayerTensor::SharedWeight).map(|weight| Tensor {
             shape: vec![1, k],
@@ -167,7 +167,7 @@ impl Packer<'_> {
         hidden: usize,
         layer: &LayerWeights,
         mlps: impl IntoIterator<Item = Mlp>,
-    ) -> Result<PackedMlp, CpuError> {
+    ) -> Result<PackedMlp, DeviceError> {
         let mlps = mlps.into_iter().map(|mlp| MlpParts {
             gate: spec.is_gated.then(|| part(layer, LayerTensor::Gate(mlp))),
             up: part(layer, LayerTensor::Up(mlp)),

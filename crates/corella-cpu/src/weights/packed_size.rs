@@ -1,15 +1,14 @@
 //! How much memory packed weights will take, from the shapes and types of a checkpoint's tensors.
 
 use corella_model::{
-    ByPart, DecoderSpec, DecoderWeights, ExpertSpec, FeedForward, LayerSpec, LayerTensor,
-    LayerWeights, Mlp, MlpSpec, ModelPart, Tensor, WeightFormat,
+    ByPart, DecoderSpec, DecoderWeights, DeviceError, ExpertSpec, FeedForward, LayerSpec,
+    LayerTensor, LayerWeights, Mlp, MlpSpec, ModelPart, StoredMatrices, Tensor, WeightFormat,
 };
 
-use crate::cpu_error::CpuError;
 use crate::kernels::{Isa, PANEL_LANES, choose_kernels};
 
 use super::check_spec;
-use super::format_plan::{FormatPlan, Role, StoredMatrices};
+use super::format_plan::{FormatPlan, Role};
 use super::packed_layer::router_packing;
 
 /// The bytes that each part of a model takes when it is packed for an instruction set, by default the
@@ -19,7 +18,7 @@ pub fn packed_bytes(
     weights: &DecoderWeights,
     format: Option<WeightFormat>,
     isa: Option<Isa>,
-) -> Result<ByPart, CpuError> {
+) -> Result<ByPart, DeviceError> {
     check_spec(spec)?;
     let (_, kernels) = choose_kernels(isa)?;
     let head = weights.lm_head.as_ref().unwrap_or(&weights.embed);

@@ -2,24 +2,24 @@
 //! memory is allocated.
 
 use corella_model::{
-    AttentionSpec, DecoderSpec, ExpertSpec, FeedForward, LayerSpec, MlpSpec, NormKind, QkNorm,
+    AttentionSpec, DecoderSpec, DeviceError, ExpertSpec, FeedForward, LayerSpec, MlpSpec, NormKind,
+    QkNorm,
 };
 
-use crate::cpu_error::CpuError;
-
 /// Refuses models that the forward pass cannot compute.
-pub fn check_spec(spec: &DecoderSpec) -> Result<(), CpuError> {
+pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
     let Some(first) = spec.layers.first() else {
-        return Err(CpuError(String::from("the model has no layers")));
+        return Err(DeviceError(String::from("the model has no layers")));
     };
     if spec.vocab_size == 0 || spec.hidden_size == 0 {
-        return Err(CpuError(String::from(
+        return Err(DeviceError(String::from(
             "vocab_size and hidden_size must not be 0",
         )));
     }
-    check_cap(spec.logit_soft_cap).map_err(|problem| CpuError(format!("the logits: {problem}")))?;
+    check_cap(spec.logit_soft_cap)
+        .map_err(|problem| DeviceError(format!("the logits: {problem}")))?;
     for (index, layer) in spec.layers.iter().enumerate() {
-        let problem = |problem| CpuError(format!("layer {index}: {problem}"));
+        let problem = |problem| DeviceError(format!("layer {index}: {problem}"));
         check_layer(layer).map_err(problem)?;
         let kv_shape = |attention: &AttentionSpec| (attention.num_kv_heads, attention.head_dim);
         if kv_shape(&layer.attention) != kv_shape(&first.attention) {

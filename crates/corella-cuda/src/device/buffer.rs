@@ -3,8 +3,9 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
+use corella_model::DeviceError;
+
 use super::{DevicePointer, SharedDevice};
-use crate::cuda_error::CudaError;
 
 /// Memory of a device.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub struct DeviceBuffer {
 
 impl DeviceBuffer {
     /// Memory that holds zeros. No bytes take no memory.
-    pub fn new(device: &SharedDevice, num_bytes: usize) -> Result<Self, CudaError> {
+    pub fn new(device: &SharedDevice, num_bytes: usize) -> Result<Self, DeviceError> {
         let pointer = match num_bytes {
             0 => DevicePointer::NULL,
             _ => device.allocate(num_bytes)?,
@@ -61,7 +62,7 @@ unsafe impl<T: Send> Send for PinnedBuffer<T> {}
 
 impl<T: Copy> PinnedBuffer<T> {
     /// Memory for `len` elements, all bytes zero, which must be a value of `T`.
-    pub fn new(device: &SharedDevice, len: usize) -> Result<Self, CudaError> {
+    pub fn new(device: &SharedDevice, len: usize) -> Result<Self, DeviceError> {
         let pointer = match len * size_of::<T>() {
             0 => NonNull::<T>::dangling().cast(),
             num_bytes => device.allocate_pinned(num_bytes)?,

@@ -4,6 +4,7 @@ use std::ffi::{CString, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, LockResult, Mutex, OnceLock, PoisonError, RwLock};
 
+use corella_model::DeviceError;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::cubin_cache::CubinCache;
@@ -13,7 +14,6 @@ use super::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
     SharedDevice, Stream, cubin,
 };
-use crate::cuda_error::CudaError;
 
 mod calls;
 mod products;
@@ -38,7 +38,7 @@ pub struct GpuDevice {
     nvrtc: Nvrtc,
     cache: CubinCache,
     /// The library is large, and most executors do without: it is looked for when it is needed first.
-    products: OnceLock<Result<Products, CudaError>>,
+    products: OnceLock<Result<Products, DeviceError>>,
     modules: Mutex<Vec<sys::CUmodule>>,
     /// What was loaded, by the number in `Kernel`. Nothing is added any more when steps run, so that reading never
     /// waits.
@@ -70,7 +70,7 @@ struct EventPool {
 
 impl GpuDevice {
     /// Opens the GPU with this number, as the driver counts them.
-    pub fn open(ordinal: usize) -> Result<SharedDevice, CudaError> {
+    pub fn open(ordinal: usize) -> Result<SharedDevice, DeviceError> {
         let driver_version = calls::load()?;
         let nvrtc = Nvrtc::open()?;
         let device = find_device(ordinal)?;
@@ -111,7 +111,7 @@ impl GpuDevice {
     }
 
     /// Makes the context that of the calling thread.
-    fn bind(&self) -> Result<(), CudaError> {
+    fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context exists as long as this value.
         let result = unsafe { sys::cuCtxSetCurrent(self.context) };
         check(result, "be used by a thread")
@@ -124,7 +124,7 @@ impl GpuDevice {
         }
     }
 
-    fn cubin(&self, source: &ModuleSource) -> Result<Vec<u8>, CudaError> {
+    fn cubin(&self, source: &ModuleSource) -> Result<Vec<u8>, DeviceError> {
         let architecture = &self.properties.architecture;
         let key = self.nvrtc.key(source, architecture);
         if let Some(cubin) = self.cache.get(key) {
@@ -136,10 +136,10 @@ impl GpuDevice {
     }
 
     /// Adds to an error of the driver that it may not know what a newer NVRTC makes.
-    fn explain_age(&self, error: CudaError) -> CudaError {
+    fn explain_age(&self, error: DeviceError) -> DeviceError {
         let (toolkit, driver) = (self.nvrtc.major_version(), self.driver_version / 1000);
         match toolkit > driver {
-            true => CudaError(format!(
+            true => DeviceError(format!(
                 "{}; it was compiled by NVRTC {}, but the driver is of CUDA {driver}: update the driver, or install \
                  an NVRTC of its version",
                 error.0,
@@ -155,7 +155,7 @@ impl GpuDevice {
         cubin: &[u8],
         module: sys::CUmodule,
         name: &str,
-    ) -> Result<LoadedKernel, CudaError> {
+    ) -> Result<LoadedKernel, DeviceError> {
         let symbol = CString::new(name).expect("a kernel's name has no NUL");
         let mut function = null_mut();
         let (mut static_bytes, mut max_threads) = (0, 0);
@@ -177,7 +177,7 @@ impl GpuDevice {
         }
         let args_bytes = cubin::variable(cubin, &format!("{name}_args_bytes"));
         let args_bytes = args_bytes.ok_or_else(|| {
-            CudaError(format!(
+            DeviceError(format!(
                 "{} does not define {name} by KERNEL or KERNEL_OF",
                 source.name
             ))
@@ -190,20 +190,20 @@ impl GpuDevice {
         })
     }
 
-    fn event(&self, event: Event) -> Result<sys::CUevent, CudaError> {
+    fn event(&self, event: Event) -> Result<sys::CUevent, DeviceError> {
         let events = self.events.lock().unwrap();
         let found = events.events.get(event.0 as usize).copied();
-        found.ok_or_else(|| CudaError(format!("no event has number {}", event.0)))
+        found.ok_or_else(|| DeviceError(format!("no event has number {}", event.0)))
     }
 }
 
-fn find_device(ordinal: usize) -> Result<sys::CUdevice, CudaError> {
+fn find_device(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     let (mut num_devices, mut device) = (0, 0);
     // SAFETY: the driver is loaded, and the device is one that it counts.
     unsafe {
         check(sys::cuDeviceGetCount(&mut num_devices), "be counted")?;
         if ordinal >= num_devices as usize {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "there is no GPU {ordinal}: the driver has {num_devices}, counted from 0 \
                  (CUDA_VISIBLE_DEVICES hides others); use --device cpu"
             )));
@@ -214,7 +214,7 @@ fn find_device(ordinal: usize) -> Result<sys::CUdevice, CudaError> {
 }
 
 /// The context that libraries of CUDA have in common.
-fn retain_context(device: sys::CUdevice) -> Result<sys::CUcontext, CudaError> {
+fn retain_context(device: sys::CUdevice) -> Result<sys::CUcontext, DeviceError> {
     let mut context = null_mut();
     // SAFETY: the device exists.
     let result = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) };
@@ -222,7 +222,7 @@ fn retain_context(device: sys::CUdevice) -> Result<sys::CUcontext, CudaError> {
 }
 
 /// All but the sizes of its memory.
-fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, CudaError> {
+fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, DeviceError> {
     let attribute = |attribute| {
         let mut value = 0;
         // SAFETY: the device exists, and the attribute is an integer.
@@ -238,7 +238,7 @@ fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, 
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
     let name = String::from_utf8_lossy(name).into_owned();
     if (major, minor) < OLDEST_CAPABILITY {
-        return Err(CudaError(format!(
+        return Err(DeviceError(format!(
             "{name} has compute capability {major}.{minor}, but 8.0 or later is needed; use --device cpu"
         )));
     }
@@ -260,7 +260,7 @@ impl Device for GpuDevice {
         &self.properties
     }
 
-    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, CudaError> {
+    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, DeviceError> {
         self.bind()?;
         let mut pointer = 0;
         // SAFETY: the context is current, and the memory is as large as is said.
@@ -284,7 +284,7 @@ impl Device for GpuDevice {
         }
     }
 
-    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, CudaError> {
+    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, DeviceError> {
         self.bind()?;
         let mut pointer: *mut c_void = null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
@@ -296,7 +296,8 @@ impl Device for GpuDevice {
         )?;
         // SAFETY: the memory is new, and as large as is said.
         unsafe { pointer.cast::<u8>().write_bytes(0, num_bytes) };
-        NonNull::new(pointer.cast()).ok_or_else(|| CudaError("pinned memory has no address".into()))
+        NonNull::new(pointer.cast())
+            .ok_or_else(|| DeviceError("pinned memory has no address".into()))
     }
 
     unsafe fn free_pinned(&self, pointer: NonNull<u8>, _: usize) {
@@ -306,7 +307,7 @@ impl Device for GpuDevice {
         }
     }
 
-    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError> {
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError> {
         self.loaded.get_or_load(source, names, || {
             self.bind()?;
             let cubin = self.cubin(source)?;
@@ -331,13 +332,13 @@ impl Device for GpuDevice {
         kernel: Kernel,
         grid: Grid,
         args: &[u8],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         self.bind()?;
         let kernels = self.kernels.read().unwrap();
         let kernel = (kernels.get(kernel.0 as usize))
-            .ok_or_else(|| CudaError(format!("no kernel has number {}", kernel.0)))?;
+            .ok_or_else(|| DeviceError(format!("no kernel has number {}", kernel.0)))?;
         if args.len() != kernel.args_bytes || grid.threads > kernel.max_threads {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "kernel {} takes {} bytes of parameters and at most {} threads a block, not {} and {}",
                 kernel.name,
                 kernel.args_bytes,
@@ -374,10 +375,10 @@ impl Device for GpuDevice {
         }
     }
 
-    unsafe fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+    unsafe fn multiply(&self, product: &Product) -> Result<(), DeviceError> {
         self.bind()?;
         let products = self.products.get_or_init(|| Products::open(self.workspace));
-        let products = products.as_ref().map_err(CudaError::clone)?;
+        let products = products.as_ref().map_err(DeviceError::clone)?;
         // SAFETY: the caller's promise; both modules of bindings mean the same type of the driver.
         unsafe { products.multiply(product, self.compute.cast()) }
     }
@@ -388,7 +389,7 @@ impl Device for GpuDevice {
         to: DevicePointer,
         from: DevicePointer,
         num_bytes: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if num_bytes == 0 {
             return Ok(());
         }
@@ -398,7 +399,7 @@ impl Device for GpuDevice {
         check(result, "copy memory")
     }
 
-    fn record(&self, stream: Stream) -> Result<Event, CudaError> {
+    fn record(&self, stream: Stream) -> Result<Event, DeviceError> {
         self.bind()?;
         let mut pool = self.events.lock().unwrap();
         let index = match pool.idle.pop() {
@@ -419,14 +420,14 @@ impl Device for GpuDevice {
         Ok(Event(index as u64))
     }
 
-    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
         self.bind()?;
         // SAFETY: event and stream exist.
         let result = unsafe { sys::cuStreamWaitEvent(self.stream(stream), self.event(event)?, 0) };
         check(result, "wait for an event")
     }
 
-    fn is_done(&self, event: Event) -> Result<bool, CudaError> {
+    fn is_done(&self, event: Event) -> Result<bool, DeviceError> {
         self.bind()?;
         // SAFETY: the event exists.
         match unsafe { sys::cuEventQuery(self.event(event)?) } {
@@ -435,7 +436,7 @@ impl Device for GpuDevice {
         }
     }
 
-    fn synchronize(&self, event: Event) -> Result<(), CudaError> {
+    fn synchronize(&self, event: Event) -> Result<(), DeviceError> {
         self.bind()?;
         // SAFETY: the event exists.
         let result = unsafe { sys::cuEventSynchronize(self.event(event)?) };
@@ -443,7 +444,7 @@ impl Device for GpuDevice {
         check(result, "do its work")
     }
 
-    fn begin_capture(&self) -> Result<(), CudaError> {
+    fn begin_capture(&self) -> Result<(), DeviceError> {
         self.bind()?;
         // Other threads may go on allocating and loading.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -452,7 +453,7 @@ impl Device for GpuDevice {
         check(result, "begin a graph")
     }
 
-    fn end_capture(&self) -> Result<Graph, CudaError> {
+    fn end_capture(&self) -> Result<Graph, DeviceError> {
         self.bind()?;
         let (mut graph, mut executable) = (null_mut(), null_mut());
         // SAFETY: the stream exists, and the graph is destroyed once.
@@ -470,11 +471,11 @@ impl Device for GpuDevice {
         Ok(Graph(graphs.len() as u64 - 1))
     }
 
-    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), CudaError> {
+    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), DeviceError> {
         self.bind()?;
         let executable = { self.graphs.read().unwrap().get(graph.0 as usize).copied() };
         let executable =
-            executable.ok_or_else(|| CudaError(format!("no graph has number {}", graph.0)))?;
+            executable.ok_or_else(|| DeviceError(format!("no graph has number {}", graph.0)))?;
         // SAFETY: graph and stream exist; the caller vouches for what was captured.
         let result = unsafe { sys::cuGraphLaunch(executable, self.compute) };
         check(result, "launch a graph")

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
 
 pub struct DynamicLibrary {
     /// In the order in which the bindings try them.
@@ -50,13 +50,13 @@ pub const CUBLAS_LT: DynamicLibrary = DynamicLibrary {
 
 impl DynamicLibrary {
     /// Loads the library for the rest of the process, and looks for functions in it.
-    pub fn load(&self, functions: &[&str]) -> Result<(), CudaError> {
+    pub fn load(&self, functions: &[&str]) -> Result<(), DeviceError> {
         let handle = self.find()?;
         for function in functions {
             let symbol = CString::new(*function).expect("a function's name has no NUL");
             // SAFETY: the library is loaded, and the name is a C string.
             if unsafe { libc::dlsym(handle, symbol.as_ptr()) }.is_null() {
-                return Err(CudaError(format!(
+                return Err(DeviceError(format!(
                     "{} is too old, as it has no {function}: CUDA 12 or later is needed, or use --device cpu",
                     self.name
                 )));
@@ -65,7 +65,7 @@ impl DynamicLibrary {
         Ok(())
     }
 
-    fn find(&self) -> Result<*mut c_void, CudaError> {
+    fn find(&self) -> Result<*mut c_void, DeviceError> {
         let mut error = String::new();
         for name in self.file_names {
             match open(Path::new(name)) {
@@ -89,7 +89,7 @@ impl DynamicLibrary {
                 }
             }
         }
-        Err(CudaError(self.missing.replace("ERROR", &error)))
+        Err(DeviceError(self.missing.replace("ERROR", &error)))
     }
 
     fn companions_in(&self, folder: Option<&Path>) -> Vec<PathBuf> {

@@ -9,12 +9,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use corella_model::DeviceError;
+
 use super::loaded_kernels::LoadedKernels;
 use super::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
     SharedDevice, Stream,
 };
-use crate::cuda_error::CudaError;
 
 mod fault;
 mod guarded_memory;
@@ -98,11 +99,11 @@ impl EmulatedDevice {
         self.work.lock().unwrap()
     }
 
-    fn allocate_guarded(&self, num_bytes: usize) -> Result<u64, CudaError> {
+    fn allocate_guarded(&self, num_bytes: usize) -> Result<u64, DeviceError> {
         let mut memory = self.memory();
         let num_free = TOTAL_BYTES - memory.num_bytes;
         if num_bytes > num_free {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "the emulated device is out of memory: {num_bytes} bytes wanted, {num_free} free"
             )));
         }
@@ -128,7 +129,7 @@ impl EmulatedDevice {
         what: &str,
         pointer: DevicePointer,
         num_bytes: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let memory = self.memory();
         let is_inside = (memory.allocations.range(..=pointer.0).next_back()).is_some_and(
             |(address, allocation)| {
@@ -138,7 +139,7 @@ impl EmulatedDevice {
         if num_bytes == 0 || is_inside {
             return Ok(());
         }
-        Err(CudaError(format!(
+        Err(DeviceError(format!(
             "{what} of {num_bytes} bytes at {:#x} is not within one allocation",
             pointer.0
         )))
@@ -146,7 +147,7 @@ impl EmulatedDevice {
 
     /// # Safety
     /// As for the calls of the trait by which the operation came.
-    unsafe fn perform(&self, operation: &Operation) -> Result<(), CudaError> {
+    unsafe fn perform(&self, operation: &Operation) -> Result<(), DeviceError> {
         match operation {
             Operation::Launch {
                 function,
@@ -207,7 +208,7 @@ impl EmulatedDevice {
     ///
     /// # Safety
     /// As for `perform`.
-    unsafe fn run(&self, stream: Stream, operation: Operation) -> Result<(), CudaError> {
+    unsafe fn run(&self, stream: Stream, operation: Operation) -> Result<(), DeviceError> {
         if stream == Stream::Compute
             && let Some(captured) = &mut self.work().captured
         {
@@ -224,7 +225,7 @@ impl Device for EmulatedDevice {
         &self.properties
     }
 
-    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, CudaError> {
+    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, DeviceError> {
         self.allocate_guarded(num_bytes).map(DevicePointer)
     }
 
@@ -232,7 +233,7 @@ impl Device for EmulatedDevice {
         self.free_guarded(pointer.0);
     }
 
-    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, CudaError> {
+    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, DeviceError> {
         let address = self.allocate_guarded(num_bytes)?;
         Ok(NonNull::new(address as *mut u8).expect("memory has an address"))
     }
@@ -241,7 +242,7 @@ impl Device for EmulatedDevice {
         self.free_guarded(pointer.as_ptr() as u64);
     }
 
-    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError> {
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError> {
         self.loaded.get_or_load(source, names, || {
             let object = host_compiler::compile(source)?;
             let library = Arc::new(Library::open(source.name, &object)?);
@@ -262,7 +263,7 @@ impl Device for EmulatedDevice {
         kernel: Kernel,
         grid: Grid,
         args: &[u8],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let function = {
             self.functions
                 .lock()
@@ -271,7 +272,7 @@ impl Device for EmulatedDevice {
                 .cloned()
         };
         let function =
-            function.ok_or_else(|| CudaError(format!("no kernel has number {}", kernel.0)))?;
+            function.ok_or_else(|| DeviceError(format!("no kernel has number {}", kernel.0)))?;
         function.check(grid, args.len(), self.properties.max_shared_bytes)?;
         let args = args.to_vec();
         let launch = Operation::Launch {
@@ -283,7 +284,7 @@ impl Device for EmulatedDevice {
         unsafe { self.run(stream, launch) }
     }
 
-    unsafe fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+    unsafe fn multiply(&self, product: &Product) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         unsafe { self.run(Stream::Compute, Operation::Multiply(*product)) }
     }
@@ -294,7 +295,7 @@ impl Device for EmulatedDevice {
         to: DevicePointer,
         from: DevicePointer,
         num_bytes: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let copy = Operation::Copy {
             to,
             from,
@@ -304,10 +305,10 @@ impl Device for EmulatedDevice {
         unsafe { self.run(stream, copy) }
     }
 
-    fn record(&self, stream: Stream) -> Result<Event, CudaError> {
+    fn record(&self, stream: Stream) -> Result<Event, DeviceError> {
         let mut work = self.work();
         if stream == Stream::Compute && work.captured.is_some() {
-            return Err(CudaError("an event cannot be recorded in a graph".into()));
+            return Err(DeviceError("an event cannot be recorded in a graph".into()));
         }
         let event = work.num_events;
         work.num_events += 1;
@@ -315,54 +316,54 @@ impl Device for EmulatedDevice {
         Ok(Event(event))
     }
 
-    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
         if stream == Stream::Compute && self.work().captured.is_some() {
-            return Err(CudaError("a graph cannot wait for an event".into()));
+            return Err(DeviceError("a graph cannot wait for an event".into()));
         }
         self.is_done(event).map(|_| ())
     }
 
-    fn is_done(&self, event: Event) -> Result<bool, CudaError> {
+    fn is_done(&self, event: Event) -> Result<bool, DeviceError> {
         match self.work().live_events.contains(&event.0) {
             true => Ok(true),
-            false => Err(CudaError(format!("event {} is forgotten", event.0))),
+            false => Err(DeviceError(format!("event {} is forgotten", event.0))),
         }
     }
 
-    fn synchronize(&self, event: Event) -> Result<(), CudaError> {
+    fn synchronize(&self, event: Event) -> Result<(), DeviceError> {
         match self.work().live_events.remove(&event.0) {
             true => Ok(()),
-            false => Err(CudaError(format!("event {} is forgotten", event.0))),
+            false => Err(DeviceError(format!("event {} is forgotten", event.0))),
         }
     }
 
-    fn begin_capture(&self) -> Result<(), CudaError> {
+    fn begin_capture(&self) -> Result<(), DeviceError> {
         let mut work = self.work();
         if work.captured.is_some() {
-            return Err(CudaError("a graph is being captured already".into()));
+            return Err(DeviceError("a graph is being captured already".into()));
         }
         work.captured = Some(Vec::new());
         Ok(())
     }
 
-    fn end_capture(&self) -> Result<Graph, CudaError> {
+    fn end_capture(&self) -> Result<Graph, DeviceError> {
         let mut work = self.work();
         let captured = { work.captured.take() }
-            .ok_or_else(|| CudaError("no graph is being captured".into()))?;
+            .ok_or_else(|| DeviceError("no graph is being captured".into()))?;
         work.graphs.push(Arc::new(captured));
         Ok(Graph(work.graphs.len() as u64 - 1))
     }
 
-    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), CudaError> {
+    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), DeviceError> {
         let operations = {
             let work = self.work();
             if work.captured.is_some() {
-                return Err(CudaError("a graph cannot launch another".into()));
+                return Err(DeviceError("a graph cannot launch another".into()));
             }
             work.graphs.get(graph.0 as usize).cloned()
         };
         let operations =
-            operations.ok_or_else(|| CudaError(format!("no graph has number {}", graph.0)))?;
+            operations.ok_or_else(|| DeviceError(format!("no graph has number {}", graph.0)))?;
         for operation in operations.iter() {
             // SAFETY: the caller's promise.
             unsafe { self.perform(operation)? };

@@ -4,11 +4,12 @@ use std::ptr::NonNull;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use corella_model::DeviceError;
+
 use super::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
     SharedDevice, Stream, test_device,
 };
-use crate::cuda_error::CudaError;
 
 /// What fails from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +42,9 @@ impl FaultyDevice {
         *self.fault.lock().unwrap() = Some(fault);
     }
 
-    fn fail_if(&self, is_met: impl Fn(Fault) -> bool, error: &str) -> Result<(), CudaError> {
+    fn fail_if(&self, is_met: impl Fn(Fault) -> bool, error: &str) -> Result<(), DeviceError> {
         match *self.fault.lock().unwrap() {
-            Some(fault) if is_met(fault) => Err(CudaError(error.into())),
+            Some(fault) if is_met(fault) => Err(DeviceError(error.into())),
             _ => Ok(()),
         }
     }
@@ -54,7 +55,7 @@ impl Device for FaultyDevice {
         self.device.properties()
     }
 
-    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, CudaError> {
+    fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, DeviceError> {
         self.device.allocate(num_bytes)
     }
 
@@ -63,7 +64,7 @@ impl Device for FaultyDevice {
         unsafe { self.device.free(pointer) };
     }
 
-    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, CudaError> {
+    fn allocate_pinned(&self, num_bytes: usize) -> Result<NonNull<u8>, DeviceError> {
         self.device.allocate_pinned(num_bytes)
     }
 
@@ -72,7 +73,7 @@ impl Device for FaultyDevice {
         unsafe { self.device.free_pinned(pointer, num_bytes) };
     }
 
-    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError> {
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError> {
         self.device.load(source, names)
     }
 
@@ -82,7 +83,7 @@ impl Device for FaultyDevice {
         kernel: Kernel,
         grid: Grid,
         args: &[u8],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let captures = self.captures.load(Ordering::Relaxed);
         let is_met =
             |fault| fault == Fault::Launches(stream) || fault == Fault::Captures && captures;
@@ -91,7 +92,7 @@ impl Device for FaultyDevice {
         unsafe { self.device.launch(stream, kernel, grid, args) }
     }
 
-    unsafe fn multiply(&self, product: &Product) -> Result<(), CudaError> {
+    unsafe fn multiply(&self, product: &Product) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         unsafe { self.device.multiply(product) }
     }
@@ -102,41 +103,41 @@ impl Device for FaultyDevice {
         to: DevicePointer,
         from: DevicePointer,
         num_bytes: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         unsafe { self.device.copy(stream, to, from, num_bytes) }
     }
 
-    fn record(&self, stream: Stream) -> Result<Event, CudaError> {
+    fn record(&self, stream: Stream) -> Result<Event, DeviceError> {
         self.device.record(stream)
     }
 
-    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), CudaError> {
+    fn wait_on(&self, stream: Stream, event: Event) -> Result<(), DeviceError> {
         self.device.wait_on(stream, event)
     }
 
-    fn is_done(&self, event: Event) -> Result<bool, CudaError> {
+    fn is_done(&self, event: Event) -> Result<bool, DeviceError> {
         self.device.is_done(event)
     }
 
-    fn synchronize(&self, event: Event) -> Result<(), CudaError> {
+    fn synchronize(&self, event: Event) -> Result<(), DeviceError> {
         self.device.synchronize(event)?;
         self.fail_if(|fault| fault == Fault::Work, "the work went wrong")
     }
 
-    fn begin_capture(&self) -> Result<(), CudaError> {
+    fn begin_capture(&self) -> Result<(), DeviceError> {
         self.captures.store(true, Ordering::Relaxed);
         self.device.begin_capture()
     }
 
-    fn end_capture(&self) -> Result<Graph, CudaError> {
+    fn end_capture(&self) -> Result<Graph, DeviceError> {
         self.captures.store(false, Ordering::Relaxed);
         let graph = self.device.end_capture()?;
         self.fail_if(|fault| fault == Fault::Captures, "the capture is spoilt")?;
         Ok(graph)
     }
 
-    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), CudaError> {
+    unsafe fn launch_graph(&self, graph: Graph) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         unsafe { self.device.launch_graph(graph) }
     }

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
+use corella_model::DeviceError;
+
 use super::{Kernel, ModuleSource};
-use crate::cuda_error::CudaError;
 
 /// Kernels by their source and name.
 #[derive(Debug, Default)]
@@ -16,8 +17,8 @@ impl LoadedKernels {
         &self,
         source: &ModuleSource,
         names: &[&str],
-        load: impl FnOnce() -> Result<Vec<Kernel>, CudaError>,
-    ) -> Result<Vec<Kernel>, CudaError> {
+        load: impl FnOnce() -> Result<Vec<Kernel>, DeviceError>,
+    ) -> Result<Vec<Kernel>, DeviceError> {
         let mut kernels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let key = |name: &&str| (source.clone(), String::from(*name));
         let found: Option<Vec<Kernel>> = { names.iter() }

@@ -2,10 +2,10 @@
 
 use std::ffi::{CStr, CString, c_char};
 
+use corella_model::DeviceError;
 use cudarc::nvrtc::sys;
 
 use super::{ModuleSource, dynamic_library};
-use crate::cuda_error::CudaError;
 use crate::kernels::INCLUDES;
 
 const FUNCTIONS: [&str; 11] = [
@@ -41,7 +41,7 @@ pub struct Compiled {
 }
 
 impl Nvrtc {
-    pub fn open() -> Result<Self, CudaError> {
+    pub fn open() -> Result<Self, DeviceError> {
         dynamic_library::NVRTC.load(&FUNCTIONS)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the library is loaded and has the function, which writes two integers.
@@ -62,7 +62,7 @@ impl Nvrtc {
     }
 
     /// What to compile for, for GPUs of a compute capability.
-    pub fn architecture(&self, capability: (i32, i32)) -> Result<String, CudaError> {
+    pub fn architecture(&self, capability: (i32, i32)) -> Result<String, DeviceError> {
         let mut len = 0;
         // SAFETY: the library is loaded, and the list is as long as it says.
         let known = unsafe {
@@ -77,7 +77,7 @@ impl Nvrtc {
         };
         architecture_of(&known, capability).ok_or_else(|| {
             let (major, minor) = capability;
-            CudaError(format!(
+            DeviceError(format!(
                 "NVRTC {} knows no GPUs of compute capability {major}.{minor}: install a newer one with pip, \
                  nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc, or use --device cpu",
                 self.version()
@@ -112,7 +112,7 @@ impl Nvrtc {
         source: &ModuleSource,
         architecture: &str,
         explains: bool,
-    ) -> Result<Compiled, CudaError> {
+    ) -> Result<Compiled, DeviceError> {
         let mut options = options(source, architecture);
         if explains {
             options.push("--ptxas-options=-v".into());
@@ -125,7 +125,7 @@ impl Nvrtc {
             unsafe { sys::nvrtcCompileProgram(program.0, options.len() as i32, options.as_ptr()) };
         let log = program.log()?;
         if result != sys::nvrtcResult::NVRTC_SUCCESS {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "{} does not compile for {architecture} with NVRTC {} ({}):\n{log}",
                 source.name,
                 self.version(),
@@ -177,7 +177,7 @@ fn options(source: &ModuleSource, architecture: &str) -> Vec<String> {
 struct Program(sys::nvrtcProgram);
 
 impl Program {
-    fn new(source: &ModuleSource) -> Result<Self, CudaError> {
+    fn new(source: &ModuleSource) -> Result<Self, DeviceError> {
         let (names, texts): (Vec<CString>, Vec<CString>) = INCLUDES
             .iter()
             .map(|&(name, text)| (c_string(name), c_string(text)))
@@ -203,7 +203,7 @@ impl Program {
         Ok(Self(program))
     }
 
-    fn log(&self) -> Result<String, CudaError> {
+    fn log(&self) -> Result<String, DeviceError> {
         let mut len = 0;
         // SAFETY: the program exists, and the buffer is as long as NVRTC says.
         unsafe {
@@ -239,10 +239,10 @@ fn reason(result: sys::nvrtcResult) -> String {
     text.to_string_lossy().into_owned()
 }
 
-fn check(result: sys::nvrtcResult, what: &str) -> Result<(), CudaError> {
+fn check(result: sys::nvrtcResult, what: &str) -> Result<(), DeviceError> {
     match result {
         sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
-        _ => Err(CudaError(format!(
+        _ => Err(DeviceError(format!(
             "NVRTC could not {what}: {}",
             reason(result)
         ))),

@@ -2,11 +2,10 @@
 //! executor calls.
 
 use corella_model::{
-    Activation, AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, NormKind, NormSpec,
-    QkNorm, RotaryScaling, RotarySpec,
+    Activation, AttentionSpec, DType, DeviceError, ElementOrder, KvFormat, KvGeometry, NormKind,
+    NormSpec, QkNorm, RotaryScaling, RotarySpec,
 };
 
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Element, SharedDevice};
 use crate::kernels::activation::ActivationKernel;
 use crate::kernels::attention::AttentionKernels;
@@ -109,7 +108,7 @@ const LAYOUTS: [WeightLayout; 6] = [
 ];
 
 /// Loads all kernels of all shapes, in bf16; those for f32, which serve tests, for one of them.
-pub fn load_all(device: &SharedDevice) -> Result<(), CudaError> {
+pub fn load_all(device: &SharedDevice) -> Result<(), DeviceError> {
     for shape in &MODEL_SHAPES {
         for format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
             load(device, shape, Element::Bf16, format, &LAYOUTS)?;
@@ -125,7 +124,7 @@ fn load(
     element: Element,
     format: KvFormat,
     layouts: &[WeightLayout],
-) -> Result<(), CudaError> {
+) -> Result<(), DeviceError> {
     let attention = AttentionSpec {
         num_heads: shape.num_heads,
         num_kv_heads: shape.num_kv_heads,

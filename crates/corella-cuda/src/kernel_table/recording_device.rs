@@ -4,8 +4,9 @@ use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
+use corella_model::DeviceError;
+
 use super::model_shape;
-use crate::cuda_error::CudaError;
 use crate::device::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
     SharedDevice, Stream,
@@ -27,7 +28,7 @@ pub struct RecordedModule {
 
 impl RecordingDevice {
     /// The modules of all shapes of models on a device of this architecture.
-    pub fn modules_for(architecture: &str) -> Result<Vec<RecordedModule>, CudaError> {
+    pub fn modules_for(architecture: &str) -> Result<Vec<RecordedModule>, DeviceError> {
         // A100, H100 and B200.
         let (num_multiprocessors, max_shared_bytes) = match architecture {
             "sm_80" => (108, 163 << 10),
@@ -51,8 +52,8 @@ impl RecordingDevice {
     }
 }
 
-fn refused<T>() -> Result<T, CudaError> {
-    Err(CudaError(
+fn refused<T>() -> Result<T, DeviceError> {
+    Err(DeviceError(
         "this device only notes which kernels are loaded".into(),
     ))
 }
@@ -62,7 +63,7 @@ impl Device for RecordingDevice {
         &self.properties
     }
 
-    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, CudaError> {
+    fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError> {
         let (known, modules) = &mut *self.modules.lock().unwrap();
         if known.insert(source.clone()) {
             modules.push(RecordedModule {
@@ -73,23 +74,23 @@ impl Device for RecordingDevice {
         Ok(names.iter().map(|_| Kernel(0)).collect())
     }
 
-    fn allocate(&self, _: usize) -> Result<DevicePointer, CudaError> {
+    fn allocate(&self, _: usize) -> Result<DevicePointer, DeviceError> {
         refused()
     }
 
     unsafe fn free(&self, _: DevicePointer) {}
 
-    fn allocate_pinned(&self, _: usize) -> Result<NonNull<u8>, CudaError> {
+    fn allocate_pinned(&self, _: usize) -> Result<NonNull<u8>, DeviceError> {
         refused()
     }
 
     unsafe fn free_pinned(&self, _: NonNull<u8>, _: usize) {}
 
-    unsafe fn launch(&self, _: Stream, _: Kernel, _: Grid, _: &[u8]) -> Result<(), CudaError> {
+    unsafe fn launch(&self, _: Stream, _: Kernel, _: Grid, _: &[u8]) -> Result<(), DeviceError> {
         refused()
     }
 
-    unsafe fn multiply(&self, _: &Product) -> Result<(), CudaError> {
+    unsafe fn multiply(&self, _: &Product) -> Result<(), DeviceError> {
         refused()
     }
 
@@ -99,35 +100,35 @@ impl Device for RecordingDevice {
         _: DevicePointer,
         _: DevicePointer,
         _: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         refused()
     }
 
-    fn record(&self, _: Stream) -> Result<Event, CudaError> {
+    fn record(&self, _: Stream) -> Result<Event, DeviceError> {
         refused()
     }
 
-    fn wait_on(&self, _: Stream, _: Event) -> Result<(), CudaError> {
+    fn wait_on(&self, _: Stream, _: Event) -> Result<(), DeviceError> {
         refused()
     }
 
-    fn is_done(&self, _: Event) -> Result<bool, CudaError> {
+    fn is_done(&self, _: Event) -> Result<bool, DeviceError> {
         refused()
     }
 
-    fn synchronize(&self, _: Event) -> Result<(), CudaError> {
+    fn synchronize(&self, _: Event) -> Result<(), DeviceError> {
         refused()
     }
 
-    fn begin_capture(&self) -> Result<(), CudaError> {
+    fn begin_capture(&self) -> Result<(), DeviceError> {
         refused()
     }
 
-    fn end_capture(&self) -> Result<Graph, CudaError> {
+    fn end_capture(&self) -> Result<Graph, DeviceError> {
         refused()
     }
 
-    unsafe fn launch_graph(&self, _: Graph) -> Result<(), CudaError> {
+    unsafe fn launch_graph(&self, _: Graph) -> Result<(), DeviceError> {
         refused()
     }
 }

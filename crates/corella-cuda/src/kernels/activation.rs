@@ -1,8 +1,7 @@
 //! The activation function of a feed-forward layer, and the product with what it gates.
 
-use corella_model::Activation;
+use corella_model::{Activation, DeviceError};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 use super::norm::CHUNK;
@@ -44,7 +43,7 @@ impl ActivationKernel {
         activation: Activation,
         is_gated: bool,
         element: Element,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let source = ModuleSource {
             name: "activation.cu",
             text: include_str!("activation.cu"),
@@ -65,7 +64,7 @@ impl ActivationKernel {
         &self,
         device: &SharedDevice,
         step: &ActivationStep,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if step.num_rows == 0 {
             return Ok(());
         }

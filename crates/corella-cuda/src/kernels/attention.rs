@@ -6,10 +6,9 @@
 
 use std::f64::consts::LOG2_E;
 
-use corella_model::{AttentionSpec, DType, KvFormat, KvGeometry};
+use corella_model::{AttentionSpec, DType, DeviceError, KvFormat, KvGeometry};
 
 use crate::attention::{AttentionShape, PlanLimits};
-use crate::cuda_error::CudaError;
 use crate::device::{
     DeviceBuffer, DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream,
 };
@@ -128,14 +127,14 @@ impl AttentionKernels {
         spec: &AttentionSpec,
         geometry: &KvGeometry,
         element: Element,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let load = |tiling| TileKernel::load(device, spec, geometry, element, tiling);
         let (small_tiling, large_tiling) = match element {
             Element::F32 => (None, None),
             Element::Bf16 => (Some(Tiling::SMALL), Some(Tiling::large(spec.head_dim))),
         };
         let Some(small) = load(small_tiling)? else {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "heads of {} elements need more shared memory than {} has; keys and values of fewer bytes, \
                  such as with --kv-cache-dtype int8, need less",
                 spec.head_dim,
@@ -191,7 +190,7 @@ impl AttentionKernels {
         &self,
         device: &SharedDevice,
         step: &AttentionStep<'_>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let lists = [
             (Some(&self.small), step.small),
             (self.large.as_ref(), step.large),
@@ -249,7 +248,7 @@ impl AttentionScratch {
         device: &SharedDevice,
         kinds: &[&AttentionKernels],
         max_rows: usize,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let max = |of: &dyn Fn(&AttentionKernels) -> usize| kinds.iter().map(|kind| of(kind)).max();
         let dims = max(&|kind| padded(kind.head_dim)).unwrap_or(0);
         let num_counters =
@@ -271,7 +270,7 @@ impl TileKernel {
         geometry: &KvGeometry,
         element: Element,
         tiling: Option<Tiling>,
-    ) -> Result<Option<Self>, CudaError> {
+    ) -> Result<Option<Self>, DeviceError> {
         let mut defines = vec![
             ("ELEMENT", element_macro(element)),
             ("KV_ELEMENT", kv_element_macro(geometry.format)),

@@ -1,6 +1,7 @@
 //! Embeddings of the step's tokens: where the residual stream begins.
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
+
 use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 use super::norm::row_threads;
@@ -75,7 +76,7 @@ struct EmbedArgs {
 
 impl EmbedKernel {
     /// Compiles the kernel for tables of an element type.
-    pub fn load(device: &SharedDevice, element: Element) -> Result<Self, CudaError> {
+    pub fn load(device: &SharedDevice, element: Element) -> Result<Self, DeviceError> {
         let source = ModuleSource {
             name: "embed.cu",
             text: include_str!("embed.cu"),
@@ -88,7 +89,11 @@ impl EmbedKernel {
 
     /// # Safety
     /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
-    pub unsafe fn launch(&self, device: &SharedDevice, step: &EmbedStep) -> Result<(), CudaError> {
+    pub unsafe fn launch(
+        &self,
+        device: &SharedDevice,
+        step: &EmbedStep,
+    ) -> Result<(), DeviceError> {
         if step.num_rows == 0 {
             return Ok(());
         }

@@ -4,9 +4,8 @@
 //! (`linear_args.cuh`). Which one does depends on the rows: up to 32, weights stream through registers; from there
 //! on tiles go through shared memory.
 
-use corella_model::Activation;
+use corella_model::{Activation, DeviceError};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 use super::activation::activation_macro;
@@ -132,7 +131,7 @@ impl Linear {
         device: &SharedDevice,
         weights: LinearWeights,
         element: Element,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         Self::load_kernels(device, weights, element, None)
     }
 
@@ -143,10 +142,10 @@ impl Linear {
         weights: LinearWeights,
         activation: Activation,
         element: Element,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let reach = weights.n as u64 * weights.k as u64 / 2 * element.num_bytes() as u64;
         if !weights.n.is_multiple_of(2 * GATE_RUN) || reach >= u64::from(u32::MAX) {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "gates and values have {} output channels of {} inputs together; the kernel needs a multiple of {}, \
                  and less than 4 GiB between a gate and its value",
                 weights.n,
@@ -167,7 +166,7 @@ impl Linear {
         weights: LinearWeights,
         element: Element,
         gate: Option<Activation>,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let mut shape = shape_macros(&weights, element);
         shape.push(("GATED", u32::from(gate.is_some()).to_string()));
         shape.extend(gate.map(|gate| ("ACTIVATION", activation_macro(gate))));
@@ -177,7 +176,7 @@ impl Linear {
                 text,
                 defines: [&shape, defines].concat(),
             };
-            Ok::<_, CudaError>(device.load(&source, &[kernel])?[0])
+            Ok::<_, DeviceError>(device.load(&source, &[kernel])?[0])
         };
         let wide = |tile: WideTile| {
             let kernel = load(
@@ -190,7 +189,7 @@ impl Linear {
                     ("NUM_STAGES", tile.num_stages.to_string()),
                 ],
             )?;
-            Ok::<_, CudaError>(WideKernel { kernel, tile })
+            Ok::<_, DeviceError>(WideKernel { kernel, tile })
         };
         let narrow = |num_rows: usize| {
             load(
@@ -259,7 +258,7 @@ impl Linear {
         num_rows: usize,
         output: LinearOutput,
         scratch: DevicePointer,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if num_rows == 0 {
             return Ok(());
         }
@@ -279,7 +278,7 @@ impl Linear {
         &self,
         device: &SharedDevice,
         args: &LinearArgs,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         const NUM_THREADS: usize = 128;
         const CHUNK: usize = super::norm::CHUNK;
         let blocks = self.weights.n.div_ceil(CHUNK * NUM_THREADS);

@@ -1,9 +1,8 @@
 //! What stands between two matrix products: a branch is added to the residual stream, and the sum is normed
 //! for what reads it next.
 
-use corella_model::{NormKind, NormSpec};
+use corella_model::{DeviceError, NormKind, NormSpec};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 use super::{args_bytes, element_macro};
@@ -92,7 +91,7 @@ impl NormKernel {
         hidden: usize,
         branch: Element,
         out: Element,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let chunks = hidden.div_ceil(CHUNK * row_threads(hidden) as usize);
         let source = ModuleSource {
             name: "norm.cu",
@@ -111,7 +110,7 @@ impl NormKernel {
 
     /// # Safety
     /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
-    pub unsafe fn launch(&self, device: &SharedDevice, step: &NormStep) -> Result<(), CudaError> {
+    pub unsafe fn launch(&self, device: &SharedDevice, step: &NormStep) -> Result<(), DeviceError> {
         let (index, num_rows) = match step.rows {
             NormRows::First(num_rows) => (DevicePointer::NULL, num_rows),
             NormRows::Selected { index, len } => (index, len),

@@ -1,9 +1,8 @@
 //! Copies of rows between pages, changes of page tables, and pages gathered in memory of the host.
 
 use corella_core::PageCopy;
-use corella_model::KvGeometry;
+use corella_model::{DeviceError, KvGeometry};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 use super::args_bytes;
@@ -94,7 +93,7 @@ impl From<&PageCopy> for RowCopy {
 }
 
 impl PageKernels {
-    pub fn load(device: &SharedDevice, geometry: &KvGeometry) -> Result<Self, CudaError> {
+    pub fn load(device: &SharedDevice, geometry: &KvGeometry) -> Result<Self, DeviceError> {
         let source = ModuleSource {
             name: "page.cu",
             text: include_str!("page.cu"),
@@ -122,7 +121,7 @@ impl PageKernels {
         kv: DevicePointer,
         copies: DevicePointer,
         num_copies: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if num_copies == 0 {
             return Ok(());
         }
@@ -158,7 +157,7 @@ impl PageKernels {
         tables: DevicePointer,
         changes: DevicePointer,
         num_changes: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if num_changes == 0 {
             return Ok(());
         }
@@ -190,7 +189,7 @@ impl PageKernels {
         kv: DevicePointer,
         (pages, num_pages): (DevicePointer, usize),
         staging: DevicePointer,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if num_pages == 0 {
             return Ok(());
         }

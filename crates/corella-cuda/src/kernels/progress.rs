@@ -1,6 +1,7 @@
 //! The kernel that tells threads of the host how far a step has come.
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
+
 use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 use super::args_bytes;
@@ -20,7 +21,7 @@ struct ProgressArgs {
 }
 
 impl ProgressKernel {
-    pub fn load(device: &SharedDevice) -> Result<Self, CudaError> {
+    pub fn load(device: &SharedDevice) -> Result<Self, DeviceError> {
         let source = ModuleSource {
             name: "progress.cu",
             text: include_str!("progress.cu"),
@@ -39,7 +40,7 @@ impl ProgressKernel {
         step: DevicePointer,
         progress: DevicePointer,
         num_layers: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let args = ProgressArgs {
             step,
             progress,

@@ -1,8 +1,7 @@
 //! Norms of queries and keys, RoPE, and the pages that keys and values are written to.
 
-use corella_model::{AttentionSpec, KvGeometry, NormKind, QkNorm, RotarySpec};
+use corella_model::{AttentionSpec, DeviceError, KvGeometry, NormKind, QkNorm, RotarySpec};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Element, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 use super::{args_bytes, element_macro, kv_element_macro};
@@ -73,11 +72,11 @@ impl RotaryKernel {
         spec: &AttentionSpec,
         geometry: &KvGeometry,
         element: Element,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         if let Some(QkNorm::Heads(norm) | QkNorm::Whole(norm)) = spec.qk_norm
             && norm.kind == (NormKind::Layer { bias: true })
         {
-            return Err(CudaError(String::from(
+            return Err(DeviceError(String::from(
                 "the norm of queries and keys has a bias, which the CUDA executor does not compute yet",
             )));
         }
@@ -111,7 +110,11 @@ impl RotaryKernel {
     ///
     /// # Safety
     /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
-    pub unsafe fn launch(&self, device: &SharedDevice, step: &RotaryStep) -> Result<(), CudaError> {
+    pub unsafe fn launch(
+        &self,
+        device: &SharedDevice,
+        step: &RotaryStep,
+    ) -> Result<(), DeviceError> {
         let num_heads = self.spec.num_heads + 2 * self.spec.num_kv_heads;
         if step.num_rows == 0 {
             return Ok(());

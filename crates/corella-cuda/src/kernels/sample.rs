@@ -7,9 +7,9 @@
 //! reference, so the division changes no bit.
 
 use corella_core::TokenId;
+use corella_model::DeviceError;
 
 use super::args_bytes;
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
 /// What is done with a row of logits.
@@ -154,7 +154,7 @@ pub struct DrawKernels {
 }
 
 impl DrawKernels {
-    pub fn load(device: &SharedDevice) -> Result<Self, CudaError> {
+    pub fn load(device: &SharedDevice) -> Result<Self, DeviceError> {
         let common = ModuleSource {
             name: "sample.cu",
             text: include_str!("sample.cu"),
@@ -195,7 +195,7 @@ impl DrawKernels {
         args: &SampleArgs,
         num_draws: u32,
         passes: Passes,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let num_ranges = (args.vocab_size as usize).div_ceil(RANGE) as u32;
         let launch = |kernel: Kernel, num_blocks: u32, shared_bytes: u32| {
             let grid = Grid {

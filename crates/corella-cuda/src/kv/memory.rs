@@ -6,9 +6,10 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::{PageId, StepId};
-use corella_model::{ElementOrder, KvGeometry, KvPages, LayerCounter, LayerProgress, PageForm};
+use corella_model::{
+    DeviceError, ElementOrder, KvGeometry, KvPages, LayerCounter, LayerProgress, PageForm,
+};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DeviceBuffer, DevicePointer, PinnedBuffer, SharedDevice, Stream};
 use crate::kernels::page::{PageKernels, PageMove};
 
@@ -32,7 +33,7 @@ pub struct KvMemory {
     /// are done.
     progress: Progress,
     /// Why pages could not be moved, the first time.
-    failure: OnceLock<CudaError>,
+    failure: OnceLock<DeviceError>,
     /// What the host knows: steps that are over, and the end.
     pub counter: LayerCounter,
 }
@@ -72,7 +73,7 @@ impl Progress {
 
 impl KvMemory {
     /// Memory for all pages of `geometry`, and one more that only warm-up uses.
-    pub fn new(device: &SharedDevice, geometry: KvGeometry) -> Result<Self, CudaError> {
+    pub fn new(device: &SharedDevice, geometry: KvGeometry) -> Result<Self, DeviceError> {
         assert_eq!(
             geometry.order,
             ElementOrder::Rows,
@@ -81,7 +82,7 @@ impl KvMemory {
         let num_pages = geometry.num_pages as usize + 1;
         let num_bytes = num_pages * geometry.page_bytes();
         let region = DeviceBuffer::new(device, num_bytes).map_err(|error| {
-            CudaError(format!(
+            DeviceError(format!(
                 "no memory for {num_pages} KV pages of {} bytes: {error}",
                 geometry.page_bytes()
             ))
@@ -117,7 +118,7 @@ impl KvMemory {
     }
 
     /// Whether all pages hold what was written to them: after a move that failed, nobody knows which do.
-    pub fn check(&self) -> Result<(), CudaError> {
+    pub fn check(&self) -> Result<(), DeviceError> {
         self.failure.get().cloned().map_or(Ok(()), Err)
     }
 

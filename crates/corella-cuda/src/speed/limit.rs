@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
+
 use crate::device::{DeviceBuffer, Element, PinnedBuffer, Product, SharedDevice, Stream};
 
 use super::{median, random_bytes};
@@ -28,7 +29,7 @@ const AT_ONCE: usize = 8;
 const NUM_TIMES: usize = 7;
 
 impl Limits {
-    pub fn measure(device: &SharedDevice, sizes: LimitSizes) -> Result<Self, CudaError> {
+    pub fn measure(device: &SharedDevice, sizes: LimitSizes) -> Result<Self, DeviceError> {
         let copied_bytes = sizes.copied_bytes;
         let from = random_buffer(device, copied_bytes)?;
         let to = DeviceBuffer::new(device, copied_bytes)?;
@@ -64,7 +65,10 @@ impl Limits {
 }
 
 /// The seconds that work on the compute stream takes.
-fn time(device: &SharedDevice, work: impl Fn() -> Result<(), CudaError>) -> Result<f64, CudaError> {
+fn time(
+    device: &SharedDevice,
+    work: impl Fn() -> Result<(), DeviceError>,
+) -> Result<f64, DeviceError> {
     let mut times = Vec::new();
     for _ in 0..=NUM_TIMES {
         let begin = Instant::now();
@@ -79,7 +83,7 @@ fn time(device: &SharedDevice, work: impl Fn() -> Result<(), CudaError>) -> Resu
 }
 
 /// A buffer full of random numbers, as zeros are multiplied faster.
-fn random_buffer(device: &SharedDevice, num_bytes: usize) -> Result<DeviceBuffer, CudaError> {
+fn random_buffer(device: &SharedDevice, num_bytes: usize) -> Result<DeviceBuffer, DeviceError> {
     const STAGED_BYTES: usize = 8 << 20;
     let buffer = DeviceBuffer::new(device, num_bytes)?;
     let mut num_filled = num_bytes.min(STAGED_BYTES);

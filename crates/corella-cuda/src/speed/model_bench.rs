@@ -5,12 +5,12 @@ use std::time::Instant;
 
 use corella_core::{Batch, PageId, SamplingParams, SchedulerConfig, TokenId};
 use corella_model::{
-    BatchBuilder, DType, DecoderSpec, Executor, ExecutorError, KvGroups, LayerTensor, PageForm,
+    BatchBuilder, DType, DecoderSpec, DeviceError, Executor, ExecutorError, KvGeometry, KvGroups,
+    LayerTensor, PageForm,
 };
 
-use crate::cuda_error::CudaError;
 use crate::device::{Element, SharedDevice};
-use crate::executor::{CudaConfig, CudaExecutor, activation_bytes, kv_page_bytes};
+use crate::executor::{CudaConfig, CudaExecutor, activation_bytes};
 
 use super::{median, random_bytes, random_weights};
 
@@ -87,10 +87,11 @@ impl ModelBench {
         batches: &[(usize, usize)],
         max_prompt_len: usize,
         num_steps: usize,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let groups = KvGroups::one(&spec);
         let kv_format = DType::Bf16.into();
-        let page_bytes = kv_page_bytes(&spec, &groups, PAGE_SIZE, kv_format);
+        let pages = KvGeometry::of_rows(&spec, &groups, 0, PAGE_SIZE, kv_format);
+        let page_bytes = pages.page_bytes();
         let pages_of = |(batch, context): (usize, usize)| batch * pages_of(context + num_steps);
         let prompts = [(1, max_prompt_len)];
         let all = || batches.iter().copied().chain(prompts);
@@ -124,7 +125,7 @@ impl ModelBench {
         Ok(bench)
     }
 
-    fn fill_pages(&mut self) -> Result<(), CudaError> {
+    fn fill_pages(&mut self) -> Result<(), DeviceError> {
         let pages = self.executor.kv_pages();
         let num_random = NUM_RANDOM_PAGES.min(self.num_pages);
         let ids: Vec<PageId> = (0..num_random).map(PageId).collect();
@@ -144,7 +145,7 @@ impl ModelBench {
     }
 
     /// The seconds of a decode step of `batch` contexts of a length; `None` if there are no pages for them.
-    pub fn decode(&mut self, batch: usize, context: usize) -> Result<Option<f64>, CudaError> {
+    pub fn decode(&mut self, batch: usize, context: usize) -> Result<Option<f64>, DeviceError> {
         let pages_of_each = pages_of(context + self.num_steps) as u32;
         if batch as u32 * pages_of_each > self.num_pages {
             return Ok(None);
@@ -186,7 +187,7 @@ impl ModelBench {
     }
 
     /// The seconds from a prompt of a length to its first token.
-    pub fn prefill(&mut self, len: usize) -> Result<f64, CudaError> {
+    pub fn prefill(&mut self, len: usize) -> Result<f64, DeviceError> {
         let tokens = self.tokens(len);
         let pages: Vec<u32> = (0..pages_of(len) as u32).collect();
         let mut times = Vec::new();
@@ -212,12 +213,12 @@ impl ModelBench {
             .collect()
     }
 
-    fn submit(&mut self, batch: &Arc<Batch>) -> Result<(), CudaError> {
+    fn submit(&mut self, batch: &Arc<Batch>) -> Result<(), DeviceError> {
         self.executor.submit(Arc::clone(batch)).map_err(told)?;
         self.executor.sample(batch.step, Vec::new()).map_err(told)
     }
 
-    fn wait(&mut self) -> Result<(), CudaError> {
+    fn wait(&mut self) -> Result<(), DeviceError> {
         self.executor.wait().map(drop).map_err(told)
     }
 }
@@ -226,6 +227,6 @@ fn pages_of(num_tokens: usize) -> usize {
     num_tokens.div_ceil(PAGE_SIZE as usize)
 }
 
-fn told(error: ExecutorError) -> CudaError {
-    CudaError(error.to_string())
+fn told(error: ExecutorError) -> DeviceError {
+    DeviceError(error.to_string())
 }

@@ -1,8 +1,7 @@
 //! The memory that rows pass through between kernels.
 
-use corella_model::{DecoderSpec, LayerSpec};
+use corella_model::{DecoderSpec, DeviceError, LayerSpec};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DeviceBuffer, Element, PinnedBuffer, SharedDevice};
 
 /// The largest number of rows whose hidden states are fetched at once.
@@ -39,10 +38,10 @@ impl Activations {
         max_rows: usize,
         gate_rows: usize,
         logit_rows: usize,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let new = |num_rows: usize, len: usize, size: usize| {
             let buffer = DeviceBuffer::new(device, num_rows * len * size);
-            buffer.map_err(|error| CudaError(format!("no memory for the activations: {error}")))
+            buffer.map_err(|error| DeviceError(format!("no memory for the activations: {error}")))
         };
         let max = |of: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(of).max().unwrap_or(0);
         let hidden = spec.hidden_size;

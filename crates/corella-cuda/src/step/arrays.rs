@@ -2,10 +2,9 @@
 //! of kernels can be replayed.
 
 use corella_core::{Batch, KvGroup, PageTableDelta, SlotId};
-use corella_model::StepRows;
+use corella_model::{DeviceError, StepRows};
 
 use crate::attention::{AttentionItem, AttentionPlan, AttentionShape, AttentionSpan, PlanLimits};
-use crate::cuda_error::CudaError;
 use crate::device::{DeviceBuffer, DevicePointer, SharedDevice, Stream};
 use crate::kernels::attention::ItemList;
 use crate::kernels::embed::Row;
@@ -60,7 +59,7 @@ impl StepArrays {
         device: &SharedDevice,
         sizes: &ArraySizes,
         kinds: impl Iterator<Item = (AttentionShape, PlanLimits)>,
-    ) -> Result<Self, CudaError> {
+    ) -> Result<Self, DeviceError> {
         let new = |len: usize, size: usize| DeviceBuffer::new(device, len * size);
         let kinds = kinds.map(|(shape, limits)| {
             let max_items = shape.max_items(sizes.max_rows, &limits);
@@ -82,7 +81,7 @@ impl StepArrays {
                 size_of::<u32>(),
             )?,
             changes: new(CHANGES_AT_ONCE, size_of::<RowCopy>())?,
-            kinds: kinds.collect::<Result<_, CudaError>>()?,
+            kinds: kinds.collect::<Result<_, DeviceError>>()?,
             head_rows: new(sizes.max_head_rows, size_of::<u32>())?,
             uploaded: Vec::with_capacity(sizes.max_rows),
             spans: Vec::new(),
@@ -137,7 +136,7 @@ impl StepArrays {
         is_possible: impl Fn(&PageTableDelta) -> bool,
         kernels: &PageKernels,
         staging: &mut Staging,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let mut changes = Vec::new();
         for delta in batch.tables.iter().filter(|delta| is_possible(delta)) {
             let entry = delta.first as usize;
@@ -170,7 +169,7 @@ impl StepArrays {
         groups: &[KvGroup],
         kernels: &PageKernels,
         staging: &mut Staging,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let change = |group| TableChange {
             index: self.table_entry(group, slot, 0) as u32,
             page,
@@ -193,7 +192,7 @@ impl StepArrays {
         kv: DevicePointer,
         kernels: &PageKernels,
         staging: &mut Staging,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         for copies in batch.copies.chunks(CHANGES_AT_ONCE) {
             let copies: Vec<_> = copies.iter().map(RowCopy::from).collect();
             self.upload(staging, &self.changes, &copies)?;
@@ -239,7 +238,11 @@ impl StepArrays {
     }
 
     /// Uploads the rows that were added, filled up to `num_rows`, and the work of attention.
-    pub fn upload_rows(&mut self, num_rows: usize, staging: &mut Staging) -> Result<(), CudaError> {
+    pub fn upload_rows(
+        &mut self,
+        num_rows: usize,
+        staging: &mut Staging,
+    ) -> Result<(), DeviceError> {
         self.uploaded.resize(num_rows, Row::PADDING);
         self.upload(staging, &self.rows, &self.uploaded)?;
         for kind in &mut self.kinds {
@@ -261,7 +264,7 @@ impl StepArrays {
         rows: &StepRows,
         len: usize,
         staging: &mut Staging,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let scored = rows.scores.iter().map(|score| score.row);
         let drawn = rows.samples.iter().map(|sample| sample.row);
         let mut wanted: Vec<_> = scored.chain(drawn).map(|row| row as u32).collect();
@@ -275,7 +278,7 @@ impl StepArrays {
         staging: &mut Staging,
         to: &DeviceBuffer,
         values: &[T],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let num_bytes = size_of_val(values);
         assert!(
             num_bytes <= to.num_bytes(),

@@ -8,11 +8,10 @@ use std::sync::Arc;
 
 use corella_core::{Batch, KvGroup, PageTableDelta, SlotId, StepId};
 use corella_model::{
-    Activation, AttentionSpec, DecoderSpec, KvGeometry, KvLayer, KvPages, LayerSpec, QkNorm,
-    RotarySpec, StepRows,
+    Activation, AttentionSpec, DecoderSpec, DeviceError, KvGeometry, KvLayer, KvPages, LayerSpec,
+    QkNorm, RotarySpec, StepRows,
 };
 
-use crate::cuda_error::CudaError;
 use crate::device::{
     DeviceBuffer, DevicePointer, Element, Event, PinnedBuffer, Product, SharedDevice, Stream,
 };
@@ -98,7 +97,7 @@ const MIN_ROWS_OF_VENDOR: usize = 64;
 
 impl Forward {
     /// Loads the kernels and allocates the memory of activations.
-    pub fn new(parts: ForwardParts<'_>) -> Result<Self, CudaError> {
+    pub fn new(parts: ForwardParts<'_>) -> Result<Self, DeviceError> {
         let ForwardParts {
             device,
             spec,
@@ -240,23 +239,23 @@ impl Forward {
         batch: &Batch,
         is_possible: impl Fn(&PageTableDelta) -> bool,
         step: &mut StepInFlight,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         self.arrays
             .change_tables(batch, is_possible, &self.pages, &mut step.staging)
     }
 
-    pub fn copy_pages(&self, batch: &Batch, step: &mut StepInFlight) -> Result<(), CudaError> {
+    pub fn copy_pages(&self, batch: &Batch, step: &mut StepInFlight) -> Result<(), DeviceError> {
         let kv = self.kv.pointer();
         self.arrays
             .copy_rows(batch, kv, &self.pages, &mut step.staging)
     }
 
     /// The end of all work so far.
-    pub fn record(&self) -> Result<Event, CudaError> {
+    pub fn record(&self) -> Result<Event, DeviceError> {
         self.device.record(Stream::Compute)
     }
 
-    pub fn synchronize(&self) -> Result<(), CudaError> {
+    pub fn synchronize(&self) -> Result<(), DeviceError> {
         self.device.synchronize(self.record()?)
     }
 
@@ -266,7 +265,7 @@ impl Forward {
         id: Option<StepId>,
         rows: &StepRows,
         step: &mut StepInFlight,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         self.logits_are_there = false;
         let num_rows = self.arrays.num_rows();
         if num_rows == 0 {
@@ -295,7 +294,11 @@ impl Forward {
     }
 
     /// Tells the device which step it is whose layers it counts.
-    fn upload_number(&self, id: Option<StepId>, step: &mut StepInFlight) -> Result<(), CudaError> {
+    fn upload_number(
+        &self,
+        id: Option<StepId>,
+        step: &mut StepInFlight,
+    ) -> Result<(), DeviceError> {
         let number = id.map_or(NO_STEP, |id| KvMemory::progress_value(id, 0));
         let words = [number as u32, (number >> 32) as u32];
         let (from, to) = (step.staging.stage(&words)?, self.memory.step.pointer());
@@ -305,7 +308,7 @@ impl Forward {
 
     /// Computes the logits of `len` of the rows that are wanted, from the first one on: f32
     /// `[len][vocab_size]`. All layers must have run.
-    pub fn logits(&self, first: usize, len: usize) -> Result<DevicePointer, CudaError> {
+    pub fn logits(&self, first: usize, len: usize) -> Result<DevicePointer, DeviceError> {
         if !self.logits_are_there {
             self.launch_head(first, len)?;
         }
@@ -317,7 +320,7 @@ impl Forward {
         &mut self,
         rows: &[usize],
         step: &mut StepInFlight,
-    ) -> Result<Vec<f32>, CudaError> {
+    ) -> Result<Vec<f32>, DeviceError> {
         let len = self.spec.hidden_size;
         let mut states = Vec::with_capacity(rows.len() * len);
         for rows in rows.chunks(STATES_AT_ONCE) {
@@ -362,7 +365,7 @@ impl Forward {
         page: u32,
         max_rows: usize,
         step: &mut StepInFlight,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let (arrays, pages) = (&self.arrays, &self.pages);
         arrays.set_only_page(slot, page, &self.groups, pages, &mut step.staging)?;
         for num_rows in [1, max_rows] {
@@ -399,13 +402,13 @@ impl Forward {
     }
 
     /// Launches what a graph has: all layers and the head.
-    fn launch_graph_step(&self, num_rows: usize) -> Result<(), CudaError> {
+    fn launch_graph_step(&self, num_rows: usize) -> Result<(), DeviceError> {
         self.launch_layers(num_rows, true)?;
         self.launch_head(0, num_rows)
     }
 
     /// Launches the kernels of all layers. A graph fixes nothing of the step but its number of rows.
-    fn launch_layers(&self, num_rows: usize, in_graph: bool) -> Result<(), CudaError> {
+    fn launch_layers(&self, num_rows: usize, in_graph: bool) -> Result<(), DeviceError> {
         let memory = &self.memory;
         // SAFETY: memory of this forward pass, which only the stream uses, and large enough for rows.
         unsafe {
@@ -462,7 +465,7 @@ impl Forward {
         num_rows: usize,
         waiting: Option<(&Norm, f32)>,
         before: Option<&Norm>,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let memory = &self.memory;
         self.launch_norm(&NormStep {
             residual: memory.residual.pointer(),
@@ -481,7 +484,7 @@ impl Forward {
         }
     }
 
-    fn launch_norm(&self, step: &NormStep) -> Result<(), CudaError> {
+    fn launch_norm(&self, step: &NormStep) -> Result<(), DeviceError> {
         // SAFETY: as in `launch_layers`.
         unsafe { self.norm.launch(&self.device, step) }
     }
@@ -492,7 +495,7 @@ impl Forward {
         input: DevicePointer,
         num_rows: usize,
         output: LinearOutput,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let (device, partials) = (&self.device, self.partials.pointer());
         if self.uses_vendor
             && num_rows >= MIN_ROWS_OF_VENDOR
@@ -515,7 +518,7 @@ impl Forward {
         layer: &LayerOnDevice,
         num_rows: usize,
         in_graph: bool,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let (memory, place) = (&self.memory, &self.places[index]);
         let geometry: &KvGeometry = self.kv.geometry();
         let (normed, qkv) = (memory.normed.pointer(), memory.qkv.pointer());
@@ -570,7 +573,7 @@ impl Forward {
         }
     }
 
-    fn mlp(&self, index: usize, layer: &LayerOnDevice, num_rows: usize) -> Result<(), CudaError> {
+    fn mlp(&self, index: usize, layer: &LayerOnDevice, num_rows: usize) -> Result<(), DeviceError> {
         let memory = &self.memory;
         let mlp = self.spec.layers[index].feed_forward.mlp();
         let (normed, gated) = (memory.normed.pointer(), memory.gated.pointer());
@@ -600,7 +603,7 @@ impl Forward {
         after: Option<&Norm>,
         spec: &LayerSpec,
         num_rows: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let output = match after {
             None => LinearOutput::Add {
                 out: self.memory.residual.pointer(),
@@ -615,7 +618,7 @@ impl Forward {
         self.multiply(matrix, input.pointer(), num_rows, output)
     }
 
-    fn launch_head(&self, first: usize, len: usize) -> Result<(), CudaError> {
+    fn launch_head(&self, first: usize, len: usize) -> Result<(), DeviceError> {
         let memory = &self.memory;
         self.launch_norm(&NormStep {
             residual: memory.residual.pointer(),
@@ -689,7 +692,7 @@ fn angles(
     device: &SharedDevice,
     rotary: Option<&RotarySpec>,
     max_context: usize,
-) -> Result<DeviceBuffer, CudaError> {
+) -> Result<DeviceBuffer, DeviceError> {
     let angles = rotary.map_or(Vec::new(), |rotary| rotary_angles(rotary, max_context));
     let buffer = DeviceBuffer::new(device, size_of_val(&*angles))?;
     let mut staged = PinnedBuffer::new(device, angles.len())?;

@@ -5,9 +5,8 @@
 //! step overwrites has been read by then.
 
 use corella_core::{SamplingParams, SlotStart};
-use corella_model::TokenMask;
+use corella_model::{DeviceError, TokenMask};
 
-use crate::cuda_error::CudaError;
 use crate::device::{DeviceBuffer, DevicePointer, PinnedBuffer, SharedDevice, Stream};
 use crate::kernels::sample::{
     BLOCK, CLASS_STRIDE, Draw, DrawKernels, LIST, NUM_BINS, Passes, SampleArgs, SampleResult,
@@ -76,7 +75,7 @@ pub struct DeviceSampler {
 
 impl DeviceSampler {
     /// Loads the kernels and allocates all memory but that of token rules.
-    pub fn new(device: &SharedDevice, limits: SamplingLimits) -> Result<Self, CudaError> {
+    pub fn new(device: &SharedDevice, limits: SamplingLimits) -> Result<Self, DeviceError> {
         let SamplingLimits {
             vocab_size,
             max_num_seqs,
@@ -86,7 +85,7 @@ impl DeviceSampler {
             max_top,
         } = limits;
         if vocab_size > MAX_VOCAB_SIZE {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "the vocabulary of {vocab_size} is too large to draw from on a GPU: at most \
                  {MAX_VOCAB_SIZE} tokens"
             )));
@@ -113,7 +112,7 @@ impl DeviceSampler {
         })
     }
 
-    pub fn new_step(&self) -> Result<SamplingStep, CudaError> {
+    pub fn new_step(&self) -> Result<SamplingStep, DeviceError> {
         let SamplingLimits {
             max_draws, max_top, ..
         } = self.limits;
@@ -149,11 +148,11 @@ impl DeviceSampler {
         &mut self,
         step: &mut SamplingStep,
         start: &SlotStart,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let sampling = &start.sampling;
         let slot = start.slot.0 as usize;
         if !self.has_room_for(sampling) {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "this executor has memory for log-probabilities of {} alternatives",
                 self.limits.max_top
             )));
@@ -197,7 +196,7 @@ impl DeviceSampler {
     }
 
     /// Gives a slot the mask of its next draw. Tokens beyond its end are not allowed.
-    pub fn set_mask(&self, step: &mut SamplingStep, mask: &TokenMask) -> Result<(), CudaError> {
+    pub fn set_mask(&self, step: &mut SamplingStep, mask: &TokenMask) -> Result<(), DeviceError> {
         let num_words = self.limits.vocab_size.div_ceil(32);
         let mut words = mask.allowed.to_vec();
         words.resize(num_words, 0);
@@ -210,7 +209,7 @@ impl DeviceSampler {
         step: &mut SamplingStep,
         to: DevicePointer,
         words: &[u32],
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if words.is_empty() {
             return Ok(());
         }
@@ -223,7 +222,7 @@ impl DeviceSampler {
     }
 
     /// Adds a draw to a step. Its slot has been started and is within the limits, as is its position.
-    pub fn plan_draw(&self, step: &mut SamplingStep, plan: DrawPlan) -> Result<(), CudaError> {
+    pub fn plan_draw(&self, step: &mut SamplingStep, plan: DrawPlan) -> Result<(), DeviceError> {
         let slot = &self.slots[plan.slot.0 as usize];
         let mut flags = 0;
         if plan.is_masked {
@@ -245,7 +244,7 @@ impl DeviceSampler {
     }
 
     /// Adds a score to a step. Its slot has been started, and its token is in the vocabulary.
-    pub fn plan_score(&self, step: &mut SamplingStep, plan: ScorePlan) -> Result<(), CudaError> {
+    pub fn plan_score(&self, step: &mut SamplingStep, plan: ScorePlan) -> Result<(), DeviceError> {
         let slot = &self.slots[plan.slot.0 as usize];
         let draw = Draw {
             kind: Draw::SCORE,
@@ -263,10 +262,10 @@ impl DeviceSampler {
         planned: Planned,
         draw: Draw,
         passes: Passes,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let index = step.planned.len();
         if index == self.limits.max_draws {
-            return Err(CudaError(format!(
+            return Err(DeviceError(format!(
                 "a step has more than {index} draws and scores"
             )));
         }
@@ -278,7 +277,7 @@ impl DeviceSampler {
     }
 
     /// Copies a step's plan to the device, padded to `num_draws` with entries that do nothing.
-    pub fn upload(&self, step: &mut SamplingStep, num_draws: usize) -> Result<(), CudaError> {
+    pub fn upload(&self, step: &mut SamplingStep, num_draws: usize) -> Result<(), DeviceError> {
         let num_planned = step.planned.len();
         // SAFETY: the device reads them after this.
         unsafe { step.draws.as_mut_slice()[num_planned..num_draws].fill(Draw::default()) };
@@ -298,7 +297,7 @@ impl DeviceSampler {
         (first, num_draws): (usize, usize),
         passes: Passes,
         logits: DevicePointer,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         assert!(
             num_draws <= self.limits.max_rows && first + num_draws <= self.limits.max_draws,
             "draws {first}..{} are beyond {:?}",
@@ -337,7 +336,7 @@ impl DeviceSampler {
 
     /// Copies the results of a step that was launched to where it can read them, once an event behind
     /// this is reached.
-    pub fn download(&self, step: &mut SamplingStep) -> Result<(), CudaError> {
+    pub fn download(&self, step: &mut SamplingStep) -> Result<(), DeviceError> {
         let num_draws = step.planned.len();
         if num_draws == 0 {
             return Ok(());

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
 use corella_core::{Batch, InputToken, PageId, PageTableDelta, Pooling, SlotId, StepId};
-use corella_model::{ExecutorError, KvPages, Slots, StepOutput, StepRows, TokenMask};
+use corella_model::{DeviceError, ExecutorError, KvPages, Slots, StepOutput, StepRows, TokenMask};
 
-use crate::cuda_error::CudaError;
 use crate::device::Event;
 use crate::kv::KvMemory;
 
@@ -51,7 +50,7 @@ enum StepError {
     /// The batch was impossible, and the stage goes on.
     Failed(String),
     /// The device is of no further use.
-    Lost(CudaError),
+    Lost(DeviceError),
     /// The executor was dropped.
     Closed,
 }
@@ -62,8 +61,8 @@ impl From<String> for StepError {
     }
 }
 
-impl From<CudaError> for StepError {
-    fn from(error: CudaError) -> Self {
+impl From<DeviceError> for StepError {
+    fn from(error: DeviceError) -> Self {
         Self::Lost(error)
     }
 }
@@ -321,7 +320,7 @@ impl Stage {
 
     /// Runs steps of every size that has kernels of its own, on the slot and the page that no request
     /// gets, and captures the graphs of decode steps.
-    fn warm_up(&mut self) -> Result<(), CudaError> {
+    fn warm_up(&mut self) -> Result<(), DeviceError> {
         let Ok(mut in_flight) = self.free_steps.recv() else {
             return Ok(());
         };

@@ -34,10 +34,10 @@ impl ServedModel {
                 head_dim: geometry.head_dim,
                 num_ranks: 1,
             },
-            kv_format: llm.hardware.kv_format_name().into(),
+            kv_format: llm.hardware.kv_format.name().into(),
             page_size: geometry.page_size,
             element_order: format!("{:?}", geometry.order).to_lowercase().into(),
-            weight_format: llm.hardware.weight_format_name().into(),
+            weight_format: llm.hardware.weight_format.name().into(),
             instruction_set: llm.hardware.executor.isa.as_str().into(),
         };
         Self {

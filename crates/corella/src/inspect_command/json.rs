@@ -4,7 +4,7 @@ use corella_model::{ByPart, FeedForward, LayerSpec, ModelPart};
 use serde_json::{Map, Value, json};
 
 use super::shape;
-use crate::{Inspection, ModelReport, TokenizerReport, kv_format_name, weight_format_name};
+use crate::{Inspection, ModelReport, TokenizerReport};
 
 pub fn render(inspection: &Inspection) -> Value {
     let sizes = &inspection.sizes;
@@ -60,7 +60,7 @@ fn model(model: &ModelReport) -> Value {
             "stored_bytes": by_part(&weights.stored_bytes),
             "unused_bytes": weights.unused_bytes,
             "unused_tensors": weights.left_out,
-            "format": weight_format_name(weights.format),
+            "format": weights.format.name(),
             "memory_bytes": by_part(&weights.packed_bytes),
         })),
         "kv_cache": model.weights.as_ref().and_then(|weights| weights.kv.as_ref()).map(|kv| {
@@ -69,7 +69,7 @@ fn model(model: &ModelReport) -> Value {
                 json!({"num_requests": requests, "context": context})
             });
             json!({
-                "format": kv_format_name(kv.format),
+                "format": kv.format.name(),
                 "token_bytes": kv.token_bytes,
                 "window_token_bytes": kv.window_token_bytes,
                 "bytes": kv.cache_bytes,

@@ -5,7 +5,6 @@ use corella_model::{DecoderSpec, ModelPart, OutlineSizes};
 use super::shape;
 use crate::{
     Inspection, ModelReport, TemplateReport, TokenizerReport, WeightReport, display_bytes,
-    kv_format_name, weight_format_name,
 };
 
 /// The width of the names of lines.
@@ -91,7 +90,7 @@ impl Page {
         let weights = model.weights.as_ref();
         self.0.push('\n');
         let head = weights.map(|weights| {
-            let held = format!("as {}", weight_format_name(weights.format));
+            let held = format!("as {}", weights.format.name());
             ["stored".to_owned(), held]
         });
         self.row("", "parameters", head);
@@ -156,7 +155,7 @@ impl Page {
             &format!(
                 "{} for each token ({}){windowed}",
                 display_bytes(kv.token_bytes),
-                kv_format_name(kv.format)
+                kv.format.name()
             ),
         );
         // Where several numbers of requests have the same context, the largest says the most.

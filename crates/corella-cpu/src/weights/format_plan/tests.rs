@@ -1,5 +1,7 @@
 //! The rules of the module's documentation, one by one.
 
+use corella_model::GroupFormat;
+
 use super::*;
 
 const BF16: StoredMatrix = StoredMatrix {

@@ -2,9 +2,9 @@
 
 use std::ffi::CStr;
 
+use corella_model::DeviceError;
 use cudarc::driver::sys;
 
-use crate::cuda_error::CudaError;
 use crate::device::dynamic_library;
 
 const FUNCTIONS: [&str; 36] = [
@@ -53,7 +53,7 @@ const MORE_FUNCTIONS: [&str; 3] = ["cuModuleUnload", "cuStreamDestroy_v2", "cuSt
 const OLDEST_VERSION: i32 = 12000;
 
 /// Loads the driver, and returns the version of CUDA that it is of, 1000 times the major one and 10 times the minor.
-pub fn load() -> Result<i32, CudaError> {
+pub fn load() -> Result<i32, DeviceError> {
     dynamic_library::DRIVER.load(&FUNCTIONS)?;
     dynamic_library::DRIVER.load(&MORE_FUNCTIONS)?;
     let mut version = 0;
@@ -63,7 +63,7 @@ pub fn load() -> Result<i32, CudaError> {
         check(sys::cuDriverGetVersion(&mut version), "tell its version")?;
     }
     if version < OLDEST_VERSION {
-        return Err(CudaError(format!(
+        return Err(DeviceError(format!(
             "the NVIDIA driver is of CUDA {}.{}, but 12.0 or later is needed: update it, or use --device cpu",
             version / 1000,
             version % 1000 / 10
@@ -73,7 +73,7 @@ pub fn load() -> Result<i32, CudaError> {
 }
 
 /// An error says what the driver could not do.
-pub fn check(result: sys::CUresult, what: &str) -> Result<(), CudaError> {
+pub fn check(result: sys::CUresult, what: &str) -> Result<(), DeviceError> {
     if result == sys::CUresult::CUDA_SUCCESS {
         return Ok(());
     }
@@ -88,7 +88,7 @@ pub fn check(result: sys::CUresult, what: &str) -> Result<(), CudaError> {
             false => CStr::from_ptr(string).to_string_lossy(),
         })
     };
-    Err(CudaError(format!(
+    Err(DeviceError(format!(
         "the GPU could not {what}: {name} ({text})"
     )))
 }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Mutex;
 
+use corella_model::DeviceError;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 
-use crate::cuda_error::CudaError;
 use crate::device::{DevicePointer, Element, Product, dynamic_library};
 
 /// As NVIDIA recommends for its largest GPUs.
@@ -68,7 +68,7 @@ struct Plan {
 
 impl Products {
     /// Loads the library. The context is current, and `workspace` has `WORKSPACE_BYTES`.
-    pub fn open(workspace: DevicePointer) -> Result<Self, CudaError> {
+    pub fn open(workspace: DevicePointer) -> Result<Self, DeviceError> {
         dynamic_library::CUBLAS_LT.load(&FUNCTIONS)?;
         Ok(Self {
             handle: result::create_handle().map_err(|error| failed("start", error))?,
@@ -85,7 +85,7 @@ impl Products {
         &self,
         product: &Product,
         stream: sys::cudaStream_t,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         if product.m == 0 || product.n == 0 {
             return Ok(());
         }
@@ -238,6 +238,6 @@ impl Drop for Products {
     }
 }
 
-fn failed(what: &str, error: CublasError) -> CudaError {
-    CudaError(format!("cuBLASLt could not {what}: {:?}", error.0))
+fn failed(what: &str, error: CublasError) -> DeviceError {
+    DeviceError(format!("cuBLASLt could not {what}: {:?}", error.0))
 }

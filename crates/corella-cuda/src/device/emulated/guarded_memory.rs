@@ -1,7 +1,7 @@
 //! Memory whose surroundings are watched: a page that cannot be touched on either side, and bytes up to
 //! those pages that are checked when it is freed.
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
 
 const PAGE_BYTES: usize = 4096;
 const ALIGNMENT: usize = 256;
@@ -21,7 +21,7 @@ unsafe impl Send for GuardedMemory {}
 
 impl GuardedMemory {
     /// Zeros. They end as close to the page behind them as the alignment allows.
-    pub fn new(num_bytes: usize) -> Result<Self, CudaError> {
+    pub fn new(num_bytes: usize) -> Result<Self, DeviceError> {
         let aligned = num_bytes.next_multiple_of(ALIGNMENT);
         let inner = (aligned + ALIGNMENT).next_multiple_of(PAGE_BYTES);
         let mapped_bytes = inner + 2 * PAGE_BYTES;
@@ -40,7 +40,7 @@ impl GuardedMemory {
             if mapping == libc::MAP_FAILED
                 || libc::mprotect(mapping.byte_add(PAGE_BYTES), inner, protection) != 0
             {
-                return Err(CudaError(format!(
+                return Err(DeviceError(format!(
                     "the emulated device cannot map {mapped_bytes} bytes: {}",
                     std::io::Error::last_os_error()
                 )));

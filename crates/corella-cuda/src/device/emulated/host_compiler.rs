@@ -6,9 +6,10 @@ use std::process::Command;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use corella_model::DeviceError;
+
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::cuda_error::CudaError;
 use crate::device::ModuleSource;
 use crate::kernels::INCLUDES;
 
@@ -16,7 +17,7 @@ const EMULATION: &str = include_str!("../emulation.h");
 
 /// The path of the shared object of a source. Another process or thread may compile it at the same time;
 /// then one result replaces the other, which is the same.
-pub fn compile(source: &ModuleSource) -> Result<PathBuf, CudaError> {
+pub fn compile(source: &ModuleSource) -> Result<PathBuf, DeviceError> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let flags = flags(source);
     let folder = folder()?;
@@ -47,12 +48,12 @@ pub fn compile(source: &ModuleSource) -> Result<PathBuf, CudaError> {
         .arg("-lm")
         .output()
         .map_err(|error| {
-            CudaError(format!(
+            DeviceError(format!(
                 "{compiler} cannot be run: {error}; the emulated device needs a C++ compiler, or CXX names one"
             ))
         })?;
     if !result.status.success() {
-        return Err(CudaError(format!(
+        return Err(DeviceError(format!(
             "{} does not compile:\n{}",
             source.name,
             String::from_utf8_lossy(&result.stderr)
@@ -93,7 +94,7 @@ fn flags(source: &ModuleSource) -> Vec<String> {
     flags
 }
 
-fn hash(source: &ModuleSource, flags: &[String], compiler: &str) -> Result<u128, CudaError> {
+fn hash(source: &ModuleSource, flags: &[String], compiler: &str) -> Result<u128, DeviceError> {
     static VERSION: OnceLock<Vec<u8>> = OnceLock::new();
     let version = VERSION.get_or_init(|| {
         let output = Command::new(compiler).arg("--version").output();
@@ -120,7 +121,7 @@ fn hash(source: &ModuleSource, flags: &[String], compiler: &str) -> Result<u128,
 }
 
 /// Where shared objects are kept: nothing that others of this machine could have written.
-fn folder() -> Result<PathBuf, CudaError> {
+fn folder() -> Result<PathBuf, DeviceError> {
     // SAFETY: the call has no conditions.
     let user = unsafe { libc::getuid() };
     let folder = std::env::temp_dir().join(format!("corella-emulated-kernels-{user}"));
@@ -129,7 +130,7 @@ fn folder() -> Result<PathBuf, CudaError> {
     let metadata = fs::metadata(&folder).map_err(|error| failed(&folder, &error))?;
     if metadata.uid() != user {
         let folder = folder.display();
-        return Err(CudaError(format!(
+        return Err(DeviceError(format!(
             "{folder} belongs to another user: remove it, or set TMPDIR"
         )));
     }
@@ -138,8 +139,8 @@ fn folder() -> Result<PathBuf, CudaError> {
     Ok(folder)
 }
 
-pub fn failed(path: &Path, error: &std::io::Error) -> CudaError {
-    CudaError(format!("{}: {error}", path.display()))
+pub fn failed(path: &Path, error: &std::io::Error) -> DeviceError {
+    DeviceError(format!("{}: {error}", path.display()))
 }
 
 /// A name in a folder that nothing else has.
@@ -153,7 +154,7 @@ pub fn unique_path(folder: &Path) -> PathBuf {
 struct Scratch(PathBuf);
 
 impl Scratch {
-    fn new(folder: &Path) -> Result<Self, CudaError> {
+    fn new(folder: &Path) -> Result<Self, DeviceError> {
         let path = unique_path(folder);
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).map_err(|error| failed(&path, &error))?;

@@ -5,9 +5,10 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use corella_model::DeviceError;
+
 use super::fault;
 use super::host_compiler::{failed, unique_path};
-use crate::cuda_error::CudaError;
 use crate::device::Grid;
 
 const MAX_THREADS: usize = 1024;
@@ -61,7 +62,7 @@ impl EmulatedLaunch {
 
 impl Library {
     /// Loads a copy of the file: the loader would give the same object again for the same file.
-    pub fn open(name: &'static str, object: &Path) -> Result<Self, CudaError> {
+    pub fn open(name: &'static str, object: &Path) -> Result<Self, DeviceError> {
         let folder = object.parent().expect("the file is in a folder");
         let copy = unique_path(folder).with_extension("copy");
         fs::copy(object, &copy).map_err(|error| failed(&copy, &error))?;
@@ -73,7 +74,7 @@ impl Library {
             // SAFETY: the error is a C string until the next call of the loader in this thread.
             let reason = unsafe { CStr::from_ptr(libc::dlerror()) };
             let reason = reason.to_string_lossy();
-            return Err(CudaError(format!("{name} cannot be loaded: {reason}")));
+            return Err(DeviceError(format!("{name} cannot be loaded: {reason}")));
         }
         let run = find(handle, "emulation_run").expect("emulation.h defines this");
         Ok(Self {
@@ -115,10 +116,10 @@ pub struct Function {
 }
 
 impl Function {
-    pub fn find(library: &Arc<Library>, name: &str) -> Result<Self, CudaError> {
+    pub fn find(library: &Arc<Library>, name: &str) -> Result<Self, DeviceError> {
         let symbol = |name: String| {
             find(library.handle, &name)
-                .ok_or_else(|| CudaError(format!("{} has no kernel {name}", library.name)))
+                .ok_or_else(|| DeviceError(format!("{} has no kernel {name}", library.name)))
         };
         // SAFETY: KERNEL_OF defines these symbols with these types.
         unsafe {
@@ -140,7 +141,7 @@ impl Function {
         grid: Grid,
         args_bytes: usize,
         max_shared_bytes: usize,
-    ) -> Result<(), CudaError> {
+    ) -> Result<(), DeviceError> {
         let Grid {
             blocks,
             threads,
@@ -164,7 +165,7 @@ impl Function {
             return Ok(());
         };
         let name = self.name.to_string_lossy();
-        Err(CudaError(format!(
+        Err(DeviceError(format!(
             "kernel {name} was launched wrongly: {reason}"
         )))
     }
@@ -172,7 +173,7 @@ impl Function {
     /// # Safety
     /// `check` was passed, the bytes are of the kernel's parameter type, and nobody else changes meanwhile
     /// what the kernel follows.
-    pub unsafe fn run(&self, grid: Grid, args: &[u8]) -> Result<(), CudaError> {
+    pub unsafe fn run(&self, grid: Grid, args: &[u8]) -> Result<(), DeviceError> {
         // Parameters may have to be aligned to 16 bytes.
         let mut aligned = vec![0_u128; args.len().div_ceil(16)];
         // SAFETY: there is room for them.
@@ -208,7 +209,7 @@ impl Function {
         }
         // SAFETY: the object wrote a C string.
         let error = unsafe { CStr::from_ptr(launch.error.as_ptr()) };
-        Err(CudaError(error.to_string_lossy().into_owned()))
+        Err(DeviceError(error.to_string_lossy().into_owned()))
     }
 }
 
@@ -227,7 +228,7 @@ static IDLE_STACKS: Mutex<Vec<Stacks>> = Mutex::new(Vec::new());
 impl Stacks {
     const STRIDE: usize = STACK_BYTES + PAGE_BYTES;
 
-    fn take() -> Result<Self, CudaError> {
+    fn take() -> Result<Self, DeviceError> {
         if let Some(stacks) = IDLE_STACKS.lock().unwrap().pop() {
             return Ok(stacks);
         }
@@ -254,7 +255,7 @@ impl Stacks {
             failed = failed || libc::mprotect(shared, SHARED_BYTES, open) != 0;
             if failed {
                 let error = std::io::Error::last_os_error();
-                return Err(CudaError(format!(
+                return Err(DeviceError(format!(
                     "stacks of threads cannot be mapped: {error}"
                 )));
             }

@@ -34,7 +34,7 @@ fn launch(
     kernel: Kernel,
     grid: Grid,
     pointers: &[DevicePointer],
-) -> Result<(), CudaError> {
+) -> Result<(), DeviceError> {
     let args: Vec<u8> = pointers.iter().flat_map(|p| p.0.to_le_bytes()).collect();
     // SAFETY: each test passes the pointers that its kernel takes, to buffers of its own.
     unsafe { device.launch(Stream::Compute, kernel, grid, &args) }

@@ -1,7 +1,8 @@
 //! Memory whose size is known only when a request comes: what is on its way to the device, and token
 //! rules on the device.
 
-use crate::cuda_error::CudaError;
+use corella_model::DeviceError;
+
 use crate::device::{DeviceBuffer, DevicePointer, PinnedBuffer, SharedDevice};
 
 /// The words of a plain structure of numbers of four and eight bytes.
@@ -45,7 +46,7 @@ impl Staging {
     }
 
     /// Copies words to where the device can read them.
-    pub fn stage(&mut self, words: &[u32]) -> Result<DevicePointer, CudaError> {
+    pub fn stage(&mut self, words: &[u32]) -> Result<DevicePointer, DeviceError> {
         if self.len - self.num_used < words.len() {
             let len = (2 * self.len).max(words.len()).max(MIN_STAGED);
             self.buffers.push(PinnedBuffer::new(&self.device, len)?);
@@ -95,7 +96,7 @@ impl RuleMemory {
         }
     }
 
-    pub fn allocate(&mut self, num_words: usize) -> Result<RuleBlock, CudaError> {
+    pub fn allocate(&mut self, num_words: usize) -> Result<RuleBlock, DeviceError> {
         let log_words = num_words.next_power_of_two().trailing_zeros().max(8);
         if let Some(at) = self
             .free

@@ -1,0 +1,93 @@
+//! What is known of the executor before there is one, for whoever plans its memory.
+
+use std::sync::Arc;
+
+use corella_core::SchedulerConfig;
+use corella_model::{
+    BuiltExecutor, DecoderSpec, DecoderWeights, DeviceError, DeviceMemory, DeviceTraits,
+    ExecutorFactory, ExecutorPlan, KvFormat, KvGroups, WeightFormat, WeightImage,
+};
+
+use crate::executor::{CpuConfig, CpuExecutor, kv_page_bytes};
+use crate::kernels::{Isa, detect_isa};
+use crate::step::Profile;
+use crate::weights::PackedImage;
+
+/// Makes executors on the cores of this machine.
+pub struct CpuFactory {
+    pub num_threads: usize,
+    /// Whether each thread has a core of its own.
+    pub pin_threads: bool,
+    /// The instruction set; `None` takes the best that this machine has.
+    pub isa: Option<Isa>,
+    /// The account in which the time of every step is noted, if any.
+    pub profile: Option<Arc<Profile>>,
+}
+
+impl ExecutorFactory for CpuFactory {
+    fn device(&self) -> DeviceTraits {
+        DeviceTraits {
+            memory: DeviceMemory::of_host(),
+            reads_weights: true,
+            max_stages: None,
+            takes_adapters: true,
+        }
+    }
+
+    fn weight_format(
+        &self,
+        asked: Option<WeightFormat>,
+        weights: &DecoderWeights,
+    ) -> Result<WeightFormat, DeviceError> {
+        Ok(asked.unwrap_or_else(|| weights.stored_format()))
+    }
+
+    fn kv_page_bytes(
+        &self,
+        spec: &DecoderSpec,
+        kv_groups: &KvGroups,
+        limits: &SchedulerConfig,
+        format: KvFormat,
+    ) -> u64 {
+        let num_stages = limits.num_pipeline_stages as usize;
+        kv_page_bytes(spec, kv_groups, num_stages, limits.page_size, format) as u64
+    }
+
+    fn image_layout(&self) -> Option<String> {
+        Some(self.isa.unwrap_or_else(detect_isa).to_string())
+    }
+
+    fn build(&self, plan: ExecutorPlan<'_>) -> Result<BuiltExecutor, DeviceError> {
+        let config = CpuConfig {
+            pin_threads: self.pin_threads,
+            weight_format: plan.weight_format,
+            kv_format: plan.kv_format,
+            kv_groups: Some(plan.kv_groups),
+            isa: self.isa,
+            profile: { self.profile.clone() }.filter(|_| !plan.is_draft),
+            max_adapter_rank: plan.max_adapter_rank,
+            ..CpuConfig::for_scheduler(plan.limits, self.num_threads)
+        };
+        let weights = plan.weights.expect("a CPU reads weights");
+        let (spec, image, on_layer) = (plan.spec, plan.image, plan.on_layer);
+        let (executor, image) = CpuExecutor::with_image(spec, weights, config, image, on_layer)?;
+        Ok(BuiltExecutor {
+            executor: Box::new(executor),
+            image: Some(Box::new(image)),
+        })
+    }
+}
+
+impl WeightImage for PackedImage {
+    fn is_read(&self) -> bool {
+        self.is_read()
+    }
+
+    fn num_bytes(&self) -> u64 {
+        self.num_bytes()
+    }
+
+    fn pieces(&self, max_len: usize) -> Box<dyn Iterator<Item = &[u8]> + '_> {
+        Box::new(self.pieces(max_len))
+    }
+}

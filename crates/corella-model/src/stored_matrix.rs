@@ -1,0 +1,89 @@
+//! How a checkpoint stores the matrices that dense layers multiply, and which format keeps them.
+
+use crate::{DType, DecoderWeights, GroupFormat, LayerWeights, Tensor, WeightFormat};
+
+/// How a checkpoint stores a matrix.
+#[derive(Clone, Copy, Debug)]
+pub struct StoredMatrix {
+    /// The type of its elements, or that to which its integers are decoded.
+    pub dtype: DType,
+    /// Whether the checkpoint stores fewer bits, from which the elements are computed.
+    pub is_quantised: bool,
+    pub groups: Option<GroupFormat>,
+    /// Whether these are integers of 8 bits with a scale per output channel.
+    pub has_int8_rows: bool,
+}
+
+impl StoredMatrix {
+    pub fn floats(dtype: DType) -> Self {
+        Self {
+            dtype,
+            is_quantised: false,
+            groups: None,
+            has_int8_rows: false,
+        }
+    }
+
+    /// The groups that are kept if no format is wanted.
+    pub fn kept_groups(&self) -> Option<GroupFormat> {
+        let is_long = |groups: &GroupFormat| groups.group_len >= 128 && !self.has_int8_rows;
+        self.groups
+            .filter(|groups| groups.bits == 4 || is_long(groups))
+    }
+}
+
+impl From<&Tensor> for StoredMatrix {
+    fn from(tensor: &Tensor) -> Self {
+        Self {
+            dtype: tensor.dtype,
+            is_quantised: tensor.is_quantised(),
+            groups: tensor.group_format(),
+            has_int8_rows: tensor.has_int8_rows(),
+        }
+    }
+}
+
+/// The matrices of a checkpoint that dense layers multiply.
+pub struct StoredMatrices {
+    pub layers: Vec<StoredMatrix>,
+    pub head: StoredMatrix,
+}
+
+impl StoredMatrices {
+    pub fn new<'a>(layers: impl IntoIterator<Item = &'a LayerWeights>, head: &Tensor) -> Self {
+        let matrices = layers.into_iter().flat_map(LayerWeights::matrices);
+        Self {
+            layers: matrices.map(StoredMatrix::from).collect(),
+            head: StoredMatrix::from(head),
+        }
+    }
+
+    /// The format of integers that keeps matrices as they are stored, or nearly so; the smallest if
+    /// there are several. `None` if matrices of the layers stay floats.
+    pub fn integer_format(&self) -> Option<WeightFormat> {
+        let group_len = |bits| {
+            let groups = self.layers.iter().chain([&self.head]);
+            let groups = groups.filter_map(StoredMatrix::kept_groups);
+            let groups = groups.filter(|groups| groups.bits == bits);
+            groups.map(|groups| groups.group_len).min()
+        };
+        let are_quantised =
+            self.layers.iter().all(|matrix| matrix.is_quantised) && !self.layers.is_empty();
+        match (group_len(4), group_len(8)) {
+            (Some(group_len), _) => Some(WeightFormat::Int4 { group_len }),
+            (None, _) if !are_quantised => None,
+            (None, Some(group_len)) => Some(WeightFormat::Int8Grouped { group_len }),
+            (None, None) => Some(WeightFormat::Int8),
+        }
+    }
+}
+
+impl DecoderWeights {
+    /// The format that is nearest to what the checkpoint stores. If it stores several, this is the
+    /// smallest.
+    pub fn stored_format(&self) -> WeightFormat {
+        let head = self.lm_head.as_ref().unwrap_or(&self.embed);
+        let integers = StoredMatrices::new(&self.layers, head).integer_format();
+        integers.unwrap_or(WeightFormat::Float(self.embed.dtype))
+    }
+}
