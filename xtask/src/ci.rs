@@ -234,8 +234,9 @@ fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
     println!("environment of the Python package: {}", package.display());
     let packages = node::packages(repository, &python)?;
     println!("packages for Node: {}", packages.display());
-    let nvrtc = python::nvrtc(repository)?;
-    println!("NVRTC: {}", nvrtc.display());
+    for nvrtc in python::nvrtc(repository)? {
+        println!("NVRTC: {}", nvrtc.display());
+    }
     let llama_index = python::llama_index(repository)?;
     println!("LlamaIndex: {}", llama_index.display());
     let suite = python::schema_suite(repository)?;

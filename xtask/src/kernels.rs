@@ -1,11 +1,23 @@
-//! Compiles the kernels of the CUDA executor as a GPU's driver would, on machines without one.
+//! Compiles the kernels of the CUDA executor as they are compiled beside a GPU, on machines without one.
+
+use std::path::Path;
 
 use crate::python;
 use crate::repository::{Repository, run};
 
 /// Compares what kernels take of a GPU with what is recorded; `--update` records it.
 pub fn kernels(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let environment = python::nvrtc(repository)?;
+    for environment in python::nvrtc(repository)? {
+        compare(repository, &environment, arguments)?;
+    }
+    Ok(())
+}
+
+fn compare(
+    repository: &Repository,
+    environment: &Path,
+    arguments: &[String],
+) -> Result<(), String> {
     let mut command = repository.cargo(&[
         "run",
         "--quiet",

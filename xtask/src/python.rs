@@ -33,11 +33,16 @@ pub fn llama_index(repository: &Repository) -> Result<PathBuf, String> {
     interpreter(repository, "ci-llama-index", list)
 }
 
-/// The folder of the environment that has NVRTC.
-pub fn nvrtc(repository: &Repository) -> Result<PathBuf, String> {
-    let list = "crates/corella-cuda/nvrtc-requirements.txt";
-    interpreter(repository, "ci-nvrtc", list)?;
-    Ok(repository.target.join("ci-nvrtc"))
+/// The folders of the environments that have NVRTC, one of CUDA 12 and one of CUDA 13.
+pub fn nvrtc(repository: &Repository) -> Result<[PathBuf; 2], String> {
+    let environment = |folder: &str, list: &str| {
+        interpreter(repository, folder, &format!("crates/corella-cuda/{list}"))?;
+        Ok::<_, String>(repository.target.join(folder))
+    };
+    Ok([
+        environment("ci-nvrtc", "nvrtc-12-requirements.txt")?,
+        environment("ci-nvrtc-13", "nvrtc-13-requirements.txt")?,
+    ])
 }
 
 /// The folder of the source of the package `jsonschema`, which has the JSON-Schema-Test-Suite in it. It is of the

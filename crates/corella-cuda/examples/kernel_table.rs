@@ -1,11 +1,12 @@
-//! Compiles all kernels by NVRTC and compares what they take with `kernel_table.txt`, or with `--update` writes it:
+//! Compiles all kernels by NVRTC and compares what they take with the table of its version in `kernel_tables`, or with
+//! `--update` writes that:
 //! `cargo run -p corella-cuda --features kernel-table --example kernel_table`.
 
 use std::process::ExitCode;
 
 use corella_cuda::kernel_table::KernelTable;
 
-const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernel_table.txt");
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernel_tables");
 
 fn main() -> ExitCode {
     match run() {
@@ -25,8 +26,10 @@ fn run() -> Result<(), String> {
     };
     let table = KernelTable::compute().map_err(|error| error.to_string())?;
     let spills = table.spills();
+    let path = format!("{FOLDER}/{}.txt", table.nvrtc_version());
     println!(
-        "{} kernels compiled, of which {} spill registers",
+        "NVRTC {}: {} kernels compiled, of which {} spill registers",
+        table.nvrtc_version(),
         table.num_kernels(),
         spills.len()
     );
@@ -34,9 +37,10 @@ fn run() -> Result<(), String> {
         for spill in spills {
             println!("spills: {spill}");
         }
-        return std::fs::write(PATH, table.to_string()).map_err(|error| format!("{PATH}: {error}"));
+        return std::fs::write(&path, table.to_string())
+            .map_err(|error| format!("{path}: {error}"));
     }
-    let recorded = std::fs::read_to_string(PATH).map_err(|error| format!("{PATH}: {error}"))?;
+    let recorded = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
     let complaints = table.complaints(&KernelTable::parse(&recorded)?);
     match complaints.is_empty() {
         true => Ok(()),

@@ -18,6 +18,12 @@ use recording_device::{RecordedModule, RecordingDevice};
 /// The generations whose code differs: Ampere, Hopper and Blackwell.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
+/// For all but the first compiler, Hopper stands for the others: everything compiles, and what it takes is known.
+const ARCHITECTURES_OF_OTHERS: [&str; 1] = ["sm_90a"];
+
+/// The major version of NVRTC whose code is known for every architecture.
+const FIRST_VERSION: i32 = 12;
+
 /// What is recorded about a kernel, by architecture, source, macros and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelKey {
@@ -49,7 +55,11 @@ impl KernelTable {
     pub fn compute() -> Result<Self, DeviceError> {
         let nvrtc = Nvrtc::open()?;
         let mut work = Vec::new();
-        for architecture in ARCHITECTURES {
+        let architectures = match nvrtc.major_version() {
+            FIRST_VERSION => &ARCHITECTURES[..],
+            _ => &ARCHITECTURES_OF_OTHERS,
+        };
+        for &architecture in architectures {
             let modules = RecordingDevice::modules_for(architecture)?;
             work.extend(modules.into_iter().map(|module| (architecture, module)));
         }
@@ -96,6 +106,11 @@ impl KernelTable {
             nvrtc_version: nvrtc_version.into(),
             kernels,
         })
+    }
+
+    /// The compiler's version, such as `12.9`.
+    pub fn nvrtc_version(&self) -> &str {
+        &self.nvrtc_version
     }
 
     pub fn num_kernels(&self) -> usize {
