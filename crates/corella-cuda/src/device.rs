@@ -8,6 +8,7 @@ use std::sync::Arc;
 use corella_model::DeviceError;
 
 mod buffer;
+mod compiler;
 pub(crate) mod cubin;
 mod cubin_cache;
 mod driver;
@@ -174,8 +175,14 @@ pub trait Device: Send + Sync + fmt::Debug {
     unsafe fn free_pinned(&self, pointer: NonNull<u8>, num_bytes: usize);
 
     /// Compiles a source, or finds it among those compiled before, and returns the kernels of these
-    /// names. Modules stay loaded as long as the device is open.
+    /// names. Modules stay loaded as long as the device is open. A device may compile beside what is
+    /// done meanwhile, and then a launch waits for its kernel.
     fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError>;
+
+    /// Waits for everything that is being compiled. An error of that comes from here, or from a launch.
+    fn finish_loading(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// Launches a kernel with one parameter: the structure whose bytes are `args`.
     ///

@@ -170,6 +170,7 @@ impl CudaExecutor {
                 max_top: config.max_logprobs as usize,
             },
         )?;
+        device.finish_loading()?;
         let (commands, receiver) = sync_channel(QUEUE_LEN);
         let (completions, completion_receiver) = sync_channel(QUEUE_LEN);
         let (results_sender, results) = sync_channel(QUEUE_LEN);

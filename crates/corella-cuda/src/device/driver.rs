@@ -1,24 +1,24 @@
 //! A GPU, through NVIDIA's driver, which is looked for when it is opened.
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, LockResult, Mutex, OnceLock, PoisonError, RwLock};
 
 use corella_model::DeviceError;
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
-use super::cubin_cache::CubinCache;
-use super::loaded_kernels::LoadedKernels;
 use super::nvrtc::Nvrtc;
 use super::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
-    SharedDevice, Stream, cubin,
+    SharedDevice, Stream,
 };
 
 mod calls;
+mod modules;
 mod products;
 
 use calls::check;
+use modules::Modules;
 use products::{Products, WORKSPACE_BYTES};
 
 /// The oldest generation that the kernels are written for.
@@ -27,7 +27,6 @@ const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 #[derive(Debug)]
 pub struct GpuDevice {
     properties: DeviceProperties,
-    driver_version: i32,
     device: sys::CUdevice,
     context: sys::CUcontext,
     compute: sys::CUstream,
@@ -35,15 +34,9 @@ pub struct GpuDevice {
     /// Fills new memory with zeros beside whatever else runs or is captured.
     setup: sys::CUstream,
     workspace: DevicePointer,
-    nvrtc: Nvrtc,
-    cache: CubinCache,
     /// The library is large, and most executors do without: it is looked for when it is needed first.
     products: OnceLock<Result<Products, DeviceError>>,
-    modules: Mutex<Vec<sys::CUmodule>>,
-    /// What was loaded, by the number in `Kernel`. Nothing is added any more when steps run, so that reading never
-    /// waits.
-    kernels: RwLock<Vec<LoadedKernel>>,
-    loaded: LoadedKernels,
+    modules: Modules,
     graphs: RwLock<Vec<sys::CUgraphExec>>,
     events: Mutex<EventPool>,
 }
@@ -52,14 +45,6 @@ pub struct GpuDevice {
 unsafe impl Send for GpuDevice {}
 // SAFETY: as above; what changes lies behind locks.
 unsafe impl Sync for GpuDevice {}
-
-#[derive(Clone, Debug)]
-struct LoadedKernel {
-    name: String,
-    function: sys::CUfunction,
-    args_bytes: usize,
-    max_threads: u32,
-}
 
 /// Events by the number in `Event`, and which of them nobody holds.
 #[derive(Debug, Default)]
@@ -74,22 +59,20 @@ impl GpuDevice {
         let driver_version = calls::load()?;
         let nvrtc = Nvrtc::open()?;
         let device = find_device(ordinal)?;
+        let properties = properties(device, &nvrtc)?;
+        let architecture = &properties.architecture;
+        let max_shared_bytes = properties.max_shared_bytes;
         // From here on, dropping the value closes what was opened.
         let mut opened = Self {
-            properties: properties(device, &nvrtc)?,
-            driver_version,
+            modules: Modules::new(nvrtc, architecture, driver_version, max_shared_bytes),
+            properties,
             device,
             context: retain_context(device)?,
             compute: null_mut(),
             pages: null_mut(),
             setup: null_mut(),
             workspace: DevicePointer::NULL,
-            nvrtc,
-            cache: CubinCache::of_user(),
             products: OnceLock::new(),
-            modules: Mutex::default(),
-            kernels: RwLock::default(),
-            loaded: LoadedKernels::default(),
             graphs: RwLock::default(),
             events: Mutex::default(),
         };
@@ -122,72 +105,6 @@ impl GpuDevice {
             Stream::Compute => self.compute,
             Stream::Pages => self.pages,
         }
-    }
-
-    fn cubin(&self, source: &ModuleSource) -> Result<Vec<u8>, DeviceError> {
-        let architecture = &self.properties.architecture;
-        let key = self.nvrtc.key(source, architecture);
-        if let Some(cubin) = self.cache.get(key) {
-            return Ok(cubin);
-        }
-        let compiled = self.nvrtc.compile(source, architecture, false)?;
-        self.cache.put(key, &compiled.cubin);
-        Ok(compiled.cubin)
-    }
-
-    /// Adds to an error of the driver that it may not know what a newer NVRTC makes.
-    fn explain_age(&self, error: DeviceError) -> DeviceError {
-        let (toolkit, driver) = (self.nvrtc.major_version(), self.driver_version / 1000);
-        match toolkit > driver {
-            true => DeviceError(format!(
-                "{}; it was compiled by NVRTC {}, but the driver is of CUDA {driver}: update the driver, or install \
-                 an NVRTC of its version",
-                error.0,
-                self.nvrtc.version()
-            )),
-            false => error,
-        }
-    }
-
-    fn load_kernel(
-        &self,
-        source: &ModuleSource,
-        cubin: &[u8],
-        module: sys::CUmodule,
-        name: &str,
-    ) -> Result<LoadedKernel, DeviceError> {
-        let symbol = CString::new(name).expect("a kernel's name has no NUL");
-        let mut function = null_mut();
-        let (mut static_bytes, mut max_threads) = (0, 0);
-        use sys::CUfunction_attribute::*;
-        // SAFETY: the module is loaded, the name is a C string, and the attributes are integers.
-        unsafe {
-            let result = sys::cuModuleGetFunction(&mut function, module, symbol.as_ptr());
-            check(result, &format!("find kernel {name} of {}", source.name))?;
-            let attribute = CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-            let result = sys::cuFuncGetAttribute(&mut static_bytes, attribute, function);
-            check(result, "tell how much shared memory a kernel has")?;
-            let attribute = CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK;
-            let result = sys::cuFuncGetAttribute(&mut max_threads, attribute, function);
-            check(result, "tell how many threads a kernel has")?;
-            let dynamic_bytes = self.properties.max_shared_bytes as i32 - static_bytes;
-            let attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            let result = sys::cuFuncSetAttribute(function, attribute, dynamic_bytes);
-            check(result, "give a kernel its shared memory")?;
-        }
-        let args_bytes = cubin::variable(cubin, &format!("{name}_args_bytes"));
-        let args_bytes = args_bytes.ok_or_else(|| {
-            DeviceError(format!(
-                "{} does not define {name} by KERNEL or KERNEL_OF",
-                source.name
-            ))
-        })?;
-        Ok(LoadedKernel {
-            name: name.into(),
-            function,
-            args_bytes: args_bytes as usize,
-            max_threads: max_threads as u32,
-        })
     }
 
     fn event(&self, event: Event) -> Result<sys::CUevent, DeviceError> {
@@ -308,22 +225,12 @@ impl Device for GpuDevice {
     }
 
     fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError> {
-        self.loaded.get_or_load(source, names, || {
-            self.bind()?;
-            let cubin = self.cubin(source)?;
-            let mut module = null_mut();
-            // SAFETY: a cubin says how long it is.
-            let result = unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) };
-            check(result, &format!("load the kernels of {}", source.name))
-                .map_err(|error| self.explain_age(error))?;
-            self.modules.lock().unwrap().push(module);
-            let load = |name: &&str| self.load_kernel(source, &cubin, module, name);
-            let loaded: Vec<LoadedKernel> = names.iter().map(load).collect::<Result<_, _>>()?;
-            let mut kernels = self.kernels.write().unwrap();
-            let first = kernels.len() as u64;
-            kernels.extend(loaded);
-            Ok((first..kernels.len() as u64).map(Kernel).collect())
-        })
+        self.modules.ask_for(source, names)
+    }
+
+    fn finish_loading(&self) -> Result<(), DeviceError> {
+        self.bind()?;
+        self.modules.finish()
     }
 
     unsafe fn launch(
@@ -334,13 +241,14 @@ impl Device for GpuDevice {
         args: &[u8],
     ) -> Result<(), DeviceError> {
         self.bind()?;
-        let kernels = self.kernels.read().unwrap();
-        let kernel = (kernels.get(kernel.0 as usize))
+        let kernels = self.modules.kernels();
+        let entry = (kernels.get(kernel.0 as usize))
             .ok_or_else(|| DeviceError(format!("no kernel has number {}", kernel.0)))?;
+        let kernel = entry.loaded(&self.modules)?;
         if args.len() != kernel.args_bytes || grid.threads > kernel.max_threads {
             return Err(DeviceError(format!(
                 "kernel {} takes {} bytes of parameters and at most {} threads a block, not {} and {}",
-                kernel.name,
+                entry.name(),
                 kernel.args_bytes,
                 kernel.max_threads,
                 args.len(),
@@ -370,7 +278,7 @@ impl Device for GpuDevice {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
             _ => check(
                 result,
-                &format!("launch kernel {} with {grid:?}", kernel.name),
+                &format!("launch kernel {} with {grid:?}", entry.name()),
             ),
         }
     }
@@ -502,9 +410,7 @@ impl Drop for GpuDevice {
             for event in inner(self.events.get_mut()).events.drain(..) {
                 let _ = sys::cuEventDestroy_v2(event);
             }
-            for module in inner(self.modules.get_mut()).drain(..) {
-                let _ = sys::cuModuleUnload(module);
-            }
+            self.modules.unload();
             for stream in streams {
                 let _ = sys::cuStreamDestroy_v2(stream);
             }
