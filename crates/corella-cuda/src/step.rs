@@ -5,6 +5,7 @@ mod arrays;
 mod completion;
 mod forward;
 mod graph;
+mod layer_kernels;
 mod sampling;
 mod stage;
 

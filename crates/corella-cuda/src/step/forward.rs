@@ -7,16 +7,11 @@
 use std::sync::Arc;
 
 use corella_core::{Batch, KvGroup, PageTableDelta, SlotId, StepId};
-use corella_model::{
-    Activation, AttentionSpec, DecoderSpec, DeviceError, KvGeometry, KvLayer, KvPages, LayerSpec,
-    QkNorm, RotarySpec, StepRows,
-};
+use corella_model::{DecoderSpec, DeviceError, KvGeometry, KvLayer, KvPages, LayerSpec, StepRows};
 
-use crate::device::{
-    DeviceBuffer, DevicePointer, Element, Event, PinnedBuffer, Product, SharedDevice, Stream,
-};
+use crate::device::{DeviceBuffer, DevicePointer, Element, Event, Product, SharedDevice, Stream};
 use crate::executor::CudaConfig;
-use crate::kernels::activation::{ActivationKernel, ActivationStep};
+use crate::kernels::activation::ActivationStep;
 use crate::kernels::attention::{AttentionKernels, AttentionScratch, AttentionStep};
 use crate::kernels::embed::{EmbedKernel, EmbedStep};
 use crate::kernels::linear::{LinearOutput, LinearWeights};
@@ -24,7 +19,7 @@ use crate::kernels::norm::{Branch, NormKernel, NormRows, NormStep};
 use crate::kernels::packed_weight::WeightLayout;
 use crate::kernels::page::PageKernels;
 use crate::kernels::progress::{NO_STEP, ProgressKernel};
-use crate::kernels::rotary::{RotaryKernel, RotaryStep, rotary_angles};
+use crate::kernels::rotary::RotaryStep;
 use crate::kv::KvMemory;
 use crate::weights::{LayerOnDevice, Matrix, Norm, Weights};
 
@@ -32,6 +27,7 @@ use super::activation_memory::{Activations, STATES_AT_ONCE};
 use super::arrays::{ArraySizes, StepArrays};
 use super::completion::StepInFlight;
 use super::graph::Graphs;
+use super::layer_kernels::LayerKernels;
 use super::sampling::DeviceSampler;
 
 pub struct Forward {
@@ -40,16 +36,13 @@ pub struct Forward {
     weights: Weights,
     kv: Arc<KvMemory>,
     groups: Vec<KvGroup>,
-    places: Vec<LayerPlace>,
-    rotaries: Vec<(RotaryKernel, DeviceBuffer)>,
-    attentions: Vec<AttentionKernels>,
+    kernels: LayerKernels,
     scratch: AttentionScratch,
     pages: PageKernels,
     embed: EmbedKernel,
     norm: NormKernel,
     /// The norm of hidden states that are fetched.
     state_norm: NormKernel,
-    activations: Vec<ActivationKernel>,
     progress: ProgressKernel,
     /// The memory of linear layers' partial sums.
     partials: DeviceBuffer,
@@ -66,16 +59,6 @@ pub struct Forward {
     max_head_rows: usize,
     /// Whether the graph of the step has computed the logits.
     logits_are_there: bool,
-}
-
-/// What a layer shares with others, by index.
-struct LayerPlace {
-    rotary: usize,
-    attention: usize,
-    activation: usize,
-    kv: KvLayer,
-    /// Layers of a page that are done in all KV groups once this one has its keys and values.
-    num_page_layers_done: usize,
 }
 
 /// What a forward pass is built from.
@@ -110,47 +93,9 @@ impl Forward {
         let geometry = kv.geometry();
         let max_rows = config.max_num_batched_tokens as usize;
         let max_head_rows = 2 * max_rows;
-        let num_page_layers = geometry.num_layers as usize;
-        let (mut rotaries, mut attentions, mut activations) = (Vec::new(), Vec::new(), Vec::new());
-        let mut kinds: (Vec<RotaryKind>, Vec<AttentionSpec>, Vec<ActivationKind>) =
-            Default::default();
-        let mut places = Vec::new();
-        for (index, (layer, &kv_layer)) in spec.layers.iter().zip(&kv_layers).enumerate() {
-            let attention = &layer.attention;
-            let mut unrotated = attention.clone();
-            let kind = (unrotated.rotary.take(), unrotated.qk_norm.take());
-            let (rotary, is_new) = index_or_add(&mut kinds.0, kind);
-            if is_new {
-                rotaries.push((
-                    RotaryKernel::load(device, attention, geometry, element)?,
-                    angles(
-                        device,
-                        attention.rotary.as_ref(),
-                        config.max_model_len as usize,
-                    )?,
-                ));
-            }
-            let (attention_kind, is_new) = index_or_add(&mut kinds.1, unrotated);
-            if is_new {
-                attentions.push(AttentionKernels::load(
-                    device, attention, geometry, element,
-                )?);
-            }
-            let mlp = layer.feed_forward.mlp();
-            let kind = (mlp.activation, mlp.is_gated);
-            let (activation, is_new) = index_or_add(&mut kinds.2, kind);
-            if is_new {
-                activations.push(ActivationKernel::load(device, kind.0, kind.1, element)?);
-            }
-            let to_come = kv_layers[index + 1..].iter().map(|layer| layer.in_page);
-            places.push(LayerPlace {
-                rotary,
-                attention: attention_kind,
-                activation,
-                kv: kv_layer,
-                num_page_layers_done: to_come.min().unwrap_or(num_page_layers),
-            });
-        }
+        let max_len = config.max_model_len as usize;
+        let kernels = LayerKernels::load(device, spec, &kv_layers, geometry, element, max_len)?;
+        let attentions = &kernels.attentions;
         let shapes: Vec<_> = attentions
             .iter()
             .map(|kernels: &AttentionKernels| (*kernels.shape(), kernels.limits()))
@@ -200,10 +145,7 @@ impl Forward {
                 || vec![KvGroup::default()],
                 |groups| groups.groups().to_vec(),
             ),
-            places,
-            rotaries,
-            attentions,
-            activations,
+            kernels,
             graphs: Graphs::default(),
             uses_graphs: config.uses_graphs,
             uses_vendor,
@@ -519,11 +461,12 @@ impl Forward {
         num_rows: usize,
         in_graph: bool,
     ) -> Result<(), DeviceError> {
-        let (memory, place) = (&self.memory, &self.places[index]);
+        let (memory, kernels) = (&self.memory, &self.kernels);
+        let place = &kernels.places[index];
         let geometry: &KvGeometry = self.kv.geometry();
         let (normed, qkv) = (memory.normed.pointer(), memory.qkv.pointer());
         self.multiply(&layer.qkv, normed, num_rows, LinearOutput::Store(qkv))?;
-        let (rotary, angles) = &self.rotaries[place.rotary];
+        let (rotary, angles) = &kernels.rotaries[place.rotary];
         let tables = self.arrays.tables(place.kv.group);
         let kv = self
             .kv
@@ -557,7 +500,7 @@ impl Forward {
                 self.progress
                     .launch(&self.device, step, progress, place.num_page_layers_done)?;
             }
-            self.attentions[place.attention].launch(
+            kernels.attentions[place.attention].launch(
                 &self.device,
                 &AttentionStep {
                     queries: memory.queries.pointer(),
@@ -583,7 +526,8 @@ impl Forward {
         let gate_up = memory.gate_up.pointer();
         let output = LinearOutput::Store(gate_up);
         self.multiply(&layer.gate_up, normed, num_rows, output)?;
-        let kernel = &self.activations[self.places[index].activation];
+        let kernels = &self.kernels;
+        let kernel = &kernels.activations[kernels.places[index].activation];
         let step = ActivationStep {
             num_rows,
             width: mlp.intermediate_size,
@@ -671,45 +615,4 @@ fn product_of(
         out_element,
         adds,
     })
-}
-
-type RotaryKind = (Option<RotarySpec>, Option<QkNorm>);
-type ActivationKind = (Activation, bool);
-
-/// The index of an element of a list, to which it is added if it is not there, and whether it was.
-fn index_or_add<T: PartialEq>(list: &mut Vec<T>, element: T) -> (usize, bool) {
-    match list.iter().position(|other| *other == element) {
-        Some(index) => (index, false),
-        None => {
-            list.push(element);
-            (list.len() - 1, true)
-        }
-    }
-}
-
-/// The angles of RoPE for contexts of up to `max_context` tokens, as `rotary_angles` has them.
-fn angles(
-    device: &SharedDevice,
-    rotary: Option<&RotarySpec>,
-    max_context: usize,
-) -> Result<DeviceBuffer, DeviceError> {
-    let angles = rotary.map_or(Vec::new(), |rotary| rotary_angles(rotary, max_context));
-    let buffer = DeviceBuffer::new(device, size_of_val(&*angles))?;
-    let mut staged = PinnedBuffer::new(device, angles.len())?;
-    // SAFETY: the device does not know the memory yet.
-    unsafe { staged.as_mut_slice() }.copy_from_slice(&angles);
-    let num_bytes = buffer.num_bytes();
-    if num_bytes > 0 {
-        // SAFETY: the copy is waited for, and nobody else knows the buffer.
-        unsafe {
-            device.copy(
-                Stream::Compute,
-                buffer.pointer(),
-                staged.pointer(),
-                num_bytes,
-            )?
-        };
-        device.synchronize(device.record(Stream::Compute)?)?;
-    }
-    Ok(buffer)
 }
