@@ -320,6 +320,20 @@ async def ask_in_time(base_url, model, prompt):
     return "".join(part.response for part in parts)
 
 
+def test_vectors_are_those_of_openais_api(served, client):
+    texts = ["A fox finds a lantern.", "Three sheep cross the river."]
+    theirs = served.client.embeddings.create(model=served.model, input=texts)
+    ours = client.embed(served.model, texts)
+    assert ours.prompt_eval_count == theirs.usage.prompt_tokens
+    for vector, expected in zip(ours.embeddings, theirs.data, strict=True):
+        assert vector == pytest.approx(expected.embedding, abs=1e-6)
+    one = client.embed(served.model, texts[0], dimensions=8).embeddings
+    assert [len(vector) for vector in one] == [8]
+    older = client.embeddings(served.model, texts[0]).embedding
+    length = sum(x * x for x in older) ** 0.5
+    assert [x / length for x in older] == pytest.approx(theirs.data[0].embedding, abs=1e-6)
+
+
 def test_the_async_client_gets_the_same(served, client):
     text = asyncio.run(ask_in_time(served.server.base_url, served.model, served.text))
     assert text == client.generate(served.model, served.text, options=GREEDY).response

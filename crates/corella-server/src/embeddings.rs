@@ -17,6 +17,7 @@ use crate::metrics::CallTimer;
 use crate::pooled_call::{PoolingFields, PoolingUsage, pool, pooled_prompts};
 use crate::prompt::PromptField;
 use crate::request_body::RequestBody;
+use crate::serve_config::ServeConfig;
 use crate::server_state::{ServerState, unix_now_s};
 use crate::text_thread::Caller;
 
@@ -52,18 +53,9 @@ pub async fn embeddings(
         let fields: EmbeddingFields = body.parse()?;
         body.check_fields(state.field_check(Endpoint::Embeddings))?;
         let model = check_model(state, pooling.model.as_deref())?;
-        let hidden_size = state.config.hidden_size;
-        if let Some(dimensions) = fields.dimensions
-            && !(1..=hidden_size).contains(&dimensions)
-        {
-            return Err(ApiError::invalid(
-                "dimensions",
-                format!("must be between 1 and {hidden_size}, the model's hidden size"),
-            ));
-        }
         let format = VectorFormat {
             encoding: fields.encoding_format.unwrap_or(EncodingFormat::Float),
-            num_dimensions: fields.dimensions.unwrap_or(hidden_size),
+            num_dimensions: check_dimensions(fields.dimensions, &state.config)?,
             is_normalised: fields.normalize.unwrap_or(true),
         };
         let params = pooling.params()?;
@@ -110,10 +102,7 @@ struct VectorFormat {
 
 impl VectorFormat {
     fn vector(self, state: &[f32]) -> Vector {
-        let mut values = state[..self.num_dimensions.min(state.len())].to_vec();
-        if self.is_normalised {
-            normalise(&mut values);
-        }
+        let values = vector(state, self.num_dimensions, self.is_normalised);
         match self.encoding {
             EncodingFormat::Float => Vector::Float(values),
             EncodingFormat::Base64 => {
@@ -125,6 +114,27 @@ impl VectorFormat {
             }
         }
     }
+}
+
+/// How many values of a hidden state are kept: all of them, unless fewer are asked for.
+pub fn check_dimensions(asked: Option<usize>, config: &ServeConfig) -> Result<usize, ApiError> {
+    let hidden_size = config.hidden_size;
+    match asked {
+        Some(dimensions) if !(1..=hidden_size).contains(&dimensions) => Err(ApiError::invalid(
+            "dimensions",
+            format!("must be between 1 and {hidden_size}, the model's hidden size"),
+        )),
+        _ => Ok(asked.unwrap_or(hidden_size)),
+    }
+}
+
+/// The first values of a hidden state; whether their length is then made 1.
+pub fn vector(state: &[f32], num_dimensions: usize, is_normalised: bool) -> Vec<f32> {
+    let mut values = state[..num_dimensions.min(state.len())].to_vec();
+    if is_normalised {
+        normalise(&mut values);
+    }
+    values
 }
 
 /// Makes the length of a vector 1. A vector of zeros stays as it is.

@@ -27,6 +27,8 @@ pub enum Endpoint {
     Rerank,
     OllamaChat,
     OllamaGenerate,
+    OllamaEmbed,
+    OllamaEmbeddings,
     OllamaShow,
     Batches,
 }
@@ -46,6 +48,8 @@ impl Endpoint {
             Self::Rerank => "/rerank",
             Self::OllamaChat => "/api/chat",
             Self::OllamaGenerate => "/api/generate",
+            Self::OllamaEmbed => "/api/embed",
+            Self::OllamaEmbeddings => "/api/embeddings",
             Self::OllamaShow => "/api/show",
             Self::Batches => "/v1/batches",
         }
@@ -71,6 +75,8 @@ impl Endpoint {
             Self::Rerank => &pooling::RERANK,
             Self::OllamaChat => &ollama::CHAT,
             Self::OllamaGenerate => &ollama::GENERATE,
+            Self::OllamaEmbed => &ollama::EMBED,
+            Self::OllamaEmbeddings => &ollama::EMBEDDINGS,
             Self::OllamaShow => &ollama::SHOW,
             Self::Batches => &batch::BODY,
         }

@@ -1,14 +1,16 @@
-//! Ollama's API: `/api/chat`, `/api/generate`, and what its clients ask about models.
+//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and what its clients ask about models.
 
 mod answer;
 mod chat;
 mod conversation;
+mod embed;
 mod error;
 mod generate;
 mod model;
 mod options;
 
 pub use chat::chat;
+pub use embed::{embed, embeddings};
 pub use error::{in_ollama_shape, with_ollama_error};
 pub use generate::generate;
 pub use model::{running_models, show_model, tags, version};

@@ -76,6 +76,8 @@ pub fn router(state: Arc<ServerState>) -> Router {
     let ollama = Router::new()
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(ollama::embed))
+        .route("/api/embeddings", post(ollama::embeddings))
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running_models))
         .route("/api/show", post(ollama::show_model))

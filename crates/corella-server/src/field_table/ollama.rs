@@ -72,6 +72,29 @@ pub static GENERATE: FieldTable = FieldTable {
     ],
 };
 
+pub static EMBED: FieldTable = FieldTable {
+    read: &["model", "input", "dimensions", "options"],
+    read_at: &[],
+    no_effect: &[KEEP_ALIVE],
+    refused: &[
+        refused("truncate", is_false),
+        instead("prompt", "use input, or /api/embeddings"),
+        instead("encoding_format", "use /v1/embeddings").unless(|value| value == "float"),
+    ],
+};
+
+/// The older form of `EMBED`.
+pub static EMBEDDINGS: FieldTable = FieldTable {
+    read: &["model", "prompt", "options"],
+    read_at: &[],
+    no_effect: &[KEEP_ALIVE],
+    refused: &[
+        refused("truncate", is_false),
+        instead("input", "use prompt, or /api/embed"),
+        instead("dimensions", "use /api/embed"),
+    ],
+};
+
 pub static SHOW: FieldTable = FieldTable {
     read: &["model", "name"],
     read_at: &[],

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 use crate::api_error::ApiError;
 use crate::call::check_model;
 use crate::field_check::FieldCheck;
+use crate::field_table::Endpoint;
 use crate::field_table::ollama::OPTIONS;
 use crate::generation::PromptTokens;
 use crate::output_format::{OutputFormat, json_schema};
@@ -71,11 +72,7 @@ const NAMES: &[(&str, &str)] = &[
 impl CommonFields {
     /// Parses the fields, and refuses a body with fields that nobody reads.
     pub fn parse(body: &RequestBody, check: FieldCheck) -> Result<Self, ApiError> {
-        let names: OptionNames = body.parse()?;
-        body.check_fields(check)?;
-        if let Some(options) = &names.options {
-            check.check(&OPTIONS, "options", options)?;
-        }
+        check_names(body, check)?;
         body.parse()
     }
 
@@ -160,6 +157,32 @@ impl CommonFields {
     pub fn wants_thoughts(&self) -> bool {
         !matches!(&self.think, None | Some(Value::Null | Value::Bool(false)))
     }
+}
+
+/// Refuses a body with fields that nobody reads, in `options` too.
+fn check_names(body: &RequestBody, check: FieldCheck) -> Result<(), ApiError> {
+    let names: OptionNames = body.parse()?;
+    body.check_fields(check)?;
+    match &names.options {
+        Some(options) => check.check(&OPTIONS, "options", options),
+        None => Ok(()),
+    }
+}
+
+/// Checks the fields of a body that draws no tokens: of the options, only the context means something then.
+pub fn check_options(
+    body: &RequestBody,
+    state: &ServerState,
+    endpoint: Endpoint,
+) -> Result<(), ApiError> {
+    #[derive(Deserialize)]
+    #[serde(expecting = "a JSON object")]
+    struct Fields {
+        options: Option<OptionFields>,
+    }
+    check_names(body, state.field_check(endpoint))?;
+    let fields: Fields = body.parse()?;
+    fields.options.unwrap_or_default().check_context(state)
 }
 
 /// The variable of templates that know several efforts.

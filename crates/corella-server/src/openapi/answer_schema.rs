@@ -91,6 +91,8 @@ pub fn answer_schemas() -> Map<String, Value> {
         ),
         ("OllamaMessageAnswer", ollama::answer("message")),
         ("OllamaTextAnswer", ollama::answer("response")),
+        ("OllamaVectors", ollama::vectors()),
+        ("OllamaVector", ollama::vector()),
         ("OllamaModelList", ollama::model_list()),
         ("OllamaModelInfo", ollama::model_info()),
         ("OllamaError", ollama::error()),

@@ -30,9 +30,11 @@ impl FieldSchemas<'_> {
             Endpoint::Messages | Endpoint::CountTokens => self.of_messages(name),
             Endpoint::Embeddings | Endpoint::Score | Endpoint::Rerank => self.of_pooling(name),
             Endpoint::Batches => self.of_batch(name),
-            Endpoint::OllamaChat | Endpoint::OllamaGenerate | Endpoint::OllamaShow => {
-                self.of_ollama(name)
-            }
+            Endpoint::OllamaChat
+            | Endpoint::OllamaGenerate
+            | Endpoint::OllamaEmbed
+            | Endpoint::OllamaEmbeddings
+            | Endpoint::OllamaShow => self.of_ollama(name),
             _ => None,
         };
         own.or_else(|| self.of_any(endpoint, name))
@@ -267,6 +269,8 @@ impl FieldSchemas<'_> {
             "messages" => array(reference("OllamaMessage"), 0, max_messages),
             "prompt" | "system" | "suffix" | "name" => string(),
             "raw" => boolean(),
+            "input" => self.prompt(MAX_NUM_PROMPTS),
+            "dimensions" => integer(1, self.config.hidden_size as i64),
             "think" => json!({
                 "type": ["boolean", "string", "null"], "description": "Or an effort such as \"high\".",
             }),

@@ -102,6 +102,28 @@ pub fn model_info() -> Value {
     )
 }
 
+fn numbers() -> Value {
+    json!({"type": "array", "items": {"type": "number"}})
+}
+
+pub fn vectors() -> Value {
+    let count = json!({"type": "integer", "minimum": 0});
+    strict(
+        json!({
+            "model": {"type": "string"},
+            "embeddings": {"type": "array", "items": numbers()},
+            "total_duration": count,
+            "load_duration": count,
+            "prompt_eval_count": count,
+        }),
+        &["model", "embeddings"],
+    )
+}
+
+pub fn vector() -> Value {
+    strict(json!({"embedding": numbers()}), &["embedding"])
+}
+
 pub fn error() -> Value {
     strict(
         json!({"error": {"type": "string", "minLength": 1}}),

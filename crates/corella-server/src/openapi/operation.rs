@@ -71,6 +71,22 @@ pub const OPERATIONS: &[Operation] = &[
         may_stream: true,
     },
     Operation {
+        endpoint: Endpoint::OllamaEmbed,
+        id: "ollamaEmbed",
+        summary: "Makes a vector of each text, by Ollama's API.",
+        required: &[],
+        answer: "OllamaVectors",
+        may_stream: false,
+    },
+    Operation {
+        endpoint: Endpoint::OllamaEmbeddings,
+        id: "ollamaEmbeddings",
+        summary: "Makes a vector of one text, by the older form of Ollama's API.",
+        required: &[],
+        answer: "OllamaVector",
+        may_stream: false,
+    },
+    Operation {
         endpoint: Endpoint::OllamaShow,
         id: "ollamaShow",
         summary: "Tells what a model can do, by Ollama's API.",

@@ -1,6 +1,6 @@
-//! `/api/chat` and `/api/generate`, Ollama's API.
+//! `/api/chat`, `/api/generate` and `/api/embed`, Ollama's API.
 
-use corella_core::StepId;
+use corella_core::{Pooling, StepId};
 use corella_model::Fault;
 use serde_json::{Value, json};
 
@@ -162,4 +162,114 @@ async fn models_are_told_of() {
     let other = post(server.address, "/api/show", &json!({"name": "other"})).await;
     assert_eq!(other.status, 404);
     assert!(other.json()["error"].is_string());
+}
+
+/// The mock's hidden state of a text.
+fn state_of(server: &TestServer, text: &str) -> Vec<f64> {
+    let tokens = server.encode(text);
+    let state = server.mock.lone_hidden_state(&tokens, Pooling::LastToken);
+    state.iter().map(|&value| f64::from(value)).collect()
+}
+
+fn assert_close(found: &Value, expected: &[f64]) {
+    let found = found.as_array().expect("a list");
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        let found = found.as_f64().expect("a number");
+        assert!((found - expected).abs() < 1e-6, "{found} {expected}");
+    }
+}
+
+#[tokio::test]
+async fn texts_become_vectors_of_length_one() {
+    let server = TestServer::start().await;
+    let texts = ["a fox", "the lantern"];
+    for (input, texts) in [
+        (json!(texts), &texts[..]),
+        (json!(texts[1]), &texts[1..]),
+        (json!(""), &[]),
+        (json!([]), &[]),
+    ] {
+        let body = json!({
+            "model": format!("{MODEL}:latest"), "input": input, "dimensions": 4,
+            "keep_alive": "5m", "truncate": false,
+            "options": {"num_ctx": 16, "temperature": 0.5},
+        });
+        let reply = post(server.address, "/api/embed", &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let answer = reply.json();
+        assert_eq!(answer["model"], MODEL);
+        let num_tokens: usize = texts.iter().map(|text| server.encode(text).len()).sum();
+        assert_eq!(answer["prompt_eval_count"], num_tokens);
+        let vectors = answer["embeddings"].as_array().expect("a list");
+        assert_eq!(vectors.len(), texts.len());
+        for (vector, text) in vectors.iter().zip(texts) {
+            let expected = &state_of(&server, text)[..4];
+            let length = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let expected: Vec<f64> = expected.iter().map(|x| x / length).collect();
+            assert_close(vector, &expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_older_form_gives_the_vector_as_it_is() {
+    let server = TestServer::start().await;
+    let embedding = async |prompt: &str| {
+        let body = json!({"model": MODEL, "prompt": prompt});
+        let reply = post(server.address, "/api/embeddings", &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        reply.json()["embedding"].clone()
+    };
+    assert_close(&embedding("a fox").await, &state_of(&server, "a fox"));
+    assert_eq!(embedding("").await, json!([]));
+}
+
+#[tokio::test]
+async fn what_cannot_be_embedded_is_told_in_ollamas_shape() {
+    let server = TestServer::start().await;
+    let long = vec!["fox"; MAX_MODEL_LEN as usize + 1].join(" ");
+    let cases = [
+        (
+            "/api/embed",
+            json!({"input": "a", "model": "other"}),
+            404,
+            "other",
+        ),
+        ("/api/embed", json!({"prompt": "a"}), 400, "use input"),
+        (
+            "/api/embed",
+            json!({"input": "a", "truncate": true}),
+            400,
+            "truncate",
+        ),
+        ("/api/embed", json!({"input": ["a", long]}), 400, "input[1]"),
+        (
+            "/api/embed",
+            json!({"input": "a", "dimensions": 0}),
+            400,
+            "dimensions",
+        ),
+        (
+            "/api/embed",
+            json!({"input": "a", "options": {"num_ctx": 1 << 30}}),
+            400,
+            "num_ctx",
+        ),
+        (
+            "/api/embed",
+            json!({"input": "a", "options": {"heat": 1}}),
+            400,
+            "heat",
+        ),
+        ("/api/embeddings", json!({"input": "a"}), 400, "use prompt"),
+        ("/api/embeddings", json!({"prompt": ["a"]}), 400, "prompt"),
+    ];
+    for (path, body, status, told) in cases {
+        let reply = post(server.address, path, &body).await;
+        assert_eq!(reply.status, status, "{body}");
+        let answer = reply.json();
+        let error = answer["error"].as_str().expect("a text");
+        assert!(error.contains(told), "{body}: {error}");
+    }
 }

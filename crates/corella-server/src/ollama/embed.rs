@@ -1,0 +1,181 @@
+//! `/api/embed`: a vector for each text; and `/api/embeddings`, its older form for one text.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use corella_core::{Namespace, Pooling};
+use serde::{Deserialize, Serialize};
+
+use crate::api_error::ApiError;
+use crate::auth::CallContext;
+use crate::call::json_response;
+use crate::embeddings::{check_dimensions, vector};
+use crate::field_table::Endpoint;
+use crate::metrics::CallTimer;
+use crate::pooled_call::{PooledPrompt, PoolingParams, PoolingUsage, pool, pooled_prompts};
+use crate::prompt::{Prompt, PromptField};
+use crate::request_body::RequestBody;
+use crate::server_state::ServerState;
+use crate::text_thread::Caller;
+
+use super::options::{check_options, served_model};
+
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct EmbedFields {
+    model: Option<String>,
+    input: Option<PromptField>,
+    dimensions: Option<usize>,
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "a JSON object")]
+struct OlderFields {
+    model: Option<String>,
+    prompt: Option<String>,
+}
+
+/// What a call wants vectors of.
+struct Texts {
+    model: String,
+    prompts: Vec<PooledPrompt>,
+    /// The first so many values of each vector.
+    num_dimensions: usize,
+}
+
+/// Vectors have the length 1, or less by `dimensions` before that.
+pub async fn embed(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let start = Instant::now();
+    let prepare = |body: RequestBody, state: &ServerState, caller: &Caller| {
+        check_options(&body, state, Endpoint::OllamaEmbed)?;
+        let fields: EmbedFields = body.parse()?;
+        let num_dimensions = check_dimensions(fields.dimensions, &state.config)?;
+        let PromptField(mut inputs) = fields.input.unwrap_or(PromptField(Vec::new()));
+        if let [input] = &*inputs
+            && is_empty(input)
+        {
+            inputs.clear();
+        }
+        Ok(Texts {
+            model: served_model(state, fields.model.as_deref())?,
+            prompts: pooled_prompts(state, "input", PromptField(inputs), None, caller)?,
+            num_dimensions,
+        })
+    };
+    vectors(&state, &context, body, "input", prepare, move |vectors| {
+        let answer = EmbedAnswer {
+            embeddings: { vectors.values.iter() }
+                .map(|state| vector(state, vectors.num_dimensions, true))
+                .collect(),
+            total_duration: start.elapsed().as_nanos() as u64,
+            load_duration: 0,
+            prompt_eval_count: vectors.usage.prompt_tokens,
+            model: vectors.model,
+        };
+        json_response(&answer)
+    })
+    .await
+}
+
+/// The vector is as long as it comes.
+pub async fn embeddings(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let prepare = |body: RequestBody, state: &ServerState, caller: &Caller| {
+        check_options(&body, state, Endpoint::OllamaEmbeddings)?;
+        let fields: OlderFields = body.parse()?;
+        let prompt = fields.prompt.filter(|prompt| !prompt.is_empty());
+        let prompt = PromptField(prompt.map(Prompt::Text).into_iter().collect());
+        Ok(Texts {
+            model: served_model(state, fields.model.as_deref())?,
+            prompts: pooled_prompts(state, "prompt", prompt, None, caller)?,
+            num_dimensions: state.config.hidden_size,
+        })
+    };
+    vectors(&state, &context, body, "prompt", prepare, |vectors| {
+        let first = vectors.values.first();
+        json_response(&OlderAnswer {
+            embedding: first.map_or_else(Vec::new, |state| {
+                vector(state, vectors.num_dimensions, false)
+            }),
+        })
+    })
+    .await
+}
+
+/// The hidden states of a call's texts.
+struct Vectors {
+    model: String,
+    values: Vec<corella_core::HiddenState>,
+    num_dimensions: usize,
+    usage: PoolingUsage,
+}
+
+/// Computes what `prepare` asks for; `write` makes the answer. A call without a text asks for the model to
+/// be loaded, which it is.
+async fn vectors(
+    state: &Arc<ServerState>,
+    context: &CallContext,
+    body: Body,
+    field: &'static str,
+    prepare: impl FnOnce(RequestBody, &ServerState, &Caller) -> Result<Texts, ApiError> + Send + 'static,
+    write: impl FnOnce(Vectors) -> Response + Send + 'static,
+) -> Result<Response, ApiError> {
+    let timer = CallTimer::new(state.metrics.clone(), context);
+    if state.is_draining() {
+        return Err(ApiError::draining());
+    }
+    let body = RequestBody::read(body, state).await?;
+    let num_bytes = body.num_bytes();
+    let prepare = move |state: &ServerState, caller: &Caller| prepare(body, state, caller);
+    let texts = state.run_blocking(num_bytes, prepare).await?;
+    let params = PoolingParams {
+        pooling: Pooling::LastToken,
+        priority: 0,
+        namespace: Namespace::default(),
+        adapter: None,
+    };
+    let prompts = (texts.prompts, field);
+    let pooled = pool(state, context, prompts, &texts.model, params, timer).await?;
+    let num_bytes = pooled.states.len() * size_of::<f32>() * texts.num_dimensions;
+    let vectors = Vectors {
+        model: texts.model,
+        values: pooled.states,
+        num_dimensions: texts.num_dimensions,
+        usage: pooled.usage,
+    };
+    // As JSON, a million numbers take some tens of milliseconds.
+    let write = move |_: &ServerState, _: &Caller| Ok(write(vectors));
+    state.run_blocking(num_bytes, write).await
+}
+
+fn is_empty(prompt: &Prompt) -> bool {
+    match prompt {
+        Prompt::Text(text) => text.is_empty(),
+        Prompt::Tokens(tokens) => tokens.is_empty(),
+    }
+}
+
+#[derive(Serialize)]
+struct EmbedAnswer {
+    model: String,
+    embeddings: Vec<Vec<f32>>,
+    /// In nanoseconds, like all durations of this API.
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: u64,
+}
+
+#[derive(Serialize)]
+struct OlderAnswer {
+    embedding: Vec<f32>,
+}
