@@ -321,7 +321,7 @@ async def ask_in_time(base_url, model, prompt):
 
 
 def test_vectors_are_those_of_openais_api(served, client):
-    texts = ["A fox finds a lantern.", "Three sheep cross the river."]
+    texts = [served.text, 2 * served.text]
     theirs = served.client.embeddings.create(model=served.model, input=texts)
     ours = client.embed(served.model, texts)
     assert ours.prompt_eval_count == theirs.usage.prompt_tokens
