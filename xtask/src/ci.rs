@@ -77,7 +77,7 @@ pub const STAGES: [Stage; 15] = [
     },
     Stage {
         name: "kernels",
-        about: "kernels for GPUs compile, and take no more registers and shared memory than recorded, or `--update` records it",
+        about: "kernels for GPUs compile, and take no more registers and shared memory than recorded, or `--update` records it; their host's side works",
         takes_arguments: true,
         run: kernels::kernels,
     },

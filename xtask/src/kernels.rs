@@ -1,5 +1,6 @@
 //! Compiles the kernels of the CUDA executor as they are compiled beside a GPU, on machines without one.
 
+use std::fs;
 use std::path::Path;
 
 use crate::python;
@@ -7,10 +8,44 @@ use crate::repository::{Repository, run};
 
 /// Compares what kernels take of a GPU with what is recorded; `--update` records it.
 pub fn kernels(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    for environment in python::nvrtc(repository)? {
-        compare(repository, &environment, arguments)?;
+    let environments = python::nvrtc(repository)?;
+    for environment in &environments {
+        compare(repository, environment, arguments)?;
     }
-    Ok(())
+    test_host(repository, &environments[0])
+}
+
+/// Runs an executor on a driver that computes nothing and checks how it is used.
+fn test_host(repository: &Repository, environment: &Path) -> Result<(), String> {
+    let folder = repository.target.join("stand-in");
+    fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut compile = repository.command(
+        "cc".as_ref(),
+        &["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"],
+    );
+    compile.arg("crates/corella-cuda/tests/stand_in/driver.c");
+    compile.arg("-o").arg(folder.join("libcuda.so.1"));
+    run(
+        &mut compile,
+        "the driver that stands in does not compile, above",
+    )?;
+    let mut command = repository.cargo(&[
+        "test",
+        "--locked",
+        "--package",
+        "corella-cuda",
+        "--features",
+        "kernel-table",
+        "--test",
+        "driver",
+    ]);
+    command
+        .env("VIRTUAL_ENV", environment)
+        .env("LD_LIBRARY_PATH", &folder)
+        // What was compiled before tells nothing about compiling.
+        .env("XDG_CACHE_HOME", folder.join("cache"));
+    let _ = fs::remove_dir_all(folder.join("cache"));
+    run(&mut command, "the host's side of a GPU failed, above")
 }
 
 fn compare(
