@@ -50,7 +50,8 @@ class Run:
             result = subprocess.run(
                 [str(word) for word in words],
                 cwd=ROOT,
-                env={**os.environ, **dict(environment)},
+                # The libraries of CUDA that PyTorch brought are looked for there.
+                env={"VIRTUAL_ENV": sys.prefix, **os.environ, **dict(environment)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
