@@ -151,7 +151,7 @@ export class Engine {
       model,
       `context ${count(max_model_len)} tokens`,
       `at most ${count(max_num_seqs)} requests at once`,
-      `up ${duration(now)}`,
+      now < 60_000 ? "started just now" : `up ${duration(now)}`,
     ];
     const text = parts.join(" · ");
     if (at("server").textContent !== text) {

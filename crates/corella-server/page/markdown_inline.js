@@ -6,7 +6,7 @@ import { element } from "./format.js";
 const MAX_DEPTH = 6;
 
 const SPECIAL = /[\\`*_[]|https?:\/\//g;
-const TARGET = /\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"\n]*")?\s*\)/y;
+const TARGET = /\(\s*<?([^\s()<>"]*(?:\([^\s()"]*\)[^\s()<>"]*)*)>?(?:\s+"[^"\n]*")?\s*\)/y;
 const BARE = /https?:\/\/[^\s<>"'`]+/y;
 const ESCAPED = /[!-/:-@[-`{-~]/;
 const WORD = /[\p{L}\p{N}]/u;
