@@ -145,7 +145,7 @@ def test_every_control_reaches_the_request(browser, server):
         page.click("text=Back to defaults")
         page.fill("#system", "")
         set_control(page, "max_tokens", "2")
-        page.click("text=Try again")
+        page.click("button:text-is('Try again')")
         wait_answered(page)
         assert len(sent) == 2 and page.locator(".message").count() == 2
         assert set(sent[1]) == {"messages", "model", "stream", "stream_options", "max_tokens"}
@@ -165,7 +165,7 @@ def test_a_refused_value_leads_to_its_control(browser, server):
         page.fill("#sampling-temperature", "0")
         assert page.get_attribute("#sampling-temperature", "aria-invalid") is None
         set_control(page, "max_tokens", "4")
-        page.click("text=Try again")
+        page.click("button:text-is('Try again')")
         assert wait_answered(page) != ""
         assert page.locator(".error:visible").count() == 0
     assert all("400" in fault for fault in faults)
@@ -222,7 +222,7 @@ def test_tokens_show_how_likely_they_were(browser, server):
         page.uncheck("#probabilities")
         assert page.locator("[role=option]").count() == 0
         assert page.locator(".assistant .body").text_content() in answer
-        page.click("text=Try again")
+        page.click("button:text-is('Try again')")
         wait_answered(page)
         page.check("#probabilities")
         assert "no probabilities recorded" in page.locator(".assistant footer").text_content()
@@ -421,7 +421,7 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(browser):
             page.wait_for_selector("#feed-state[data-state=live]")
             assert page.is_hidden("#key-form")
             set_control(page, "max_tokens", "4")
-            page.click("text=Try again")
+            page.click("button:text-is('Try again')")
             assert page.input_value("#message") == ""
             assert wait_answered(page) != ""
             assert "open-sesame-and-stay-open" not in page.evaluate("JSON.stringify(localStorage)")
@@ -457,7 +457,7 @@ def test_a_lost_server_is_told(browser):
             wait(page, "document.getElementById('model').value === 'another'")
             assert page.title() == "another · Corella"
             set_control(page, "max_tokens", "4")
-            page.click("text=Try again")
+            page.click("button:text-is('Try again')")
             assert wait_answered(page) != ""
 
 

@@ -42,7 +42,7 @@ def said(body):
 def hold(page):
     """Keeps requests for answers until the test does something with them."""
     held = []
-    page.route(COMPLETIONS, held.append)
+    page.route(COMPLETIONS, lambda route: held.append(route))
     return held
 
 
@@ -80,8 +80,8 @@ def test_a_message_without_an_answer_is_not_sent_with_the_next(browser, server):
         held = hold(page)
         say(page, "First.")
         page.fill("#message", "Second.")
-        wait(page, "document.querySelectorAll('.message').length === 2")
-        page.wait_for_timeout(50)
+        while not held:
+            page.wait_for_timeout(20)
         held.pop().fulfill(status=503, json=REFUSAL)
         wait_failed(page)
         # What is being written is not replaced, and the first message stays where it was.
@@ -116,7 +116,7 @@ def test_edit_goes_back_to_a_message(browser, server):
         set_control(page, "max_tokens", "4")
         answer = ask(page, "First.")
         ask(page, "Second.")
-        held = hold(page)
+        hold(page)
         say(page, "Third.")
         assert page.locator("text=Edit").all()[0].is_disabled()
         wait(page, "!document.getElementById('stop').hidden")
@@ -124,8 +124,6 @@ def test_edit_goes_back_to_a_message(browser, server):
         page.wait_for_selector("#send:not([hidden])")
         assert page.input_value("#message") == "Third."
         page.unroute(COMPLETIONS)
-        for route in held:
-            route.abort()
         page.locator("text=Edit").nth(1).click()
         assert page.input_value("#message") == "Second."
         assert page.evaluate("document.activeElement.id") == "message"

@@ -9,7 +9,7 @@ export function rate(number) {
   if (number > 0 && number < 0.05) {
     return "< 0.1";
   }
-  return number >= 9.95 ? whole.format(number) : String(Number(number.toFixed(1)));
+  return number >= 9.95 ? whole.format(Math.round(number)) : String(Number(number.toFixed(1)));
 }
 
 export function duration(ms) {
