@@ -116,7 +116,10 @@ export class Chat {
       // What failed was given back, and has now been said in its final words.
       messages.splice(-2);
     }
-    at("message").value = "";
+    // An example does not take the place of a draft.
+    if (at("message").value === text) {
+      at("message").value = "";
+    }
     this.conversation.say(text);
     this.#answer(null);
   }
