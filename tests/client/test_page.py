@@ -261,7 +261,7 @@ def test_the_picture_shows_load(browser, slow_server):
     prompts = [list(range(300 + i, 360 + i)) for i in range(6)]
     with page_of(browser, slow_server) as page, concurrent.futures.ThreadPoolExecutor(6) as pool:
         wait_figure(page, "Running", "zero")
-        assert page.text_content("#feed-state") == "live"
+        page.wait_for_selector("#feed-state[data-state=live]")
         assert page.is_visible("#no-requests")
         answers = [pool.submit(complete, slow_server, prompt, max_tokens=160, **ON) for prompt in prompts]
         # Each of them passes.

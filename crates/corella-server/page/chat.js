@@ -201,7 +201,7 @@ export class Chat {
     if (wasAtEnd || answer.error) {
       this.#scrollToEnd();
     }
-    at("announcer").textContent = answer.error ? "" : `Answer: ${answer.content}`;
+    at("announcer").textContent = answer.error || isEmpty(answer) ? "" : `Answer: ${answer.content}`;
   }
 
   /** A message that got no answer is not sent again by itself, so its text must not be lost. */
