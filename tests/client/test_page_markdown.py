@@ -1,7 +1,9 @@
 """Tests how the page shows Markdown, with text that ends anywhere and text that means harm."""
 
+import json
+
 import pytest
-from browser import chromium, page_of
+from browser import DESKTOP, chromium, page_of, scrolls_sideways, violations
 from server_process import ServerProcess
 
 FENCE = "```"
@@ -59,8 +61,20 @@ PRELUDE = """
 
 
 @pytest.fixture(scope="module")
-def page():
-    with chromium() as browser, ServerProcess("--threads", 1) as server, page_of(browser, server) as page:
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ServerProcess("--threads", 1) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def page(browser, server):
+    with page_of(browser, server) as page:
         yield page
 
 
@@ -109,3 +123,20 @@ def test_text_that_grows_ends_as_the_whole_does(page):
 def test_nothing_is_too_strange(page, unit):
     script = "const box = document.createElement('div'); renderMarkdown(box, arg); return box.textContent.length;"
     assert run(page, script, unit * 5000) >= 0
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "dark"), ({"width": 320, "height": 640}, "light")])
+def test_an_answer_with_everything_is_accessible_and_fits(browser, server, size, scheme):
+    with page_of(browser, server, size=size, scheme=scheme) as page:
+        wide = f"{FENCE}\n{'wide ' * 100}\n{FENCE}\n\n|{'a column|' * 12}\n|{'---|' * 12}\n|{'with text|' * 12}"
+        # Code that does not end would take what follows.
+        complete = [case for case in CASES if case.count(FENCE) != 1]
+        answer = {"role": "assistant", "content": "\n\n".join([*complete, wide]), "error": "It broke."}
+        conversation = json.dumps([{"role": "user", "content": "Show me everything."}, answer])
+        page.evaluate("(text) => sessionStorage.setItem('corella.conversation', text)", conversation)
+        page.reload()
+        page.wait_for_selector(".markdown .table")
+        assert violations(page) == []
+        assert not scrolls_sideways(page)
+        # What is too wide scrolls by itself.
+        assert page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.getElementById('scroll'))")
