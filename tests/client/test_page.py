@@ -69,13 +69,16 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
     with page_of(browser, slow_server) as page:
         assert page.is_visible("#empty")
         keep_answers_going(page)
-        set_control(page, "max_tokens", "900")
+        set_control(page, "max_tokens", "400")
         say(page, STORY)
         page.wait_for_selector("#stop:not([hidden])")
-        wait(page, "document.querySelector('.assistant.running .body')?.textContent.length > 20")
-        early = page.locator(".assistant .body p").first.text_content()[:20]
         # What is counted before the end is not certain.
-        wait(page, "/^≈ [0-9]+ tokens/.test(document.querySelector('.assistant.running footer').textContent)")
+        wait(
+            page,
+            """document.querySelector('.assistant.running .body')?.textContent.length > 20
+                && /^≈ [0-9]+ tokens/.test(document.querySelector('.assistant.running footer').textContent)""",
+        )
+        early = page.locator(".assistant .body p").first.text_content()[:20]
         answer = wait_answered(page)
         assert answer.startswith(early) and len(answer) > len(early)
         note = page.locator(".assistant footer").text_content()
