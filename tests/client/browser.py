@@ -1,6 +1,7 @@
 """A headless Chromium, and what tests do with the server's page in it."""
 
 import contextlib
+import json
 import shutil
 import time
 
@@ -54,30 +55,70 @@ def wait(page, expression, arg=None):
         page.wait_for_timeout(20)
 
 
+def wait_each(page, expressions):
+    """Waits until each of some expressions was true at some time, in whatever order."""
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    missing = list(expressions)
+    while missing := [expression for expression in missing if not page.evaluate(expression)]:
+        assert time.monotonic() < deadline, f"never true: {missing}"
+        page.wait_for_timeout(20)
+
+
 def say(page, text):
     page.fill("#message", text)
     page.press("#message", "Enter")
 
 
 def wait_answered(page):
-    """Waits for the end of the answer, and returns its text."""
+    """Waits for the end of the answer, and returns its text as the model wrote it."""
     page.wait_for_selector(".message.assistant:last-child:not(.running) footer button")
     page.wait_for_selector("#send:not([hidden])")
-    return page.locator(".message.assistant:last-child .body").text_content()
+    return messages(page)[-1]["content"]
+
+
+def messages(page):
+    """The conversation as the tab keeps it."""
+    return json.loads(page.evaluate("sessionStorage.getItem('corella.conversation')"))
+
+
+def set_control(page, name, value):
+    page.evaluate("document.getElementById('settings').open = true")
+    page.fill(f"#sampling-{name}", value)
+
+
+def bodies(page):
+    """The bodies of the chat requests that the page sends from now on."""
+    sent = []
+
+    def note(request):
+        if request.url.endswith("/v1/chat/completions"):
+            sent.append(json.loads(request.post_data))
+
+    page.on("request", note)
+    return sent
+
+
+def keep_answers_going(page):
+    """On a busy machine, the browser might see the first word of an answer after its last was written."""
+
+    def without_end(route):
+        route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+    page.route("**/v1/chat/completions", without_end)
+
+
+def figure(label, condition):
+    """An expression that is true when a figure of the engine satisfies a condition."""
+    return """([label, condition]) => {
+        const figures = [...document.querySelectorAll('#figures div')];
+        const figure = figures.find((figure) => figure.firstChild.textContent === label);
+        const text = figure.lastChild.textContent;
+        return { positive: Number.parseFloat(text) > 0, zero: text === '0', known: text !== '–' }[condition];
+    }""".join(["(", f")({json.dumps([label, condition])})"])
 
 
 def wait_figure(page, label, condition):
-    """Waits until a figure of the engine satisfies a condition in JavaScript, where it is `text`."""
-    wait(
-        page,
-        """([label, condition]) => {
-            const figures = [...document.querySelectorAll('#figures div')];
-            const figure = figures.find((figure) => figure.firstChild.textContent === label);
-            const text = figure.lastChild.textContent;
-            return { positive: Number.parseFloat(text) > 0, zero: text === '0', known: text !== '–' }[condition];
-        }""",
-        [label, condition],
-    )
+    wait(page, figure(label, condition))
 
 
 def violations(page):

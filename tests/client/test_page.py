@@ -1,21 +1,27 @@
 """Tests the page at `/` in a headless Chromium: chat, controls, probabilities, the picture of the engine."""
 
 import concurrent.futures
-import json
 import math
 import re
+import time
 
 import pytest
 from browser import (
     DESKTOP,
     PHONE,
+    TIMEOUT_MS,
+    bodies,
     chromium,
+    figure,
+    keep_answers_going,
     page_of,
     say,
     scrolls_sideways,
+    set_control,
     violations,
     wait,
     wait_answered,
+    wait_each,
     wait_figure,
 )
 from fleet import SLOW, Fleet, complete
@@ -59,42 +65,20 @@ def slow_server():
         yield server
 
 
-def set_control(page, name, value):
-    page.evaluate("document.getElementById('settings').open = true")
-    page.fill(f"#sampling-{name}", value)
-
-
-def bodies(page):
-    """The bodies of the chat requests that the page sends from now on."""
-    sent = []
-
-    def note(request):
-        if request.url.endswith("/v1/chat/completions"):
-            sent.append(json.loads(request.post_data))
-
-    page.on("request", note)
-    return sent
-
-
-def keep_answers_going(page):
-    """On a busy machine, the browser might see the first word of an answer after its last was written."""
-
-    def without_end(route):
-        route.continue_(post_data=json.dumps({**route.request.post_data_json, **ON["extra_body"]}))
-
-    page.route("**/v1/chat/completions", without_end)
-
-
 def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
     with page_of(browser, slow_server) as page:
         assert page.is_visible("#empty")
         keep_answers_going(page)
-        set_control(page, "max_tokens", "900")
+        set_control(page, "max_tokens", "400")
         say(page, STORY)
         page.wait_for_selector("#stop:not([hidden])")
-        wait(page, "document.querySelector('.assistant .body').textContent.length > 20")
-        early = page.locator(".assistant .body").text_content()
-        assert page.locator(".assistant.running").count() == 1
+        # What is counted before the end is not certain.
+        wait(
+            page,
+            """document.querySelector('.assistant.running .body')?.textContent.length > 20
+                && /^≈ [0-9]+ tokens/.test(document.querySelector('.assistant.running footer').textContent)""",
+        )
+        early = page.locator(".assistant .body p").first.text_content()[:20]
         answer = wait_answered(page)
         assert answer.startswith(early) and len(answer) > len(early)
         note = page.locator(".assistant footer").text_content()
@@ -108,9 +92,10 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
         said = [(message["role"], message["content"]) for message in sent[0]["messages"]]
         assert said == [("user", STORY), ("assistant", answer), ("user", "And then?")]
 
+        shown = page.locator(".assistant .body").first.text_content()
         page.reload()
         assert page.locator(".message").count() == 4
-        assert page.locator(".assistant .body").first.text_content() == answer
+        assert page.locator(".assistant .body").first.text_content() == shown
         page.click("text=New chat")
         assert page.locator(".message").count() == 0
         page.reload()
@@ -131,7 +116,8 @@ def test_stop_ends_the_request_at_once(browser, slow_server, way):
         else:
             page.keyboard.press("Escape")
         page.wait_for_selector("#send:not([hidden])")
-        assert "stopped" in page.locator(".assistant footer").text_content()
+        note = page.locator(".assistant footer").text_content()
+        assert re.match(r"≈ \d+ tokens? · .*stopped", note), note
         slow_server.wait_until(lambda: aborted() == before + 1, "the request is aborted")
         # What was said so far stays.
         kept = page.locator(".assistant .body").text_content()
@@ -162,9 +148,9 @@ def test_every_control_reaches_the_request(browser, server):
         page.click("text=Back to defaults")
         page.fill("#system", "")
         set_control(page, "max_tokens", "2")
-        page.click("text=Try again")
-        wait(page, "!document.querySelector('#send').hidden && document.querySelectorAll('.message').length === 2")
-        page.wait_for_timeout(100)
+        page.click("button:text-is('Try again')")
+        wait_answered(page)
+        assert len(sent) == 2 and page.locator(".message").count() == 2
         assert set(sent[1]) == {"messages", "model", "stream", "stream_options", "max_tokens"}
         assert sent[1]["messages"] == [{"role": "user", "content": STORY}]
 
@@ -182,7 +168,7 @@ def test_a_refused_value_leads_to_its_control(browser, server):
         page.fill("#sampling-temperature", "0")
         assert page.get_attribute("#sampling-temperature", "aria-invalid") is None
         set_control(page, "max_tokens", "4")
-        page.click("text=Try again")
+        page.click("button:text-is('Try again')")
         assert wait_answered(page) != ""
         assert page.locator(".error:visible").count() == 0
     assert all("400" in fault for fault in faults)
@@ -215,7 +201,7 @@ def test_tokens_show_how_likely_they_were(browser, server):
         card = page.locator("#token-card")
         assert card.is_hidden()
         options.nth(at).hover()
-        assert card.is_visible()
+        card.wait_for(state="visible")
         shares = card.locator(".share").all_text_contents()
         expected = [100 * math.exp(top.logprob) for top in tokens[at].top_logprobs]
         own = 100 * math.exp(tokens[at].logprob)
@@ -223,7 +209,7 @@ def test_tokens_show_how_likely_they_were(browser, server):
             expected = [own, *expected]
         assert [float(share.removesuffix(" %")) for share in shares] == pytest.approx(expected, abs=0.06)
         page.mouse.move(5, 5)
-        assert card.is_hidden()
+        card.wait_for(state="hidden")
 
         # The keyboard shows the same.
         page.focus("[role=listbox]")
@@ -238,22 +224,26 @@ def test_tokens_show_how_likely_they_were(browser, server):
 
         page.uncheck("#probabilities")
         assert page.locator("[role=option]").count() == 0
-        assert page.locator(".assistant .body").text_content() == answer
+        assert page.locator(".assistant .body").text_content() in answer
+        page.click("button:text-is('Try again')")
+        wait_answered(page)
+        page.check("#probabilities")
+        assert "no probabilities recorded" in page.locator(".assistant footer").text_content()
 
 
 def has_colour(page, canvas, class_name):
-    """Whether a canvas has a pixel of the colour of a class."""
+    """Whether a canvas has a pixel of about the colour of a class: a line between pixels has none of exactly that one."""
     return page.evaluate(
         """([id, name]) => {
             const probe = document.createElement('i');
             probe.className = name;
             document.body.append(probe);
-            const [r, g, b] = getComputedStyle(probe).backgroundColor.match(/[0-9]+/g).map(Number);
+            const wanted = getComputedStyle(probe).backgroundColor.match(/[0-9]+/g).map(Number);
             probe.remove();
             const canvas = document.getElementById(id);
             const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
             for (let at = 0; at < data.length; at += 4) {
-                if (data[at] === r && data[at + 1] === g && data[at + 2] === b && data[at + 3] === 255) {
+                if (data[at + 3] >= 128 && wanted.every((value, i) => Math.abs(data[at + i] - value) <= 24)) {
                     return true;
                 }
             }
@@ -263,28 +253,38 @@ def has_colour(page, canvas, class_name):
     )
 
 
+def wait_colour(page, canvas, class_name):
+    deadline = time.monotonic() + TIMEOUT_MS / 1000
+    while not has_colour(page, canvas, class_name):
+        assert time.monotonic() < deadline, (canvas, class_name)
+        page.wait_for_timeout(100)
+
+
 def test_the_picture_shows_load(browser, slow_server):
     prompts = [list(range(300 + i, 360 + i)) for i in range(6)]
     with page_of(browser, slow_server) as page, concurrent.futures.ThreadPoolExecutor(6) as pool:
         wait_figure(page, "Running", "zero")
-        assert page.text_content("#feed-state") == "live"
+        page.wait_for_selector("#feed-state[data-state=live]")
         assert page.is_visible("#no-requests")
-        answers = [pool.submit(complete, slow_server, prompt, max_tokens=60, **ON) for prompt in prompts]
-        wait_figure(page, "Running", "positive")
-        page.wait_for_selector("#requests tr")
-        wait_figure(page, "Output tokens/s", "positive")
-        wait_figure(page, "TTFT, median", "known")
-        wait_figure(page, "ITL, median", "known")
-        row = page.locator("#requests tr").first.text_content()
-        assert "60" in row
-        wait(page, "/[1-9].* in use/.test(document.getElementById('pages-legend').textContent)")
+        answers = [pool.submit(complete, slow_server, prompt, max_tokens=160, **ON) for prompt in prompts]
+        # Each of them passes.
+        wait_each(
+            page,
+            [
+                figure("Running", "positive"),
+                figure("Output tokens/s", "positive"),
+                figure("TTFT, median", "known"),
+                figure("ITL, median", "known"),
+                "document.querySelector('#requests tr')?.textContent.includes('/160')",
+                "/[1-9].* in use/.test(document.getElementById('pages-legend').textContent)",
+            ],
+        )
         for answer in answers:
             answer.result()
         wait_figure(page, "Running", "zero")
         assert page.is_visible("#no-requests")
         for canvas, name in [("steps", "prefill"), ("steps", "decode"), ("inter", "median"), ("pages", "cached")]:
-            page.wait_for_timeout(300)
-            assert has_colour(page, canvas, name), (canvas, name)
+            wait_colour(page, canvas, name)
         # What the legend says is what the metrics say.
         cached = int(slow_server.metric("corella_kv_pages_cached"))
         wait(
@@ -293,16 +293,18 @@ def test_the_picture_shows_load(browser, slow_server):
             f"{cached:,}",
         )
         assert "prefill" in page.get_attribute("#steps", "aria-label")
+        assert page.is_hidden("#legend-drafts")
+        assert re.match(r"Corella \S+ · \S+ · context 2,048 tokens · at most \d+ requests", page.text_content("#server"))
 
 
 def num_streams_left(server):
     return server.metric("corella_http_requests_total", path="/engine/events")
 
 
-def test_the_engine_is_watched_only_while_it_is_seen(browser, server):
-    with page_of(browser, server, size=PHONE) as page:
-        # The chat is in front. Streams of earlier pages end meanwhile.
-        page.wait_for_timeout(700)
+def test_the_engine_is_watched_only_while_it_is_seen(browser):
+    # No stream of another page ends at this server.
+    with ServerProcess("--threads", 1) as server, page_of(browser, server, size=PHONE) as page:
+        # The chat is in front.
         left = num_streams_left(server)
         assert page.text_content("#feed-state") == "not watching"
         page.click("[data-show=engine]")
@@ -315,7 +317,7 @@ def test_the_engine_is_watched_only_while_it_is_seen(browser, server):
         page.click("#pause")
         server.wait_until(lambda: num_streams_left(server) == left + 2, "the stream ends")
         assert page.text_content("#feed-state") == "paused"
-        page.click("#pause")
+        page.click("text=Resume")
         page.wait_for_selector("#feed-state[data-state=live]")
 
 
@@ -370,8 +372,11 @@ def test_nothing_is_inaccessible_or_too_wide(browser, server, state, size, schem
 def test_the_table_of_requests_is_accessible_and_fits(browser, slow_server):
     with page_of(browser, slow_server, size=PHONE) as page, concurrent.futures.ThreadPoolExecutor(3) as pool:
         page.click("[data-show=engine]")
-        answers = [pool.submit(complete, slow_server, list(range(300, 320 + i)), max_tokens=120, **ON) for i in range(3)]
+        answers = [pool.submit(complete, slow_server, list(range(300, 320 + i)), max_tokens=400, **ON) for i in range(3)]
         page.wait_for_selector("#requests tr")
+        # No number is cut.
+        assert page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.getElementById('requests-scroller'))")
+        assert page.is_hidden("#requests-scroller th:first-child") and page.is_visible("#requests-scroller th:last-child")
         assert violations(page) == []
         assert not scrolls_sideways(page)
         for answer in answers:
@@ -379,11 +384,17 @@ def test_the_table_of_requests_is_accessible_and_fits(browser, slow_server):
 
 
 def test_the_page_works_by_keyboard(browser, server):
-    with page_of(browser, server) as page:
+    with page_of(browser, server, size=PHONE) as page:
+        assert page.evaluate("document.activeElement === document.body")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == "message"
+    with page_of(browser, server) as page:
+        assert page.evaluate("document.activeElement.id") == "message"
+        # Nothing is not sent, and nobody complains.
+        page.keyboard.press("Enter")
+        assert page.locator(".message").count() == 0 and page.is_visible("#send")
         page.keyboard.type("One")
         page.keyboard.press("Shift+Enter")
         page.keyboard.type("two")
@@ -401,6 +412,10 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(browser):
         with page_of(browser, server, faults=faults) as page:
             page.wait_for_selector("#key-form:not([hidden])")
             assert violations(page) == []
+            say(page, STORY)
+            page.wait_for_selector(".assistant .error")
+            assert "Enter the API key above" in page.text_content(".assistant .error")
+            assert page.input_value("#message") == STORY
             page.fill("#key", "wrong")
             page.click("text=Use it")
             page.wait_for_selector("#key-error:not(:empty)")
@@ -409,7 +424,8 @@ def test_a_key_is_asked_for_and_forgotten_with_the_tab(browser):
             page.wait_for_selector("#feed-state[data-state=live]")
             assert page.is_hidden("#key-form")
             set_control(page, "max_tokens", "4")
-            say(page, STORY)
+            page.click("button:text-is('Try again')")
+            assert page.input_value("#message") == ""
             assert wait_answered(page) != ""
             assert "open-sesame-and-stay-open" not in page.evaluate("JSON.stringify(localStorage)")
         assert "open-sesame-and-stay-open" not in server.log()
@@ -423,7 +439,7 @@ def test_what_is_said_is_never_markup(browser, server):
         wait_answered(page)
         assert page.locator("#messages img, #messages b").count() == 0
         assert "<b>bold</b>" in page.locator(".user .body").text_content()
-        assert page.title() == "Corella"
+        assert page.title() == f"{server.model()} · Corella"
 
 
 def test_a_lost_server_is_told(browser):
@@ -439,10 +455,12 @@ def test_a_lost_server_is_told(browser):
         page.wait_for_selector("#feed-state[data-state=trouble]")
         assert violations(page) == []
         port = server.port
-        with ServerProcess("--threads", 1, port=port):
+        with ServerProcess("--threads", 1, "--served-model-name", "another", port=port):
             page.wait_for_selector("#feed-state[data-state=live]")
+            wait(page, "document.getElementById('model').value === 'another'")
+            assert page.title() == "another · Corella"
             set_control(page, "max_tokens", "4")
-            page.click("text=Try again")
+            page.click("button:text-is('Try again')")
             assert wait_answered(page) != ""
 
 
@@ -453,8 +471,8 @@ def test_nodes_are_shown_with_their_sessions(browser):
         with page_of(browser, prefill) as page, page_of(browser, decode) as other:
             page.wait_for_selector("#nodes:not([hidden]) #node-rows tr")
             assert "prefill node" in page.text_content("#nodes-note")
-            assert "healthy" in page.text_content("#node-rows")
-            answers = [pool.submit(complete, prefill, list(range(300, 420 + i)), max_tokens=80, **ON) for i in range(2)]
+            wait(page, "document.getElementById('node-rows').textContent.includes('healthy')")
+            answers = [pool.submit(complete, prefill, list(range(300, 420 + i)), max_tokens=300, **ON) for i in range(2)]
             wait(page, "/Sessions[1-9]/.test(document.getElementById('node-figures').textContent)")
             wait(other, "/[1-9][0-9]* received/.test(document.getElementById('pages-legend').textContent)")
             assert "decode node" in other.text_content("#nodes-note")

@@ -1,19 +1,27 @@
 // Calls of the server: the API key, errors as the server words them, and server-sent events.
 
+import { readText, writeText } from "./storage.js";
+
 const KEY = "corella.key";
+
+let key = readText("tab", KEY) ?? "";
 
 /** The key is forgotten with the tab. */
 export const apiKey = {
-  get: () => sessionStorage.getItem(KEY) ?? "",
-  set: (key) => sessionStorage.setItem(KEY, key),
+  get: () => key,
+  set: (text) => {
+    key = text;
+    writeText("tab", KEY, text);
+  },
 };
 
-/** An answer other than 2xx, or none at all. `status` is 0 then, and `param` names a field, if one is at fault. */
+/** An answer other than 2xx, or none at all: then `status` is 0. `param` names a field, if one is at fault. */
 export class CallError extends Error {
-  constructor(message, status, param) {
+  constructor(message, status, { param = null, code = null } = {}) {
     super(message);
     this.status = status;
-    this.param = param ?? null;
+    this.param = param;
+    this.code = code;
   }
 }
 
@@ -40,7 +48,7 @@ export async function call(path, { body, signal } = {}) {
   }
   if (!response.ok) {
     const error = await response.json().then((json) => json.error, () => null);
-    throw new CallError(error?.message ?? `The server answered ${response.status}.`, response.status, error?.param);
+    throw new CallError(error?.message ?? `The server answered ${response.status}.`, response.status, error ?? {});
   }
   return response;
 }

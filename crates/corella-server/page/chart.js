@@ -39,10 +39,10 @@ export function colour(className) {
 
 const probes = new Map();
 
-/** The least of 1, 2, 5, 10, 20, … that is not below `value`. */
-export function ceiling(value) {
+/** The least of the factors times a power of ten that is not below `value`. The last is ten times one of them. */
+export function ceiling(value, factors) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((round) => round >= value * 0.999);
+  return factors.map((factor) => factor * power).find((round) => round >= value * 0.999);
 }
 
 /** Lines at half and full height with the values that they stand for, and the seconds below. The rectangle that is left. */

@@ -1,11 +1,15 @@
 // The chat: sends the conversation, shows the answer as it comes, and stops it.
 
-import { CallError, call, events } from "./api.js";
-import { Conversation, readSettings, writeSettings } from "./conversation.js";
-import { count, duration, element, rate } from "./format.js";
+import { readAnswer } from "./answer_reader.js";
+import { call } from "./api.js";
+import { canCopy, copy } from "./clipboard.js";
+import { Conversation } from "./conversation.js";
+import { explain } from "./failure.js";
+import { element } from "./format.js";
 import { MessageView } from "./message_view.js";
-import { Sampling } from "./sampling.js";
-import { tokensOf } from "./token_list.js";
+import { Progress } from "./progress.js";
+import { Settings } from "./settings.js";
+import { dismissCard } from "./token_list.js";
 
 const EXAMPLES = [
   "Tell me a story about a fox and a lantern.",
@@ -17,21 +21,27 @@ const MAX_ALTERNATIVES = 5;
 
 const at = (id) => document.getElementById(id);
 
+/** Where both views fit. On smaller screens a focused field brings up a keyboard that hides half the page. */
+const isWide = () => matchMedia("(min-width: 960px)").matches;
+
 export class Chat {
   /** `onUnauthorized` is called when the server wants a key, or another one. */
   constructor(onUnauthorized) {
     this.onUnauthorized = onUnauthorized;
     this.conversation = new Conversation();
+    this.settings = new Settings(() => this.views.forEach((view) => view.setShowsTokens(this.settings.showsTokens)));
     this.views = [];
-    this.running = null;
+    /** The answer that comes: its `control`, `answer`, `progress`, and the `old` one that it is to replace. */
+    this.attempt = null;
+    /** The text that a failed attempt gave back to the message field. */
+    this.returned = null;
     this.maxAlternatives = MAX_ALTERNATIVES;
-    const settings = readSettings();
-    this.sampling = new Sampling(at("sampling"), settings.sampling ?? {}, () => this.#saveSettings());
-    at("system").value = settings.system ?? "";
-    at("probabilities").checked = settings.probabilities ?? false;
+    this.contextLength = null;
     this.#listen();
-    this.#summarise();
     this.#draw();
+    if (isWide() && document.activeElement === document.body) {
+      at("message").focus();
+    }
   }
 
   #listen() {
@@ -46,29 +56,26 @@ export class Chat {
         this.#send(message.value);
       }
     });
-    at("stop").addEventListener("click", () => this.running?.abort());
+    at("stop").addEventListener("click", () => this.#stop());
     addEventListener("keydown", (event) => {
-      if (event.key === "Escape") {
-        this.running?.abort();
+      // Escape has other uses: it closes lists, ends the choice of a character, and puts the card of a token away.
+      const isTaken = event.isComposing || event.target.tagName === "SELECT";
+      if (event.key === "Escape" && !isTaken && !dismissCard()) {
+        this.#stop();
       }
     });
     at("clear").addEventListener("click", () => {
-      this.running?.abort();
+      this.#stop();
       this.conversation.clear();
       this.#draw();
       message.focus();
     });
-    at("probabilities").addEventListener("change", ({ target }) => {
-      this.#saveSettings();
-      for (const view of this.views) {
-        view.setShowsTokens(target.checked);
-      }
+    at("undo-clear").addEventListener("click", () => {
+      this.conversation.undoClear();
+      this.#draw();
+      message.focus();
     });
-    at("system").addEventListener("input", () => this.#saveSettings());
-    at("reset-sampling").addEventListener("click", () => {
-      this.sampling.reset();
-      this.#saveSettings();
-    });
+    addEventListener("pagehide", () => this.#leave());
     at("examples").append(
       ...EXAMPLES.map((text) => {
         const button = element("button", { type: "button", textContent: text });
@@ -78,105 +85,151 @@ export class Chat {
     );
   }
 
-  #saveSettings() {
-    writeSettings({
-      system: at("system").value,
-      sampling: this.sampling.values(),
-      probabilities: at("probabilities").checked,
-    });
-    this.#summarise();
-  }
-
-  /** What differs from the defaults, for those who have not opened the settings. */
-  #summarise() {
-    const parts = Object.entries(this.sampling.values()).map(([name, value]) => `${name} ${value}`);
-    if (at("system").value.trim() !== "") {
-      parts.unshift("system prompt");
-    }
-    at("settings-summary").textContent = parts.length === 0 ? "" : `· ${parts.join(", ")}`;
-  }
-
   #draw() {
-    const { messages } = this.conversation;
-    this.views = messages.map((message, index) => this.#view(message, index === messages.length - 1));
+    const { messages, cleared } = this.conversation;
+    this.views = messages.map((message) => new MessageView(message, this.settings.showsTokens, this.#actions(message)));
     at("messages").replaceChildren(...this.views.map((view) => view.element));
     at("empty").hidden = messages.length > 0;
-    at("scroll").scrollTop = at("scroll").scrollHeight;
+    at("undo-clear").hidden = cleared === null;
+    this.#scrollToEnd();
   }
 
-  #view(message, isLast) {
+  #actions(message) {
     const actions = {};
-    // Browsers have a clipboard only for pages of this machine and of HTTPS.
-    if (message.role === "assistant" && message.content !== "" && navigator.clipboard) {
-      actions.Copy = async (button) => {
-        await navigator.clipboard.writeText(message.content);
-        button.textContent = "Copied";
-        setTimeout(() => { button.textContent = "Copy"; }, 1500);
-      };
+    if (message.role === "user") {
+      actions.Edit = () => this.#edit(message);
+    } else if (message.content !== "" && canCopy()) {
+      actions.Copy = (button) => copy(message.content, button);
     }
-    if (isLast && message.role === "assistant") {
-      actions["Try again"] = () => this.#answer(true);
+    if (message === this.conversation.messages.at(-1)) {
+      actions["Try again"] = () => this.#retry();
     }
-    return new MessageView(message, at("probabilities").checked, actions);
+    return actions;
   }
 
   #send(text) {
-    if (this.running || text.trim() === "") {
-      return;
-    }
-    at("message").value = "";
-    this.conversation.messages.push({ role: "user", content: text });
-    this.#answer(false);
-  }
-
-  async #answer(replacesLast) {
-    if (this.running) {
+    if (this.attempt || text.trim() === "") {
       return;
     }
     const { messages } = this.conversation;
-    if (replacesLast) {
-      messages.pop();
+    if (this.returned !== null) {
+      // What failed was given back, and has now been said in its final words.
+      messages.splice(-2);
     }
-    const showsTokens = at("probabilities").checked;
-    const answer = { role: "assistant", content: "", reasoning: "", ...(showsTokens && { tokens: [] }) };
-    const body = this.#request(showsTokens);
-    messages.push(answer);
+    // An example does not take the place of a draft.
+    if (at("message").value === text) {
+      at("message").value = "";
+    }
+    this.conversation.say(text);
+    this.#answer(null);
+  }
+
+  #retry() {
+    if (this.attempt) {
+      return;
+    }
+    const { messages } = this.conversation;
+    if (at("message").value === this.returned) {
+      at("message").value = "";
+    }
+    const old = messages.at(-1).role === "assistant" ? messages.pop() : null;
+    this.#answer(old);
+    (isWide() ? at("message") : at("stop")).focus();
+  }
+
+  #edit(message) {
+    if (this.attempt) {
+      return;
+    }
+    this.returned = null;
+    this.conversation.cut(message);
+    this.#draw();
+    at("message").value = message.content;
+    at("message").focus();
+  }
+
+  #stop() {
+    this.attempt?.control.abort();
+  }
+
+  async #answer(old) {
+    this.returned = null;
+    const { conversation, settings } = this;
+    const answer = { role: "assistant", content: "", reasoning: "", ...(settings.showsTokens && { tokens: [] }) };
+    const body = this.#request();
+    conversation.messages.push(answer);
     this.#draw();
     const view = this.views.at(-1);
     view.begin();
-    this.#setRunning(new AbortController());
-    const progress = new Progress();
+    const attempt = { control: new AbortController(), answer, old, progress: new Progress() };
+    this.#setAttempt(attempt);
     try {
-      const response = await call("/v1/chat/completions", { body, signal: this.running.signal });
-      await this.#read(response, answer, view, progress);
+      const response = await call("/v1/chat/completions", { body, signal: attempt.control.signal });
+      await readAnswer(response, answer, attempt.progress, () => this.#grow(view));
     } catch (error) {
       if (error.name === "AbortError") {
-        progress.finishReason = "stopped";
+        attempt.progress.finishReason = "stopped";
       } else {
-        answer.error = error instanceof CallError ? error.message : "The connection broke before the answer was complete.";
-        this.#explain(error);
+        answer.error = explain(error, this.contextLength);
+        this.#lead(error);
       }
     }
-    answer.note = progress.note();
-    this.#setRunning(null);
-    if (messages.at(-1) !== answer) {
-      // The conversation was cleared meanwhile.
-      return;
+    answer.note = attempt.progress.note();
+    this.#setAttempt(null);
+    // The conversation may have been cleared meanwhile.
+    if (conversation.messages.at(-1) === answer) {
+      this.#end(attempt, view);
     }
-    this.conversation.save();
-    const wasAtEnd = isAtEnd();
-    view.actions = this.#view(answer, true).actions;
-    view.finish();
-    if (wasAtEnd || answer.error) {
-      at("scroll").scrollTop = at("scroll").scrollHeight;
-    }
-    at("announcer").textContent = answer.error ? "" : `Answer: ${answer.content}`;
   }
 
-  #request(showsTokens) {
+  #end(attempt, view) {
+    const { answer, old } = attempt;
+    const { messages } = this.conversation;
+    const wasAtEnd = isAtEnd();
+    const hasFailed = isEmpty(answer) && (answer.error || attempt.progress.finishReason === "stopped");
+    if (hasFailed && old && !isEmpty(old)) {
+      messages[messages.length - 1] = { ...old, error: answer.error };
+      this.#draw();
+    } else {
+      view.actions = this.#actions(answer);
+      view.finish();
+      if (hasFailed) {
+        this.#giveBack(messages.at(-2).content);
+      }
+    }
+    this.conversation.save();
+    if (wasAtEnd || answer.error) {
+      this.#scrollToEnd();
+    }
+    at("announcer").textContent = answer.error || isEmpty(answer) ? "" : `Answer: ${answer.content}`;
+  }
+
+  /** A message that got no answer is not sent again by itself, so its text must not be lost. */
+  #giveBack(text) {
+    if (at("message").value === "") {
+      at("message").value = text;
+      this.returned = text;
+    }
+  }
+
+  /** Keeps what has come so far: nobody knows whether the page will be seen again. */
+  #leave() {
+    const { messages } = this.conversation;
+    if (!this.attempt || messages.at(-1) !== this.attempt.answer) {
+      return;
+    }
+    const { answer, old, progress } = this.attempt;
+    progress.finishReason = "stopped";
+    answer.note = progress.note();
+    const last = isEmpty(answer) && old ? old : answer;
+    this.conversation.save(last);
+  }
+
+  #request() {
+    const { sampling, system, showsTokens } = this.settings;
     const body = {
-      ...this.sampling.fields(),
-      messages: this.conversation.forModel(at("system").value),
+      ...sampling.fields(),
+      messages: this.conversation.forModel(system),
       stream: true,
       stream_options: { include_usage: true },
     };
@@ -191,101 +244,41 @@ export class Chat {
     return body;
   }
 
-  async #read(response, answer, view, progress) {
-    const decoder = new TextDecoder();
-    for await (const { name, data } of events(response)) {
-      if (name === "error") {
-        throw new CallError(data.error?.message ?? "The answer failed.", 0);
-      }
-      if (data === "[DONE]") {
-        progress.isComplete = true;
-        return;
-      }
-      progress.usage = data.usage ?? progress.usage;
-      const [choice] = data.choices;
-      if (!choice) {
-        continue;
-      }
-      const text = choice.delta.content ?? "";
-      const reasoning = choice.delta.reasoning_content ?? "";
-      const tokens = tokensOf(choice.logprobs, decoder);
-      if (text !== "" || reasoning !== "" || tokens.length > 0) {
-        progress.handleToken();
-      }
-      progress.finishReason = choice.finish_reason ?? progress.finishReason;
-      answer.content += text;
-      answer.reasoning += reasoning;
-      answer.tokens?.push(...tokens);
-      const follows = isAtEnd();
-      view.grow(text, reasoning, tokens);
-      if (follows) {
-        at("scroll").scrollTop = at("scroll").scrollHeight;
-      }
+  #grow(view) {
+    const follows = isAtEnd();
+    view.redraw();
+    if (follows) {
+      this.#scrollToEnd();
     }
-    throw new Error("the stream ended early");
   }
 
   /** Leads to what has to be changed for a request that was refused. */
-  #explain(error) {
+  #lead(error) {
     if (error.status === 401) {
       this.onUnauthorized();
-    } else if (error.param && this.sampling.mark(error.param, error.message)) {
-      at("settings").open = true;
+    } else {
+      this.settings.mark(error);
     }
   }
 
-  #setRunning(running) {
+  #setAttempt(attempt) {
     const hadFocus = document.activeElement === at("stop") || document.activeElement === at("send");
-    this.running = running;
-    at("send").hidden = running !== null;
-    at("stop").hidden = running === null;
-    at("announcer").textContent = running ? "The model answers." : "";
+    this.attempt = attempt;
+    at("send").hidden = attempt !== null;
+    at("stop").hidden = attempt === null;
+    at("announcer").textContent = attempt ? "The model answers." : "";
+    this.views.forEach((view) => view.setBusy(attempt !== null));
     if (hadFocus) {
-      (running ? at("stop") : at("message")).focus();
+      (attempt ? at("stop") : isWide() ? at("message") : at("send")).focus();
     }
+  }
+
+  #scrollToEnd() {
+    at("scroll").scrollTop = at("scroll").scrollHeight;
   }
 }
 
-/** How an answer went: its tokens and times. */
-class Progress {
-  constructor() {
-    this.begun = performance.now();
-    this.first = null;
-    this.usage = null;
-    this.finishReason = null;
-    this.isComplete = false;
-  }
-
-  handleToken() {
-    this.first ??= performance.now();
-  }
-
-  note() {
-    if (this.first === null) {
-      return this.finishReason === "stopped" ? "stopped" : "";
-    }
-    const parts = [];
-    const numTokens = this.usage?.completion_tokens;
-    if (numTokens) {
-      parts.push(`${count(numTokens)} tokens`);
-      const seconds = (performance.now() - this.first) / 1000;
-      if (numTokens > 1 && seconds > 0) {
-        parts.push(`${rate((numTokens - 1) / seconds)} tokens/s`);
-      }
-    }
-    parts.push(`first after ${duration(this.first - this.begun)}`);
-    const cached = this.usage?.prompt_tokens_details?.cached_tokens;
-    if (cached) {
-      parts.push(`${count(cached)} of ${count(this.usage.prompt_tokens)} prompt tokens cached`);
-    }
-    if (this.finishReason === "length") {
-      parts.push("cut at max tokens");
-    } else if (this.finishReason === "stopped") {
-      parts.push("stopped");
-    }
-    return parts.join(" · ");
-  }
-}
+const isEmpty = ({ content, reasoning }) => content === "" && !reasoning;
 
 /** Whether the reader sees the end of the conversation, and wants to follow it. */
 function isAtEnd() {

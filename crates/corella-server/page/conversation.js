@@ -1,58 +1,77 @@
-// The conversation and its settings, kept in the browser's storage.
+// The conversation, kept in the storage of the tab. A new tab begins with a copy of the one that was saved last.
+
+import { readJson, writeJson } from "./storage.js";
 
 const KEY = "corella.conversation";
-const SETTINGS = "corella.settings";
 
 /** Alternatives take most of the room, so only the newest messages keep them. */
 const MAX_MESSAGES_WITH_TOKENS = 6;
 
 /**
  * A message is `{ role, content }`. An answer also has `reasoning`, `tokens` (`[text, logprob, [[text, logprob], …]]`
- * each), `note` about how it ended, and `error` if it failed.
+ * each), `note` about how it went, and `error` if it failed.
  */
 export class Conversation {
   constructor() {
-    this.messages = read(KEY, []).filter((message) => typeof message?.content === "string");
+    const stored = readJson("tab", KEY) ?? readJson("browser", KEY);
+    const messages = Array.isArray(stored) ? stored : [];
+    this.messages = messages.filter((message) => typeof message?.content === "string");
+    /** What was cleared last, until something is said. */
+    this.cleared = null;
   }
 
-  save() {
-    const firstWithTokens = this.messages.length - MAX_MESSAGES_WITH_TOKENS;
-    const kept = this.messages.map((message, at) => (at < firstWithTokens ? { ...message, tokens: undefined } : message));
-    if (!write(KEY, kept)) {
-      write(KEY, this.messages.map((message) => ({ ...message, tokens: undefined })));
+  /** `last` may stand in for the last message. */
+  save(last = this.messages.at(-1)) {
+    const messages = this.messages.length === 0 ? [] : [...this.messages.slice(0, -1), last];
+    const withoutTokens = (message) => ({ ...message, tokens: undefined });
+    const firstWithTokens = messages.length - MAX_MESSAGES_WITH_TOKENS;
+    const kept = messages.map((message, at) => (at < firstWithTokens ? withoutTokens(message) : message));
+    for (const area of ["tab", "browser"]) {
+      if (!writeJson(area, KEY, kept)) {
+        writeJson(area, KEY, messages.map(withoutTokens));
+      }
     }
   }
 
+  /** Ends with the user's message, which is kept whatever becomes of its answer. */
+  say(text) {
+    this.cleared = null;
+    this.messages.push({ role: "user", content: text });
+    this.save();
+  }
+
   clear() {
+    if (this.messages.length > 0) {
+      this.cleared = this.messages;
+    }
     this.messages = [];
     this.save();
   }
 
-  /** What is sent: messages that have something to say. */
+  undoClear() {
+    this.messages = this.cleared ?? this.messages;
+    this.cleared = null;
+    this.save();
+  }
+
+  /** Cuts off a message and all after it. */
+  cut(message) {
+    this.messages.splice(this.messages.indexOf(message));
+    this.save();
+  }
+
+  /** What is sent. A message of the user that got no answer is left out, because templates want turns to alternate. */
   forModel(system) {
-    const said = this.messages.filter((message) => message.content !== "");
-    const messages = said.map(({ role, content }) => ({ role, content }));
-    return system.trim() === "" ? messages : [{ role: "system", content: system }, ...messages];
-  }
-}
-
-export const readSettings = () => read(SETTINGS, {});
-export const writeSettings = (settings) => write(SETTINGS, settings);
-
-function read(key, otherwise) {
-  try {
-    return JSON.parse(localStorage.getItem(key)) ?? otherwise;
-  } catch {
-    return otherwise;
-  }
-}
-
-/** False when the storage is full or closed. */
-function write(key, value) {
-  try {
-    localStorage.setItem(key, JSON.stringify(value));
-    return true;
-  } catch {
-    return false;
+    const said = [];
+    for (const { role, content } of this.messages) {
+      if (content === "") {
+        continue;
+      }
+      if (role === "user" && said.at(-1)?.role === "user") {
+        said.pop();
+      }
+      said.push({ role, content });
+    }
+    return system.trim() === "" ? said : [{ role: "system", content: system }, ...said];
   }
 }

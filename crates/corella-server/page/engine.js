@@ -1,7 +1,7 @@
 // The picture of the engine, drawn from `/engine/events` while somebody looks at it.
 
-import { call, events } from "./api.js";
 import { count, duration, element, percent, rate } from "./format.js";
+import { EngineStream } from "./engine_stream.js";
 import { LatencyChart } from "./latency_chart.js";
 import { NodeList } from "./node_list.js";
 import { PageMap } from "./page_map.js";
@@ -11,7 +11,6 @@ import { StepChart } from "./step_chart.js";
 /** Rates and latencies in figures are those of so many milliseconds. */
 const RECENT_MS = 5000;
 const HIT_RATE_MS = 60_000;
-const RETRY_MS = 2000;
 
 const at = (id) => document.getElementById(id);
 
@@ -27,18 +26,30 @@ const FIGURES = [
 ];
 
 export class Engine {
-  /** `onServer` gets the event that opens each stream. */
+  /** `onServer` gets the event that opens each stream, and whether another server was there before. */
   constructor(onUnauthorized, onServer) {
-    this.onUnauthorized = onUnauthorized;
     this.onServer = onServer;
     this.isPaused = false;
     this.needsKey = false;
-    this.stream = null;
+    this.server = null;
     this.snapshots = [];
+    /** When the newest snapshot came, by the clock of the page. */
+    this.shown = null;
+    this.stream = new EngineStream({
+      onServer: (event) => this.#begin(event),
+      onSnapshot: (event) => this.#show(event),
+      onTrouble: (text) => this.#showTrouble(text),
+      onUnauthorized: () => {
+        this.needsKey = true;
+        this.#say("trouble", "needs the API key");
+        onUnauthorized();
+      },
+    });
     this.steps = new StepChart(at("steps"));
     this.pages = new PageMap(at("pages"), at("pages-legend"), at("pages-note"));
     this.first = new LatencyChart(at("first"));
     this.inter = new LatencyChart(at("inter"));
+    this.charts = [this.steps, this.first, this.inter];
     this.nodes = new NodeList();
     this.figures = new Map(
       FIGURES.map(([name, label]) => {
@@ -49,7 +60,7 @@ export class Engine {
     );
     at("pause").addEventListener("click", () => {
       this.isPaused = !this.isPaused;
-      at("pause").setAttribute("aria-pressed", String(this.isPaused));
+      at("pause").textContent = this.isPaused ? "Resume" : "Pause";
       this.update();
     });
     document.addEventListener("visibilitychange", () => this.update());
@@ -59,81 +70,48 @@ export class Engine {
   /** Begins again, for example with another key. */
   restart() {
     this.needsKey = false;
-    this.#leave();
+    this.stream.close();
     this.update();
   }
 
   /** Watches when it can be seen, and at no other time: the server computes nothing for nobody. */
   update() {
     const isSeen = !document.hidden && at("engine").clientWidth > 0;
-    if (!isSeen || this.isPaused || this.needsKey) {
-      this.#leave();
+    if (this.needsKey) {
+      this.stream.close();
+    } else if (!isSeen || this.isPaused) {
+      this.stream.close();
       this.#say(this.isPaused ? "paused" : "", this.isPaused ? "paused" : "not watching");
-    } else if (!this.stream) {
-      this.#watch();
+    } else if (!this.stream.isOpen) {
+      if (this.shown === null) {
+        this.#say("", "connecting");
+      }
+      this.stream.open();
     }
     this.draw();
   }
 
   draw() {
-    this.steps.draw();
+    this.charts.forEach((chart) => chart.draw());
     this.pages.draw();
-    this.first.draw();
-    this.inter.draw();
-  }
-
-  #leave() {
-    this.stream?.abort();
-    this.stream = null;
-  }
-
-  async #watch() {
-    const stream = new AbortController();
-    this.stream = stream;
-    while (this.stream === stream) {
-      try {
-        this.#say("", "connecting");
-        const response = await call("/engine/events", { signal: stream.signal });
-        for await (const { name, data } of events(response)) {
-          if (name === "server") {
-            this.#begin(data);
-          } else if (name === "snapshot") {
-            this.#show(data);
-          }
-        }
-      } catch (error) {
-        if (error.name === "AbortError" || this.stream !== stream) {
-          return;
-        }
-        if (error.status === 401) {
-          this.needsKey = true;
-          this.stream = null;
-          this.#say("trouble", "needs the API key");
-          this.onUnauthorized();
-          return;
-        }
-      }
-      if (this.stream === stream) {
-        this.#say("trouble", "not reachable, trying again");
-        await new Promise((resolve) => { setTimeout(resolve, RETRY_MS); });
-      }
-    }
   }
 
   /** A server that was started again counts from zero. */
   #begin(server) {
-    if (this.server?.started_unix_s !== server.started_unix_s) {
+    const isOther = this.server?.started_unix_s !== server.started_unix_s;
+    if (isOther) {
       this.snapshots = [];
-      for (const chart of [this.steps, this.first, this.inter]) {
-        chart.clear();
-      }
+      this.charts.forEach((chart) => chart.clear());
     }
+    const wasKnown = this.server !== null;
     this.server = server;
-    this.onServer(server);
+    this.onServer(server, wasKnown && isOther);
   }
 
   #show(snapshot) {
     const now = snapshot.time_ms;
+    this.shown = { now, came: performance.now() };
+    delete at("engine").dataset.stale;
     this.#say(snapshot.state === "ready" ? "live" : "trouble", snapshot.state === "ready" ? "live" : snapshot.state);
     this.snapshots.push({ now, totals: snapshot.totals });
     while (this.snapshots.length > 1 && this.snapshots[0].now < now - HIT_RATE_MS) {
@@ -147,6 +125,38 @@ export class Engine {
     this.#drawFigures(snapshot);
     drawRequests(snapshot.requests);
     this.nodes.draw(snapshot.cluster, now);
+    at("legend-drafts").hidden = snapshot.totals.draft_tokens === 0;
+    this.#describe(now);
+  }
+
+  /** What is shown is old. Its figures go, and the clock of the charts goes on, so that the gap can be seen. */
+  #showTrouble(text) {
+    this.#say("trouble", text);
+    at("engine").dataset.stale = "";
+    for (const figure of this.figures.values()) {
+      figure.textContent = "–";
+    }
+    if (this.shown) {
+      const now = this.shown.now + performance.now() - this.shown.came;
+      this.charts.forEach((chart) => chart.moveTo(now));
+      this.draw();
+    }
+  }
+
+  /** The server in a line. */
+  #describe(now) {
+    const { version, model, max_model_len, max_num_seqs } = this.server;
+    const parts = [
+      `Corella ${version}`,
+      model,
+      `context ${count(max_model_len)} tokens`,
+      `at most ${count(max_num_seqs)} requests at once`,
+      now < 60_000 ? "started just now" : `up ${duration(now)}`,
+    ];
+    const text = parts.join(" · ");
+    if (at("server").textContent !== text) {
+      at("server").textContent = text;
+    }
   }
 
   #drawFigures({ time_ms: now, requests, kv, totals }) {
@@ -177,11 +187,18 @@ export class Engine {
     }
   }
 
+  /** Only a change between trouble and none is announced, because the seconds of a silence would be too much. */
   #say(state, text) {
     const shown = at("feed-state");
     if (shown.textContent !== text) {
       shown.textContent = text;
     }
+    const was = shown.dataset.state;
     shown.dataset.state = state;
+    if (state === "trouble" && was !== "trouble") {
+      at("feed-announcer").textContent = `Engine: ${text}`;
+    } else if (state === "live" && was === "trouble") {
+      at("feed-announcer").textContent = "Engine: live again";
+    }
   }
 }

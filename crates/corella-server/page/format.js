@@ -4,12 +4,12 @@ const whole = new Intl.NumberFormat("en");
 
 export const count = (number) => whole.format(number);
 
-/** Three digits at most: 0.42, 4.2, 42, 4,200. */
+/** One decimal where it tells something: 0.4, 1, 4.2, 42, 4,200. */
 export function rate(number) {
-  if (number >= 100) {
-    return whole.format(Math.round(number));
+  if (number > 0 && number < 0.05) {
+    return "< 0.1";
   }
-  return number >= 10 ? number.toFixed(0) : number >= 1 ? number.toFixed(1) : number === 0 ? "0" : number.toFixed(2);
+  return number >= 9.95 ? whole.format(Math.round(number)) : String(Number(number.toFixed(1)));
 }
 
 export function duration(ms) {
@@ -23,7 +23,8 @@ export function duration(ms) {
   if (s < 60) {
     return `${s < 10 ? s.toFixed(1) : s.toFixed(0)} s`;
   }
-  return s < 3600 ? `${(s / 60).toFixed(0)} min` : `${(s / 3600).toFixed(1)} h`;
+  const [number, unit] = s < 3600 ? [s / 60, "min"] : s < 48 * 3600 ? [s / 3600, "h"] : [s / 86_400, "days"];
+  return `${number < 10 ? Number(number.toFixed(1)) : number.toFixed(0)} ${unit}`;
 }
 
 export function percent(share) {

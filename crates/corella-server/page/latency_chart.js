@@ -18,6 +18,11 @@ export class LatencyChart {
     if (summary) {
       this.points.push({ time: now, ...summary });
     }
+    this.moveTo(now);
+  }
+
+  /** The engine's time at the right end. */
+  moveTo(now) {
     dropOld(this.points, now);
     this.now = now;
   }
@@ -40,7 +45,7 @@ export class LatencyChart {
     }
     const { context } = surface;
     const most = Math.max(1, ...this.points.map(({ p95_ms }) => p95_ms));
-    const top = ceiling(most);
+    const top = ceiling(most, [1, 2, 5, 10]);
     const area = frame(surface, top / 2, top, duration);
     for (const [className, field] of LINES) {
       const tint = colour(className);
@@ -64,7 +69,7 @@ export class LatencyChart {
     }
     const last = this.points.at(-1);
     const text = last
-      ? `Last: median ${duration(last.p50_ms)}, 95 % below ${duration(last.p95_ms)}`
+      ? `Last: median ${duration(last.p50_ms)}, p95 ${duration(last.p95_ms)}`
       : "No token in the last minute";
     this.canvas.setAttribute("aria-label", text);
   }

@@ -4,16 +4,23 @@ import { apiKey, call } from "./api.js";
 import { Chat } from "./chat.js";
 import { Engine } from "./engine.js";
 import { element } from "./format.js";
+import { readText, writeText } from "./storage.js";
+
+const MODELS_RETRY_MS = 3000;
 
 const at = (id) => document.getElementById(id);
 
 const chat = new Chat(askForKey);
-const engine = new Engine(askForKey, (server) => {
+const engine = new Engine(askForKey, (server, isOther) => {
   chat.maxAlternatives = Math.min(5, server.max_logprobs);
+  // Another server may have another model.
+  if (isOther) {
+    readModels().catch(() => {});
+  }
 });
 
 function chooseTheme(theme) {
-  localStorage.setItem("corella.theme", theme);
+  writeText("browser", "corella.theme", theme);
   if (theme === "system") {
     delete document.documentElement.dataset.theme;
   } else {
@@ -56,15 +63,31 @@ async function readModels() {
   const response = await call("/v1/models");
   const { data } = await response.json();
   const select = at("model");
-  const chosen = select.disabled ? localStorage.getItem("corella.model") : select.value;
+  const chosen = select.disabled ? readText("browser", "corella.model") : select.value;
   select.replaceChildren(...data.map(({ id }) => element("option", { value: id, textContent: id })));
   select.disabled = false;
   if (data.some(({ id }) => id === chosen)) {
     select.value = chosen;
   }
+  chat.contextLength = data[0]?.max_model_len ?? null;
+  showModel();
 }
-at("model").addEventListener("change", ({ target }) => localStorage.setItem("corella.model", target.value));
+
+function showModel() {
+  document.title = `${at("model").value} · Corella`;
+}
+at("model").addEventListener("change", ({ target }) => {
+  writeText("browser", "corella.model", target.value);
+  showModel();
+});
 document.addEventListener("visibilitychange", () => document.hidden || readModels().catch(() => {}));
+
+/** The first attempt failed. The chat works with the server's own choice meanwhile. */
+function readModelsAgain() {
+  if (at("model").disabled) {
+    readModels().catch(({ status }) => status === 401 || setTimeout(readModelsAgain, MODELS_RETRY_MS));
+  }
+}
 
 async function start() {
   try {
@@ -72,6 +95,8 @@ async function start() {
   } catch (error) {
     if (error.status === 401) {
       askForKey();
+    } else {
+      setTimeout(readModelsAgain, MODELS_RETRY_MS);
     }
   }
   engine.restart();

@@ -1,6 +1,7 @@
 // One message as it is drawn, while it grows and when it is complete.
 
 import { element } from "./format.js";
+import { renderMarkdown } from "./markdown.js";
 import { TokenList } from "./token_list.js";
 
 const SCALE = [["p4", "≥ 90 %"], ["p3", "≥ 50 %"], ["p2", "≥ 20 %"], ["p1", "≥ 5 %"], ["p0", "less"]];
@@ -10,10 +11,11 @@ export class MessageView {
   constructor(message, showsTokens, actions = {}) {
     this.message = message;
     this.actions = actions;
-    const isAnswer = message.role === "assistant";
+    this.isAnswer = message.role === "assistant";
     this.element = element("li", { className: `message ${message.role}` });
-    this.element.append(element("h3", { textContent: isAnswer ? "Model" : "You" }));
+    this.element.append(element("h3", { textContent: this.isAnswer ? "Model" : "You" }));
     this.body = element("div", { className: "body" });
+    this.note = element("span");
     this.footer = element("footer");
     this.element.append(this.body, this.footer);
     this.setShowsTokens(showsTokens);
@@ -23,40 +25,43 @@ export class MessageView {
   /** Draws the text, or its tokens where they are known. */
   setShowsTokens(showsTokens) {
     const { message } = this;
+    this.showsTokens = showsTokens;
     this.list = null;
-    if (showsTokens && message.role === "assistant" && message.tokens) {
+    this.body.replaceChildren();
+    this.body.classList.remove("markdown");
+    if (showsTokens && this.isAnswer && message.tokens) {
       this.list = new TokenList();
-      this.list.push(message.tokens);
       this.body.replaceChildren(this.list.element);
+    } else if (this.isAnswer) {
+      this.body.classList.add("markdown");
     } else {
-      this.body.replaceChildren(message.content);
+      this.body.textContent = message.content;
     }
-    this.#showReasoning();
+    this.redraw();
     this.#showScale();
   }
 
   begin() {
     this.element.classList.add("running");
-    this.footer.replaceChildren();
+    this.footer.replaceChildren(this.note);
   }
 
-  /** Adds what has come. The message has it already. */
-  grow(text, reasoning, tokens) {
+  /** Draws what has come since the last time. */
+  redraw() {
+    const { message } = this;
     if (this.list) {
-      this.list.push(tokens);
-    } else if (text !== "") {
-      this.body.append(text);
+      this.list.push(message.tokens.slice(this.list.tokens.length));
+    } else if (this.isAnswer) {
+      renderMarkdown(this.body, message.content);
     }
-    if (reasoning !== "") {
-      this.#showReasoning();
-    }
+    this.#showReasoning();
+    this.note.textContent = message.note ?? "";
   }
 
   finish() {
     const { message } = this;
     this.element.classList.remove("running");
-    // One text node again, after many small ones.
-    this.body.normalize();
+    this.redraw();
     this.element.querySelector(".error")?.remove();
     if (message.error) {
       const error = element("p", { className: "error", textContent: message.error });
@@ -68,9 +73,15 @@ export class MessageView {
       button.addEventListener("click", () => action(button));
       return button;
     });
-    const note = message.note ? [element("span", { textContent: message.note })] : [];
-    this.footer.replaceChildren(...note, ...buttons);
+    this.footer.replaceChildren(...(message.note ? [this.note] : []), ...buttons);
     this.#showScale();
+  }
+
+  /** What changes the conversation has to wait while an answer comes. */
+  setBusy(isBusy) {
+    for (const button of this.footer.querySelectorAll("button")) {
+      button.disabled = isBusy && button.textContent === "Edit";
+    }
   }
 
   #showReasoning() {
@@ -91,9 +102,14 @@ export class MessageView {
 
   #showScale() {
     this.element.querySelector(".token-scale")?.remove();
-    if (this.list && !this.element.classList.contains("running")) {
+    if (!this.showsTokens || !this.isAnswer || this.element.classList.contains("running")) {
+      return;
+    }
+    if (this.list) {
       const steps = SCALE.map(([className, text]) => element("span", { className, textContent: text }));
       this.footer.append(element("span", { className: "token-scale tokens" }, ...steps));
+    } else if (this.message.content !== "") {
+      this.footer.append(element("span", { className: "token-scale", textContent: "no probabilities recorded" }));
     }
   }
 }

@@ -15,7 +15,11 @@ const NUM_ALWAYS_SHOWN = 3;
 
 const MAX_CELL = 13;
 const MIN_CELL = 3;
-const MAX_HEIGHT = 190;
+
+/** A pool that is nearly free has little to show. Once it was used more, its map stays large. */
+const LOW_HEIGHT = 90;
+const HEIGHT = 190;
+const NEARLY_FREE = 0.9;
 
 export class PageMap {
   constructor(canvas, legend, note) {
@@ -23,10 +27,14 @@ export class PageMap {
     this.legend = legend;
     this.note = note;
     this.kv = null;
+    this.maxHeight = LOW_HEIGHT;
   }
 
   push(kv) {
     this.kv = kv;
+    if (kv.free < NEARLY_FREE * kv.pages) {
+      this.maxHeight = HEIGHT;
+    }
   }
 
   draw() {
@@ -35,7 +43,7 @@ export class PageMap {
       return;
     }
     const { cells, pages_per_cell: perCell } = this.kv.map;
-    const size = cellSize(cells.length, width);
+    const size = cellSize(cells.length, width, this.maxHeight);
     const perRow = Math.max(Math.floor(width / size), 1);
     const height = Math.ceil(cells.length / perRow) * size;
     if (this.canvas.style.height !== `${height}px`) {
@@ -72,9 +80,9 @@ export class PageMap {
 }
 
 /** The largest cells with which all of them fit. */
-function cellSize(num, width) {
+function cellSize(num, width, maxHeight) {
   for (let size = MAX_CELL; size > MIN_CELL; size -= 1) {
-    if (Math.ceil(num / Math.floor(width / size)) * size <= MAX_HEIGHT) {
+    if (Math.ceil(num / Math.floor(width / size)) * size <= maxHeight) {
       return size;
     }
   }

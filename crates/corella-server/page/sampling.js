@@ -8,9 +8,9 @@ const FIELDS = [
   { name: "top_k", label: "Top k", min: 0, step: 1, hint: "this many likeliest tokens, 0 is all" },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: "any", hint: "share of the likeliest one at least" },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0, step: "any", hint: "above 1 repeats less" },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: "any", hint: "for what occurs" },
-  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: "any", hint: "for each time" },
-  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "of the answer" },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: "any", hint: "discourages tokens already used" },
+  { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: "any", hint: "discourages them more with each use" },
+  { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "longest answer" },
   { name: "seed", label: "Seed", min: 0, step: 1, hint: "the same seed, the same answer" },
   { name: "stop", label: "Stop", hint: "ends the answer; several with |" },
 ];

@@ -26,6 +26,11 @@ export class StepChart {
         draft: draft_tokens / num,
       });
     }
+    this.moveTo(now);
+  }
+
+  /** The engine's time at the right end. */
+  moveTo(now) {
     dropOld(this.steps, now);
     this.now = now;
   }
@@ -42,8 +47,9 @@ export class StepChart {
     const { context } = surface;
     const total = (step) => step.prefill + step.decode + step.draft;
     const most = Math.max(8, ...this.steps.map(total));
-    const top = ceiling(most);
-    const area = frame(surface, top / 4, top, (value) => count(Math.round(value)));
+    // A quarter of each is whole, so that the label at half height is true.
+    const top = ceiling(most, [2, 4, 8, 20]);
+    const area = frame(surface, top / 4, top, count);
     const colours = KINDS.map(colour);
     // Where steps are narrower than a pixel, each column shows the largest of them.
     const columns = new Map();

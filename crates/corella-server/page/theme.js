@@ -1,6 +1,11 @@
 // The theme that was chosen last, before anything is drawn. This script runs while the head is read.
 (() => {
-  const theme = localStorage.getItem("corella.theme");
+  let theme = null;
+  try {
+    theme = localStorage.getItem("corella.theme");
+  } catch {
+    // Without storage the page follows the system.
+  }
   if (theme === "light" || theme === "dark") {
     document.documentElement.dataset.theme = theme;
   }

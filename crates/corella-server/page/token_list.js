@@ -40,6 +40,11 @@ export class TokenList {
     });
   }
 
+  /** Takes the mark from the token that the card is about, and the card away. */
+  dismiss() {
+    this.#select(-1);
+  }
+
   push(tokens) {
     for (const token of tokens) {
       const option = element("span", { id: `${this.#name()}-${this.tokens.length}`, textContent: token[0] });
@@ -73,9 +78,7 @@ export class TokenList {
       Home: 0,
       End: last,
     };
-    if (event.key === "Escape") {
-      this.#select(-1);
-    } else if (event.key in moves && last >= 0) {
+    if (event.key in moves && last >= 0) {
       event.preventDefault();
       this.#select(Math.min(Math.max(moves[event.key], 0), last), true);
     }
@@ -150,6 +153,13 @@ function place() {
   const top = below + size.height > innerHeight ? Math.max(at.top - size.height - 6, 4) : below;
   card.style.left = `${Math.min(Math.max(at.left, 8), Math.max(innerWidth - size.width - 8, 8))}px`;
   card.style.top = `${top}px`;
+}
+
+/** Puts the card away. False if there was none. */
+export function dismissCard() {
+  const owner = shown?.owner;
+  owner?.dismiss();
+  return owner !== undefined;
 }
 
 function hide(owner) {

@@ -1,0 +1,47 @@
+// How an answer goes: its tokens and times, while it comes and when it has ended.
+
+import { count, duration, rate } from "./format.js";
+
+export class Progress {
+  constructor() {
+    this.begun = performance.now();
+    this.first = null;
+    this.last = null;
+    this.num = 0;
+    this.usage = null;
+    this.finishReason = null;
+  }
+
+  /** An event seldom has more than one token, unless it lists them. */
+  handleTokens(num) {
+    this.first ??= performance.now();
+    this.last = performance.now();
+    this.num += Math.max(num, 1);
+  }
+
+  /** A count that the server has not confirmed is marked. */
+  note() {
+    if (this.first === null) {
+      const ends = { stopped: "stopped before the first token", stop: "the model had nothing to say" };
+      return ends[this.finishReason] ?? "";
+    }
+    const numTokens = this.usage?.completion_tokens ?? this.num;
+    const sign = this.usage ? "" : "≈ ";
+    const parts = [`${sign}${count(numTokens)} ${numTokens === 1 ? "token" : "tokens"}`];
+    const seconds = (this.last - this.first) / 1000;
+    if (numTokens > 1 && seconds > 0) {
+      parts.push(`${sign}${rate((numTokens - 1) / seconds)} tokens/s`);
+    }
+    parts.push(`first after ${duration(this.first - this.begun)}`);
+    const cached = this.usage?.prompt_tokens_details?.cached_tokens;
+    if (cached) {
+      parts.push(`${count(cached)} of ${count(this.usage.prompt_tokens)} prompt tokens cached`);
+    }
+    if (this.finishReason === "length") {
+      parts.push("cut at max tokens");
+    } else if (this.finishReason === "stopped") {
+      parts.push("stopped");
+    }
+    return parts.join(" · ");
+  }
+}

@@ -1,0 +1,61 @@
+// The settings of the chat: system prompt, sampling, probabilities. They are kept in the browser's storage.
+
+import { Sampling } from "./sampling.js";
+import { readJson, writeJson } from "./storage.js";
+
+const KEY = "corella.settings";
+
+const at = (id) => document.getElementById(id);
+
+export class Settings {
+  /** `onProbabilities` is called when they are switched on or off. */
+  constructor(onProbabilities) {
+    const stored = readJson("browser", KEY) ?? {};
+    this.sampling = new Sampling(at("sampling"), stored.sampling ?? {}, () => this.#save());
+    at("system").value = stored.system ?? "";
+    at("probabilities").checked = stored.probabilities ?? false;
+    at("system").addEventListener("input", () => this.#save());
+    at("probabilities").addEventListener("change", () => {
+      this.#save();
+      onProbabilities();
+    });
+    at("reset-sampling").addEventListener("click", () => {
+      this.sampling.reset();
+      this.#save();
+    });
+    this.#summarise();
+  }
+
+  get system() {
+    return at("system").value;
+  }
+
+  get showsTokens() {
+    return at("probabilities").checked;
+  }
+
+  /** Leads to the control that a refusal is about, if there is one. */
+  mark(error) {
+    if (error.param && this.sampling.mark(error.param, error.message)) {
+      at("settings").open = true;
+    }
+  }
+
+  #save() {
+    writeJson("browser", KEY, {
+      system: this.system,
+      sampling: this.sampling.values(),
+      probabilities: this.showsTokens,
+    });
+    this.#summarise();
+  }
+
+  /** What differs from the defaults, for those who have not opened the settings. */
+  #summarise() {
+    const parts = Object.entries(this.sampling.values()).map(([name, value]) => `${name} ${value}`);
+    if (this.system.trim() !== "") {
+      parts.unshift("system prompt");
+    }
+    at("settings-summary").textContent = parts.length === 0 ? "" : `· ${parts.join(", ")}`;
+  }
+}

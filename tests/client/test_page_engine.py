@@ -1,0 +1,91 @@
+"""Tests that the picture of the engine tells old news from new, and that its numbers are true."""
+
+import signal
+
+import pytest
+from browser import chromium, page_of, violations, wait, wait_figure
+from server_process import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def server():
+    with ServerProcess("--threads", 1) as server:
+        yield server
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_silence_is_told_and_ends(browser, server, scheme):
+    with page_of(browser, server, scheme=scheme) as page:
+        wait_figure(page, "Running", "zero")
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            wait(page, "/^no news for [0-9]+ s$/.test(document.getElementById('feed-state').textContent)")
+            shown = page.text_content("#feed-state")
+            assert page.get_attribute("#engine", "data-stale") is not None
+            assert set(page.locator("#figures dd").all_text_contents()) == {"–"}
+            told = page.text_content("#feed-announcer")
+            assert told.startswith("Engine: no news")
+            assert violations(page) == []
+            # The seconds go on, and are not announced.
+            wait(page, "(shown) => document.getElementById('feed-state').textContent !== shown", shown)
+            assert page.text_content("#feed-state").startswith("no news for")
+            assert page.text_content("#feed-announcer") == told
+        finally:
+            server.process.send_signal(signal.SIGCONT)
+        page.wait_for_selector("#engine:not([data-stale]) #feed-state[data-state=live]")
+        wait_figure(page, "Running", "zero")
+
+
+def test_a_server_that_is_gone_leaves_no_figures(browser, server):
+    faults = []
+    with page_of(browser, server, faults=faults) as page:
+        wait_figure(page, "Running", "zero")
+        server.kill()
+        wait(page, "document.getElementById('feed-state').textContent.startsWith('not reachable')")
+        assert page.get_attribute("#engine", "data-stale") is not None
+        assert set(page.locator("#figures dd").all_text_contents()) == {"–"}
+        # It does not flap while it tries again.
+        states = page.evaluate(
+            """async () => {
+                const states = new Set();
+                const state = document.getElementById('feed-state');
+                new MutationObserver(() => states.add(state.textContent)).observe(state, { childList: true });
+                await new Promise((resolve) => setTimeout(resolve, 2500));
+                return [...states];
+            }"""
+        )
+        assert states == []
+
+
+def test_numbers_are_rounded_as_people_read_them(browser, server):
+    with page_of(browser, server) as page:
+        rates = page.evaluate(
+            """async () => {
+                const { rate } = await import('/page/format.js');
+                return [0, 0.01, 0.42, 0.996, 1, 4.25, 9.97, 42.4, 4200.3].map(rate);
+            }"""
+        )
+        assert rates == ["0", "< 0.1", "0.4", "1", "1", "4.3", "10", "42", "4,200"]
+        tops = page.evaluate(
+            """async () => {
+                const { ceiling } = await import('/page/chart.js');
+                return Array.from({ length: 3000 }, (_, i) => [i + 8, ceiling(i + 8, [2, 4, 8, 20])]);
+            }"""
+        )
+        # The label at half height is a quarter of the top, and has no decimals.
+        assert all(top >= 0.999 * most and top % 4 == 0 for most, top in tops)
+
+
+def test_it_fits_a_very_wide_screen(browser, server):
+    with page_of(browser, server, size={"width": 2560, "height": 1300}) as page:
+        box = page.locator("#composer").bounding_box()
+        pane = page.locator("#chat").bounding_box()
+        assert box["width"] < 60 * 16
+        left, right = box["x"] - pane["x"], pane["x"] + pane["width"] - box["x"] - box["width"]
+        assert abs(left - right) < 4
