@@ -2,6 +2,9 @@
 
 import { count, duration, rate } from "./format.js";
 
+/** Tokens that came in one piece say nothing about the speed at which they were made. */
+const MIN_RATE_MS = 50;
+
 export class Progress {
   constructor() {
     this.begun = performance.now();
@@ -28,9 +31,9 @@ export class Progress {
     const numTokens = this.usage?.completion_tokens ?? this.num;
     const sign = this.usage ? "" : "≈ ";
     const parts = [`${sign}${count(numTokens)} ${numTokens === 1 ? "token" : "tokens"}`];
-    const seconds = (this.last - this.first) / 1000;
-    if (numTokens > 1 && seconds > 0) {
-      parts.push(`${sign}${rate((numTokens - 1) / seconds)} tokens/s`);
+    const elapsed = this.last - this.first;
+    if (numTokens > 1 && elapsed >= MIN_RATE_MS) {
+      parts.push(`${sign}${rate((1000 * (numTokens - 1)) / elapsed)} tokens/s`);
     }
     parts.push(`first after ${duration(this.first - this.begun)}`);
     const cached = this.usage?.prompt_tokens_details?.cached_tokens;
