@@ -107,6 +107,20 @@ def keep_answers_going(page):
     page.route("**/v1/chat/completions", without_end)
 
 
+@contextlib.contextmanager
+def slow_network(page, bytes_per_s):
+    """Answers come in pieces meanwhile, however late a busy machine reads what a fast server has written."""
+    network = page.context.new_cdp_session(page)
+
+    def limit(throughput):
+        limits = {"offline": False, "latency": 0, "downloadThroughput": throughput, "uploadThroughput": -1}
+        network.send("Network.emulateNetworkConditions", limits)
+
+    limit(bytes_per_s)
+    yield
+    limit(-1)
+
+
 def figure(label, condition):
     """An expression that is true when a figure of the engine satisfies a condition."""
     return """([label, condition]) => {

@@ -18,6 +18,7 @@ from browser import (
     say,
     scrolls_sideways,
     set_control,
+    slow_network,
     violations,
     wait,
     wait_answered,
@@ -70,16 +71,19 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
         assert page.is_visible("#empty")
         keep_answers_going(page)
         set_control(page, "max_tokens", "400")
-        say(page, STORY)
-        page.wait_for_selector("#stop:not([hidden])")
-        # What is counted before the end is not certain.
-        wait(
-            page,
-            """document.querySelector('.assistant.running .body')?.textContent.length > 20
-                && /^≈ [0-9]+ tokens/.test(document.querySelector('.assistant.running footer').textContent)""",
-        )
-        early = page.locator(".assistant .body p").first.text_content()[:20]
-        answer = wait_answered(page)
+        # The picture of the engine would take its share. A token has 50 to 200 bytes.
+        page.click("#pause")
+        with slow_network(page, 8000):
+            say(page, STORY)
+            page.wait_for_selector("#stop:not([hidden])")
+            # What is counted before the end is not certain.
+            wait(
+                page,
+                """document.querySelector('.assistant.running .body')?.textContent.length > 20
+                    && /^≈ [0-9]+ tokens/.test(document.querySelector('.assistant.running footer').textContent)""",
+            )
+            early = page.locator(".assistant .body p").first.text_content()[:20]
+            answer = wait_answered(page)
         assert answer.startswith(early) and len(answer) > len(early)
         note = page.locator(".assistant footer").text_content()
         assert re.match(r"\d+ tokens · [\d.,]+ tokens/s · first after [\d.]+ m?s", note), note
