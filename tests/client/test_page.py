@@ -13,6 +13,7 @@ from browser import (
     bodies,
     chromium,
     figure,
+    held_answer,
     keep_answers_going,
     page_of,
     say,
@@ -114,12 +115,12 @@ def test_stop_ends_the_request_at_once(browser, slow_server, way):
         keep_answers_going(page)
         set_control(page, "max_tokens", "2000")
         say(page, STORY)
-        wait(page, "document.querySelector('.assistant .body')?.textContent.length > 0")
-        if way == "button":
-            page.click("#stop")
-        else:
-            page.keyboard.press("Escape")
-        page.wait_for_selector("#send:not([hidden])")
+        with held_answer(page, slow_server):
+            if way == "button":
+                page.click("#stop")
+            else:
+                page.keyboard.press("Escape")
+            page.wait_for_selector("#send:not([hidden])")
         note = page.locator(".assistant footer").text_content()
         assert re.match(r"≈ \d+ tokens? · .*stopped", note), note
         slow_server.wait_until(lambda: aborted() == before + 1, "the request is aborted")
