@@ -123,19 +123,21 @@ def slow_network(page, bytes_per_s):
 
 
 @contextlib.contextmanager
-def held_answer(page, server):
-    """Holds the server still in the middle of an answer, of which the page has the beginning."""
+def held_answer(page, server, text):
+    """Says something, and holds the server still in the middle of the answer, of which the page has the beginning."""
     begun = "document.querySelector('.assistant.running .body')?.textContent.length > 0"
     deadline = time.monotonic() + TIMEOUT_MS / 1000
+    # A busy browser may read nothing for seconds. The server gets a little time again and again, so that it is not
+    # through with the answer before.
+    server.process.send_signal(signal.SIGSTOP)
     try:
+        say(page, text)
         while not page.evaluate(begun):
             assert time.monotonic() < deadline, "the answer never begins"
-            # It gets a little time again and again, so that it cannot be through before the page has seen anything.
             server.process.send_signal(signal.SIGCONT)
-            page.wait_for_timeout(50)
+            time.sleep(0.05)
             server.process.send_signal(signal.SIGSTOP)
-            page.wait_for_timeout(500)
-        server.process.send_signal(signal.SIGSTOP)
+            page.wait_for_timeout(200)
         yield
     finally:
         server.process.send_signal(signal.SIGCONT)

@@ -32,3 +32,12 @@ def served(request, golden_folder):
             text=text,
             messages=[{"role": "user", "content": text}],
         )
+
+
+@pytest.fixture(scope="module")
+def browser():
+    # Playwright is missing in the environments of some tests.
+    from browser import chromium
+
+    with chromium() as browser:
+        yield browser

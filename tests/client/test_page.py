@@ -11,7 +11,6 @@ from browser import (
     PHONE,
     TIMEOUT_MS,
     bodies,
-    chromium,
     figure,
     held_answer,
     keep_answers_going,
@@ -47,12 +46,6 @@ CONTROLS = {
 }
 SENT = {name: float(value) for name, value in CONTROLS.items() if name != "stop"}
 SENT["stop"] = ["lantern", "wolf"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +107,7 @@ def test_stop_ends_the_request_at_once(browser, slow_server, way):
     with page_of(browser, slow_server) as page:
         keep_answers_going(page)
         set_control(page, "max_tokens", "2000")
-        say(page, STORY)
-        with held_answer(page, slow_server):
+        with held_answer(page, slow_server, STORY):
             if way == "button":
                 page.click("#stop")
             else:

@@ -6,7 +6,6 @@ import pytest
 from browser import (
     PHONE,
     bodies,
-    chromium,
     keep_answers_going,
     messages,
     page_of,
@@ -21,12 +20,6 @@ from server_process import ServerProcess
 STORY = "Tell me a story about a fox and a lantern."
 COMPLETIONS = "**/v1/chat/completions"
 REFUSAL = {"error": {"message": "Not now.", "type": "server_error", "param": None, "code": None}}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,8 @@
 import signal
 
 import pytest
-from browser import chromium, page_of, violations, wait, wait_figure
+from browser import page_of, violations, wait, wait_figure
 from server_process import ServerProcess
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture

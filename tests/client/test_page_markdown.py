@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from browser import DESKTOP, chromium, page_of, scrolls_sideways, violations
+from browser import DESKTOP, page_of, scrolls_sideways, violations
 from server_process import ServerProcess
 
 FENCE = "```"
@@ -58,12 +58,6 @@ PRELUDE = """
         return copy.innerHTML;
     };
 """
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ struct Texts {
     num_dimensions: usize,
 }
 
-/// Vectors have the length 1, or less by `dimensions` before that.
+/// Vectors are cut to `dimensions` and then have the length 1.
 pub async fn embed(
     State(state): State<Arc<ServerState>>,
     context: CallContext,
