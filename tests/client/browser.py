@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import signal
 import time
 
 from axe_playwright_python.sync_playwright import Axe
@@ -106,41 +105,6 @@ def keep_answers_going(page):
         route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
     page.route("**/v1/chat/completions", without_end)
-
-
-@contextlib.contextmanager
-def slow_network(page, bytes_per_s):
-    """Answers come in pieces meanwhile, however late a busy machine reads what a fast server has written."""
-    network = page.context.new_cdp_session(page)
-
-    def limit(throughput):
-        limits = {"offline": False, "latency": 0, "downloadThroughput": throughput, "uploadThroughput": -1}
-        network.send("Network.emulateNetworkConditions", limits)
-
-    limit(bytes_per_s)
-    yield
-    limit(-1)
-
-
-@contextlib.contextmanager
-def held_answer(page, server, text):
-    """Says something, and holds the server still in the middle of the answer, of which the page has the beginning."""
-    begun = "document.querySelector('.assistant.running .body')?.textContent.length > 0"
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    # A busy browser may read nothing for seconds. The server gets a little time again and again, so that it is not
-    # through with the answer before.
-    server.process.send_signal(signal.SIGSTOP)
-    try:
-        say(page, text)
-        while not page.evaluate(begun):
-            assert time.monotonic() < deadline, "the answer never begins"
-            server.process.send_signal(signal.SIGCONT)
-            time.sleep(0.05)
-            server.process.send_signal(signal.SIGSTOP)
-            page.wait_for_timeout(200)
-        yield
-    finally:
-        server.process.send_signal(signal.SIGCONT)
 
 
 def figure(label, condition):

@@ -1,5 +1,6 @@
 """Starts, watches and stops the built binary as a server."""
 
+import contextlib
 import os
 import re
 import signal
@@ -7,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -122,3 +124,23 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def slowed(server):
+    """Lets a server run for a tenth of the time, so that a busy machine sees it work however fast it is."""
+    is_over = threading.Event()
+
+    def hold():
+        while not is_over.wait(0.01):
+            server.process.send_signal(signal.SIGSTOP)
+            is_over.wait(0.09)
+            server.process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -12,13 +12,11 @@ from browser import (
     TIMEOUT_MS,
     bodies,
     figure,
-    held_answer,
     keep_answers_going,
     page_of,
     say,
     scrolls_sideways,
     set_control,
-    slow_network,
     violations,
     wait,
     wait_answered,
@@ -26,7 +24,7 @@ from browser import (
     wait_figure,
 )
 from fleet import SLOW, Fleet, complete
-from server_process import ServerProcess
+from server_process import ServerProcess, slowed
 
 # The model goes on whatever it draws.
 ON = {"extra_body": {"ignore_eos": True}}
@@ -56,7 +54,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def slow_server():
-    with ServerProcess(*SLOW) as server:
+    with ServerProcess(*SLOW) as server, slowed(server):
         yield server
 
 
@@ -65,19 +63,16 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
         assert page.is_visible("#empty")
         keep_answers_going(page)
         set_control(page, "max_tokens", "400")
-        # The picture of the engine would take its share. A token has 50 to 200 bytes.
-        page.click("#pause")
-        with slow_network(page, 8000):
-            say(page, STORY)
-            page.wait_for_selector("#stop:not([hidden])")
-            # What is counted before the end is not certain.
-            wait(
-                page,
-                """document.querySelector('.assistant.running .body')?.textContent.length > 20
-                    && /^≈ [0-9]+ tokens/.test(document.querySelector('.assistant.running footer').textContent)""",
-            )
-            early = page.locator(".assistant .body p").first.text_content()[:20]
-            answer = wait_answered(page)
+        say(page, STORY)
+        page.wait_for_selector("#stop:not([hidden])")
+        # What is counted before the end is not certain.
+        wait(
+            page,
+            """document.querySelector('.assistant.running .body')?.textContent.length > 20
+                && /^≈ [0-9]+ tokens/.test(document.querySelector('.assistant.running footer').textContent)""",
+        )
+        early = page.locator(".assistant .body p").first.text_content()[:20]
+        answer = wait_answered(page)
         assert answer.startswith(early) and len(answer) > len(early)
         note = page.locator(".assistant footer").text_content()
         assert re.match(r"\d+ tokens · [\d.,]+ tokens/s · first after [\d.]+ m?s", note), note
@@ -107,12 +102,13 @@ def test_stop_ends_the_request_at_once(browser, slow_server, way):
     with page_of(browser, slow_server) as page:
         keep_answers_going(page)
         set_control(page, "max_tokens", "2000")
-        with held_answer(page, slow_server, STORY):
-            if way == "button":
-                page.click("#stop")
-            else:
-                page.keyboard.press("Escape")
-            page.wait_for_selector("#send:not([hidden])")
+        say(page, STORY)
+        wait(page, "document.querySelector('.assistant .body')?.textContent.length > 0")
+        if way == "button":
+            page.click("#stop")
+        else:
+            page.keyboard.press("Escape")
+        page.wait_for_selector("#send:not([hidden])")
         note = page.locator(".assistant footer").text_content()
         assert re.match(r"≈ \d+ tokens? · .*stopped", note), note
         slow_server.wait_until(lambda: aborted() == before + 1, "the request is aborted")

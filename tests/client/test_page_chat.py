@@ -15,7 +15,7 @@ from browser import (
     wait_answered,
 )
 from fleet import SLOW
-from server_process import ServerProcess
+from server_process import ServerProcess, slowed
 
 STORY = "Tell me a story about a fox and a lantern."
 COMPLETIONS = "**/v1/chat/completions"
@@ -155,7 +155,7 @@ def test_tabs_have_their_own_conversations(browser, server):
 
 
 def test_what_has_come_survives_leaving_the_page(browser):
-    with ServerProcess(*SLOW) as server, page_of(browser, server) as page:
+    with ServerProcess(*SLOW) as server, slowed(server), page_of(browser, server) as page:
         keep_answers_going(page)
         set_control(page, "max_tokens", "1500")
         say(page, STORY)
