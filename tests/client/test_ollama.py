@@ -193,6 +193,8 @@ REFUSED = [
     ("/api/generate", {"prompt": "a", "options": {"top_k": "x"}}, "options.top_k"),
     ("/api/generate", {"prompt": "a", "options": {"num_ctx": 10_000_000}}, "--max-model-len"),
     ("/api/generate", {"prompt": "a", "options": {"mirostat": 2}}, "options.mirostat"),
+    ("/api/embed", {"input": "a", "options": {"frequency_penalty": 3}}, "options.frequency_penalty"),
+    ("/api/embeddings", {"options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
     ("/api/generate", {"prompt": "a", "temperature": 1}, "options"),
     ("/api/generate", {"prompt": "a", "think": 3}, "think"),
     ("/api/generate", {"prompt": "a", "format": "xml"}, "format"),

@@ -54,7 +54,7 @@ pub async fn embed(
 ) -> Result<Response, ApiError> {
     let start = Instant::now();
     let prepare = |body: RequestBody, state: &ServerState, caller: &Caller| {
-        check_options(&body, state, Endpoint::OllamaEmbed)?;
+        check_options(&body, state, caller, Endpoint::OllamaEmbed)?;
         let fields: EmbedFields = body.parse()?;
         let num_dimensions = check_dimensions(fields.dimensions, &state.config)?;
         let PromptField(mut inputs) = fields.input.unwrap_or(PromptField(Vec::new()));
@@ -91,7 +91,7 @@ pub async fn embeddings(
     body: Body,
 ) -> Result<Response, ApiError> {
     let prepare = |body: RequestBody, state: &ServerState, caller: &Caller| {
-        check_options(&body, state, Endpoint::OllamaEmbeddings)?;
+        check_options(&body, state, caller, Endpoint::OllamaEmbeddings)?;
         let fields: OlderFields = body.parse()?;
         let prompt = fields.prompt.filter(|prompt| !prompt.is_empty());
         let prompt = PromptField(prompt.map(Prompt::Text).into_iter().collect());

@@ -89,7 +89,6 @@ impl CommonFields {
         own: EndpointFields,
     ) -> Result<GenerationParams, ApiError> {
         let options = self.options.unwrap_or_default();
-        options.check_context(state)?;
         let logprobs = match (self.logprobs.unwrap_or(false), self.top_logprobs) {
             (true, top) => {
                 check_logprobs("top_logprobs", top.unwrap_or(0), &state.config).map(Some)
@@ -105,26 +104,8 @@ impl CommonFields {
             ..own
         };
         let format = output_format(self.format)?;
-        let sampling = SamplingFields {
-            stream: Some(self.stream.unwrap_or(true)),
-            max_tokens: options.max_tokens(),
-            temperature: options.temperature,
-            top_k: options.top_k,
-            top_p: options.top_p,
-            min_p: options.min_p,
-            // As in Ollama, -1 is no seed.
-            seed: options.seed.filter(|&seed| seed != -1),
-            stop: options.stop,
-            repetition_penalty: options.repeat_penalty,
-            presence_penalty: options.presence_penalty,
-            frequency_penalty: options.frequency_penalty,
-            ..SamplingFields::default()
-        };
-        let params = sampling.validate(state, caller, own);
-        let mut params = params.map_err(|error| {
-            let renamed = { NAMES.iter() }.find(|(from, _)| error.param() == Some(from));
-            renamed.map_or(error.clone(), |(from, to)| error.renamed(from, to))
-        })?;
+        let mut params = options.validate(state, caller, own)?;
+        params.stream = self.stream.unwrap_or(true);
         params.output_format = format;
         Ok(params)
     }
@@ -169,10 +150,12 @@ fn check_names(body: &RequestBody, check: FieldCheck) -> Result<(), ApiError> {
     }
 }
 
-/// Checks the fields of a body that draws no tokens: of the options, only the context means something then.
+/// Checks the fields of a body that draws no tokens. Its options mean nothing then, but those that no
+/// endpoint takes are refused all the same.
 pub fn check_options(
     body: &RequestBody,
     state: &ServerState,
+    caller: &Caller,
     endpoint: Endpoint,
 ) -> Result<(), ApiError> {
     #[derive(Deserialize)]
@@ -182,13 +165,42 @@ pub fn check_options(
     }
     check_names(body, state.field_check(endpoint))?;
     let fields: Fields = body.parse()?;
-    fields.options.unwrap_or_default().check_context(state)
+    let options = fields.options.unwrap_or_default();
+    options.validate(state, caller, EndpointFields::default())?;
+    Ok(())
 }
 
 /// The variable of templates that know several efforts.
 const EFFORT: &str = "reasoning_effort";
 
 impl OptionFields {
+    fn validate(
+        self,
+        state: &ServerState,
+        caller: &Caller,
+        own: EndpointFields,
+    ) -> Result<GenerationParams, ApiError> {
+        self.check_context(state)?;
+        let sampling = SamplingFields {
+            max_tokens: self.max_tokens(),
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            // As in Ollama, -1 is no seed.
+            seed: self.seed.filter(|&seed| seed != -1),
+            stop: self.stop,
+            repetition_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            ..SamplingFields::default()
+        };
+        sampling.validate(state, caller, own).map_err(|error| {
+            let renamed = { NAMES.iter() }.find(|(from, _)| error.param() == Some(from));
+            renamed.map_or(error.clone(), |(from, to)| error.renamed(from, to))
+        })
+    }
+
     /// Negative numbers and 0 are no limit.
     fn max_tokens(&self) -> Option<u32> {
         let num_predict = self.num_predict.filter(|num_tokens| *num_tokens > 0)?;
