@@ -28,7 +28,7 @@ use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::text_thread::Caller;
 use crate::token_logprob::{ChatLogprobs, TokenNames};
-use crate::tool_fields::ToolFields;
+use crate::tool_fields::{OfferedTools, ToolFields};
 
 pub async fn chat_completions(
     State(state): State<Arc<ServerState>>,
@@ -170,6 +170,24 @@ impl ChatFields {
         self
     }
 
+    /// Checks the tools of a request that has no conversation for them.
+    pub fn check_tools(&mut self, state: &ServerState, check: FieldCheck) -> Result<(), ApiError> {
+        self.offered_tools(state, check).map(drop)
+    }
+
+    fn offered_tools(
+        &mut self,
+        state: &ServerState,
+        check: FieldCheck,
+    ) -> Result<Option<OfferedTools>, ApiError> {
+        let tools = ToolFields {
+            tools: self.tools.take().unwrap_or_default(),
+            tool_choice: self.tool_choice.take(),
+            parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
+        };
+        tools.offered(state, check)
+    }
+
     pub fn tokenize(
         &mut self,
         state: &ServerState,
@@ -179,12 +197,7 @@ impl ChatFields {
         let Some(messages) = self.messages.take() else {
             return Err(ApiError::invalid("messages", "is required"));
         };
-        let tools = ToolFields {
-            tools: self.tools.take().unwrap_or_default(),
-            tool_choice: self.tool_choice.take(),
-            parallel_tool_calls: self.parallel_tool_calls.unwrap_or(true),
-        };
-        let tools = tools.offered(state, check)?;
+        let tools = self.offered_tools(state, check)?;
         let template = state.text.chat_template.as_ref();
         let needs_text_arguments = template.is_some_and(ChatTemplate::needs_text_arguments);
         let messages = template_messages(messages, needs_text_arguments, check)?;

@@ -29,14 +29,14 @@ pub struct SamplingFields {
     pub stream: Option<bool>,
     pub stream_options: Option<StreamOptions>,
     pub n: Option<u32>,
-    pub temperature: Option<f32>,
-    pub top_p: Option<f32>,
+    pub temperature: Option<f64>,
+    pub top_p: Option<f64>,
     pub top_k: Option<i64>,
-    pub min_p: Option<f32>,
-    pub presence_penalty: Option<f32>,
-    pub frequency_penalty: Option<f32>,
-    pub repetition_penalty: Option<f32>,
-    pub logit_bias: Option<BTreeMap<String, f32>>,
+    pub min_p: Option<f64>,
+    pub presence_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    pub repetition_penalty: Option<f64>,
+    pub logit_bias: Option<BTreeMap<String, f64>>,
     pub allowed_token_ids: Option<Vec<TokenId>>,
     pub bad_words: Option<Vec<String>>,
     pub seed: Option<i64>,
@@ -153,6 +153,8 @@ pub const MAX_STOP_STRINGS: usize = 32;
 pub const MAX_STOP_BYTES: usize = 1024;
 pub const MAX_STOP_TOKEN_IDS: usize = 256;
 pub const MAX_CACHE_SALT_BYTES: usize = 1024;
+/// The least number above all that are an `f32` when they are rounded.
+pub const F32_BOUND: f64 = 3.402_823_567_797_336_6e38;
 /// Lower temperatures make a softmax in f32 greedy or NaN; vLLM raises them to this value too.
 const MIN_TEMPERATURE: f32 = 0.01;
 
@@ -226,17 +228,17 @@ impl SamplingFields {
             bad_words: self.bad_words.take(),
         };
         let mut sampling = SamplingParams {
-            temperature: self.temperature(defaults.temperature)?,
+            temperature: self.temperature(defaults.temperature.map(f64::from))?,
             top_k: self.top_k(defaults.top_k)?,
             top_p: within(
                 "top_p",
-                self.top_p.or(defaults.top_p).unwrap_or(1.0),
+                { self.top_p.or(defaults.top_p.map(f64::from)) }.unwrap_or(1.0),
                 |p| p > 0.0 && p <= 1.0,
                 "above 0 and at most 1",
             )?,
             min_p: within(
                 "min_p",
-                self.min_p.or(defaults.min_p).unwrap_or(0.0),
+                { self.min_p.or(defaults.min_p.map(f64::from)) }.unwrap_or(0.0),
                 |p| (0.0..=1.0).contains(&p),
                 "between 0 and 1",
             )?,
@@ -245,9 +247,9 @@ impl SamplingFields {
             repetition_penalty: within(
                 "repetition_penalty",
                 self.repetition_penalty
-                    .or(defaults.repetition_penalty)
+                    .or(defaults.repetition_penalty.map(f64::from))
                     .unwrap_or(1.0),
-                |penalty| penalty > 0.0 && penalty.is_finite(),
+                |penalty| penalty as f32 > 0.0 && penalty < F32_BOUND,
                 "above 0",
             )?,
             seed: self
@@ -322,11 +324,11 @@ impl SamplingFields {
         check_logprobs("prompt_logprobs", num_logprobs, config).map(Some)
     }
 
-    fn temperature(&self, default: Option<f32>) -> Result<f32, ApiError> {
+    fn temperature(&self, default: Option<f64>) -> Result<f32, ApiError> {
         let temperature = within(
             "temperature",
             self.temperature.or(default).unwrap_or(1.0),
-            |temperature| temperature >= 0.0 && temperature.is_finite(),
+            |temperature| (0.0..F32_BOUND).contains(&temperature),
             "a number from 0 up",
         )?;
         Ok(if temperature == 0.0 {
@@ -482,7 +484,7 @@ pub fn check_token_ids(
     }
 }
 
-fn penalty(param: &str, value: Option<f32>) -> Result<f32, ApiError> {
+fn penalty(param: &str, value: Option<f64>) -> Result<f32, ApiError> {
     within(
         param,
         value.unwrap_or(0.0),
@@ -491,14 +493,15 @@ fn penalty(param: &str, value: Option<f32>) -> Result<f32, ApiError> {
     )
 }
 
+/// Checks a number before it is rounded: 2.00000001 is not "at most 2".
 fn within(
     param: &str,
-    value: f32,
-    valid: fn(f32) -> bool,
+    value: f64,
+    valid: fn(f64) -> bool,
     expected: &str,
 ) -> Result<f32, ApiError> {
     if valid(value) {
-        Ok(value)
+        Ok(value as f32)
     } else {
         Err(ApiError::invalid(
             param,

@@ -14,7 +14,7 @@ use crate::text_thread::Caller;
 #[derive(Debug, Default)]
 pub struct TokenRuleFields {
     /// By token id, as a string, since JSON has no other keys.
-    pub logit_bias: Option<BTreeMap<String, f32>>,
+    pub logit_bias: Option<BTreeMap<String, f64>>,
     pub allowed_token_ids: Option<Vec<TokenId>>,
     pub bad_words: Option<Vec<String>>,
 }
@@ -45,7 +45,7 @@ impl TokenRuleFields {
 }
 
 fn biases(
-    fields: BTreeMap<String, f32>,
+    fields: BTreeMap<String, f64>,
     vocab_size: usize,
 ) -> Result<Vec<(TokenId, f32)>, ApiError> {
     if fields.len() > MAX_BIASES {
@@ -54,8 +54,10 @@ fn biases(
             format!("at most {MAX_BIASES} tokens are allowed"),
         ));
     }
-    let bias = |(token, bias): (String, f32)| {
-        let id = token.parse::<TokenId>().ok();
+    let bias = |(token, bias): (String, f64)| {
+        // As a number in JSON, it has no plus sign.
+        let digits = Some(&token).filter(|token| !token.starts_with('+'));
+        let id = digits.and_then(|token| token.parse::<TokenId>().ok());
         let id = id.filter(|&id| (id as usize) < vocab_size).ok_or_else(|| {
             ApiError::invalid(
                 "logit_bias",
@@ -63,7 +65,7 @@ fn biases(
             )
         })?;
         match (-100.0..=100.0).contains(&bias) {
-            true => Ok((id, bias)),
+            true => Ok((id, bias as f32)),
             false => Err(ApiError::invalid(
                 format!("logit_bias.{id}"),
                 format!("must be between -100 and 100, not {bias}"),

@@ -61,12 +61,17 @@ impl Endpoint for OllamaChat {
         let mut params = common.params(state, caller, EndpointFields::default())?;
         let messages = conversation(fields.messages.unwrap_or_default(), check)?;
         let mut prompts = Vec::new();
-        // A call without messages asks for the model to be loaded, which it is.
-        if let Some(last) = messages.last() {
-            // As in Ollama's templates, an answer that has begun is continued.
-            let is_begun = last["role"] == "assistant" && !last.contains_key("tool_calls");
-            let chat = ChatFields::conversation(messages, is_begun, template_kwargs);
-            let mut chat = chat.with_tools(fields.tools, None, None);
+        // As in Ollama's templates, an answer that has begun is continued.
+        let is_begun = messages
+            .last()
+            .is_some_and(|last| last["role"] == "assistant" && !last.contains_key("tool_calls"));
+        let is_empty = messages.is_empty();
+        let chat = ChatFields::conversation(messages, is_begun, template_kwargs);
+        let mut chat = chat.with_tools(fields.tools, None, None);
+        if is_empty {
+            // This asks for the model to be loaded, which it is.
+            chat.check_tools(state, check)?;
+        } else {
             let prompt = chat.tokenize(state, check, caller)?;
             params.set_reply_constraint(state, &prompt)?;
             let prompt = prompt.into();

@@ -39,15 +39,15 @@ pub struct CommonFields {
 struct OptionFields {
     num_predict: Option<i64>,
     num_ctx: Option<i64>,
-    temperature: Option<f32>,
+    temperature: Option<f64>,
     top_k: Option<i64>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
+    top_p: Option<f64>,
+    min_p: Option<f64>,
     seed: Option<i64>,
     stop: Option<StopField>,
-    repeat_penalty: Option<f32>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
+    repeat_penalty: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
 }
 
 /// The members of `options` as a map, whose names are checked.

@@ -9,7 +9,7 @@ use crate::files::DEFAULT_LIFE_S;
 use crate::output_format::MAX_CHOICES;
 use crate::pooled_call::MAX_NUM_PROMPTS;
 use crate::sampling_fields::{
-    MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
+    F32_BOUND, MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
 };
 use crate::serve_config::ServeConfig;
 use crate::token_rule::{MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS};
@@ -65,14 +65,14 @@ impl FieldSchemas<'_> {
             "stream_options" => json!({"anyOf": [reference("StreamOptions"), {"type": "null"}]}),
             "n" | "best_of" => integer(1, config.max_num_choices.into()),
             "temperature" => json!({
-                "type": ["number", "null"], "minimum": 0, "maximum": f64::from(f32::MAX),
+                "type": ["number", "null"], "minimum": 0, "exclusiveMaximum": F32_BOUND,
             }),
             "top_p" => json!({"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1}),
             "top_k" => integer(-1, u32::MAX.into()),
             "min_p" => number(0.0, 1.0),
             "presence_penalty" | "frequency_penalty" => number(-2.0, 2.0),
             "repetition_penalty" => json!({
-                "type": ["number", "null"], "exclusiveMinimum": 0, "maximum": f64::from(f32::MAX),
+                "type": ["number", "null"], "exclusiveMinimum": 0, "exclusiveMaximum": F32_BOUND,
             }),
             "logit_bias" => json!({
                 "type": ["object", "null"],
@@ -126,7 +126,7 @@ impl FieldSchemas<'_> {
             "guided_regex" | "guided_grammar" => string(),
             "guided_choice" => array(json!({"type": "string", "minLength": 1}), 1, MAX_CHOICES),
             "suffix" => string(),
-            "prompt" => self.prompt(config.max_num_choices as usize),
+            "prompt" => self.prompt(1, config.max_num_choices as usize),
             "chat_template_kwargs" => object(),
             "reasoning_effort" => string(),
             "tools" => array(reference("Tool"), 0, u32::MAX as usize),
@@ -229,7 +229,7 @@ impl FieldSchemas<'_> {
     fn of_pooling(&self, name: &str) -> Option<Value> {
         let texts = json!({"type": "string"});
         Some(match name {
-            "input" | "text_1" | "text_2" => self.prompt(MAX_NUM_PROMPTS),
+            "input" | "text_1" | "text_2" => self.prompt(1, MAX_NUM_PROMPTS),
             "encoding_format" => json!({"enum": ["float", "base64", null]}),
             "dimensions" => integer(1, self.config.hidden_size as i64),
             "pooling" => json!({"enum": ["last", "mean", null]}),
@@ -269,7 +269,8 @@ impl FieldSchemas<'_> {
             "messages" => array(reference("OllamaMessage"), 0, max_messages),
             "prompt" | "system" | "suffix" | "name" => string(),
             "raw" => boolean(),
-            "input" => self.prompt(MAX_NUM_PROMPTS),
+            // No text at all asks for the model to be loaded.
+            "input" => self.prompt(0, MAX_NUM_PROMPTS),
             "dimensions" => integer(1, self.config.hidden_size as i64),
             "think" => json!({
                 "type": ["boolean", "string", "null"], "description": "Or an effort such as \"high\".",
@@ -310,15 +311,16 @@ impl FieldSchemas<'_> {
         json!({"type": "integer", "minimum": 0, "maximum": self.config.vocab_size.saturating_sub(1)})
     }
 
-    fn prompt(&self, max_num_prompts: usize) -> Value {
+    /// `min_items` is for the tokens of a prompt and for the prompts of a call.
+    fn prompt(&self, min_items: usize, max_num_prompts: usize) -> Value {
         let tokens = json!({
             "type": "array", "items": self.token_id(),
-            "minItems": 1, "maxItems": self.config.max_model_len,
+            "minItems": min_items, "maxItems": self.config.max_model_len,
         });
         let text = json!({"type": "string"});
         json!({"anyOf": [text, tokens, {
             "type": "array", "items": {"anyOf": [text, tokens]},
-            "minItems": 1, "maxItems": max_num_prompts,
+            "minItems": min_items, "maxItems": max_num_prompts,
         }]})
     }
 }

@@ -103,6 +103,11 @@ fn push_items(
                 ));
             }
         };
+        // A response that is kept lists its items by these.
+        if !matches!(item.get("id"), None | Some(Value::Null | Value::String(_))) {
+            let field = format!("{path}.id");
+            return Err(ApiError::invalid(field, "must be a string"));
+        }
         match kind {
             "message" => {
                 let message = read_message(item, &path, check)?;

@@ -195,6 +195,11 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
         ("input", item(json!({"role": "user"})), "input[0].content"),
         (
             "input",
+            item(json!({"role": "user", "content": "a", "id": true})),
+            "input[0].id",
+        ),
+        (
+            "input",
             item(json!({"type": "item_reference", "id": "x"})),
             "input[0].type",
         ),

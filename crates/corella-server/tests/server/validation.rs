@@ -22,6 +22,9 @@ async fn every_error_names_its_field() {
         ("temperature", json!(1e39)),
         ("top_p", json!(0)),
         ("top_p", json!(1.01)),
+        // As an f32, this would be 1.
+        ("top_p", json!(1.000_000_01)),
+        ("temperature", json!(-1e-60)),
         ("top_k", json!(-2)),
         ("top_k", json!(5_000_000_000i64)),
         ("min_p", json!(1.5)),
@@ -59,6 +62,7 @@ async fn every_error_names_its_field() {
         ("logit_bias.5", json!({"5": "much"})),
         ("logit_bias", json!({"abc": 1})),
         ("logit_bias", json!({"-1": 1})),
+        ("logit_bias", json!({"+1": 1})),
         ("logit_bias", json!({VOCAB_SIZE.to_string(): 1})),
         ("logit_bias", json!([1])),
         ("allowed_token_ids", json!([])),
