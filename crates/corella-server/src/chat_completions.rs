@@ -170,6 +170,19 @@ impl ChatFields {
         self
     }
 
+    /// Checks a request that has a prompt in place of a conversation.
+    pub fn check_beside_prompt(
+        mut self,
+        state: &ServerState,
+        check: FieldCheck,
+    ) -> Result<(), ApiError> {
+        if self.messages.is_some() {
+            let message = "cannot be combined with prompt";
+            return Err(ApiError::invalid("messages", message));
+        }
+        self.check_tools(state, check)
+    }
+
     /// Checks the tools of a request that has no conversation for them.
     pub fn check_tools(&mut self, state: &ServerState, check: FieldCheck) -> Result<(), ApiError> {
         self.offered_tools(state, check).map(drop)

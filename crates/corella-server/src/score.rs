@@ -34,7 +34,7 @@ struct ScoreFields {
 struct RerankFields {
     query: Option<String>,
     documents: Option<Vec<String>>,
-    top_n: Option<usize>,
+    top_n: Option<u32>,
     return_documents: Option<bool>,
 }
 
@@ -168,7 +168,7 @@ fn prepare_rerank(
         model,
         format: Ranking {
             // vLLM takes 0 for all.
-            num_shown: fields.top_n.filter(|&num| num > 0).unwrap_or(usize::MAX),
+            num_shown: fields.top_n.filter(|&num| num > 0).unwrap_or(u32::MAX) as usize,
             shows_texts: fields.return_documents.unwrap_or(true),
             documents,
         },

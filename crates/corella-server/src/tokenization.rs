@@ -59,15 +59,14 @@ pub async fn tokenize(
         body.check_fields(check)?;
         check_model(state, fields.model.as_deref())?;
         let tokenizer = &state.text.tokenizer;
+        let mut chat = ChatFields::parse(&body, state)?;
         let tokens = match &fields.prompt {
             Some(prompt) => {
+                chat.check_beside_prompt(state, check)?;
                 let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
                 state.encode("prompt", prompt, add_special_tokens, caller)?
             }
-            None => {
-                let prompt = ChatFields::parse(&body, state)?.tokenize(state, check, caller)?;
-                prompt.tokens
-            }
+            None => chat.tokenize(state, check, caller)?.tokens,
         };
         let strings = || tokens.iter().map(|&id| tokenizer.id_to_token(id)).collect();
         Ok(json_response(&Tokenized {

@@ -198,6 +198,38 @@ async fn prompts_and_messages_are_checked_part_by_part() {
 }
 
 #[tokio::test]
+async fn fields_that_an_answer_does_not_need_are_checked_too() {
+    let server = TestServer::start().await;
+    let user = json!([{"role": "user", "content": "hi"}]);
+    let nameless = json!([{"type": "function", "function": {}}]);
+    let cases = [
+        (
+            "/tokenize",
+            json!({"prompt": "a", "messages": user}),
+            "messages",
+        ),
+        (
+            "/tokenize",
+            json!({"prompt": "a", "reasoning_effort": 1}),
+            "reasoning_effort",
+        ),
+        (
+            "/tokenize",
+            json!({"prompt": "a", "tools": nameless}),
+            "tools[0].function.name",
+        ),
+        (
+            "/rerank",
+            json!({"query": "a", "documents": ["b"], "top_n": 1_u64 << 32}),
+            "top_n",
+        ),
+    ];
+    for (path, body, param) in cases {
+        assert_names(&server, path, body, param).await;
+    }
+}
+
+#[tokio::test]
 async fn tokens_that_only_the_tokenizer_knows_are_refused() {
     let mut setup = Setup::new();
     // The model does not have the tokenizer's special tokens.
