@@ -13,11 +13,16 @@ use crate::grammar_place::place_of_error;
 use crate::grammar_source::ComposedGrammar;
 use crate::{GrammarSource, Tokenizer};
 
+use self::cache::{GrammarCache, GrammarKey};
+
+mod cache;
+
 /// Compiles grammars for one vocabulary, by llguidance: derivatives of regular expressions in an
 /// Earley parser, walked over a prefix tree of the vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocab_size: usize,
+    cache: GrammarCache,
 }
 
 /// A compiled grammar. Clones share it.
@@ -87,14 +92,20 @@ impl GrammarCompiler {
         Ok(Self {
             factory,
             vocab_size,
+            cache: GrammarCache::default(),
         })
     }
 
-    /// Compiles a grammar, which takes milliseconds, and a tenth of a second at most for large ones.
+    /// Compiles a grammar, which takes milliseconds, and a tenth of a second at most for large ones;
+    /// those used last are kept.
     ///
     /// # Errors
     /// What is wrong with the grammar, or that it is too large.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        let key = GrammarKey::new(source);
+        if let Some(grammar) = key.as_ref().and_then(|key| self.cache.find(key)) {
+            return Ok(grammar);
+        }
         let matcher = thread::scope(|scope| {
             let compiling = thread::Builder::new()
                 .name("corella-grammar".to_owned())
@@ -105,10 +116,14 @@ impl GrammarCompiler {
                 .join()
                 .unwrap_or_else(|_| Err(GrammarError::at_root("compiling it failed".to_owned())))
         })?;
-        Ok(Grammar {
+        let grammar = Grammar {
             start: Arc::new(Mutex::new(matcher)),
             vocab_size: self.vocab_size,
-        })
+        };
+        if let Some(key) = key {
+            self.cache.keep(key, grammar.clone());
+        }
+        Ok(grammar)
     }
 
     fn compile_here(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {

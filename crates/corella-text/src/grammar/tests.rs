@@ -38,7 +38,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_bytes(file.to_string().as_bytes()).expect("a tokenizer")
 }
 
-fn compiler() -> GrammarCompiler {
+pub(super) fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer(), 265).expect("a vocabulary")
 }
 
