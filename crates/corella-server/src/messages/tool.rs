@@ -49,7 +49,20 @@ pub fn chat_tool_choice(
     check: FieldCheck,
 ) -> Result<(Value, bool), ApiError> {
     check.check(&TOOL_CHOICE, "tool_choice", choice)?;
-    let is_single = choice.get("disable_parallel_tool_use") == Some(&Value::Bool(true));
+    let is_single = match choice.get("disable_parallel_tool_use") {
+        None | Some(Value::Null) => false,
+        Some(&Value::Bool(is_single)) => is_single,
+        Some(_) => {
+            let field = "tool_choice.disable_parallel_tool_use";
+            return Err(ApiError::invalid(field, "must be a boolean"));
+        }
+    };
+    if !matches!(
+        choice.get("name"),
+        None | Some(Value::Null | Value::String(_))
+    ) {
+        return Err(ApiError::invalid("tool_choice.name", "must be a string"));
+    }
     let choice = match choice.get("type").and_then(Value::as_str) {
         Some("auto") => json!("auto"),
         Some("none") => json!("none"),

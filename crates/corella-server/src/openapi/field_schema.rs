@@ -270,7 +270,7 @@ impl FieldSchemas<'_> {
             "prompt" | "system" | "suffix" | "name" => string(),
             "raw" => boolean(),
             // No text at all asks for the model to be loaded.
-            "input" => self.prompt(0, MAX_NUM_PROMPTS),
+            "input" => json!({"anyOf": [self.prompt(0, MAX_NUM_PROMPTS), {"type": "null"}]}),
             "dimensions" => integer(1, self.config.hidden_size as i64),
             "think" => json!({
                 "type": ["boolean", "string", "null"], "description": "Or an effort such as \"high\".",

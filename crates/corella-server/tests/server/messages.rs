@@ -188,6 +188,17 @@ async fn what_is_wrong_is_said_in_their_shape() {
             json!({"messages": hi(), "system": [{"type": "text", "text": 1}], "max_tokens": 5}),
             "system[0].text: ",
         ),
+        (
+            json!({"messages": hi(), "tool_choice": {"type": "auto", "name": 1}, "max_tokens": 5}),
+            "tool_choice.name: ",
+        ),
+        (
+            json!({
+                "messages": hi(), "max_tokens": 5,
+                "tool_choice": {"type": "auto", "disable_parallel_tool_use": "yes"},
+            }),
+            "tool_choice.disable_parallel_tool_use: ",
+        ),
     ];
     for (body, message) in cases {
         let reply = post(server.address, PATH, &body).await;
