@@ -11,18 +11,16 @@ use serde_json::{Value, json};
 
 use crate::grammar_place::place_of_error;
 use crate::grammar_source::ComposedGrammar;
+use crate::recent_cache::RecentCache;
 use crate::{GrammarSource, Tokenizer};
-
-use self::cache::{GrammarCache, GrammarKey};
-
-mod cache;
 
 /// Compiles grammars for one vocabulary, by llguidance: derivatives of regular expressions in an
 /// Earley parser, walked over a prefix tree of the vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocab_size: usize,
-    cache: GrammarCache,
+    /// By the grammar as JSON, in which the order of a schema's properties counts: answers have it too.
+    cache: RecentCache<String, Grammar>,
 }
 
 /// A compiled grammar. Clones share it.
@@ -53,6 +51,10 @@ pub struct GrammarError {
 /// The largest grammar. What compiling one may cost is also limited by llguidance: by the size of the
 /// compiled grammar, and by steps of its lexer.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
+/// What a compiled grammar takes grows with its source, so the sources of all that are kept are bounded;
+/// with `GRAMMAR_BYTES` for each, there are some hundred at most.
+const MAX_CACHED_BYTES: usize = 2 * MAX_SOURCE_BYTES;
+const GRAMMAR_BYTES: usize = 4 << 10;
 /// How deep brackets may be nested. Parsers of regular expressions and of Lark's notation recurse.
 const MAX_NESTING: usize = 200;
 /// Compiling recurses as deep as definitions refer to each other, which `MAX_SOURCE_BYTES` limits.
@@ -92,7 +94,7 @@ impl GrammarCompiler {
         Ok(Self {
             factory,
             vocab_size,
-            cache: GrammarCache::default(),
+            cache: RecentCache::new(MAX_CACHED_BYTES),
         })
     }
 
@@ -102,8 +104,9 @@ impl GrammarCompiler {
     /// # Errors
     /// What is wrong with the grammar, or that it is too large.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
-        let key = GrammarKey::new(source);
-        if let Some(grammar) = key.as_ref().and_then(|key| self.cache.find(key)) {
+        let key = serde_json::to_string(source);
+        let key = key.map_err(|error| GrammarError::at_root(error.to_string()))?;
+        if let Some(grammar) = self.cache.find(&key) {
             return Ok(grammar);
         }
         let matcher = thread::scope(|scope| {
@@ -120,9 +123,8 @@ impl GrammarCompiler {
             start: Arc::new(Mutex::new(matcher)),
             vocab_size: self.vocab_size,
         };
-        if let Some(key) = key {
-            self.cache.keep(key, grammar.clone());
-        }
+        let weight = key.len() + GRAMMAR_BYTES;
+        self.cache.keep(key, grammar.clone(), weight);
         Ok(grammar)
     }
 

@@ -14,6 +14,7 @@ mod long_word;
 mod normalizer;
 mod piece;
 mod python_json;
+mod recent_cache;
 mod reply;
 mod reply_part;
 mod stop_string;

@@ -7,10 +7,12 @@ use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 use tokenizers::{Encoding, Model as _, Token};
 
+use crate::added_token::Section;
 use crate::detokenizer::Detokenizer;
 use crate::error::TextError;
 use crate::long_word::CutPoints;
 use crate::piece::PieceTable;
+use crate::recent_cache::RecentCache;
 use crate::token_reach::{has_type, max_bytes_per_token};
 use crate::word_splitter::{Part, WordSplitter};
 
@@ -33,6 +35,9 @@ struct Inner {
 /// What is needed to tokenise word by word.
 struct Words {
     splitter: WordSplitter,
+    /// The tokens of sections that are long and were used last: of those behind another section, and of
+    /// those that begin a text.
+    kept: [RecentCache<Box<str>, Arc<[u32]>>; 2],
     /// The special tokens at the beginning and at the end of a prompt.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
@@ -60,6 +65,10 @@ impl EncodeLimit<'_> {
 const MAX_WORD_BYTES: usize = 1 << 20;
 /// Words from this length on are cut, if there is a place to cut them.
 const LONG_WORD_BYTES: usize = 16 << 10;
+/// Shorter sections are tokenised as fast as they are found.
+const MIN_KEPT_BYTES: usize = 256;
+/// Sections and their tokens.
+const MAX_KEPT_BYTES: usize = 16 << 20;
 
 impl Tokenizer {
     /// Reads tokenizer.json. Its truncation and padding are ignored: a prompt is never cut silently.
@@ -134,24 +143,77 @@ impl Tokenizer {
         };
         let mut ids = prefix.to_vec();
         let mut since_asked = 0;
-        words.splitter.split(text, &mut |part| {
-            match part {
-                Part::Token(id) => ids.push(id),
-                Part::Word(word) if word.len() <= LONG_WORD_BYTES => {
-                    self.encode_word(word, &mut ids)?;
-                    since_asked += word.len();
+        let mut is_start = true;
+        for section in words.splitter.sections(text) {
+            match section {
+                Section::Token(id) => ids.push(id),
+                Section::Text(section) => {
+                    self.encode_section(words, section, is_start, limit, &mut ids)?;
+                    since_asked += section.len();
                 }
-                Part::Word(word) => self.encode_long_word(word, limit, &mut ids)?,
             }
             if since_asked >= LONG_WORD_BYTES {
                 since_asked = 0;
                 limit.check_wanted()?;
             }
-            limit.check_len(ids.len() + suffix.len())
-        })?;
+            limit.check_len(ids.len() + suffix.len())?;
+            is_start = false;
+        }
         ids.extend_from_slice(suffix);
         limit.check_len(ids.len())?;
         Ok(ids)
+    }
+
+    /// Appends the tokens of what is between two added tokens. Those of a long section are kept: requests
+    /// have the same instructions, tools and first messages again and again.
+    fn encode_section(
+        &self,
+        words: &Words,
+        section: &str,
+        is_start: bool,
+        limit: EncodeLimit,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        if section.len() < MIN_KEPT_BYTES {
+            return self.encode_new_section(words, section, is_start, limit, ids);
+        }
+        let kept = &words.kept[usize::from(is_start)];
+        if let Some(known) = kept.find(section) {
+            ids.extend_from_slice(&known);
+            return Ok(());
+        }
+        let start = ids.len();
+        self.encode_new_section(words, section, is_start, limit, ids)?;
+        let new: Arc<[u32]> = ids[start..].into();
+        let weight = section.len() + size_of_val(&*new);
+        kept.keep(section.into(), new, weight);
+        Ok(())
+    }
+
+    fn encode_new_section(
+        &self,
+        words: &Words,
+        section: &str,
+        is_start: bool,
+        limit: EncodeLimit,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let mut since_asked = 0;
+        words.splitter.split(section, is_start, &mut |part| {
+            match part {
+                Part::Token(id) => ids.push(id),
+                Part::Word(word) if word.len() <= LONG_WORD_BYTES => {
+                    self.encode_word(word, ids)?;
+                    since_asked += word.len();
+                }
+                Part::Word(word) => self.encode_long_word(word, limit, ids)?,
+            }
+            if since_asked >= LONG_WORD_BYTES {
+                since_asked = 0;
+                limit.check_wanted()?;
+            }
+            limit.check_len(ids.len())
+        })
     }
 
     fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
@@ -284,6 +346,7 @@ impl Words {
         }
         Some(Self {
             splitter: WordSplitter::new(model)?,
+            kept: [(); 2].map(|()| RecentCache::new(MAX_KEPT_BYTES)),
             prefix,
             suffix,
         })

@@ -83,28 +83,25 @@ impl WordSplitter {
         })
     }
 
-    /// Passes the parts of the text to `sink` in order, until it returns an error.
+    /// Splits a text at the added tokens that are looked for in it as it is. What is between them is
+    /// tokenised by itself.
+    pub(crate) fn sections<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Section<'a>> {
+        self.raw_tokens.sections(text)
+    }
+
+    /// Passes the parts of a section to `sink` in order, until it returns an error. `is_start` says that
+    /// the section begins the caller's text.
     pub(crate) fn split<E>(
         &self,
-        text: &str,
+        section: &str,
+        mut is_start: bool,
         sink: &mut impl FnMut(Part) -> Result<(), E>,
     ) -> Result<(), E> {
-        let mut is_start = true;
-        for section in self.raw_tokens.sections(text) {
+        let text = self.normalizer.normalize(section);
+        for section in self.normalized_tokens.sections(&text) {
             match section {
                 Section::Token(id) => sink(Part::Token(id))?,
-                Section::Text(text) => {
-                    let text = self.normalizer.normalize(text);
-                    for section in self.normalized_tokens.sections(&text) {
-                        match section {
-                            Section::Token(id) => sink(Part::Token(id))?,
-                            Section::Text(text) => {
-                                split_words(&self.pre_tokenizers, text, is_start, sink)?;
-                            }
-                        }
-                        is_start = false;
-                    }
-                }
+                Section::Text(text) => split_words(&self.pre_tokenizers, text, is_start, sink)?,
             }
             is_start = false;
         }

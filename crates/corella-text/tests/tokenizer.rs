@@ -174,6 +174,22 @@ proptest! {
         }
     }
 
+    /// What a text begins with may have other tokens than the same behind a special token.
+    #[test]
+    fn long_sections_have_the_same_tokens_when_they_come_again(
+        section in texts(60), rest in texts(9), add_special_tokens: bool,
+    ) {
+        let section = section.repeat(1 + 300 / (section.len() + 1));
+        let marks = ["<s>", "<|im_start|>", "<|endoftext|>", ""];
+        let texts = marks.map(|mark| format!("{section}{mark}{section}{mark}{rest}"));
+        for both in READ.iter() {
+            for text in texts.iter().chain(&texts) {
+                let ids = both.ours.encode(text, add_special_tokens).unwrap();
+                prop_assert_eq!(ids, both.expected(text, add_special_tokens), "{}", both.file);
+            }
+        }
+    }
+
     /// A text with fewer tokens would be refused without being looked at.
     #[test]
     fn no_text_has_fewer_tokens_than_its_bytes_say(text in texts(40)) {

@@ -38,7 +38,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_bytes(file.to_string().as_bytes()).expect("a tokenizer")
 }
 
-pub(super) fn compiler() -> GrammarCompiler {
+fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer(), 265).expect("a vocabulary")
 }
 
@@ -270,6 +270,47 @@ proptest! {
         let _ = compiler.compile(&GrammarSource::JsonSchema(json!({"pattern": text, "type": "string"})));
         if !text.is_empty() {
             prop_assert!(accepts(&GrammarSource::Choice(vec![text.clone()]), &text));
+        }
+    }
+}
+
+#[test]
+fn a_grammar_is_compiled_once() {
+    let compiler = compiler();
+    let is_same = |a: &Grammar, b: &Grammar| Arc::ptr_eq(&a.start, &b.start);
+    let compile = |source: &GrammarSource| compiler.compile(source).expect("it compiles");
+    let regex = GrammarSource::Regex("ab".to_owned());
+    let lark = GrammarSource::Lark("start: \"ab\"".to_owned());
+    let first = compile(&regex);
+    assert!(!is_same(&compile(&lark), &first));
+    assert!(is_same(&compile(&regex), &first));
+    // The same text as another kind of grammar is another grammar.
+    assert!(!is_same(
+        &compile(&GrammarSource::Choice(vec!["ab".to_owned()])),
+        &first
+    ));
+}
+
+/// JSON objects are equal in any order of their members.
+#[test]
+fn the_order_of_properties_counts() {
+    let compiler = compiler();
+    let schema = |text| GrammarSource::JsonSchema(serde_json::from_str(text).expect("JSON"));
+    let texts = [
+        r#"{"properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]}"#,
+        r#"{"properties": {"b": {"const": 2}, "a": {"const": 1}}, "required": ["a", "b"]}"#,
+    ];
+    let answers = [r#"{"a":1,"b":2}"#, r#"{"b":2,"a":1}"#];
+    for (own, text) in texts.iter().enumerate() {
+        let grammar = compiler.compile(&schema(text)).expect("it compiles");
+        for (at, answer) in answers.iter().enumerate() {
+            let mut state = grammar.start();
+            let mut pushed = answer.bytes().map(|byte| state.push(byte.into()));
+            assert_eq!(
+                pushed.all(|pushed| pushed.is_ok()),
+                at == own,
+                "{text} {answer}"
+            );
         }
     }
 }
