@@ -117,7 +117,7 @@ class ServerProcess:
     def kill(self):
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(30.0)
 
 
 def free_port():

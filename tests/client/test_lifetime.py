@@ -2,9 +2,9 @@
 
 import concurrent.futures
 import ctypes
+import os
 import signal
 import socket
-import time
 from pathlib import Path
 
 import openai
@@ -115,7 +115,7 @@ def test_a_lost_engine_ends_the_process(monkeypatch):
     """A thread of the executor is held, as a debugger does it, so that a step never returns."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long] * 4
-    attach, detach = 16, 17
+    attach, detach, wait_for_any_child = 16, 17, 0x40000000
     with ServerProcess("--threads", 2, "--step-deadline", 1) as server:
         stream = stream_long(server)
         next(stream)
@@ -127,9 +127,10 @@ def test_a_lost_engine_ends_the_process(monkeypatch):
             # The watchdog looks every 30 seconds, and clients get a second to read their error.
             with pytest.raises(openai.APIError):
                 list(stream)
-                time.sleep(5)
         finally:
-            libc.ptrace(detach, int(stage.name), 0, 0)
+            if libc.ptrace(detach, int(stage.name), 0, 0) != 0:
+                # The process has ended, and all of it waits until the debugger has seen the end of this thread.
+                os.waitpid(int(stage.name), wait_for_any_child)
         assert server.wait(20.0) == 2
         assert "error: serving on" in server.log()
 
