@@ -212,8 +212,10 @@ def test_the_arguments_of_a_pair_are_those_of_the_binary(name, tmp_path, monkeyp
             lambda: prefill.metric("corella_decode_nodes", **healthy) == 1, "the pair finds itself"
         )
         assert prefill.status_of("/v1/models") == 401
-        complete(prefill, PROMPT, max_tokens=8)
-        prefill.wait_until(lambda: num_remote_tokens(prefill) > 0, "the worker decodes")
+        prefill.wait_until(
+            lambda: complete(prefill, PROMPT, max_tokens=8) and num_remote_tokens(prefill) > 0,
+            "the worker decodes",
+        )
 
 
 @pytest.mark.parametrize("name", ["kustomize server", "helm server"])

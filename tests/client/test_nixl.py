@@ -8,6 +8,7 @@ from fleet import (
     THREADS,
     Fleet,
     complete,
+    complete_remotely,
     num_remote_tokens,
     num_steps,
     random_requests,
@@ -75,7 +76,7 @@ def test_a_pair_with_nixl_at_one_end_uses_tcp(with_nixl):
         prompt = list(range(400, 500))
         options = {"max_tokens": 20, "temperature": 1, "seed": 3}
         assert complete(prefill, prompt, **options) == complete(alone, prompt, **options)
-        assert num_remote_tokens(prefill) > 0
+        complete_remotely(prefill, prompt, 5)
         says_why = "come over TCP, not by NIXL: it runs without NIXL" in decode.log()
         assert says_why == (with_nixl == "decode")
 
