@@ -411,9 +411,8 @@ def test_a_key_that_waits_for_its_limit_does_not_keep_others_waiting(tmp_path):
 
 
 def test_a_disk_that_cannot_be_written_is_not_tried_all_the_time(tmp_path):
-    with ServerProcess("--files-dir", tmp_path) as server:
-        lines = [line(f"r{i}", prompt="Once", max_tokens=100, ignore_eos=True) for i in range(100)]
-        batch = create(server.client, lines)
+    with slow_server(tmp_path, "--batch-concurrency", 4) as server:
+        batch = create(server.client, long_lines(200))
         wait(server.client, batch, {"in_progress"}, lambda batch: batch.request_counts.completed >= 1)
         shutil.rmtree(tmp_path / "batches")
         complaint = "a batch's end cannot be written"
