@@ -184,26 +184,26 @@ def complete(server, prompt, **options):
     ]
 
 
-def complete_greedily(server, prompt, num_tokens, **options):
+def complete_remotely(prefill, prompt, **options):
+    """Like `complete`, and decode nodes have drawn all tokens but the first of each choice.
+
+    A node on a busy machine may be too late for a request, which the prefill node then decodes itself, or begins to.
+    """
+    for _ in range(5):
+        before = num_remote_tokens(prefill)
+        choices = complete(prefill, prompt, **options)
+        *_, num_tokens = choices[0]
+        if num_remote_tokens(prefill) - before == num_tokens - len(choices):
+            return choices
+    raise AssertionError(f"no decode node draws {prompt}, {options}\n{prefill.log()}")
+
+
+def complete_greedily(server, prompt, num_tokens, complete=complete, **options):
     """Returns so many tokens as text."""
     options = {"temperature": 0, "extra_body": {"ignore_eos": True}} | options
     ((text, reason, *_),) = complete(server, prompt, max_tokens=num_tokens, **options)
     assert reason == "length"
     return text
-
-
-def complete_remotely(prefill, prompt, num_tokens):
-    """Returns so many tokens as text, of which a decode node has drawn all but the first.
-
-    A node on a busy machine may be too late for one request, which the prefill node then decodes itself.
-    """
-    for _ in range(20):
-        before = num_remote_tokens(prefill)
-        text = complete_greedily(prefill, prompt, num_tokens)
-        if (num_remote := num_remote_tokens(prefill) - before) != 0:
-            assert num_remote == num_tokens - 1
-            return text
-    raise AssertionError(f"no decode node takes a request\n{prefill.log()}")
 
 
 def ask(server, prompt, num_tokens):

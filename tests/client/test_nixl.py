@@ -75,8 +75,7 @@ def test_a_pair_with_nixl_at_one_end_uses_tcp(with_nixl):
         prefill = fleet.prefill(*(BY_NIXL if with_nixl == "prefill" else over_tcp))
         prompt = list(range(400, 500))
         options = {"max_tokens": 20, "temperature": 1, "seed": 3}
-        assert complete(prefill, prompt, **options) == complete(alone, prompt, **options)
-        complete_remotely(prefill, prompt, 5)
+        assert complete_remotely(prefill, prompt, **options) == complete(alone, prompt, **options)
         says_why = "come over TCP, not by NIXL: it runs without NIXL" in decode.log()
         assert says_why == (with_nixl == "decode")
 

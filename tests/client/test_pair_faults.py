@@ -154,7 +154,7 @@ def test_39_what_a_lost_prefill_node_has_sent_is_never_found(alone, how):
                 answer.result()
         before = num_steps(decode)
         other = fleet.prefill(*SLOW)
-        assert complete_remotely(other, prompt, NUM_TOKENS) == alone(prompt)
+        assert complete_greedily(other, prompt, NUM_TOKENS, complete_remotely) == alone(prompt)
         assert num_steps(decode) - before <= NUM_TOKENS, "no prompt was computed there"
         wait_at_rest(decode, other)
 
@@ -212,7 +212,7 @@ def test_41_kv_that_never_comes_is_not_waited_for(alone):
         # What was held back comes late, and is nobody's.
         proxy.is_held = False
         other = prompt_of(500, seed=2)
-        assert complete_remotely(prefill, other, NUM_TOKENS) == alone(other)
+        assert complete_greedily(prefill, other, NUM_TOKENS, complete_remotely) == alone(other)
         wait_at_rest(prefill, decode)
 
 
@@ -230,7 +230,7 @@ def test_42_pending_loads_hold_up_nobody(alone):
                 assert decode.status_of("/health") == 200
                 answered_s.append(time.monotonic() - asked_at)
             prompt = prompt_of(20)
-            assert complete_remotely(quick, prompt, 5) == alone(prompt, 5)
+            assert complete_greedily(quick, prompt, 5, complete_remotely) == alone(prompt, 5)
             assert num_receiving(decode) >= 4, "four times as many loads wait as threads"
             left_s = []
             while asked:
@@ -312,9 +312,9 @@ def test_44_a_slow_node_delays_nobody_else(alone):
             proxy.is_held = False
             for seed in range(2):
                 short = prompt_of(20, seed)
-                assert complete_remotely(quick, short, 5) == alone(short, 5)
+                assert complete_greedily(quick, short, 5, complete_remotely) == alone(short, 5)
             # Not even somebody behind the same link, whose rows go in between.
-            assert complete_remotely(slow, prompt_of(20, 7), 5) == alone(prompt_of(20, 7), 5)
+            assert complete_greedily(slow, prompt_of(20, 7), 5, complete_remotely) == alone(prompt_of(20, 7), 5)
             assert num_receiving(decode) == 1, "the long prompt is still being sent"
             assert answer.result() == alone(prompt)
         assert num_remote_tokens(slow) == NUM_TOKENS - 1 + 4
@@ -389,11 +389,11 @@ def test_46_nodes_work_on_while_etcd_is_away_and_find_it_again(alone):
         prefill = fleet.prefill(*SLOW)
         etcd.kill()
         prompt = prompt_of(50)
-        assert complete_remotely(prefill, prompt, NUM_TOKENS) == alone(prompt)
+        assert complete_greedily(prefill, prompt, NUM_TOKENS, complete_remotely) == alone(prompt)
         # It comes back without any data.
         etcd.start()
         newcomer = fleet.prefill(*SLOW)
-        assert complete_remotely(newcomer, prompt, NUM_TOKENS) == alone(prompt)
+        assert complete_greedily(newcomer, prompt, NUM_TOKENS, complete_remotely) == alone(prompt)
         wait_for_decode_nodes(prefill, 1)
         wait_at_rest(prefill, newcomer, decode)
 
@@ -411,7 +411,7 @@ def test_46_a_node_that_is_restarted_at_its_address_is_another(alone):
         second = fleet.decode(*SLOW, *address)
         wait_for_decode_nodes(prefill, 1)
         other = prompt_of(50, seed=2)
-        assert complete_remotely(prefill, other, NUM_TOKENS) == alone(other)
+        assert complete_greedily(prefill, other, NUM_TOKENS, complete_remotely) == alone(other)
         assert num_steps(second) >= NUM_TOKENS - 1
         text += text_of(chunks)
         assert text == alone(prompt, num_tokens)

@@ -174,30 +174,13 @@ impl Tokenizer {
         limit: EncodeLimit,
         ids: &mut Vec<u32>,
     ) -> Result<(), TextError> {
-        if section.len() < MIN_KEPT_BYTES {
-            return self.encode_new_section(words, section, is_start, limit, ids);
-        }
-        let kept = &words.kept[usize::from(is_start)];
-        if let Some(known) = kept.find(section) {
+        let is_long = section.len() >= MIN_KEPT_BYTES;
+        let kept = is_long.then(|| &words.kept[usize::from(is_start)]);
+        if let Some(known) = kept.and_then(|kept| kept.find(section)) {
             ids.extend_from_slice(&known);
             return Ok(());
         }
         let start = ids.len();
-        self.encode_new_section(words, section, is_start, limit, ids)?;
-        let new: Arc<[u32]> = ids[start..].into();
-        let weight = section.len() + size_of_val(&*new);
-        kept.keep(section.into(), new, weight);
-        Ok(())
-    }
-
-    fn encode_new_section(
-        &self,
-        words: &Words,
-        section: &str,
-        is_start: bool,
-        limit: EncodeLimit,
-        ids: &mut Vec<u32>,
-    ) -> Result<(), TextError> {
         let mut since_asked = 0;
         words.splitter.split(section, is_start, &mut |part| {
             match part {
@@ -213,7 +196,13 @@ impl Tokenizer {
                 limit.check_wanted()?;
             }
             limit.check_len(ids.len())
-        })
+        })?;
+        if let Some(kept) = kept {
+            let new: Arc<[u32]> = ids[start..].into();
+            let weight = section.len() + size_of_val(&*new);
+            kept.keep(section.into(), new, weight);
+        }
+        Ok(())
     }
 
     fn encode_word(&self, word: &str, ids: &mut Vec<u32>) -> Result<(), TextError> {
