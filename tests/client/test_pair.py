@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import signal
 import socket
 import time
 
@@ -96,6 +97,23 @@ def test_a_killed_decode_node_leaves_no_gap_in_a_stream():
         wait_at_rest(prefill)
         # No decode node is left, so that this is the work of one node.
         assert text == complete_greedily(prefill, [400, 401, 402] * 20, 400)
+
+
+def test_a_decode_node_has_as_long_to_take_a_request_as_its_prefill_node_is_told():
+    prompt = [400, 401, 402] * 20
+    with Fleet() as fleet:
+        decode = fleet.decode(*SLOW)
+        patient = fleet.prefill(*SLOW)
+        hasty = fleet.prefill(*SLOW, search_timeout=0.1)
+        decode.process.send_signal(signal.SIGSTOP)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(complete_greedily, patient, prompt, 5)
+            text = complete_greedily(hasty, prompt, 5)
+            assert not answer.done()
+            decode.process.send_signal(signal.SIGCONT)
+            assert answer.result() == text
+        assert num_remote_tokens(hasty) == 0
+        assert num_remote_tokens(patient) == 4
 
 
 def test_killed_nodes_leave_no_file_behind(tmp_path, monkeypatch):

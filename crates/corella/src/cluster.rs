@@ -57,6 +57,8 @@ pub struct ClusterConfig {
     pub min_tokens: u32,
     /// Whether a prefill node decodes what no decode node takes.
     pub falls_back: bool,
+    /// How long it looks for a decode node that takes a request.
+    pub search_timeout: Duration,
     pub uses_network: bool,
     pub uses_host: bool,
     pub uses_nixl: bool,

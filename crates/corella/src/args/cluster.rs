@@ -48,6 +48,10 @@ pub struct ClusterArgs {
     /// node (local), or no one (none), so that the request ends with an error
     #[arg(long, value_name = "NODE", default_value = "local")]
     pub fallback: FallbackArg,
+    /// How many milliseconds a prefill node asks decode nodes to take a request before --fallback
+    /// applies. They answer between two steps: give this more time than a step takes
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    pub decode_search_timeout: u32,
     /// Decode requests with a shorter prompt on the prefill node itself
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub disaggregate_min_tokens: u32,

@@ -174,6 +174,7 @@ impl Node {
         );
         let puller = self.puller(&hello, self.receiver(&hello, nixl));
         let session = SessionConfig {
+            allocate_budget_us: config.search_timeout.as_micros() as u64,
             starts_locally: config.falls_back,
             resumes_locally: config.falls_back,
             ..self.model.session_config()
