@@ -85,7 +85,7 @@ class ServerProcess:
 
     def metric(self, name, **labels):
         """Returns the sum of the samples that have these labels."""
-        with urllib.request.urlopen(self.base_url + "/metrics", timeout=5, context=self.context) as response:
+        with urllib.request.urlopen(self.base_url + "/metrics", timeout=30, context=self.context) as response:
             text = response.read().decode()
         total, names = 0.0, set()
         for line in text.splitlines():
@@ -102,7 +102,7 @@ class ServerProcess:
         assert name in names or labels, f"/metrics has no {name}"
         return total
 
-    def wait_until(self, condition, what, timeout_s=10.0):
+    def wait_until(self, condition, what, timeout_s=30.0):
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert time.monotonic() < deadline, f"never happened: {what}\n{self.log()}"

@@ -114,6 +114,8 @@ def test_a_decode_node_has_as_long_to_take_a_request_as_its_prefill_node_is_told
             assert answer.result() == text
         assert num_remote_tokens(hasty) == 0
         assert num_remote_tokens(patient) == 4
+        assert hasty.metric("corella_pd_fallbacks_total", reason="not_taken") == 1
+        assert patient.metric("corella_pd_fallbacks_total", reason="not_taken") == 0
 
 
 def test_killed_nodes_leave_no_file_behind(tmp_path, monkeypatch):

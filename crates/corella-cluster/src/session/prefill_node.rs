@@ -2,7 +2,7 @@
 
 mod run;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -160,6 +160,11 @@ impl PrefillNode {
 
     pub fn times(&self) -> &PrefillTimes {
         &self.0.times
+    }
+
+    /// Requests that went on here although a decode node was to take them, by why none did.
+    pub fn fallbacks(&self) -> BTreeMap<&'static str, u64> {
+        self.0.lock().end.fallbacks().clone()
     }
 
     pub fn stats(&self) -> PrefillNodeStats {

@@ -283,6 +283,26 @@ impl fmt::Display for Refusal {
     }
 }
 
+impl AbortReason {
+    /// A name for counts of what has happened.
+    pub fn label(&self) -> &'static str {
+        match self {
+            Self::Cancelled => "cancelled",
+            Self::Finished => "finished",
+            Self::DeadlinePassed => "deadline_passed",
+            Self::PeerLost => "peer_lost",
+            Self::AllocateTimedOut => "not_taken",
+            Self::FirstTokenTimedOut => "first_token_timed_out",
+            Self::LoadFailed => "load_failed",
+            Self::LoadTimedOut => "load_timed_out",
+            Self::HoldExpired => "hold_expired",
+            Self::OutOfPages => "out_of_pages",
+            Self::DecodeFailed(_) => "decode_failed",
+            Self::ProtocolViolated => "protocol_violated",
+        }
+    }
+}
+
 impl fmt::Display for AbortReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

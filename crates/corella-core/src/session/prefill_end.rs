@@ -43,6 +43,7 @@ pub struct PrefillEnd {
     timers: DeadlineQueue<SessionId>,
     exports: ExportTable,
     actions: VecDeque<PrefillAction>,
+    fallbacks: BTreeMap<&'static str, u64>,
     now_us: u64,
 }
 
@@ -197,6 +198,7 @@ impl PrefillEnd {
             timers: DeadlineQueue::new(),
             exports: ExportTable::default(),
             actions: VecDeque::new(),
+            fallbacks: BTreeMap::new(),
             now_us: 0,
             config,
             hello,
@@ -378,6 +380,11 @@ impl PrefillEnd {
         }
     }
 
+    /// Requests that went on here although a decode node was to take them, by why none did.
+    pub fn fallbacks(&self) -> &BTreeMap<&'static str, u64> {
+        &self.fallbacks
+    }
+
     /// # Panics
     /// When the bookkeeping contradicts itself.
     pub fn check_invariants(&self) {
@@ -446,6 +453,7 @@ impl PrefillEnd {
             hello: &self.hello,
             exports: &mut self.exports,
             actions: &mut self.actions,
+            fallbacks: &mut self.fallbacks,
             now_us: self.now_us,
         };
         change(session, &mut context);

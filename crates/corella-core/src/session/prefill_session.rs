@@ -1,7 +1,7 @@
 //! One session on its prefill node: what the decode node does, what this node does, what the client has.
 
 use alloc::boxed::Box;
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -105,6 +105,7 @@ pub(super) struct Context<'a> {
     pub hello: &'a Hello,
     pub exports: &'a mut ExportTable,
     pub actions: &'a mut VecDeque<PrefillAction>,
+    pub fallbacks: &'a mut BTreeMap<&'static str, u64>,
     pub now_us: u64,
 }
 
@@ -444,14 +445,15 @@ impl PrefillSession {
             let finish = SessionFinish::Refused(AdmissionError::NoDecodeNode);
             return self.end(None, finish, reason, context);
         }
-        if matches!(self.local, Local::Prefilling { .. }) {
-            return;
-        }
-        if !self.output.is_empty() && !context.config.resumes_locally {
+        let is_prefilling = matches!(self.local, Local::Prefilling { .. });
+        if !is_prefilling && !self.output.is_empty() && !context.config.resumes_locally {
             let finish = SessionFinish::DecodeLost(reason.clone());
             return self.end(None, finish, reason, context);
         }
-        self.run_locally(context);
+        *context.fallbacks.entry(reason.label()).or_default() += 1;
+        if !is_prefilling {
+            self.run_locally(context);
+        }
     }
 
     pub(super) fn emit(

@@ -108,6 +108,11 @@ fn runs_locally(did: &[PrefillAction]) -> Option<&[u32]> {
     })
 }
 
+fn fallbacks(end: &PrefillEnd) -> Vec<(&'static str, u64)> {
+    let counts = end.fallbacks().iter();
+    counts.map(|(&reason, &count)| (reason, count)).collect()
+}
+
 fn tries_next(did: &[PrefillAction]) -> Option<&[NodeId]> {
     did.iter().find_map(|action| match action {
         PrefillAction::TryNext { tried, .. } => Some(&tried[..]),
@@ -288,6 +293,7 @@ fn nobody_is_asked_for_longer_than_the_budget() {
     let did = actions(&mut end);
     assert!(did.contains(&PrefillAction::MarkSuspect { node: NodeId(3) }));
     assert_eq!(runs_locally(&did), Some(&[][..]));
+    assert_eq!(fallbacks(&end), [("not_taken", 1)]);
 }
 
 #[test]
@@ -333,6 +339,7 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     assert_eq!(tries_next(&did), None);
     // The prompt is still being computed for nobody else: it is used here.
     assert_eq!(runs_locally(&did), None);
+    assert_eq!(fallbacks(&end), [("peer_lost", 1)]);
     end.handle_local_output(
         SESSION,
         0,
@@ -342,6 +349,7 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     let did = actions(&mut end);
     assert_eq!(emitted(&did), [3]);
     assert_eq!(runs_locally(&did), Some(&[3][..]));
+    assert_eq!(fallbacks(&end), [("peer_lost", 1)]);
 }
 
 #[test]
@@ -376,6 +384,7 @@ fn a_request_that_may_not_go_on_here_says_so() {
     );
     let lost = SessionFinish::DecodeLost(AbortReason::OutOfPages);
     assert_eq!(finish(&did), Some(&lost));
+    assert_eq!(fallbacks(&end), []);
 }
 
 #[test]
@@ -411,11 +420,13 @@ fn a_request_that_nobody_takes_may_be_refused_here() {
     let (session, run) = (SESSION, 0);
     assert!(did.contains(&PrefillAction::AbortLocal { session, run }));
     assert_eq!(end.stats().num_sessions, 0);
+    assert_eq!(fallbacks(&end), []);
 
     // Placement wants it to be decoded here.
     let mut end = new();
     end.submit(submission(1), None, 0).unwrap();
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[][..]));
+    assert_eq!(fallbacks(&end), []);
 }
 
 /// Rule 43, and that pages stay for as long as somebody reads them.

@@ -30,6 +30,11 @@ struct StandingLabels {
     standing: &'static str,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
 impl Collector for ClusterMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let role = self.0.running_role();
@@ -128,6 +133,14 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
             }
             let help = "Decode nodes by what is known of them";
             encode(encoder, "corella_decode_nodes", help, &nodes)?;
+            let fallbacks = Family::<ReasonLabels, Counter>::default();
+            for (reason, num_requests) in node.fallbacks() {
+                fallbacks
+                    .get_or_create(&ReasonLabels { reason })
+                    .inc_by(num_requests);
+            }
+            let help = "Requests that this node decoded in place of a decode node, by why it did";
+            encode(encoder, "corella_pd_fallbacks", help, &fallbacks)?;
             let times = node.times();
             let histograms = [
                 (
