@@ -180,6 +180,7 @@ def test_tab_completes_commands_and_settings(terminal):
     assert "max_tokens 7" in terminal.ask("/set")
     terminal.write("/set top_\t\t")
     assert terminal.read_until("top_k").count("top_p") == 1
+    terminal.read_until(PROMPT + "/set top_")
     terminal.ask(control("U") + "/clear")
     leave(terminal)
 

@@ -35,7 +35,7 @@ from fleet import (
     wait_at_rest,
     wait_for_decode_nodes,
 )
-from server_process import ServerProcess, free_port
+from server_process import ServerProcess, free_port, slowed
 
 # A load may take a second and what its bytes need at 1 MB/s.
 LOAD_BASE_S = 1.0
@@ -283,7 +283,7 @@ def test_43_a_client_that_leaves_while_its_prompt_is_sent_frees_both_nodes():
         with ask(prefill, prompt_of(1900), NUM_TOKENS):
             wait_until(lambda: prefill.metric("corella_kv_pages_held") > 0, "it is computed")
             assert num_receiving(decode) == 1
-        wait_at_rest(prefill, decode, timeout_s=2.5)
+        wait_at_rest(prefill, decode, timeout_s=5.0)
         assert (num_steps(decode), num_cached_pages(decode)) == before
 
 
@@ -294,7 +294,7 @@ def test_43_a_client_that_leaves_while_it_is_answered_frees_both_nodes():
         with ask(prefill, prompt_of(1000), 1000):
             wait_until(lambda: num_steps(decode) >= 20, "it is being answered")
         num_steps_when_it_left = num_steps(decode)
-        wait_at_rest(prefill, decode, timeout_s=2.5)
+        wait_at_rest(prefill, decode, timeout_s=5.0)
         # What it took to notice that the client has gone counts, too.
         assert num_steps(decode) - num_steps_when_it_left < 100
 
@@ -343,7 +343,9 @@ def test_44_a_node_whose_free_pages_fall_is_asked_less_often():
         full, free = decode
         with ask(full, prompt_of(1500), 500):
             wait_until(lambda: full.metric("corella_kv_pages_in_use") >= 94, "its pages are taken")
-            to_full, to_free = shares(30)
+            # Or a quick machine is done with it before the requests are shared out.
+            with slowed(full):
+                to_full, to_free = shares(30)
             assert full.metric("corella_kv_pages_in_use") >= 94, "they still are"
         # It has 66 free pages and then fewer, the other one 160: it is asked for less than 0.3 of the requests.
         # Taking turns would be 15.

@@ -7,7 +7,7 @@ use crate::peer_table::{PeerRecord, PeerTableConfig};
 use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 
 /// Shorter transfers say more of the round trip than of the link.
-const MIN_MEASURED_BYTES: u64 = 64 << 10;
+const MIN_MEASURED_BYTES: u64 = 1 << 20;
 
 /// What a node says of itself when it is first spoken to, and whenever it is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,12 @@ use std::time::{Duration, Instant};
 
 /// Older seconds of sending count half after this many newer ones.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Fewer bytes say more about latency than about speed.
-const MIN_BYTES: u64 = 64 << 10;
+/// Fewer bytes say more about latency than about speed: a thread that waits 5 ms for a core would make a
+/// quick link look like one of 13 MB/s over 64 KiB.
+const MIN_BYTES: u64 = 1 << 20;
+/// What is older says nothing of the link any more. Placement tries a slow link again after this time, and
+/// must then learn how fast it is now.
+const LIFETIME: Duration = Duration::from_mins(1);
 /// A sample is taken this often while the peer is never out of work.
 const SAMPLE_TIME: Duration = Duration::from_millis(50);
 
@@ -24,6 +28,7 @@ pub struct BandwidthMeter {
     /// Decayed sums.
     num_bytes: f64,
     num_seconds: f64,
+    sampled_at: Option<Instant>,
 }
 
 impl BandwidthMeter {
@@ -65,6 +70,10 @@ impl BandwidthMeter {
             return;
         }
         if self.num_acknowledged >= MIN_BYTES && !time.is_zero() {
+            let is_forgotten = |at| now.saturating_duration_since(at) > LIFETIME;
+            if self.sampled_at.replace(now).is_some_and(is_forgotten) {
+                (self.num_bytes, self.num_seconds) = (0.0, 0.0);
+            }
             let age = time.as_secs_f64() / HALF_LIFE.as_secs_f64();
             let kept = (-age).exp2();
             self.num_bytes = self.num_bytes * kept + self.num_acknowledged as f64;
@@ -115,17 +124,17 @@ mod tests {
             now = send(&mut meter, 10 * MB, 100, now) + Duration::from_secs(5);
         }
         assert!((meter.bytes_per_s().unwrap() - 1e8).abs() < 1.0);
-        // Two half-lives at a hundredth of the speed: a quarter of two older seconds, which brought
+        // Two half-lives at a fiftieth of the speed: a quarter of two older seconds, which brought
         // 200 MB, and a decayed sum of four newer ones remain.
         for _ in 0..4 {
-            now = send(&mut meter, MB, 1000, now);
+            now = send(&mut meter, 2 * MB, 1000, now);
         }
         let kept = 0.5f64.sqrt();
         let decayed = |each: f64, n: i32| (0..n).map(|i| each * kept.powi(i)).sum::<f64>();
         let older: f64 = (0..20)
             .map(|i| 0.1 * 0.5f64.powf(0.05 * f64::from(i)))
             .sum();
-        let bytes = older * 1e8 * 0.25 + decayed(1e6, 4);
+        let bytes = older * 1e8 * 0.25 + decayed(2e6, 4);
         let seconds = older * 0.25 + decayed(1.0, 4);
         let found = meter.bytes_per_s().unwrap();
         assert!((found / (bytes / seconds) - 1.0).abs() < 1e-9, "{found}");
@@ -159,7 +168,7 @@ mod tests {
         let mut meter = BandwidthMeter::default();
         let mut now = Instant::now();
         meter.handle_work();
-        for _ in 0..100 {
+        for _ in 0..1000 {
             now = send(&mut meter, 4000, 20, now);
         }
         assert!((meter.bytes_per_s().unwrap() / 2e5 - 1.0).abs() < 1e-9);
@@ -168,11 +177,23 @@ mod tests {
     #[test]
     fn a_few_bytes_say_nothing_and_a_lost_load_leaves_no_time_behind() {
         let mut meter = BandwidthMeter::default();
-        let now = send(&mut meter, 1000, 1000, Instant::now());
+        let now = send(&mut meter, MB, 1000, Instant::now());
         assert_eq!(meter.bytes_per_s(), None);
-        meter.handle_sent(MB, now);
-        meter.handle_lost(MB);
-        send(&mut meter, MB, 10, now + Duration::from_secs(100));
+        meter.handle_sent(2 * MB, now);
+        meter.handle_lost(2 * MB);
+        send(&mut meter, 2 * MB, 20, now + Duration::from_secs(100));
+        assert!((meter.bytes_per_s().unwrap() - 1e8).abs() < 1.0);
+    }
+
+    #[test]
+    fn a_slow_minute_is_forgotten_after_another_one() {
+        let mut meter = BandwidthMeter::default();
+        let slow = send(&mut meter, 10 * MB, 10_000, Instant::now());
+        assert!((meter.bytes_per_s().unwrap() - 1e6).abs() < 1.0);
+        let later = slow + Duration::from_secs(59);
+        let later = send(&mut meter, 10 * MB, 100, later);
+        assert!(meter.bytes_per_s().unwrap() < 3e6);
+        send(&mut meter, 10 * MB, 100, later + Duration::from_mins(1));
         assert!((meter.bytes_per_s().unwrap() - 1e8).abs() < 1.0);
     }
 }
