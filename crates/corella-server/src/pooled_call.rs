@@ -193,6 +193,9 @@ struct Running {
     index: usize,
     prompt: PooledPrompt,
     stream: TokenStream,
+    /// Whether no other prompt of its call was in the engine or was submitted with it. Only then does a
+    /// full queue say that there is no room for this call: otherwise it may have been full of the others.
+    is_alone: bool,
 }
 
 /// What has become of a prompt in the engine.
@@ -213,6 +216,7 @@ impl PooledCall {
                 return Poll::Ready(Ok(()));
             }
             let num_running = self.running.len();
+            let mut num_refused = 0;
             let mut at = 0;
             while at < self.running.len() {
                 match self.poll_one(at, cx)? {
@@ -221,18 +225,22 @@ impl PooledCall {
                     Progress::Refused => {
                         let refused = self.running.swap_remove(at);
                         self.waiting.push_front((refused.index, refused.prompt));
-                        self.max_num_running = self.running.len().max(1);
+                        num_refused += 1;
                     }
                 }
             }
             if self.running.len() == num_running {
                 return Poll::Pending;
             }
+            if num_refused > 0 {
+                self.max_num_running = (num_running - num_refused).max(1);
+            }
         }
     }
 
     /// Submits prompts as long as there is room for them.
     fn submit(&mut self) -> Result<(), ApiError> {
+        let num_running = self.running.len();
         while self.running.len() < self.max_num_running
             && let Some((index, prompt)) = self.waiting.pop_front()
         {
@@ -241,6 +249,7 @@ impl PooledCall {
                     index,
                     prompt,
                     stream: streams.pop().ok_or_else(ended_early)?,
+                    is_alone: false,
                 }),
                 Err(SubmitError::QueueFull { .. }) if !self.running.is_empty() => {
                     self.waiting.push_front((index, prompt));
@@ -248,6 +257,11 @@ impl PooledCall {
                 }
                 Err(error) => return Err(submit_error(error, &prompt.field)),
             }
+        }
+        if num_running == 0
+            && let [alone] = &mut self.running[..]
+        {
+            alone.is_alone = true;
         }
         Ok(())
     }
@@ -279,12 +293,11 @@ impl PooledCall {
 
     /// Reads the events of one prompt, as far as there are any.
     fn poll_one(&mut self, at: usize, cx: &mut Context<'_>) -> Result<Progress, ApiError> {
-        let is_alone = self.running.len() == 1;
         let running = &mut self.running[at];
         while let Poll::Ready(event) = running.stream.poll_next(cx) {
             let output = match event {
                 Some(StreamEvent::Accepted) => continue,
-                Some(StreamEvent::Refused(error)) if is_full(&error) && !is_alone => {
+                Some(StreamEvent::Refused(error)) if is_full(&error) && !running.is_alone => {
                     return Ok(Progress::Refused);
                 }
                 Some(StreamEvent::Refused(error)) => {

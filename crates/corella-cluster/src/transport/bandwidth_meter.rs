@@ -7,8 +7,8 @@ const HALF_LIFE: Duration = Duration::from_secs(2);
 /// Fewer bytes say more about latency than about speed: a thread that waits 5 ms for a core would make a
 /// quick link look like one of 13 MB/s over 64 KiB.
 const MIN_BYTES: u64 = 1 << 20;
-/// What is older says nothing of the link any more. Placement tries a slow link again after this time, and
-/// must then learn how fast it is now.
+/// Older samples say nothing about the link as it is now. Placement tries a slow link again after this
+/// time, and must then learn how fast it has become.
 const LIFETIME: Duration = Duration::from_mins(1);
 /// A sample is taken this often while the peer is never out of work.
 const SAMPLE_TIME: Duration = Duration::from_millis(50);

@@ -284,7 +284,7 @@ impl fmt::Display for Refusal {
 }
 
 impl AbortReason {
-    /// A name for counts of what has happened.
+    /// The reason in a word, as the label of a metric: it never changes, and says nothing of one request.
     pub fn label(&self) -> &'static str {
         match self {
             Self::Cancelled => "cancelled",
