@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::ci::WITH_EMULATED_GPU;
 use crate::repository::{Repository, output, run};
 
-/// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/held_isa`.
+/// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/suite/held_isa.rs`.
 const VARIABLE: &str = "CORELLA_TEST_ISA";
 
 /// Prints the sets that this machine has.

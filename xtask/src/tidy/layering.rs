@@ -4,7 +4,12 @@ use super::manifest::{dependencies, packages};
 use super::{Tree, rust_code};
 
 const ROWS: [&[&str]; 6] = [
-    &["corella-core", "corella-hub", "corella-text"],
+    &[
+        "corella-core",
+        "corella-hub",
+        "corella-test",
+        "corella-text",
+    ],
     &["corella-model"],
     &["corella-cpu", "corella-cuda"],
     &[

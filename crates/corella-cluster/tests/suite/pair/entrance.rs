@@ -1,0 +1,331 @@
+//! Two nodes that a proxy pairs: one keeps prompts, the other pulls them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_cluster::entrance::{Entrance, KeepConfig, KeptEnd, KeptPrompts, PullOutcome, Puller};
+use corella_cluster::transport::{
+    KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
+};
+use corella_core::session::SessionConfig;
+use corella_core::{FinishReason, SamplingParams, TokenId};
+use corella_engine::{Engine, Generate, Submission};
+use corella_model::{MockConfig, MockExecutor};
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+
+use crate::pair::fixture::*;
+
+struct Node {
+    engine: Engine,
+    entrance: Entrance,
+    kept: Arc<KeptPrompts>,
+    puller: Arc<Puller>,
+    // Rows are sent and received on them.
+    _threads: TransferThreads,
+}
+
+impl Node {
+    fn start(model: &MockConfig, incarnation: u64) -> Self {
+        Self::start_with(model, incarnation, None, session_config())
+    }
+
+    fn start_with(
+        model: &MockConfig,
+        incarnation: u64,
+        max_bandwidth: Option<u64>,
+        times: SessionConfig,
+    ) -> Self {
+        let (engine, pages) = start_engine(Box::new(MockExecutor::new(model.clone())));
+        let threads = TransferThreads::start(1).expect("threads start");
+        let mut config = SenderConfig::new(incarnation, FINGERPRINT);
+        config.max_bandwidth = max_bandwidth;
+        let sender = Arc::new(KvSender::start(config, pages.clone(), &threads));
+        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let PeerAddress::Tcp(address) = sender.listen(local).expect("a port is free") else {
+            panic!("a TCP address was asked for");
+        };
+        let keep = KeepConfig {
+            incarnation,
+            model_fingerprint: FINGERPRINT,
+            host: address.ip().to_string(),
+            port: address.port(),
+            near: None,
+            lease: Duration::from_secs(60),
+        };
+        let kept = KeptPrompts::new(engine.clone(), sender, keep);
+        kept.follow().expect("a thread starts");
+        let config = ReceiverConfig::new(incarnation, FINGERPRINT);
+        let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
+        let puller = Puller::new(engine.clone(), receiver, None, FINGERPRINT, times);
+        let entrance = Entrance {
+            kept: Some(kept.clone()),
+            puller: Some(puller.clone()),
+            local: Arc::new(engine.clone()),
+        };
+        Self {
+            engine,
+            entrance,
+            kept,
+            puller,
+            _threads: threads,
+        }
+    }
+
+    /// What a proxy is told of a prompt that this node computes.
+    async fn keep(&self, prompt: &[TokenId]) -> Map<String, Value> {
+        let asked = json!({"do_remote_decode": true, "do_remote_prefill": false});
+        let call = self
+            .entrance
+            .begin(asked.as_object().expect("an object"), "a-test");
+        let call = call.expect("it is valid").expect("it asks for something");
+        assert!(call.keeps_prompt());
+        let submission = submission(prompt.to_vec(), 1, SamplingParams::GREEDY);
+        let mut streams = call.submit(submission).expect("it is taken");
+        let (tokens, reason) = finish(streams.remove(0)).await;
+        assert_eq!((tokens.len(), reason), (1, FinishReason::Length));
+        match call.response() {
+            Some(Value::Object(params)) => params,
+            other => panic!("the prompt is not kept: {other:?}"),
+        }
+    }
+
+    /// The tokens of each choice.
+    async fn answer(
+        &self,
+        params: &Map<String, Value>,
+        submission: Submission,
+    ) -> Vec<Vec<TokenId>> {
+        let call = self.entrance.begin(params, "a-test");
+        let call = call.expect("it is valid").expect("it asks for something");
+        assert!(!call.keeps_prompt());
+        let mut answers = Vec::new();
+        for stream in call.submit(submission).expect("it is taken") {
+            let (tokens, reason) = finish(stream).await;
+            assert_eq!(reason, FinishReason::Length);
+            answers.push(tokens);
+        }
+        assert_eq!(call.response(), None);
+        answers
+    }
+
+    fn num(&self, outcome: PullOutcome) -> u64 {
+        self.puller.num_requests(outcome)
+    }
+}
+
+fn seeded(seed: u64) -> SamplingParams {
+    SamplingParams {
+        temperature: 1.0,
+        seed,
+        ..SamplingParams::GREEDY
+    }
+}
+
+fn prompt(first: TokenId, num_tokens: u32) -> Vec<TokenId> {
+    (0..num_tokens).map(|i| (first + i * i) % 50).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_that_one_node_keeps_is_not_computed_by_the_other() {
+    let model = model(256);
+    let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
+    // One token, less than a page, whole pages, and more; some begin like others.
+    for (at, num_tokens) in [1, 3, 4, 5, 8, 31, 32, 33, 100].into_iter().enumerate() {
+        let prompt = prompt(at as TokenId / 2, num_tokens);
+        let params = prefill.keep(&prompt).await;
+        let sampling = seeded(at as u64);
+        let expected = model.lone_tokens(&prompt, &sampling, 12);
+        let asked = submission(prompt, 12, sampling);
+        assert_eq!(decode.answer(&params, asked).await, [expected]);
+    }
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+    assert_eq!((prefill.kept.num_kept(), decode.kept.num_kept()), (0, 0));
+    assert_eq!(decode.num(PullOutcome::Loaded), 9);
+    assert_eq!(prefill.kept.num_ended(KeptEnd::Pulled), 9);
+    let there = decode.engine.stats().scheduler;
+    assert_eq!(
+        there.num_scheduled_tokens,
+        9 * 12,
+        "each answer computes one row for each of its tokens"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn choices_share_what_the_first_has_pulled() {
+    let model = model(256);
+    let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
+    let prompt = prompt(0, 30);
+    let params = prefill.keep(&prompt).await;
+    let sampling = seeded(5);
+    let mut asked = submission(prompt.clone(), 12, sampling.clone());
+    asked.num_choices = 4;
+    let expected: Vec<_> = (0..4)
+        .map(|choice| {
+            let sampling = SamplingParams {
+                choice,
+                ..sampling.clone()
+            };
+            model.lone_tokens(&prompt, &sampling, 12)
+        })
+        .collect();
+    assert_eq!(decode.answer(&params, asked).await, expected);
+    assert_eq!(decode.num(PullOutcome::Loaded), 1);
+    let hits = decode.engine.stats().scheduler.num_prefix_hit_tokens;
+    assert!(hits >= 3 * 28, "the whole pages of the prompt: {hits}");
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_pulled_is_computed() {
+    let model = model(256);
+    let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
+    let prompt = prompt(0, 30);
+    let expected = [model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12)];
+    let asked = || submission(prompt.clone(), 12, SamplingParams::GREEDY);
+    let params = prefill.keep(&prompt).await;
+
+    // Another prompt of as many tokens, and another model.
+    let mut other = prompt.clone();
+    other[6] += 1;
+    let theirs = model.lone_tokens(&other, &SamplingParams::GREEDY, 12);
+    let answer = decode.answer(&params, submission(other, 12, SamplingParams::GREEDY));
+    assert_eq!(answer.await, [theirs]);
+    let mut changed = params.clone();
+    let engine_id = format!("corella-1-{:032x}-7", FINGERPRINT + 1);
+    changed.insert("remote_engine_id".to_owned(), engine_id.into());
+    assert_eq!(decode.answer(&changed, asked()).await, expected);
+    assert_eq!(decode.num(PullOutcome::Unusable), 2);
+    // The rows alone do not say how likely the prompt is.
+    let mut scored = asked();
+    scored.sampling.prompt_logprobs = Some(0);
+    assert_eq!(decode.answer(&params, scored).await, expected);
+    assert_eq!(decode.num(PullOutcome::Unusable), 3);
+
+    // An earlier life of the same node, a session that it does not know, a port where nobody is, and
+    // one where somebody never says a word.
+    let silent = TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port is free");
+    let silent_port = silent.local_addr().expect("it is bound").port();
+    let free = TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port is free");
+    let free_port = free.local_addr().expect("it is bound").port();
+    drop(free);
+    let request_id = params["remote_request_id"].as_str().expect("a string");
+    let unknown = format!("1{}", &request_id[1..]);
+    let earlier = format!("corella-1-{FINGERPRINT:032x}-6");
+    let changes = [
+        ("remote_engine_id", json!(earlier)),
+        ("remote_request_id", json!(unknown)),
+        ("remote_port", json!(free_port)),
+        ("remote_port", json!(0)),
+        ("remote_port", json!(silent_port)),
+        ("remote_host", json!("no such host")),
+    ];
+    let mut num_failed = 0;
+    for (field, value) in changes {
+        let mut changed = params.clone();
+        changed.insert(field.to_owned(), value);
+        decode.engine.reset_prefix_cache().expect("nothing runs");
+        assert_eq!(decode.answer(&changed, asked()).await, expected);
+        num_failed += 1;
+        assert_eq!(decode.num(PullOutcome::Failed), num_failed, "{field}");
+        at_rest(&decode.engine).await;
+    }
+
+    // The rows still wait, for one node and once.
+    decode.engine.reset_prefix_cache().expect("nothing runs");
+    assert_eq!(decode.answer(&params, asked()).await, expected);
+    assert_eq!(decode.num(PullOutcome::Loaded), 1);
+    at_rest(&prefill.engine).await;
+    decode.engine.reset_prefix_cache().expect("nothing runs");
+    assert_eq!(decode.answer(&params, asked()).await, expected);
+    assert_eq!(decode.num(PullOutcome::Failed), num_failed + 1);
+    // Nothing needs to be pulled when all is cached.
+    assert_eq!(decode.answer(&params, asked()).await, expected);
+    at_rest(&decode.engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_takes_everything_along() {
+    let model = model(256);
+    let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
+    let prompt = prompt(0, 30);
+    // While the node waits for rows from somebody who never says a word.
+    let mut params = prefill.keep(&prompt).await;
+    let silent = TcpListener::bind("127.0.0.1:0")
+        .await
+        .expect("a port is free");
+    let port = silent.local_addr().expect("it is bound").port();
+    params.insert("remote_port".to_owned(), port.into());
+    let call = decode.entrance.begin(&params, "a-test");
+    let call = call.expect("it is valid").expect("it asks for something");
+    let streams = call.submit(submission(prompt.clone(), 12, SamplingParams::GREEDY));
+    let (_socket, _) = silent.accept().await.expect("the node connects");
+    assert!(decode.engine.stats().num_live_requests > 0);
+    drop(streams);
+    at_rest(&decode.engine).await;
+    assert_eq!(decode.num(PullOutcome::Failed), 0);
+
+    // Before it has heard how to ask for the rows.
+    let kept = prefill.kept.num_kept();
+    let asked = json!({"do_remote_decode": true});
+    let call = prefill
+        .entrance
+        .begin(asked.as_object().expect("an object"), "a-test");
+    let call = call.expect("it is valid").expect("it asks for something");
+    let streams = call.submit(submission(prompt, 1, SamplingParams::GREEDY));
+    assert_eq!(prefill.kept.num_kept(), kept + 1);
+    drop((streams, call));
+    assert_eq!(prefill.kept.num_kept(), kept);
+    assert_eq!(prefill.kept.num_ended(KeptEnd::Dropped), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_room_computes_the_prompt_when_it_has() {
+    // A context of 64 rows is all that the decode node has.
+    let prefill = Node::start(&model(256), 7);
+    let small = model(16);
+    let decode = Node::start(&small, 11);
+    let (long, short) = (prompt(0, 30), prompt(1, 20));
+    let params = prefill.keep(&short).await;
+    let first = decode
+        .engine
+        .submit(submission(long.clone(), 34, SamplingParams::GREEDY));
+    let first = first.expect("it is taken").remove(0);
+    let asked = submission(short.clone(), 30, SamplingParams::GREEDY);
+    let expected = small.lone_tokens(&short, &SamplingParams::GREEDY, 30);
+    assert_eq!(decode.answer(&params, asked).await, [expected]);
+    assert_eq!(
+        decode.num(PullOutcome::NoRoom) + decode.num(PullOutcome::Loaded),
+        1
+    );
+    let expected = small.lone_tokens(&long, &SamplingParams::GREEDY, 34);
+    assert_eq!(finish(first).await, (expected, FinishReason::Length));
+    at_rest(&decode.engine).await;
+}
+
+/// The other node goes on listening, and sends next to nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
+    let model = model(256);
+    let prefill = Node::start_with(&model, 7, Some(1), session_config());
+    let times = SessionConfig {
+        lost_after_us: 500_000,
+        load_base_us: 3_600_000_000,
+        ..session_config()
+    };
+    let decode = Node::start_with(&model, 11, None, times);
+    let prompt = prompt(0, 100);
+    let params = prefill.keep(&prompt).await;
+    let expected = model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12);
+    let asked = submission(prompt, 12, SamplingParams::GREEDY);
+    assert_eq!(decode.answer(&params, asked).await, [expected]);
+    assert_eq!(decode.num(PullOutcome::Failed), 1);
+    at_rest(&decode.engine).await;
+}

@@ -1,0 +1,247 @@
+//! Nodes in a real etcd.
+
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use corella_cluster::{Registry, Role};
+
+use crate::registry::etcd_server::{EtcdServer, send_signal};
+use crate::registry::fleet::{
+    LEASE_TTL, decode, greet, instances, is_healthy, node, observer, peer_id, prefill, record,
+    start, until,
+};
+
+/// Tells `a_node_in_a_process_of_its_own` where to register.
+const CHILD_REGISTRY: &str = "CORELLA_TEST_CHILD_REGISTRY";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_find_each_other() {
+    let server = EtcdServer::start("find");
+    // With such leases nobody lists anything but because etcd has told of a change.
+    let lease_ttl = Duration::from_secs(600);
+    let first = start(&server.url(), node("prefill-1", Role::Prefill), lease_ttl);
+    let second = start(&server.url(), node("decode-1", Role::Decode), lease_ttl);
+    let other_url = server.url().replace("/test", "/test-2");
+    let other_fleet = start(&other_url, node("decode-2", Role::Decode), lease_ttl);
+    until(true, || other_fleet.is_published()).await;
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    until(vec!["prefill-1".to_owned()], || instances(&second)).await;
+
+    let mut own = node("decode-1", Role::Decode);
+    own.max_prompt_tokens = 4096;
+    own.kv_address = Some("127.0.0.1:9001".into());
+    own.hello.insert("page_size".into(), "16".into());
+    let mut version = first.peers().version();
+    version.mark_unchanged();
+    second.publish(own.clone()).unwrap();
+    until(Some(own), || record(&first, "decode-1")).await;
+    assert!(version.has_changed().unwrap());
+
+    let life = peer_id(&first, "decode-1");
+    let mut restarted = node("decode-1", Role::Decode);
+    restarted.incarnation = Some(2);
+    second.publish(restarted).unwrap();
+    until(true, || peer_id(&first, "decode-1") != life).await;
+    assert_eq!(instances(&first), ["decode-1"]);
+
+    let third = start(&server.url(), node("decode-3", Role::Decode), lease_ttl);
+    until(2, || instances(&first).len()).await;
+    second.deregister(Duration::from_secs(10)).await.unwrap();
+    until(vec!["decode-3".to_owned()], || instances(&first)).await;
+    assert_eq!(
+        instances(&second),
+        ["prefill-1"],
+        "it still knows the others"
+    );
+    assert!(!second.is_published() && third.is_published());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_outage_takes_nobody_away_and_all_register_again() {
+    let mut server = EtcdServer::start("outage");
+    let first = prefill(&server.url(), "prefill-1");
+    let second = decode(&server.url(), "decode-1");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    until(vec!["prefill-1".to_owned()], || instances(&second)).await;
+    let life = greet(&first, "decode-1");
+    greet(&second, "prefill-1");
+
+    for loses_data in [false, true] {
+        server.kill();
+        // Longer than the leases last.
+        tokio::time::sleep(LEASE_TTL + Duration::from_secs(1)).await;
+        assert_eq!(peer_id(&first, "decode-1"), Some(life));
+        if loses_data {
+            server.lose_data();
+        }
+        server.restart();
+        // Whoever comes now finds what has been registered since, or never went.
+        let newcomer = observer(&server.url());
+        until(Some(Some(1)), || {
+            record(&newcomer, "decode-1").map(|node| node.incarnation)
+        })
+        .await;
+        // Two more leases later all are still there: they are kept alive.
+        tokio::time::sleep(2 * LEASE_TTL).await;
+        assert_eq!(instances(&newcomer), ["decode-1"]);
+        assert_eq!(
+            peer_id(&first, "decode-1"),
+            Some(life),
+            "the same life throughout"
+        );
+        assert!(is_healthy(&first, life));
+        assert_eq!(instances(&second), ["prefill-1"]);
+    }
+}
+
+/// Most have registered again with an etcd that has lost its data, and one is slow to.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_registers_late_after_an_outage_is_waited_for() {
+    let mut server = EtcdServer::start("late");
+    let first = prefill(&server.url(), "prefill-1");
+    let _second = decode(&server.url(), "decode-1");
+    let child = NodeProcess::start(&server);
+    until(2, || instances(&first).len()).await;
+    let life = greet(&first, "decode-child");
+    send_signal(&child.0, "STOP");
+    server.kill();
+    server.lose_data();
+    server.restart();
+    let _newcomer = decode(&server.url(), "decode-3");
+    until(true, || instances(&first).contains(&"decode-3".to_owned())).await;
+    assert_eq!(peer_id(&first, "decode-child"), Some(life));
+    send_signal(&child.0, "CONT");
+    let other = observer(&server.url());
+    until(3, || instances(&other).len()).await;
+    assert_eq!(peer_id(&first, "decode-child"), Some(life));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_hangs_takes_nobody_away() {
+    let server = EtcdServer::start("hang");
+    let first = prefill(&server.url(), "prefill-1");
+    let second = decode(&server.url(), "decode-1");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    let life = greet(&first, "decode-1");
+    server.signal("STOP");
+    tokio::time::sleep(2 * LEASE_TTL).await;
+    assert!(is_healthy(&first, life));
+    let mut own = node("decode-1", Role::Decode);
+    own.group = "long".into();
+    second.publish(own.clone()).unwrap();
+    server.signal("CONT");
+    until(Some(own), || record(&first, "decode-1")).await;
+    assert!(is_healthy(&first, life));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_may_come_later() {
+    let mut server = EtcdServer::not_started("later");
+    let first = prefill(&server.url(), "prefill-1");
+    let second = decode(&server.url(), "decode-1");
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(!first.is_published() && instances(&first).is_empty());
+    server.restart();
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    until(vec!["prefill-1".to_owned()], || instances(&second)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_member_is_asked_when_one_is_away() {
+    let server = EtcdServer::start("member");
+    let nobody = EtcdServer::not_started("no-member");
+    let address = |server: &EtcdServer| {
+        let url = server.url();
+        url["etcd:".len()..].trim_end_matches("/test").to_owned()
+    };
+    let url = format!("etcd:{},{}/test", address(&nobody), address(&server));
+    let first = prefill(&url, "prefill-1");
+    let _second = decode(&url, "decode-1");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_during_an_outage_is_taken_off_after_it() {
+    let mut server = EtcdServer::start("leave");
+    let second = decode(&server.url(), "decode-1");
+    until(true, || second.is_published()).await;
+    server.kill();
+    let error = second
+        .deregister(Duration::from_millis(300))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("still lists this node"),
+        "{error}"
+    );
+    server.restart();
+    until(false, || second.is_published()).await;
+    let newcomer = observer(&server.url());
+    let third = decode(&server.url(), "decode-3");
+    until(vec!["decode-3".to_owned()], || instances(&newcomer)).await;
+    assert!(third.is_published());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_node_expires_with_its_lease() {
+    let server = EtcdServer::start("killed");
+    let first = prefill(&server.url(), "prefill-1");
+    let second = decode(&server.url(), "decode-1");
+    let mut child = NodeProcess::start(&server);
+    let both = ["decode-1", "decode-child"].map(String::from);
+    until(both.to_vec(), || instances(&first)).await;
+    child.kill();
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    assert!(second.is_published());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_node_is_back_when_it_goes_on() {
+    let server = EtcdServer::start("stopped");
+    let first = prefill(&server.url(), "prefill-1");
+    let _second = decode(&server.url(), "decode-1");
+    let child = NodeProcess::start(&server);
+    until(2, || instances(&first).len()).await;
+    send_signal(&child.0, "STOP");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    send_signal(&child.0, "CONT");
+    let both = ["decode-1", "decode-child"].map(String::from);
+    until(both.to_vec(), || instances(&first)).await;
+}
+
+/// `a_node_in_a_process_of_its_own`, run by this same program.
+struct NodeProcess(Child);
+
+impl NodeProcess {
+    fn start(server: &EtcdServer) -> Self {
+        let test = "registry::etcd::a_node_in_a_process_of_its_own";
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args([test, "--exact", "--ignored", "--nocapture"])
+            .env(CHILD_REGISTRY, server.url())
+            .spawn();
+        Self(child.unwrap())
+    }
+
+    fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for NodeProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "run by tests that kill it"]
+async fn a_node_in_a_process_of_its_own() {
+    let Ok(url) = std::env::var(CHILD_REGISTRY) else {
+        return;
+    };
+    let _registry: Registry = decode(&url, "decode-child");
+    // Nobody needs it longer, should whoever started it be gone.
+    tokio::time::sleep(Duration::from_secs(120)).await;
+}

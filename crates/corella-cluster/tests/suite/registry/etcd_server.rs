@@ -1,0 +1,118 @@
+//! An etcd of its own for each test, which can be killed and started again.
+
+use std::fs::{self, File};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::registry::fleet::TestFolder;
+
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+pub struct EtcdServer {
+    folder: TestFolder,
+    client_port: u16,
+    peer_port: u16,
+    process: Option<Child>,
+}
+
+impl EtcdServer {
+    pub fn start(test: &str) -> Self {
+        let mut server = Self::not_started(test);
+        server.restart();
+        server
+    }
+
+    /// Has an address, and nobody there.
+    pub fn not_started(test: &str) -> Self {
+        Self {
+            folder: TestFolder::new(test),
+            client_port: free_port(),
+            peer_port: free_port(),
+            process: None,
+        }
+    }
+
+    /// For `--registry`.
+    pub fn url(&self) -> String {
+        format!("etcd:127.0.0.1:{}/test", self.client_port)
+    }
+
+    /// Starts it with whatever data there is.
+    pub fn restart(&mut self) {
+        let clients = format!("http://127.0.0.1:{}", self.client_port);
+        let peers = format!("http://127.0.0.1:{}", self.peer_port);
+        let log = File::create(self.folder.0.join("etcd.log")).unwrap();
+        let process = Command::new("etcd")
+            .args(["--name", "test", "--data-dir"])
+            .arg(self.folder.0.join("data"))
+            .args(["--listen-client-urls", &clients])
+            .args(["--advertise-client-urls", &clients])
+            .args(["--listen-peer-urls", &peers])
+            .args(["--initial-advertise-peer-urls", &peers])
+            .args(["--initial-cluster", &format!("test={peers}")])
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        self.process = Some(process.unwrap_or_else(|error| {
+            panic!("etcd does not start ({error}); on Debian: `apt-get install etcd-server`")
+        }));
+        let start = Instant::now();
+        while TcpStream::connect(("127.0.0.1", self.client_port)).is_err() {
+            let exited = self.process.as_mut().unwrap().try_wait().unwrap();
+            if exited.is_some() || start.elapsed() > START_TIMEOUT {
+                let log = fs::read_to_string(self.folder.0.join("etcd.log"));
+                panic!(
+                    "etcd does not listen ({exited:?}): {}",
+                    log.unwrap_or_default()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// As by `kill -9`.
+    pub fn kill(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            process.kill().unwrap();
+            process.wait().unwrap();
+        }
+    }
+
+    /// Lets it hang, or go on.
+    pub fn signal(&self, signal: &str) {
+        send_signal(self.process.as_ref().unwrap(), signal);
+    }
+
+    pub fn lose_data(&self) {
+        assert!(self.process.is_none());
+        fs::remove_dir_all(self.folder.0.join("data")).unwrap();
+    }
+}
+
+pub fn send_signal(process: &Child, signal: &str) {
+    let id = process.id().to_string();
+    let status = Command::new("kill").args(["-s", signal, &id]).status();
+    assert!(status.unwrap().success());
+}
+
+impl Drop for EtcdServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Below the ports that the system gives to connections: a server that was killed finds its own
+/// port still free.
+fn free_port() -> u16 {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 64;
+    loop {
+        let number = first + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 20_000 + (number % 10_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! Nodes in a folder.
+
+use std::fs;
+use std::time::Duration;
+
+use corella_cluster::Role;
+
+use crate::registry::fleet::{
+    LEASE_TTL, TestFolder, decode, greet, instances, is_healthy, node, peer_id, prefill, record,
+    until,
+};
+
+fn url(folder: &TestFolder) -> String {
+    format!("file:{}", folder.0.join("nodes").display())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_find_each_other() {
+    let folder = TestFolder::new("folder-find");
+    let first = prefill(&url(&folder), "prefill-1");
+    let second = decode(&url(&folder), "decode-1");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    until(vec!["prefill-1".to_owned()], || instances(&second)).await;
+
+    let mut own = node("decode-1", Role::Decode);
+    own.is_draining = true;
+    second.publish(own.clone()).unwrap();
+    until(Some(own), || record(&first, "decode-1")).await;
+
+    let _third = decode(&url(&folder), "decode-3");
+    until(2, || instances(&first).len()).await;
+    second.deregister(Duration::from_secs(10)).await.unwrap();
+    assert!(!folder.0.join("nodes/decode-1.json").exists());
+    until(vec!["decode-3".to_owned()], || instances(&first)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_without_heartbeat_is_gone() {
+    let folder = TestFolder::new("folder-stale");
+    let first = prefill(&url(&folder), "prefill-1");
+    let second = decode(&url(&folder), "decode-1");
+    let _third = decode(&url(&folder), "decode-3");
+    until(2, || instances(&first).len()).await;
+    drop(second);
+    until(vec!["decode-3".to_owned()], || instances(&first)).await;
+    // Its file stays, and whoever comes later is not taken in.
+    assert!(folder.0.join("nodes/decode-1.json").exists());
+    let later = prefill(&url(&folder), "prefill-2");
+    until(true, || !instances(&later).is_empty()).await;
+    assert_eq!(instances(&later), ["decode-3"]);
+    // The same node, restarted.
+    let _second = decode(&url(&folder), "decode-1");
+    until(2, || instances(&first).len()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_was_cleaned_fills_again() {
+    let folder = TestFolder::new("folder-cleaned");
+    let first = prefill(&url(&folder), "prefill-1");
+    let second = decode(&url(&folder), "decode-1");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    let life = greet(&first, "decode-1");
+    fs::remove_dir_all(folder.0.join("nodes")).unwrap();
+    until(true, || folder.0.join("nodes/decode-1.json").exists()).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(peer_id(&first, "decode-1"), Some(life));
+    assert!(second.is_published());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_folder_that_cannot_be_read_takes_nobody_away() {
+    let folder = TestFolder::new("folder-outage");
+    let nodes = folder.0.join("nodes");
+    let first = prefill(&url(&folder), "prefill-1");
+    let _second = decode(&url(&folder), "decode-1");
+    until(vec!["decode-1".to_owned()], || instances(&first)).await;
+    let life = greet(&first, "decode-1");
+
+    fs::rename(&nodes, folder.0.join("away")).unwrap();
+    fs::write(&nodes, "a file where the folder was").unwrap();
+    // Longer than a node without heartbeat would stay.
+    tokio::time::sleep(LEASE_TTL + Duration::from_secs(1)).await;
+    assert!(is_healthy(&first, life));
+
+    fs::remove_file(&nodes).unwrap();
+    until(true, || nodes.join("decode-1.json").exists()).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert!(is_healthy(&first, life));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_no_record_hides_nobody() {
+    let folder = TestFolder::new("folder-junk");
+    let nodes = folder.0.join("nodes");
+    fs::create_dir_all(nodes.join("folder.json")).unwrap();
+    let record = |id: &str| format!(r#"{{"instance_id": "{id}", "session_address": "h:1"}}"#);
+    fs::write(
+        nodes.join("half.json"),
+        "{\"instance_id\": \"half\", \"sess",
+    )
+    .unwrap();
+    fs::write(nodes.join("empty.json"), "").unwrap();
+    fs::write(nodes.join("other.json"), record("another")).unwrap();
+    fs::write(nodes.join("long.json"), "x".repeat(1 << 20)).unwrap();
+    fs::write(nodes.join("notes.txt"), record("notes")).unwrap();
+    fs::write(nodes.join(".draft.json"), record(".draft")).unwrap();
+    fs::write(nodes.join("good.json"), record("good")).unwrap();
+    let first = prefill(&url(&folder), "prefill-1");
+    let _second = decode(&url(&folder), "decode-1");
+    let both = ["decode-1", "good"].map(String::from);
+    until(both.to_vec(), || instances(&first)).await;
+}

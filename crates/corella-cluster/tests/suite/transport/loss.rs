@@ -1,0 +1,188 @@
+//! Connections and processes that are lost.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use corella_cluster::transport::{LoadFailure, LoadStatus, SendStatus};
+
+use crate::transport::fixture::{
+    LONG, ReceivingNode, SendingNode, geometry, key, loopback, page_ids, until, wait, wait_for,
+    wait_for_bytes,
+};
+use crate::transport::proxy::Proxy;
+
+const NUM_PAGES: u32 = 64;
+const NUM_ROWS: u32 = NUM_PAGES * 16;
+
+#[test]
+fn a_connection_cut_in_a_frame_fails_its_loads_and_the_next_one_works() {
+    let geometry = geometry(4, 16, 2 * NUM_PAGES);
+    let node = SendingNode::new(geometry.clone());
+    let other = ReceivingNode::new(geometry);
+    let proxy = Proxy::new(node.address);
+    let table = page_ids(0..NUM_PAGES);
+    let mut status = node.store_whole(&key(1), &table, NUM_ROWS);
+    // Two greetings, a whole frame and a part of the next one.
+    proxy.allow(64 + 64 + (64 << 10) + 16 + 3000);
+    let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    wait_for_bytes(&mut load);
+    proxy.cut();
+    assert_eq!(
+        wait(&mut load),
+        LoadStatus::Failed(LoadFailure::ConnectionLost)
+    );
+    other.fill(&table, 0x11);
+    wait_for(&mut status, SendStatus::Stopped);
+    until("both ends are closed", || {
+        node.sender.stats().num_connections == 0
+    });
+    other.assert_filled(&table, 0x11);
+
+    proxy.allow_all();
+    let mut again = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    assert_eq!(wait(&mut again), LoadStatus::Done { num_rows: NUM_ROWS });
+    other.assert_holds(&key(1), &table, 0);
+}
+
+#[test]
+fn connections_are_there_before_loads_and_come_back() {
+    let geometry = geometry(1, 16, 8);
+    let node = SendingNode::new(geometry.clone());
+    let other = ReceivingNode::new(geometry);
+    let proxy = Proxy::new(node.address);
+    proxy.allow_all();
+    let num_connections = || node.sender.stats().num_connections;
+    let table = page_ids(0..2);
+    for uuid in 0..3 {
+        // As often as it is said: there are two.
+        for _ in 0..10 {
+            other.receiver.expect_loads(&proxy.address.into());
+        }
+        until("they are made", || num_connections() == 2);
+        node.store_whole(&key(uuid), &table, 32);
+        let mut load = other.load(&key(uuid), proxy.address, 0, 32, &table);
+        assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 32 });
+        assert_eq!(num_connections(), 2);
+        proxy.cut();
+        until("they are lost", || num_connections() == 0);
+    }
+}
+
+/// A connection that died while nobody used it is not the load's fault.
+#[test]
+fn a_load_that_meets_a_dead_connection_has_another() {
+    let geometry = geometry(1, 16, 8);
+    let node = SendingNode::new(geometry.clone());
+    let other = ReceivingNode::configured(geometry, |config| config.connections_per_peer = 1);
+    let proxy = Proxy::new(node.address);
+    proxy.allow_all();
+    let table = page_ids(0..2);
+    for uuid in 0..20 {
+        node.store_whole(&key(uuid), &table, 32);
+        let mut load = other.load(&key(uuid), proxy.address, 0, 32, &table);
+        assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 32 });
+        // The receiver may or may not notice before the next load.
+        proxy.cut();
+    }
+}
+
+#[test]
+fn where_nobody_listens_a_load_fails_after_few_attempts() {
+    let other = ReceivingNode::new(geometry(1, 16, 8));
+    let nobody = {
+        let listener = std::net::TcpListener::bind(loopback(0)).unwrap();
+        listener.local_addr().unwrap()
+    };
+    let started_at = Instant::now();
+    let mut loads: Vec<_> = (0..8)
+        .map(|uuid| other.load(&key(uuid), nobody, 0, 32, &page_ids(0..2)))
+        .collect();
+    for load in &mut loads {
+        let status = wait(load);
+        let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
+            panic!("{status:?}");
+        };
+        assert!(
+            reason.contains(&nobody.to_string()) && reason.contains("refused"),
+            "{reason}"
+        );
+    }
+    // Three attempts in 250 ms each, which all loads share.
+    let elapsed = started_at.elapsed();
+    assert!(elapsed >= Duration::from_millis(500), "{elapsed:?}");
+    assert!(elapsed < 5 * Duration::from_millis(750), "{elapsed:?}");
+}
+
+/// It accepts, as a stopped process would, and says nothing.
+#[test]
+fn whoever_does_not_greet_is_given_up() {
+    let other = ReceivingNode::new(geometry(1, 16, 8));
+    let silent = std::net::TcpListener::bind(loopback(0)).unwrap();
+    let started_at = Instant::now();
+    let address = silent.local_addr().unwrap();
+    let mut load = other.load(&key(1), address, 0, 32, &page_ids(0..2));
+    let status = wait(&mut load);
+    assert!(
+        matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
+        "{status:?}"
+    );
+    assert!(started_at.elapsed() < 5 * Duration::from_millis(750));
+}
+
+/// Not a test: the process that the next one kills. It says its port and sends nothing but the
+/// first rows.
+#[test]
+#[ignore = "run by the next test"]
+fn process_that_sends() {
+    let node = SendingNode::new(geometry(4, 16, 2 * NUM_PAGES));
+    let table = page_ids(0..NUM_PAGES);
+    node.fill(&key(1), &table);
+    node.store(&key(1), NUM_ROWS);
+    node.sender.add_pages(&key(1), &table);
+    node.sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
+    println!("\nport {}", node.address.port());
+    std::thread::sleep(2 * LONG);
+}
+
+#[test]
+fn a_sender_that_is_killed_fails_its_loads_soon() {
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "transport::loss::process_that_sends",
+            "--ignored",
+            "--nocapture",
+        ])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let port = lines
+        .map(Result::unwrap)
+        .find_map(|line| line.strip_prefix("port ")?.parse().ok())
+        .expect("it says its port");
+    let other = ReceivingNode::new(geometry(4, 16, 2 * NUM_PAGES));
+    let tables = [page_ids(0..NUM_PAGES), page_ids(NUM_PAGES..2 * NUM_PAGES)];
+    let mut load = other.load(&key(1), loopback(port), 0, NUM_ROWS, &tables[0]);
+    // Nobody will ever store this one.
+    let mut waiting = other.load(&key(2), loopback(port), 0, NUM_ROWS, &tables[1]);
+    until("two layers", || {
+        load.account().num_pages == 2 * u64::from(NUM_PAGES)
+    });
+    let killed_at = Instant::now();
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert_eq!(
+        wait(&mut load),
+        LoadStatus::Failed(LoadFailure::ConnectionLost)
+    );
+    // It tries to connect again, in vain.
+    let status = wait(&mut waiting);
+    assert!(
+        matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
+        "{status:?}"
+    );
+    assert!(killed_at.elapsed() < Duration::from_secs(3));
+    assert_eq!(other.receiver.stats().num_loads, 0);
+}

@@ -1,0 +1,133 @@
+//! A sender by NIXL in a process of its own, which tests kill and stop.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+
+use corella_cluster::transport::{
+    KvSender, NixlAgent, NixlLibrary, PlainPages, SenderConfig, TransferThreads,
+};
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, PageId};
+use corella_model::KvGeometry;
+
+use crate::transport::fixture::{MODEL, SendingNode, geometry, key, listen, page_ids};
+
+pub const NUM_PAGES: u32 = 256;
+pub const NUM_ROWS: u32 = NUM_PAGES * 16 - 5;
+
+const ROLE: &str = "transport::nixl_process::process_that_stores";
+const INCARNATION: &str = "CORELLA_TEST_INCARNATION";
+const BANDWIDTH: &str = "CORELLA_TEST_BANDWIDTH";
+
+/// A session has 32 MB.
+pub fn large_geometry() -> KvGeometry {
+    KvGeometry {
+        num_kv_heads: 8,
+        ..geometry(4, 16, 2 * NUM_PAGES)
+    }
+}
+
+/// Where `cargo xtask set-up` has installed it, unless the environment says otherwise.
+pub fn library() -> NixlLibrary {
+    let library = match std::env::var_os("CORELLA_NIXL_LIBRARY") {
+        Some(path) => NixlLibrary::open(path.as_ref()),
+        None => {
+            let program = std::env::current_exe().unwrap();
+            let target = program.ancestors().nth(3).unwrap();
+            let path: PathBuf = target.join("nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so");
+            NixlLibrary::open(&path)
+        }
+    };
+    library.unwrap_or_else(|error| panic!("`cargo xtask set-up` installs NIXL: {error}"))
+}
+
+pub fn key_of(uuid: u128, prefill_incarnation: u64) -> SessionKey {
+    SessionKey {
+        prefill_incarnation: Incarnation(prefill_incarnation),
+        ..key(uuid)
+    }
+}
+
+pub fn table() -> Vec<PageId> {
+    page_ids(0..NUM_PAGES)
+}
+
+pub fn sending_node(incarnation: u64, change: impl FnOnce(&mut SenderConfig)) -> SendingNode {
+    let threads = TransferThreads::start(2).unwrap();
+    let pages = Arc::new(PlainPages::new(large_geometry()));
+    let agent = NixlAgent::start(&library(), incarnation).unwrap();
+    let mut config = SenderConfig::new(incarnation, MODEL);
+    config.nixl = Some(Arc::new(agent.offer(pages.clone()).unwrap()));
+    change(&mut config);
+    let sender = KvSender::start(config, pages.clone(), &threads);
+    let address = listen(&sender);
+    SendingNode {
+        sender,
+        pages,
+        address,
+    }
+}
+
+/// Not a test: the process whose memory others read. It stores session 1.
+#[test]
+#[ignore = "run by other tests"]
+fn process_that_stores() {
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+    let incarnation = number(INCARNATION).expect("a number");
+    let node = sending_node(incarnation, |config| {
+        config.max_bandwidth = number(BANDWIDTH)
+    });
+    node.store_whole(&key_of(1, incarnation), &table(), NUM_ROWS);
+    println!("\naddress {}", node.address);
+    std::io::stdin().read_exact(&mut [0]).ok();
+}
+
+pub struct SendingProcess {
+    process: Child,
+    pub address: SocketAddr,
+}
+
+impl SendingProcess {
+    /// What it sends is limited to `bandwidth` bytes a second.
+    pub fn start(incarnation: u64, bandwidth: Option<u64>) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", ROLE, "--ignored", "--nocapture"])
+            .env(INCARNATION, incarnation.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        if let Some(bandwidth) = bandwidth {
+            command.env(BANDWIDTH, bandwidth.to_string());
+        }
+        let mut process = command.spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let address = lines.find_map(|line| {
+            let line = line.unwrap();
+            line.strip_prefix("address ")?.parse().ok()
+        });
+        Self {
+            process,
+            address: address.expect("it says where it listens"),
+        }
+    }
+
+    pub fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: a process that this one has started and not yet waited for.
+        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    }
+}
+
+impl Drop for SendingProcess {
+    fn drop(&mut self) {
+        self.process.kill().ok();
+        self.process.wait().ok();
+    }
+}

@@ -1,0 +1,180 @@
+//! Either end takes its pages back while rows travel.
+
+use std::time::Instant;
+
+use corella_cluster::transport::{LoadFailure, LoadStatus, Refusal, SendStatus};
+use corella_model::KvGeometry;
+
+use crate::transport::fixture::{
+    ReceivingNode, SendingNode, geometry, key, page_ids, until, wait, wait_for, wait_for_bytes,
+};
+use crate::transport::proxy::Proxy;
+
+const NUM_PAGES: u32 = 64;
+const NUM_ROWS: u32 = NUM_PAGES * 16;
+
+/// One connection, whose way back is held up.
+struct Pair {
+    node: SendingNode,
+    other: ReceivingNode,
+    proxy: Proxy,
+}
+
+/// A session has 8 MiB: more than is on its way at a time.
+fn large_geometry() -> KvGeometry {
+    KvGeometry {
+        num_kv_heads: 8,
+        ..geometry(4, 16, 2 * NUM_PAGES)
+    }
+}
+
+impl Pair {
+    fn new() -> Self {
+        let geometry = large_geometry();
+        let node = SendingNode::new(geometry.clone());
+        let other = ReceivingNode::configured(geometry, |config| config.connections_per_peer = 1);
+        let proxy = Proxy::new(node.address);
+        Self { node, other, proxy }
+    }
+}
+
+#[test]
+fn nothing_is_written_after_a_cancelled_load() {
+    let Pair { node, other, proxy } = Pair::new();
+    let (table, further) = (page_ids(0..NUM_PAGES), page_ids(NUM_PAGES..2 * NUM_PAGES));
+    let mut status = node.store_whole(&key(1), &table, NUM_ROWS);
+    node.store_whole(&key(2), &further, NUM_ROWS);
+    let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    // The greeting, a frame of 64 KiB, and half of another.
+    proxy.allow(64 + 64 + (64 << 10) + 16 + 64 + (32 << 10));
+    wait_for_bytes(&mut load);
+    until("the reader is in the middle of a frame", || {
+        // SAFETY: what the test reads may be torn, and it compares one page that arrives whole.
+        let bytes = unsafe { other.pages.bytes(1, table[0]) };
+        bytes
+            .iter()
+            .enumerate()
+            .all(|(i, &byte)| byte == crate::transport::fixture::content(&key(1), 1, 0)(i))
+    });
+    load.cancel();
+    assert_eq!(load.status(), LoadStatus::Failed(LoadFailure::Cancelled));
+    // The pages belong to somebody else from now on.
+    other.fill(&table, 0x55);
+    let mut next = other.load(&key(2), proxy.address, 0, NUM_ROWS, &further);
+    proxy.allow_all();
+    // Its frames are behind those of the cancelled load, on the same connection.
+    assert_eq!(wait(&mut next), LoadStatus::Done { num_rows: NUM_ROWS });
+    other.assert_filled(&table, 0x55);
+    other.assert_holds(&key(2), &further, 0);
+    wait_for(&mut status, SendStatus::Stopped);
+    // Cancelling is idempotent, and an end stays what it was.
+    load.cancel();
+    next.cancel();
+    assert_eq!(next.status(), LoadStatus::Done { num_rows: NUM_ROWS });
+    // The session is still stored: it may be asked for again.
+    let mut again = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    assert_eq!(wait(&mut again), LoadStatus::Done { num_rows: NUM_ROWS });
+    other.assert_holds(&key(1), &table, 0);
+}
+
+/// The sender's pages are overwritten as soon as `delete` has returned, in the middle of a frame. If
+/// anything of that went out, its checksum would end the connection and the other session with it.
+#[test]
+fn nothing_is_read_after_a_deleted_session() {
+    let Pair { node, other, proxy } = Pair::new();
+    let (table, further) = (page_ids(0..NUM_PAGES), page_ids(NUM_PAGES..2 * NUM_PAGES));
+    let mut status = node.store_whole(&key(1), &table, NUM_ROWS);
+    node.store_whole(&key(2), &further, NUM_ROWS);
+    let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    let mut beside = other.load(&key(2), proxy.address, 0, NUM_ROWS, &further);
+    proxy.allow(64 + 64 + (64 << 10) + 16);
+    wait_for_bytes(&mut load);
+    node.sender.delete(&key(1));
+    wait_for(&mut status, SendStatus::Over);
+    for &page in &table {
+        for layer in 0..4 {
+            // SAFETY: nobody reads them any more.
+            unsafe { node.pages.fill(layer, page, |i| i as u8) };
+        }
+    }
+    proxy.allow_all();
+    assert_eq!(
+        wait(&mut load),
+        LoadStatus::Failed(LoadFailure::Refused(Refusal::Gone))
+    );
+    assert_eq!(wait(&mut beside), LoadStatus::Done { num_rows: NUM_ROWS });
+    other.assert_holds(&key(2), &further, 0);
+    assert_eq!(other.receiver.stats().num_corrupt_frames, 0);
+    assert_eq!(node.sender.stats().num_connections, 1);
+}
+
+/// Whoever ends first wins, and there is one end: loads are cancelled at every moment of their lives.
+#[test]
+fn a_cancel_races_with_everything() {
+    let geometry = geometry(2, 16, 64);
+    let node = SendingNode::new(geometry.clone());
+    let other = ReceivingNode::new(geometry);
+    let (from, to) = (page_ids(0..32), page_ids(32..64));
+    let mut num_done = 0;
+    for round in 0..200u32 {
+        let key = key(round.into());
+        node.store_whole(&key, &from, 512);
+        let mut load = other.load(&key, node.address, 0, 512, &to);
+        // From nothing to about the time that a load takes.
+        let (started_at, pause) = (
+            Instant::now(),
+            std::time::Duration::from_micros(u64::from(round) * 20),
+        );
+        while started_at.elapsed() < pause && !load.status().is_over() {
+            std::thread::yield_now();
+        }
+        load.cancel();
+        match wait(&mut load) {
+            LoadStatus::Done { num_rows: 512 } => {
+                num_done += 1;
+                other.assert_holds(&key, &to, 0);
+            }
+            status => assert_eq!(status, LoadStatus::Failed(LoadFailure::Cancelled)),
+        }
+        other.fill(&to, 0x77);
+        other.assert_filled(&to, 0x77);
+        node.sender.delete(&key);
+    }
+    until("both are idle", || {
+        node.sender.stats().num_stored + other.receiver.stats().num_loads == 0
+    });
+    assert!(num_done < 200, "no load was cancelled");
+    // What goes nowhere is not taken for damage, which would end the connection.
+    assert_eq!(other.receiver.stats().num_corrupt_frames, 0);
+    assert_eq!(node.sender.stats().num_refused_connections, 0);
+}
+
+/// Both ends may go without a word.
+#[test]
+fn dropping_an_end_ends_its_sessions() {
+    let Pair { node, other, proxy } = Pair::new();
+    let table = page_ids(0..NUM_PAGES);
+    let mut status = node.store_whole(&key(1), &table, NUM_ROWS);
+    let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    proxy.allow(256 << 10);
+    wait_for_bytes(&mut load);
+    let ReceivingNode {
+        receiver,
+        pages: _pages,
+    } = other;
+    drop(receiver);
+    assert_eq!(load.status(), LoadStatus::Failed(LoadFailure::Cancelled));
+    wait_for(&mut status, SendStatus::Stopped);
+    until("its connection is closed", || {
+        node.sender.stats().num_connections == 0
+    });
+
+    let other = ReceivingNode::new(large_geometry());
+    proxy.allow(256 << 10);
+    let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    wait_for_bytes(&mut load);
+    drop(node);
+    wait_for(&mut status, SendStatus::Over);
+    proxy.allow_all();
+    assert!(matches!(wait(&mut load), LoadStatus::Failed(_)));
+}

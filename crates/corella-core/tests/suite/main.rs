@@ -1,0 +1,10 @@
+//! The rules of the core: scenarios, placement, sessions.
+
+mod burst;
+mod line_diff;
+mod page_hash;
+mod peer_table;
+mod placement;
+mod scenario;
+mod session;
+mod span_token;

@@ -1,0 +1,542 @@
+//! What a prefill node does for one session, fault by fault.
+
+use corella_core::session::{
+    AbortReason, Allocated, Finish, PrefillAction, PrefillEnd, Refusal, SessionFinish, SessionKey,
+    SubmissionError, ToDecode, ToPrefill,
+};
+use corella_core::{AdmissionError, FinishReason, NodeId, SessionId};
+
+use crate::session::fixture::{
+    DECODE, SECOND_US, config, first_token, hello, key, output, peer, submission, tokens,
+};
+
+const SESSION: SessionId = SessionId(1);
+
+fn actions(end: &mut PrefillEnd) -> Vec<PrefillAction> {
+    end.check_invariants();
+    std::iter::from_fn(|| end.poll_action()).collect()
+}
+
+fn say(
+    end: &mut PrefillEnd,
+    key: SessionKey,
+    message: ToPrefill,
+    now_us: u64,
+) -> Vec<PrefillAction> {
+    end.handle_message(key, message, now_us);
+    actions(end)
+}
+
+/// Allocation has been asked for.
+fn opened() -> PrefillEnd {
+    let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    let did = actions(&mut end);
+    let open = PrefillAction::OpenStream {
+        key: key(1, 0),
+        node: DECODE,
+    };
+    assert_eq!((&did[0], did.len()), (&open, 3));
+    end
+}
+
+/// The prompt is being computed.
+fn prefilling() -> PrefillEnd {
+    let mut end = opened();
+    let did = allocated(&mut end, key(1, 0), 0);
+    let [
+        PrefillAction::SubmitLocally {
+            run: 0, request, ..
+        },
+        PrefillAction::Store { first_row: 4, .. },
+    ] = &did[..]
+    else {
+        panic!("{did:?}");
+    };
+    assert!(request.exports_kv && request.stopping.max_tokens == Some(1));
+    end
+}
+
+fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<PrefillAction> {
+    say(end, key, ToPrefill::Hello(Box::new(hello(5))), now_us);
+    let message = ToPrefill::Allocated(Allocated {
+        num_cached_rows: 4,
+        granted_as: Some(1),
+    });
+    say(end, key, message, now_us)
+}
+
+/// The first token has been drawn, and told to client and decode node.
+fn transferring() -> PrefillEnd {
+    let mut end = prefilling();
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
+    let did = actions(&mut end);
+    assert_eq!(emitted(&did), [3]);
+    assert!(did.contains(&PrefillAction::Send {
+        key: key(1, 0),
+        message: ToDecode::FirstToken({
+            let mut first_token = first_token(3);
+            first_token.num_cached_tokens = 4;
+            first_token
+        }),
+    }));
+    end
+}
+
+fn emitted(did: &[PrefillAction]) -> Vec<u32> {
+    let events = did.iter().filter_map(|action| match action {
+        PrefillAction::Emit { event, .. } => event.sample.as_ref(),
+        _ => None,
+    });
+    events.map(|sample| sample.token).collect()
+}
+
+fn finish(did: &[PrefillAction]) -> Option<&SessionFinish> {
+    did.iter().find_map(|action| match action {
+        PrefillAction::Emit { event, .. } => event.finish.as_ref(),
+        _ => None,
+    })
+}
+
+/// The tokens behind which a run of the whole request begins.
+fn runs_locally(did: &[PrefillAction]) -> Option<&[u32]> {
+    did.iter().find_map(|action| match action {
+        PrefillAction::SubmitLocally { request, .. } if !request.exports_kv => {
+            Some(&request.output[..])
+        }
+        _ => None,
+    })
+}
+
+fn fallbacks(end: &PrefillEnd) -> Vec<(&'static str, u64)> {
+    let counts = end.fallbacks().iter();
+    counts.map(|(&reason, &count)| (reason, count)).collect()
+}
+
+fn tries_next(did: &[PrefillAction]) -> Option<&[NodeId]> {
+    did.iter().find_map(|action| match action {
+        PrefillAction::TryNext { tried, .. } => Some(&tried[..]),
+        _ => None,
+    })
+}
+
+#[test]
+fn tokens_pass_through_in_order_each_once() {
+    let (mut end, key) = (transferring(), key(1, 0));
+    let did = say(&mut end, key, ToPrefill::LoadDone, 1);
+    assert_eq!(did, [PrefillAction::Delete { key }]);
+    end.handle_deleted(key, 2);
+    let release = PrefillAction::ReleaseHold {
+        session: SESSION,
+        run: 0,
+    };
+    assert_eq!(actions(&mut end), [release]);
+    assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4, 5]), 3)), [4, 5]);
+    // The middle one comes again, with one behind it.
+    assert_eq!(emitted(&say(&mut end, key, tokens(2, &[5, 6]), 3)), [6]);
+    let message = ToPrefill::Finish(Finish {
+        reason: FinishReason::EndToken,
+        num_output_tokens: 4,
+    });
+    let did = say(&mut end, key, message, 4);
+    let finished = SessionFinish::Finished(FinishReason::EndToken);
+    assert_eq!(finish(&did), Some(&finished));
+    assert_eq!(end.stats().num_sessions, 0);
+    assert_eq!(end.stats().num_exports, 0);
+}
+
+/// Transport and engine speak through different threads.
+#[test]
+fn rows_may_be_loaded_before_the_engine_says_that_they_are_computed() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    let did = say(&mut end, key, ToPrefill::LoadDone, 1);
+    assert_eq!(did, [PrefillAction::Delete { key }]);
+    end.handle_deleted(key, 1);
+    assert_eq!(actions(&mut end), []);
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 2);
+    let did = actions(&mut end);
+    assert_eq!((emitted(&did), runs_locally(&did)), (vec![3], None));
+    assert!(did.iter().any(|action| matches!(
+        action,
+        PrefillAction::Send {
+            message: ToDecode::FirstToken(_),
+            ..
+        }
+    )));
+    let release = PrefillAction::ReleaseHold {
+        session: SESSION,
+        run: 0,
+    };
+    assert_eq!(did.last(), Some(&release));
+    assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4]), 3)), [4]);
+}
+
+#[test]
+fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
+    let (mut end, key) = (transferring(), key(1, 0));
+    let did = say(&mut end, key, tokens(2, &[5]), 1);
+    assert_eq!(emitted(&did), []);
+    assert_eq!(runs_locally(&did), Some(&[3][..]));
+    // What the decode node says from now on is nobody's.
+    assert_eq!(say(&mut end, key, tokens(1, &[4]), 2), []);
+    end.handle_local_output(SESSION, 1, output(Some(4), None), 3);
+    assert_eq!(emitted(&actions(&mut end)), [4]);
+}
+
+/// A client that gets an end token before it learns that the request has ended takes it for text.
+#[test]
+fn the_last_token_and_the_end_are_one_event_whatever_the_decode_node_says_then() {
+    let mut submission = submission(1);
+    submission.request.stopping.end_token_ids = vec![9];
+    submission.request.stopping.stop_token_ids = vec![8];
+    for (last, reason) in [
+        (vec![9], FinishReason::EndToken),
+        (vec![4, 8], FinishReason::StopToken),
+        (vec![4, 5, 6, 7, 4, 5, 6], FinishReason::Length),
+    ] {
+        let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
+        let key = key(1, 0);
+        end.submit(submission.clone(), Some(peer(2, 5)), 0).unwrap();
+        allocated(&mut end, key, 0);
+        end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
+        say(&mut end, key, ToPrefill::LoadDone, 1);
+        end.handle_deleted(key, 1);
+        let num_output_tokens = last.len() as u32 + 1;
+        let did = say(&mut end, key, tokens(1, &last), 2);
+        assert_eq!(emitted(&did), last);
+        let ends = did.iter().filter_map(|action| match action {
+            PrefillAction::Emit { event, .. } if event.finish.is_some() => Some(event),
+            _ => None,
+        });
+        let ends: Vec<_> = ends.collect();
+        assert_eq!(ends.len(), 1);
+        assert_eq!(
+            ends[0].finish,
+            Some(SessionFinish::Finished(reason.clone()))
+        );
+        assert_eq!(
+            ends[0].sample.as_ref().map(|sample| sample.token),
+            last.last().copied()
+        );
+        assert_eq!(ends[0].num_output_tokens, num_output_tokens);
+        // It has let go of everything by itself.
+        let is_told = |action: &PrefillAction| matches!(action, PrefillAction::Send { .. });
+        assert!(!did.iter().any(is_told));
+        let message = ToPrefill::Finish(Finish {
+            reason,
+            num_output_tokens,
+        });
+        assert_eq!(say(&mut end, key, message, 3), []);
+        end.handle_stream_closed(key, 4);
+        assert_eq!(actions(&mut end), []);
+        assert_eq!(end.stats().num_sessions, 0);
+        assert_eq!(end.stats().num_exports, 0);
+    }
+}
+
+#[test]
+fn an_end_that_leaves_tokens_out_is_none() {
+    let (mut end, key) = (transferring(), key(1, 0));
+    let message = ToPrefill::Finish(Finish {
+        reason: FinishReason::EndToken,
+        num_output_tokens: 3,
+    });
+    let did = say(&mut end, key, message, 1);
+    assert_eq!(finish(&did), None);
+    assert_eq!(runs_locally(&did), Some(&[3][..]));
+}
+
+/// A run that had to give its pages back may be waiting for the very pages that are held of it.
+#[test]
+fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    end.handle_export_failed(SESSION, 0, 1);
+    let did = actions(&mut end);
+    assert!(did.contains(&PrefillAction::Delete { key }));
+    assert_eq!((tries_next(&did), runs_locally(&did)), (None, None));
+    end.handle_deleted(key, 2);
+    let release = PrefillAction::ReleaseHold {
+        session: SESSION,
+        run: 0,
+    };
+    assert_eq!(actions(&mut end), [release]);
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 3);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+}
+
+/// They were read while a step computed them that has failed, so the first token does not vouch for
+/// them.
+#[test]
+fn rows_that_were_loaded_of_an_export_that_is_cut_short_are_worth_nothing() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    say(&mut end, key, ToPrefill::LoadDone, 1);
+    end.handle_export_failed(SESSION, 0, 2);
+    let message = ToDecode::Abort(AbortReason::LoadFailed);
+    assert!(actions(&mut end).contains(&PrefillAction::Send { key, message }));
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 3);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+}
+
+/// Rule 47: a hundred milliseconds for all that are asked, then this node alone.
+#[test]
+fn nobody_is_asked_for_longer_than_the_budget() {
+    let mut end = opened();
+    let refused = || ToPrefill::Refused(Refusal::Exhausted);
+    let did = say(&mut end, key(1, 0), refused(), 40_000);
+    assert_eq!(tries_next(&did), Some(&[DECODE][..]));
+    end.handle_placement(SESSION, Some(peer(3, 5)), 40_000);
+    actions(&mut end);
+    end.handle_timeout(99_999);
+    assert_eq!(actions(&mut end), []);
+    assert_eq!(end.poll_timeout(), Some(100_000));
+    end.handle_timeout(100_000);
+    let did = actions(&mut end);
+    assert!(did.contains(&PrefillAction::MarkSuspect { node: NodeId(3) }));
+    assert_eq!(runs_locally(&did), Some(&[][..]));
+    assert_eq!(fallbacks(&end), [("not_taken", 1)]);
+}
+
+#[test]
+fn three_nodes_are_asked_at_most() {
+    let mut end = opened();
+    for (attempt, node) in [(0, 3), (1, 4)] {
+        let refused = ToPrefill::Refused(Refusal::Exhausted);
+        assert!(tries_next(&say(&mut end, key(1, attempt), refused, 1)).is_some());
+        end.handle_placement(SESSION, Some(peer(node, 5)), 1);
+        actions(&mut end);
+    }
+    let did = say(
+        &mut end,
+        key(1, 2),
+        ToPrefill::Refused(Refusal::Draining),
+        1,
+    );
+    assert_eq!(tries_next(&did), None);
+    assert_eq!(runs_locally(&did), Some(&[][..]));
+}
+
+/// Rule 38: once elsewhere while the client has heard nothing, with the rows that there are.
+#[test]
+fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
+    let mut end = prefilling();
+    end.handle_timeout(3 * SECOND_US - 1);
+    actions(&mut end);
+    end.handle_timeout(3 * SECOND_US);
+    let did = actions(&mut end);
+    assert!(did.contains(&PrefillAction::MarkSuspect { node: DECODE }));
+    assert!(did.contains(&PrefillAction::Delete { key: key(1, 0) }));
+    assert_eq!(tries_next(&did), Some(&[DECODE][..]));
+    let now_us = 3 * SECOND_US;
+    end.handle_placement(SESSION, Some(peer(3, 5)), now_us);
+    actions(&mut end);
+    let did = allocated(&mut end, key(1, 1), now_us);
+    assert!(
+        matches!(did[..], [PrefillAction::Store { run: 0, .. }]),
+        "{did:?}"
+    );
+    end.handle_stream_closed(key(1, 1), now_us + 1);
+    let did = actions(&mut end);
+    assert_eq!(tries_next(&did), None);
+    // The prompt is still being computed for nobody else: it is used here.
+    assert_eq!(runs_locally(&did), None);
+    assert_eq!(fallbacks(&end), [("peer_lost", 1)]);
+    end.handle_local_output(
+        SESSION,
+        0,
+        output(Some(3), Some(FinishReason::Length)),
+        now_us + 2,
+    );
+    let did = actions(&mut end);
+    assert_eq!(emitted(&did), [3]);
+    assert_eq!(runs_locally(&did), Some(&[3][..]));
+    assert_eq!(fallbacks(&end), [("peer_lost", 1)]);
+}
+
+#[test]
+fn behind_the_first_token_a_request_goes_on_here() {
+    let (mut end, key) = (transferring(), key(1, 0));
+    say(&mut end, key, tokens(1, &[4]), 1);
+    end.handle_stream_closed(key, 2);
+    let did = actions(&mut end);
+    assert_eq!(tries_next(&did), None);
+    assert_eq!(runs_locally(&did), Some(&[3, 4][..]));
+    assert_eq!(say(&mut end, key, tokens(2, &[5]), 3), []);
+    let finish_reason = Some(FinishReason::Length);
+    end.handle_local_output(SESSION, 1, output(Some(5), finish_reason), 4);
+    let did = actions(&mut end);
+    assert_eq!((emitted(&did), finish(&did).is_some()), (vec![5], true));
+}
+
+#[test]
+fn a_request_that_may_not_go_on_here_says_so() {
+    let mut config = config();
+    config.resumes_locally = false;
+    let mut end = PrefillEnd::new(config, hello(5)).expect("valid times");
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    allocated(&mut end, key(1, 0), 0);
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
+    actions(&mut end);
+    let did = say(
+        &mut end,
+        key(1, 0),
+        ToPrefill::Abort(AbortReason::OutOfPages),
+        1,
+    );
+    let lost = SessionFinish::DecodeLost(AbortReason::OutOfPages);
+    assert_eq!(finish(&did), Some(&lost));
+    assert_eq!(fallbacks(&end), []);
+}
+
+#[test]
+fn a_request_that_nobody_takes_may_be_refused_here() {
+    let mut config = config();
+    config.starts_locally = false;
+    let new = || PrefillEnd::new(config.clone(), hello(5)).expect("valid times");
+    let refused = SessionFinish::Refused(AdmissionError::NoDecodeNode);
+
+    // Placement has nobody left.
+    let mut end = new();
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    actions(&mut end);
+    let did = say(
+        &mut end,
+        key(1, 0),
+        ToPrefill::Refused(Refusal::Exhausted),
+        1,
+    );
+    assert!(tries_next(&did).is_some());
+    end.handle_placement(SESSION, None, 1);
+    assert_eq!(finish(&actions(&mut end)), Some(&refused));
+
+    // The decode node is lost while the prompt is computed here, and there is no other.
+    let mut end = new();
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    allocated(&mut end, key(1, 0), 0);
+    end.handle_stream_closed(key(1, 0), 1);
+    assert!(tries_next(&actions(&mut end)).is_some());
+    end.handle_placement(SESSION, None, 1);
+    let did = actions(&mut end);
+    assert_eq!(finish(&did), Some(&refused));
+    let (session, run) = (SESSION, 0);
+    assert!(did.contains(&PrefillAction::AbortLocal { session, run }));
+    assert_eq!(end.stats().num_sessions, 0);
+    assert_eq!(fallbacks(&end), []);
+
+    // Placement wants it to be decoded here.
+    let mut end = new();
+    end.submit(submission(1), None, 0).unwrap();
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[][..]));
+    assert_eq!(fallbacks(&end), []);
+}
+
+/// Rule 43, and that pages stay for as long as somebody reads them.
+#[test]
+fn a_cancel_ends_everything_at_once_and_only_once() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    assert!(end.cancel(SESSION, 1));
+    let did = actions(&mut end);
+    let (session, run) = (SESSION, 0);
+    let abort = PrefillAction::Send {
+        key,
+        message: ToDecode::Abort(AbortReason::Cancelled),
+    };
+    assert_eq!(
+        did[1..],
+        [
+            abort,
+            PrefillAction::CloseStream { key },
+            PrefillAction::Delete { key },
+            PrefillAction::AbortLocal { session, run },
+        ]
+    );
+    assert!(!end.cancel(SESSION, 1));
+    assert_eq!(actions(&mut end), []);
+    end.handle_deleted(key, 2);
+    let release = PrefillAction::ReleaseHold { session, run };
+    assert_eq!(actions(&mut end), [release]);
+    assert_eq!(end.stats().num_exports, 0);
+    let again = end.submit(submission(1), None, 3);
+    assert_eq!(again, Err(SubmissionError::Ended));
+    assert!(!end.cancel(SessionId(9), 3));
+    let late = end.submit(submission(9), None, 4);
+    assert_eq!(late, Err(SubmissionError::Ended));
+    end.handle_timeout(3 + config().tombstone_us);
+    assert_eq!(end.stats(), Default::default());
+}
+
+#[test]
+fn a_hold_ends_when_nothing_is_loaded_for_its_lease() {
+    let (mut end, key) = (transferring(), key(1, 0));
+    let lease_us = config().hold_lease_us;
+    end.handle_load_progress(key, 20 * SECOND_US);
+    let renewed_us = 20 * SECOND_US + lease_us;
+    let did = actions(&mut end);
+    assert!(
+        matches!(did[..], [PrefillAction::RenewHold { until_us, .. }] if until_us == renewed_us)
+    );
+    for second in 1..50 {
+        say(&mut end, key, ToPrefill::Heartbeat, second * SECOND_US);
+        end.handle_timeout(second * SECOND_US);
+    }
+    assert_eq!(runs_locally(&actions(&mut end)), None);
+    end.handle_timeout(renewed_us);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+}
+
+#[test]
+fn a_first_token_that_ends_the_request_is_told_to_no_decode_node() {
+    let mut end = prefilling();
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::EndToken)), 1);
+    let did = actions(&mut end);
+    assert_eq!((emitted(&did), finish(&did).is_some()), (vec![3], true));
+    let abort = PrefillAction::Send {
+        key: key(1, 0),
+        message: ToDecode::Abort(AbortReason::Finished),
+    };
+    assert!(did.contains(&abort));
+}
+
+#[test]
+fn a_node_that_was_started_again_is_noticed_by_its_greeting() {
+    let mut end = opened();
+    let did = say(&mut end, key(1, 0), ToPrefill::Hello(Box::new(hello(6))), 1);
+    let noticed = PrefillAction::MarkRestarted {
+        node: DECODE,
+        incarnation: hello(6).incarnation,
+    };
+    assert!(did.contains(&noticed), "{did:?}");
+    assert_eq!(tries_next(&did), Some(&[DECODE][..]));
+}
+
+#[test]
+fn a_deadline_ends_a_request_on_time_wherever_it_is() {
+    let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
+    let mut submission = submission(1);
+    submission.deadline_us = Some(77_000);
+    end.submit(submission, Some(peer(2, 5)), 0).unwrap();
+    end.handle_timeout(76_999);
+    assert_eq!(finish(&actions(&mut end)), None);
+    end.handle_timeout(77_000);
+    let did = actions(&mut end);
+    assert_eq!(finish(&did), Some(&SessionFinish::DeadlinePassed));
+}
+
+/// Pages that are still read for a session that has ended count like a session, so that readers that
+/// do not stop never hold more than twice as many runs as there may be sessions.
+#[test]
+fn what_is_still_read_takes_the_place_of_a_session() {
+    let mut config = config();
+    config.max_sessions = 1;
+    let mut end = PrefillEnd::new(config, hello(5)).expect("valid times");
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    actions(&mut end);
+    allocated(&mut end, key(1, 0), 0);
+    assert!(end.cancel(SESSION, 1));
+    actions(&mut end);
+    let stats = end.stats();
+    assert_eq!((stats.num_sessions, stats.num_exports), (0, 1));
+    let refused = Err(SubmissionError::TooManySessions { limit: 1 });
+    assert_eq!(end.submit(submission(2), None, 2), refused);
+    end.handle_deleted(key(1, 0), 3);
+    assert_eq!(end.submit(submission(2), None, 4), Ok(()));
+}

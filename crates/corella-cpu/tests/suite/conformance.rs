@@ -1,0 +1,201 @@
+//! The conformance suite for the CPU executor, with every instruction set of this machine, every KV
+//! format, and page sizes that divide nothing else.
+
+use std::path::{Path, PathBuf};
+
+use crate::held_isa::{held_isa, isas};
+use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
+use corella_model::{Checkpoint, DType, KvFormat, KvGroups, WeightFormat, conformance};
+
+#[test]
+fn f32_pages() {
+    run("qwen3-gqa-tied", best_isa(), DType::F32, 16);
+}
+
+#[test]
+fn bf16_pages() {
+    run("llama-mha-untied", best_isa(), DType::Bf16, 16);
+}
+
+#[test]
+fn f16_pages_of_five() {
+    run("llama-gqa-untied-f16", best_isa(), DType::F16, 5);
+}
+
+#[test]
+fn bf16_weights_and_pages_of_seventeen() {
+    run("qwen3-gqa-tied-bf16", best_isa(), DType::Bf16, 17);
+}
+
+#[test]
+fn portable_kernels() {
+    if isas().any(|isa| isa == Isa::Portable) {
+        run("qwen3-gqa-untied", Isa::Portable, DType::Bf16, 7);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn avx2_kernels() {
+    if isas().any(|isa| isa == Isa::Avx2) {
+        run("qwen3-mha-tied", Isa::Avx2, DType::Bf16, 16);
+    }
+}
+
+/// The scales of a key and a value must not depend on their neighbours.
+#[test]
+fn pages_in_8_bits() {
+    for isa in isas() {
+        run("qwen3-gqa-tied", isa, KvFormat::Int8, 16);
+        run("llama-gqa-tied", isa, KvFormat::Int8, 7);
+    }
+}
+
+#[test]
+fn weights_in_bf16() {
+    for isa in isas() {
+        run("llama-gqa-tied-bf16", isa, DType::Bf16, 16);
+        run("qwen3-gqa-tied-bf16", isa, DType::Bf16, 7);
+    }
+}
+
+#[test]
+fn two_stages() {
+    run_stages(golden("qwen3-gqa-untied"), best_isa(), DType::F32, 16, 2);
+}
+
+#[test]
+fn four_stages_of_unequal_length() {
+    let nano = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/nano");
+    run_stages(nano, best_isa(), DType::Bf16, 7, 4);
+}
+
+/// Pages behind the windows, of 24 positions, are overwritten.
+#[test]
+fn windows_in_every_second_layer() {
+    for isa in isas() {
+        run("gemma2", isa, DType::Bf16, 16);
+    }
+}
+
+#[test]
+fn windows_in_three_of_four_layers() {
+    run("gemma3", best_isa(), KvFormat::Int8, 16);
+    run("gemma3", best_isa(), DType::F32, 7);
+}
+
+#[test]
+fn windows_in_all_layers() {
+    run("mistral", best_isa(), KvFormat::Int8, 16);
+}
+
+#[test]
+fn windows_and_experts() {
+    run("mixtral", best_isa(), DType::F16, 5);
+}
+
+#[test]
+fn stages_have_groups_of_their_own() {
+    run_stages(golden("gemma2"), best_isa(), DType::F32, 7, 2);
+    run_stages(golden("gemma3"), best_isa(), DType::Bf16, 16, 3);
+}
+
+fn golden(model: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    folder.join(model)
+}
+
+fn run(model: &str, isa: Isa, kv_format: impl Into<KvFormat>, page_size: u32) {
+    run_stages(golden(model), isa, kv_format, page_size, 1);
+}
+
+/// Rows of 8-bit integers have scales, which must not depend on the rows beside them.
+#[test]
+fn weights_in_8_bits() {
+    for isa in isas() {
+        let (model, format) = (golden("qwen3-gqa-tied"), Some(WeightFormat::Int8));
+        run_format(model, format, isa, DType::Bf16, 16, 1);
+    }
+}
+
+/// Checkpoints with quantised layers run as they are stored; the head of the 8-bit one is not
+/// quantised.
+#[test]
+fn quantised_checkpoints() {
+    let quantized = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
+    for isa in isas() {
+        for model in ["int8", "int4-g64-asymmetric"] {
+            run_stages(quantized.join(model), isa, DType::Bf16, 16, 1);
+        }
+    }
+}
+
+/// Rows also have sums of chunks, and the AMX kernels treat few rows differently.
+#[test]
+fn weights_in_4_bits() {
+    for isa in isas() {
+        for (model, group_len) in [("qwen3-gqa-tied", 32), ("llama-mha-untied", 64)] {
+            let format = Some(WeightFormat::Int4 { group_len });
+            run_format(golden(model), format, isa, DType::Bf16, 16, 1);
+        }
+        let model = golden("llama-q4-gguf").join("model.gguf");
+        run_format(model, None, isa, DType::Bf16, 16, 1);
+    }
+}
+
+#[test]
+fn groups_of_8_bits() {
+    for isa in isas() {
+        for (model, group_len) in [("qwen3-gqa-tied", 32), ("llama-mha-untied", 64)] {
+            let format = Some(WeightFormat::Int8Grouped { group_len });
+            run_format(golden(model), format, isa, DType::Bf16, 16, 1);
+        }
+    }
+}
+
+fn best_isa() -> Isa {
+    held_isa().unwrap_or_else(detect_isa)
+}
+
+fn run_stages(
+    model: PathBuf,
+    isa: Isa,
+    kv_format: impl Into<KvFormat>,
+    page_size: u32,
+    num_stages: usize,
+) {
+    run_format(model, None, isa, kv_format, page_size, num_stages);
+}
+
+fn run_format(
+    model: PathBuf,
+    weight_format: Option<WeightFormat>,
+    isa: Isa,
+    kv_format: impl Into<KvFormat>,
+    page_size: u32,
+    num_stages: usize,
+) {
+    let kv_format = kv_format.into();
+    let checkpoint = Checkpoint::open(model).unwrap();
+    let spec = checkpoint.config().spec.clone();
+    conformance::run(spec.vocab_size, page_size, |limits| {
+        let config = CpuConfig {
+            num_threads: limits.num_threads,
+            weight_format,
+            kv_format,
+            kv_groups: Some(KvGroups::by_window(&spec)),
+            num_pages: limits.num_pages,
+            page_size: limits.page_size,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_model_len: limits.max_model_len,
+            isa: Some(isa),
+            num_stages,
+            pin_threads: false,
+            max_adapter_rank: None,
+            profile: None,
+        };
+        let weights = checkpoint.weights().unwrap();
+        Box::new(CpuExecutor::new(spec.clone(), weights, config).unwrap())
+    });
+}

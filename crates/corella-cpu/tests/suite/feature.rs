@@ -1,0 +1,251 @@
+//! Golden models notice what they are for: the logits of Transformers are those of their specs, and with
+//! any feature of a model switched off, they are others.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use corella_model::{
+    Activation, AttentionSpec, Checkpoint, DecoderSpec, DecoderWeights, FeedForward, LayerSpec,
+    NormKind, RotaryScaling, RotarySpec,
+};
+use serde_json::Value;
+
+/// Relative to the largest magnitude among a position's logits. Transformers computes in f32.
+const TOLERANCE: f64 = 1e-4;
+
+/// A feature that shows changes logits by more than this, relative to the same.
+const CHANGE: f64 = 1e-3;
+
+type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
+
+const FEATURES: [(&str, SwitchOff); 21] = [
+    ("the scale of embeddings", |spec, _| {
+        spec.embedding_scale = 1.0
+    }),
+    ("learned positions", |spec, _| {
+        spec.learned_positions = false
+    }),
+    ("the scale of logits", |spec, _| spec.logit_scale = 1.0),
+    ("the soft cap of logits", |spec, _| {
+        spec.logit_soft_cap = None
+    }),
+    ("layer norms", |spec, _| {
+        spec.norm.kind = NormKind::Rms;
+        each_layer(spec, |layer| {
+            let norms = [&mut layer.attention_norms, &mut layer.feed_forward_norms];
+            for norm in norms.into_iter().flat_map(|norms| &mut norms.before) {
+                norm.kind = NormKind::Rms;
+            }
+        });
+    }),
+    ("norms behind attention", |spec, _| {
+        each_layer(spec, |layer| layer.attention_norms.after = None);
+    }),
+    ("norms behind the feed-forward part", |spec, _| {
+        each_layer(spec, |layer| layer.feed_forward_norms.after = None);
+    }),
+    ("a feed-forward part beside attention", |spec, _| {
+        each_layer(spec, |layer| layer.is_parallel = false);
+    }),
+    ("the scale of the residual stream", |spec, _| {
+        each_layer(spec, |layer| layer.residual_scale = 1.0);
+    }),
+    ("the scale of attention", |spec, _| {
+        each_attention(spec, |attention| {
+            attention.scale = AttentionSpec::usual_scale(attention.head_dim);
+        });
+    }),
+    ("the soft cap of attention", |spec, _| {
+        each_attention(spec, |attention| attention.soft_cap = None);
+    }),
+    ("windows", |spec, _| {
+        each_attention(spec, |attention| attention.window = None);
+    }),
+    ("norms of queries and keys", |spec, _| {
+        each_attention(spec, |attention| attention.qk_norm = None);
+    }),
+    ("the scaling of RoPE", |spec, _| {
+        each_rotary(spec, |rotary| rotary.scaling = RotaryScaling::None);
+    }),
+    ("the base of RoPE", |spec, _| {
+        each_rotary(spec, |rotary| rotary.theta = 500.0);
+    }),
+    ("elements that are not rotated", |spec, _| {
+        each_attention(spec, |attention| {
+            if let Some(rotary) = &mut attention.rotary
+                && rotary.num_dims != attention.head_dim
+            {
+                *rotary = RotarySpec::plain(rotary.theta, attention.head_dim);
+            }
+        });
+    }),
+    ("another RoPE, or none, in some layers", |spec, _| {
+        let rotary = spec.layers[0].attention.rotary.clone();
+        each_attention(spec, |attention| attention.rotary = rotary.clone());
+    }),
+    ("the activation", |spec, _| {
+        each_layer(spec, |layer| {
+            let mlp = match &mut layer.feed_forward {
+                FeedForward::Mlp(mlp) => mlp,
+                FeedForward::Experts(experts) => &mut experts.expert,
+            };
+            mlp.activation = match mlp.activation {
+                Activation::Silu => Activation::GeluTanh,
+                Activation::Gelu | Activation::GeluTanh => Activation::Silu,
+            };
+        });
+    }),
+    ("biases", |spec, weights| {
+        for (layer, weights) in spec.layers.iter().zip(&mut weights.layers) {
+            for tensor in layer.tensors(spec.hidden_size) {
+                if tensor.tensor.owner().is_some() {
+                    weights.remove(tensor.tensor);
+                }
+            }
+        }
+    }),
+    ("all but the best expert", |spec, _| {
+        each_layer(spec, |layer| {
+            if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+                experts.num_experts_per_token = 1;
+            }
+        });
+    }),
+    (
+        "the sum that weights of experts are divided by",
+        |spec, _| {
+            each_layer(spec, |layer| {
+                if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+                    experts.normalises = !experts.normalises;
+                }
+            });
+        },
+    ),
+];
+
+fn each_layer(spec: &mut DecoderSpec, change: impl FnMut(&mut LayerSpec)) {
+    spec.layers.iter_mut().for_each(change);
+}
+
+fn each_attention(spec: &mut DecoderSpec, mut change: impl FnMut(&mut AttentionSpec)) {
+    each_layer(spec, |layer| change(&mut layer.attention));
+}
+
+fn each_rotary(spec: &mut DecoderSpec, mut change: impl FnMut(&mut RotarySpec)) {
+    each_attention(spec, |attention| {
+        attention.rotary.iter_mut().for_each(&mut change);
+    });
+}
+
+#[test]
+fn every_feature_of_a_family_shows_in_its_golden() {
+    let folders = folders();
+    assert!(folders.len() >= 10);
+    let (mut wrong, mut num_seen) = (Vec::new(), [0; FEATURES.len()]);
+    for folder in folders {
+        let name = folder.file_name().unwrap().to_string_lossy().into_owned();
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        let spec = &checkpoint.config().spec;
+        let weights = checkpoint.weights().unwrap();
+        let golden = Golden::open(&folder, spec.vocab_size);
+        let difference = golden.difference(spec, &weights);
+        if difference.is_nan() || difference > TOLERANCE {
+            wrong.push(format!("{name} is off by {difference:.1e}"));
+        }
+        for ((feature, switch_off), num_seen) in FEATURES.into_iter().zip(&mut num_seen) {
+            let (mut without, mut others) = (spec.clone(), weights.clone());
+            switch_off(&mut without, &mut others);
+            if without == *spec && num_tensors(&others) == num_tensors(&weights) {
+                continue;
+            }
+            *num_seen += 1;
+            let difference = golden.difference(&without, &others);
+            if difference < CHANGE {
+                wrong.push(format!(
+                    "{name} without {feature} is off by {difference:.1e} only"
+                ));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    for ((feature, _), num_seen) in FEATURES.into_iter().zip(num_seen) {
+        assert!(num_seen > 0, "no golden has {feature}");
+    }
+}
+
+fn num_tensors(weights: &DecoderWeights) -> usize {
+    weights
+        .layers
+        .iter()
+        .map(|layer| layer.iter().count())
+        .sum()
+}
+
+/// The results of Transformers for the longest prompt.
+struct Golden {
+    /// The prompt and the drawn tokens but the last.
+    inputs: Vec<u32>,
+    /// The logits at each drawn token.
+    logits: Vec<Vec<f32>>,
+}
+
+impl Golden {
+    fn open(folder: &Path, vocab_size: usize) -> Self {
+        let text = fs::read(folder.join("golden.json")).unwrap();
+        let golden: Value = serde_json::from_slice(&text).unwrap();
+        let tokens = |value: &Value| -> Vec<u32> {
+            let list = value.as_array().unwrap().iter();
+            list.map(|token| token.as_u64().unwrap() as u32).collect()
+        };
+        let bytes = fs::read(folder.join("golden.f32")).unwrap();
+        let numbers = bytes.as_chunks().0.iter();
+        let numbers: Vec<f32> = numbers.map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        let mut all_logits = numbers.chunks(vocab_size).map(<[f32]>::to_vec);
+        let cases = golden["cases"].as_array().unwrap().iter();
+        let cases = cases.map(|case| {
+            let (mut inputs, drawn) = (tokens(&case["prompt"]), tokens(&case["tokens"]));
+            let logits = all_logits.by_ref().take(drawn.len()).collect();
+            inputs.extend(&drawn[..drawn.len() - 1]);
+            Self { inputs, logits }
+        });
+        let cases: Vec<Self> = cases.collect();
+        assert!(all_logits.next().is_none());
+        cases
+            .into_iter()
+            .max_by_key(|case| case.inputs.len())
+            .unwrap()
+    }
+
+    /// The largest difference to logits that are computed plainly, relative to the largest magnitude
+    /// among those of the position.
+    fn difference(&self, spec: &DecoderSpec, weights: &DecoderWeights) -> f64 {
+        let logits = reference_decoder::logits(spec, weights, &self.inputs, spec.max_position);
+        let logits = &logits[logits.len() - self.logits.len()..];
+        let of_position = |(expected, found): (&Vec<f32>, &Vec<f64>)| {
+            let largest = expected.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+            let differences = expected.iter().zip(found);
+            let differences = differences.map(|(&x, y)| (f64::from(x) - y).abs());
+            differences.fold(0.0, larger) / f64::from(largest)
+        };
+        self.logits
+            .iter()
+            .zip(logits)
+            .map(of_position)
+            .fold(0.0, larger)
+    }
+}
+
+/// The larger number, or NaN if one is.
+fn larger(a: f64, b: f64) -> f64 {
+    if a > b || a.is_nan() { a } else { b }
+}
+
+/// The models that `make_golden.py` makes for families.
+fn folders() -> Vec<PathBuf> {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let entries = fs::read_dir(golden).unwrap();
+    let mut folders: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    folders.retain(|path| path.join("golden.f32").is_file());
+    folders.sort();
+    folders
+}

@@ -1,0 +1,14 @@
+//! The CPU executor beside references: goldens, conformance, plain forward passes.
+
+mod adapter;
+mod batch;
+mod conformance;
+mod decoder;
+mod feature;
+mod golden;
+mod held_isa;
+mod kv_pages;
+mod pipeline;
+mod random_model;
+mod reference_decoder;
+mod whole_page;

@@ -1,0 +1,16 @@
+//! Targets: the parsers of Corella that meet bytes from outside.
+
+mod body;
+mod cluster;
+mod corpus;
+mod grammar;
+mod hub;
+mod model;
+mod target;
+mod template;
+mod tokenizer;
+
+use corella_fuzz::CountingAllocator;
+
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;

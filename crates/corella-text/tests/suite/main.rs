@@ -1,0 +1,6 @@
+//! Text beside references: templates, tokenizers, replies.
+
+mod chat_template;
+mod detokenizer;
+mod reply;
+mod tokenizer;

@@ -1,0 +1,15 @@
+//! Tests of the program and its parts against files: checkpoints, command line, memory of one node.
+
+#[path = "../../../corella-cpu/tests/suite/held_isa.rs"]
+mod held_isa;
+
+mod command_line;
+mod draft_model;
+mod gguf;
+mod inspect;
+mod quantize;
+mod sentence_piece;
+mod spill;
+mod vocabulary;
+mod weight_cache;
+mod window;

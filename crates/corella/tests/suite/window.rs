@@ -1,0 +1,214 @@
+//! Models with sliding windows on the CPU executor: pages that fell out of a window go back, and
+//! answers stay the same, bit for bit.
+
+use std::path::Path;
+
+use crate::held_isa::held_isa;
+use corella_core::{
+    HeadRoom, KvGroup, Namespace, RequestOutput, SamplingParams, SchedulerConfig, StoppingCriteria,
+    TokenId,
+};
+use corella_cpu::{CpuConfig, CpuExecutor};
+use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
+use corella_model::{Checkpoint, DType, KvFormat, KvGroups};
+
+const BF16: KvFormat = KvFormat::Float(DType::Bf16);
+const F32: KvFormat = KvFormat::Float(DType::F32);
+const PAGE_SIZE: u32 = 8;
+const MAX_ROWS: u32 = 40;
+/// The window of the models here.
+const WINDOW: u32 = 24;
+
+/// What a page table holds.
+#[derive(Clone, Copy, PartialEq)]
+enum Keeps {
+    /// All pages of the context.
+    Context,
+    /// Only pages that the windows of the table's layers reach.
+    Windows,
+}
+
+struct Setup {
+    model: &'static str,
+    kv_format: KvFormat,
+    num_stages: usize,
+}
+
+fn engine(setup: &Setup, keeps: Keeps, num_pages: u32) -> Engine {
+    let Setup {
+        model,
+        kv_format,
+        num_stages,
+    } = *setup;
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    let checkpoint = Checkpoint::open(golden.join(model)).unwrap();
+    let spec = checkpoint.config().spec.clone();
+    let groups = match keeps {
+        Keeps::Context => KvGroups::one(&spec),
+        Keeps::Windows => KvGroups::by_window(&spec),
+    };
+    let limits = SchedulerConfig {
+        kv_groups: groups.groups().to_vec(),
+        max_num_seqs: 8,
+        max_num_batched_tokens: MAX_ROWS + 8,
+        max_prefill_tokens: MAX_ROWS,
+        head_room: HeadRoom::fixed_share(0),
+        max_preemptions: 1000,
+        max_inflight_steps: num_stages as u32,
+        num_pipeline_stages: num_stages as u32,
+        max_held_pages: 0,
+        ..SchedulerConfig::new(num_pages, PAGE_SIZE, 400)
+    };
+    let config = CpuConfig {
+        kv_format,
+        kv_groups: Some(groups),
+        isa: held_isa(),
+        ..CpuConfig::for_scheduler(&limits, 2)
+    };
+    let executor = CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap();
+    Engine::start(EngineConfig::new(limits), Box::new(executor)).unwrap()
+}
+
+fn submit(engine: &Engine, prompt: Vec<TokenId>, seed: u64, max_tokens: u32) -> TokenStream {
+    let mut sampling = SamplingParams::GREEDY;
+    if seed % 2 == 1 {
+        sampling.temperature = 0.7;
+        sampling.seed = seed;
+    }
+    sampling.logprobs = Some(3);
+    let submission = Submission {
+        prompt,
+        output: Vec::new(),
+        exports_kv: false,
+        sampling,
+        num_choices: 1,
+        stopping: StoppingCriteria {
+            max_tokens: Some(max_tokens),
+            ..Default::default()
+        },
+        priority: 0,
+        objectives: Default::default(),
+        namespace: Namespace::default(),
+        constraint: None,
+        adapter: None,
+        trace_id: None,
+        trace: None,
+    };
+    engine.submit(submission).unwrap().remove(0)
+}
+
+fn prompt(seed: u64, len: u64) -> Vec<TokenId> {
+    let token = |i| (i * i * 37 + i * 11 + seed * 53) % 79;
+    (0..len).map(|i| token(i) as TokenId).collect()
+}
+
+/// What a caller sees of each token, except what depends on other requests. `look` is called with the
+/// number of tokens before each.
+fn read(mut stream: TokenStream, look: impl Fn(usize)) -> Vec<RequestOutput> {
+    let mut outputs = Vec::new();
+    while let Some(event) = stream.next_blocking() {
+        if let StreamEvent::Output(mut output) = event {
+            look(outputs.len());
+            output.queue_us = 0;
+            output.num_cached_tokens = 0;
+            output.request = Default::default();
+            outputs.push(output);
+        }
+    }
+    outputs
+}
+
+/// A prompt of 300 tokens has 38 pages, or 38 of each KV group. With pages that go back, far fewer are
+/// enough, and no more are in use while the answer is decoded.
+#[test]
+fn a_prompt_longer_than_its_window_gives_pages_back() {
+    const NUM_TOKENS: u32 = 300;
+    // The second model has three groups with a window, and one without.
+    for (model, num_window_groups, num_full_groups) in [("mistral", 1, 0), ("gemma3", 3, 1)] {
+        for (kv_format, num_stages) in [(BF16, 1), (KvFormat::Int8, 1), (F32, 2)] {
+            let setup = Setup {
+                model,
+                kv_format,
+                num_stages,
+            };
+            let roomy = engine(&setup, Keeps::Context, 60);
+            let ask = |engine: &Engine| submit(engine, prompt(1, NUM_TOKENS.into()), 1, 30);
+            let expected = read(ask(&roomy), |_| ());
+            assert_eq!(expected.len(), 30);
+
+            let num_full_pages = num_full_groups * (NUM_TOKENS + 30).div_ceil(PAGE_SIZE);
+            let num_at_once = MAX_ROWS * num_stages as u32;
+            let window = KvGroup {
+                window: Some(WINDOW),
+            };
+            let in_window = |num_rows| window.num_pages(1000, num_rows, PAGE_SIZE);
+            let num_pages = num_full_pages + num_window_groups * in_window(num_at_once);
+            let all_pages = (num_full_groups + num_window_groups) * NUM_TOKENS.div_ceil(PAGE_SIZE);
+            assert!(num_pages < all_pages);
+            let tight = engine(&setup, Keeps::Windows, num_pages);
+            // The row of the next step, and that of one in flight.
+            let most = num_full_pages + num_window_groups * in_window(2);
+            let look = |num_before: usize| {
+                let stats = tight.stats().scheduler;
+                // The first counts may be those of the prompt's last step.
+                let is_decoding = num_before > 2;
+                let num_in_use = stats.num_in_use_pages;
+                assert!(!is_decoding || num_in_use <= most as usize, "{stats:?}");
+            };
+            assert_eq!(read(ask(&tight), look), expected, "{model}, {kv_format:?}");
+            assert_eq!(tight.stats().scheduler.num_preemptions, 0);
+        }
+    }
+}
+
+/// A prompt is found in the cache as far as all groups have what the next query reads.
+#[test]
+fn prefixes_are_found_with_their_windows() {
+    for model in ["mistral", "gemma2", "gemma3", "mixtral"] {
+        let setup = Setup {
+            model,
+            kv_format: BF16,
+            num_stages: 1,
+        };
+        let engines = [Keeps::Context, Keeps::Windows].map(|keeps| engine(&setup, keeps, 400));
+        let first = prompt(2, 101);
+        let longer = [first.clone(), prompt(3, 60)].concat();
+        let other = [first[..70].to_vec(), prompt(4, 30)].concat();
+        let outputs = engines.each_ref().map(|engine| {
+            let prompts = [&first, &longer, &other, &first].into_iter();
+            let outputs = prompts.map(|prompt| read(submit(engine, prompt.clone(), 0, 12), |_| ()));
+            outputs.collect::<Vec<_>>()
+        });
+        assert_eq!(outputs[0], outputs[1], "{model}");
+        let hits = engines[1].stats().scheduler.num_prefix_hit_tokens;
+        // 96, 64 and 96 tokens of whole pages; copied rows come on top with one group.
+        assert_eq!(hits, 96 + 64 + 96, "{model}");
+    }
+}
+
+/// Requests that are preempted because pages are short come back and go on as if nothing had been.
+#[test]
+fn preempted_requests_come_back_with_their_windows() {
+    for (model, kv_format, num_stages, num_pages) in [
+        ("gemma2", BF16, 1, 60),
+        ("gemma3", KvFormat::Int8, 1, 90),
+        ("mixtral", F32, 1, 18),
+        ("gemma2", F32, 2, 60),
+    ] {
+        let setup = Setup {
+            model,
+            kv_format,
+            num_stages,
+        };
+        let ask = |engine: &Engine, at: u64| submit(engine, prompt(at, 5 + at * 9), at, 60);
+        let roomy = engine(&setup, Keeps::Context, 200);
+        let expected: Vec<_> = (0..8).map(|at| read(ask(&roomy, at), |_| ())).collect();
+        let tight = engine(&setup, Keeps::Windows, num_pages);
+        let streams: Vec<_> = (0..8).map(|at| ask(&tight, at)).collect();
+        for (at, (stream, expected)) in streams.into_iter().zip(&expected).enumerate() {
+            assert_eq!(read(stream, |_| ()), *expected, "request {at}, {model}");
+        }
+        let stats = tight.stats().scheduler;
+        assert!(stats.num_preemptions > 0, "{model}: {stats:?}");
+    }
+}
