@@ -12,6 +12,8 @@ mod nixl;
 mod node;
 mod python;
 mod repository;
+mod shake;
+mod test_binary;
 mod tidy;
 mod wheel;
 

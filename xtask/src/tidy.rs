@@ -4,9 +4,13 @@ mod book;
 mod foreign_package;
 mod layering;
 mod manifest;
+mod python_code;
 mod repository;
 mod rust_code;
 mod source;
+mod test_code;
+mod timing;
+mod waiting;
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +20,7 @@ use crate::repository::Repository;
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 19] = [
+const RULES: [(&str, Rule); 20] = [
     ("layering", layering::layers),
     ("layering", layering::rooms),
     ("layering", layering::foreign_crates),
@@ -29,6 +33,7 @@ const RULES: [(&str, Rule); 19] = [
     ("source", source::safety),
     ("source", source::fragments),
     ("source", source::lengths),
+    ("waiting", waiting::waiting),
     ("repository", repository::machine_paths),
     ("repository", repository::big_files),
     ("repository", repository::links),

@@ -1,0 +1,166 @@
+//! Runs a command beside everything that `shake` does to it.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::process_tree::{self, StoppedTree};
+use super::random::Random;
+use super::signal::{self, Signal};
+
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(300);
+/// The longest time between two pauses; the shortest is next to nothing.
+const MAX_RUNNING: Duration = Duration::from_millis(1500);
+/// A command that writes nothing for so long hangs.
+const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
+/// The time that tests have to end their servers when somebody interrupts them.
+const GRACE: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+pub enum End {
+    Exited(ExitStatus),
+    /// It wrote nothing for 20 minutes, and was killed.
+    Hung,
+    /// Somebody asked this process to end.
+    Interrupted,
+}
+
+/// Runs a command with its output in a file until it ends, and leaves no process behind. With random numbers, it is
+/// stopped at random times.
+pub fn run(command: &mut Command, output: &Path, pauses: Option<Random>) -> Result<End, String> {
+    run_for(command, output, pauses, HANGS_AFTER)
+}
+
+fn run_for(
+    command: &mut Command,
+    output: &Path,
+    mut pauses: Option<Random>,
+    hangs_after: Duration,
+) -> Result<End, String> {
+    let at = |error| format!("{}: {error}", output.display());
+    let file = File::create(output).map_err(at)?;
+    command.stdin(Stdio::null());
+    command.stdout(file.try_clone().map_err(at)?).stderr(file);
+    // A group of its own gets no Ctrl-C of the terminal: this process decides how it ends.
+    let child = command.process_group(0).spawn();
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = child.map_err(|error| format!("{program} did not start: {error}"))?;
+    let id = i32::try_from(child.id()).expect("the system's ids of processes have 31 bits");
+    signal::set_group(id);
+    let end = watch(&mut child, id, output, &mut pauses, hangs_after);
+    process_tree::kill(id);
+    let _ = child.wait();
+    signal::set_group(0);
+    end.map_err(|error| format!("{program}: {error}"))
+}
+
+fn watch(
+    child: &mut Child,
+    id: i32,
+    output: &Path,
+    pauses: &mut Option<Random>,
+    hangs_after: Duration,
+) -> std::io::Result<End> {
+    let mut next_pause = |from: Instant| {
+        let random = pauses.as_mut()?;
+        Some(from + Duration::from_millis(random.below(MAX_RUNNING.as_millis() as u64)))
+    };
+    let mut pause_at = next_pause(Instant::now());
+    let (mut num_bytes, mut written_at) = (0, Instant::now());
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(End::Exited(status));
+        }
+        if signal::is_asked_to_end() {
+            interrupt(child, id);
+            return Ok(End::Interrupted);
+        }
+        let written = fs::metadata(output).map_or(0, |metadata| metadata.len());
+        if written != num_bytes {
+            (num_bytes, written_at) = (written, Instant::now());
+        }
+        if written_at.elapsed() > hangs_after {
+            return Ok(End::Hung);
+        }
+        if pause_at.is_some_and(|at| Instant::now() >= at) {
+            let stopped = StoppedTree::stop(id);
+            thread::sleep(PAUSE);
+            drop(stopped);
+            pause_at = next_pause(Instant::now());
+        }
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+/// Lets tests end what they started, as Ctrl-C in a terminal would.
+fn interrupt(child: &mut Child, id: i32) {
+    Signal::Interrupt.send_to_group(id);
+    let asked_at = Instant::now();
+    while asked_at.elapsed() < GRACE && matches!(child.try_wait(), Ok(None)) {
+        thread::sleep(POLL_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn output(name: &str) -> std::path::PathBuf {
+        std::env::temp_dir().join(format!("xtask-shake-{}-{name}.txt", std::process::id()))
+    }
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn the_status_and_the_output_are_kept() {
+        let path = output("status");
+        let end = run(&mut shell("echo a; echo b >&2; exit 3"), &path, None);
+        assert!(matches!(end, Ok(End::Exited(status)) if status.code() == Some(3)));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a\nb\n");
+        fs::remove_file(path).unwrap();
+        let none = run(&mut Command::new("/no/program"), &output("none"), None);
+        assert!(none.unwrap_err().contains("/no/program did not start"));
+        let _ = fs::remove_file(output("none"));
+    }
+
+    #[test]
+    fn a_command_that_writes_nothing_is_killed_with_all_that_it_started() {
+        let path = output("hung");
+        // The group and the session of what it starts are their own.
+        let mut command = shell("setsid sleep 1000 & echo $!; sleep 1000");
+        let end = run_for(&mut command, &path, None, Duration::from_millis(500));
+        assert!(matches!(end, Ok(End::Hung)), "{end:?}");
+        let id: i32 = fs::read_to_string(&path).unwrap().trim().parse().unwrap();
+        let state = || fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+        while !(state().is_empty() || state().contains(") Z ")) {
+            thread::yield_now();
+        }
+        fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_command_that_is_stopped_goes_on() {
+        let path = output("pauses");
+        // What stopped itself, as if a test held it, stays stopped: it writes nothing.
+        let script = "sh -c 'kill -STOP $$; echo wrong' & \
+                      for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.2; done; kill -KILL $!";
+        let mut command = shell(script);
+        let end = run(&mut command, &path, Some(Random::new(1, &[])));
+        assert!(
+            matches!(end, Ok(End::Exited(status)) if status.success()),
+            "{end:?}"
+        );
+        let text = fs::read_to_string(&path).unwrap();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        assert_eq!(words.join(""), "123456789");
+        fs::remove_file(path).unwrap();
+    }
+}
