@@ -1,24 +1,17 @@
-//! The stages of CI. Each prints its time; the first failure ends the run.
+//! What CI checks behind `cargo xtask test`, whose builds it uses.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::repository::{Repository, run, succeeds};
-use crate::{apt, book, deploy, gpu, isas, kernels, nixl, node, python, tidy, wheel};
+use crate::repository::{Repository, run};
+use crate::stage::{self, Stage};
+use crate::{book, deploy, limit, night, node, python, set_up, test, tidy, wheel};
 
-pub struct Stage {
-    pub name: &'static str,
-    pub about: &'static str,
-    pub takes_arguments: bool,
-    /// Runs the stage with the arguments that follow its name on the command line.
-    pub run: fn(&Repository, &[String]) -> Result<(), String>,
-}
-
-pub const STAGES: [Stage; 15] = [
+pub const STAGES: [Stage; 12] = [
     Stage {
         name: "set-up",
-        about: "install what the other stages need: Rust components, a Python environment, packages for Node, mdBook, NIXL, kubectl, helm, promtool, etcd, openssl",
+        about: "install what the other stages need: Rust components, Python environments, packages for Node, mdBook, NIXL, etcd, openssl, Chromium",
         takes_arguments: false,
-        run: set_up,
+        run: |repository, _| set_up::for_ci(repository),
     },
     Stage {
         name: "fmt",
@@ -36,19 +29,9 @@ pub const STAGES: [Stage; 15] = [
         about: "clippy has no warnings",
         takes_arguments: false,
         run: |repository, _| {
-            run(
-                &mut repository.cargo(&[
-                    "clippy",
-                    "--workspace",
-                    "--all-targets",
-                    "--all-features",
-                    "--locked",
-                    "--",
-                    "-D",
-                    "warnings",
-                ]),
-                "clippy has warnings, above",
-            )
+            let mut command = repository.cargo(&["clippy", "--workspace", "--all-targets"]);
+            command.args(["--all-features", "--locked", "--", "-D", "warnings"]);
+            run(&mut command, "clippy has warnings, above")
         },
     },
     Stage {
@@ -58,28 +41,10 @@ pub const STAGES: [Stage; 15] = [
         run: |repository, _| tidy::run(repository),
     },
     Stage {
-        name: "test",
-        about: "unit, property, golden and conformance tests, those for GPUs on a device in host memory; arguments go to cargo test",
-        takes_arguments: true,
-        run: test,
-    },
-    Stage {
-        name: "isas",
-        about: "tests of the executor, goldens and command line with each instruction set of this machine but the best, which stage test uses; arguments go to cargo test",
-        takes_arguments: true,
-        run: isas::isas,
-    },
-    Stage {
-        name: "tiles",
-        about: "the CPU executor's tests held to AMX, which is emulated where it is missing; arguments go to cargo test",
-        takes_arguments: true,
-        run: isas::tiles,
-    },
-    Stage {
-        name: "kernels",
-        about: "kernels for GPUs compile, and take no more registers and shared memory than recorded, or `--update` records it; their host's side works",
-        takes_arguments: true,
-        run: kernels::kernels,
+        name: "programs",
+        about: "tests in Rust that need etcd, openssl, NIXL or a C++ compiler",
+        takes_arguments: false,
+        run: |repository, _| test::programs(repository),
     },
     Stage {
         name: "sim",
@@ -98,34 +63,29 @@ pub const STAGES: [Stage; 15] = [
         },
     },
     Stage {
-        name: "build",
-        about: "build the release binary",
-        takes_arguments: false,
-        run: build,
-    },
-    Stage {
         name: "e2e",
-        about: "official clients and the commands of the book against the release binary; arguments go to pytest",
+        about: "official clients and the commands of the book against the program as tests build it; arguments go to pytest",
         takes_arguments: true,
-        run: e2e,
+        run: |repository, arguments| clients(repository, "not night", arguments),
     },
     Stage {
         name: "wheel",
-        about: "the Python package is built, installed and tested against the release binary; arguments go to pytest",
+        about: "the Python package is built, installed and tested; arguments go to pytest",
         takes_arguments: true,
-        run: wheel_tests,
+        run: wheel::test,
     },
     Stage {
         name: "docs",
-        about: "rustdoc has no warnings",
+        about: "rustdoc has no warnings, and examples in documentation work",
         takes_arguments: false,
         run: |repository, _| {
+            let mut command = repository.cargo(&["doc", "--workspace", "--all-features"]);
+            command.args(["--no-deps", "--locked"]);
             run(
-                repository
-                    .cargo(&["doc", "--workspace", "--no-deps", "--locked"])
-                    .env("RUSTDOCFLAGS", "-D warnings"),
+                command.env("RUSTDOCFLAGS", "-D warnings"),
                 "rustdoc has warnings, above",
-            )
+            )?;
+            test::documentation(repository)
         },
     },
     Stage {
@@ -134,217 +94,75 @@ pub const STAGES: [Stage; 15] = [
         takes_arguments: false,
         run: |repository, _| book::build(repository),
     },
-];
-
-/// What is no check, and so no part of `ci`.
-pub const TASKS: [Stage; 2] = [
     Stage {
-        name: "dist",
-        about: "pack the release binary for others, in target/dist: archive, bill of materials, checksums",
+        name: "night-part",
+        about: "one part of the night, drawn by the commit",
         takes_arguments: false,
-        run: dist,
-    },
-    Stage {
-        name: "gpu",
-        about: "pack tests and benchmarks for a machine with a GPU, in target/gpu; `--run --results FOLDER` runs them here",
-        takes_arguments: true,
-        run: gpu::gpu,
+        run: |repository, _| night::run_drawn(repository),
     },
 ];
-
-fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
-    build(repository, &[])?;
-    let mut command = repository.command("python3".as_ref(), &["deploy/make_archive.py"]);
-    command
-        .arg("--binary")
-        .arg(repository.target.join("release/corella"))
-        .arg("--output")
-        .arg(repository.target.join("dist"));
-    run(&mut command, "nothing could be packed, above")
-}
 
 pub fn run_all(repository: &Repository) -> Result<(), String> {
-    let start = Instant::now();
-    let mut times = Vec::new();
-    for (index, stage) in STAGES.iter().enumerate() {
-        println!(
-            "\n==> {}/{} {}: {}",
-            index + 1,
-            STAGES.len(),
-            stage.name,
-            stage.about
-        );
-        let stage_start = Instant::now();
-        let outcome = (stage.run)(repository, &[]);
-        times.push((stage.name, stage_start.elapsed()));
-        if let Err(reason) = outcome {
-            print_times(&times, Some(stage.name));
-            return Err(format!(
-                "stage {} failed: {reason}\nonly this stage: `cargo xtask {}`",
-                stage.name, stage.name
-            ));
-        }
-        println!(
-            "==> {} passed in {}",
-            stage.name,
-            minutes(stage_start.elapsed())
-        );
+    let stages: Vec<&Stage> = STAGES.iter().collect();
+    let time = stage::run_all(repository, "ci", &stages)?;
+    if let Some(test_time) = test::recorded_time(repository) {
+        let what = "cargo xtask test and then cargo xtask ci";
+        limit::print_time(what, time + test_time, limit::CHECK);
     }
-    print_times(&times, None);
-    println!("ci: all stages passed in {}", minutes(start.elapsed()));
     Ok(())
 }
 
-fn print_times(times: &[(&str, Duration)], failed: Option<&str>) {
-    println!();
-    for (name, time) in times {
-        let outcome = if failed == Some(*name) {
-            "FAILED"
-        } else {
-            "ok"
-        };
-        println!("{name:<8} {:>8}  {outcome}", minutes(*time));
-    }
-}
-
-fn minutes(time: Duration) -> String {
-    let seconds = time.as_secs();
-    format!(
-        "{}:{:02}.{}",
-        seconds / 60,
-        seconds % 60,
-        time.subsec_millis() / 100
-    )
-}
-
-fn set_up(repository: &Repository, _: &[String]) -> Result<(), String> {
-    for (component, check) in [("rustfmt", "fmt"), ("clippy", "clippy")] {
-        if succeeds(&mut repository.cargo(&[check, "--version"])) {
-            continue;
-        }
-        println!("installing {component}");
-        run(
-            &mut repository.command("rustup".as_ref(), &["component", "add", component]),
-            &format!("cargo {check} is missing; install Rust's {component} component"),
-        )?;
-    }
-    let python = python::environment(repository)?;
-    println!("Python environment: {}", python.display());
-    let package = python::package_environment(repository)?;
-    println!("environment of the Python package: {}", package.display());
-    let packages = node::packages(repository, &python)?;
-    println!("packages for Node: {}", packages.display());
-    for nvrtc in python::nvrtc(repository)? {
-        println!("NVRTC: {}", nvrtc.display());
-    }
-    let llama_index = python::llama_index(repository)?;
-    println!("LlamaIndex: {}", llama_index.display());
-    let suite = python::schema_suite(repository)?;
-    println!("JSON-Schema-Test-Suite: {}", suite.display());
-    let mdbook = book::mdbook(repository)?;
-    println!("mdBook: {}", mdbook.display());
-    let nixl = nixl::library(repository)?;
-    println!("NIXL: {}", nixl.display());
-    let programs = deploy::programs(repository)?;
-    println!("kubectl, helm, promtool: {}", programs.display());
-    let version = || repository.command("etcd".as_ref(), &["--version"]);
-    if !succeeds(&mut version()) {
-        println!("installing etcd");
-        let install = "install etcd 3.4 or later, in PATH \
-                       (on Debian: `sudo apt-get install etcd-server`)";
-        apt::install(repository, &["etcd-server"], install)?;
-    }
-    run(
-        &mut version(),
-        "etcd does not start; tests of the registry need it",
-    )?;
-    let version = || repository.command("openssl".as_ref(), &["version"]);
-    if !succeeds(&mut version()) {
-        println!("installing openssl");
-        let install = "install openssl, in PATH (on Debian: `sudo apt-get install openssl`)";
-        apt::install(repository, &["openssl"], install)?;
-    }
-    run(
-        &mut version(),
-        "openssl does not start; tests of TLS need it",
-    )?;
-    let version = || repository.command("chromium".as_ref(), &["--version"]);
-    if !succeeds(&mut version()) {
-        println!("installing Chromium");
-        let install =
-            "install Chromium as `chromium`, in PATH (on Debian: `sudo apt-get install chromium`)";
-        apt::install(repository, &["chromium"], install)?;
-    }
-    run(
-        &mut version(),
-        "Chromium does not start; tests of the page need it",
-    )
-}
-
-fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked", "--workspace"]);
-    command.args(WITH_EMULATED_GPU).args(arguments);
-    run(&mut command, "tests failed, above")
-}
-
-/// With this the tests of corella-cuda run on a device in host memory. Stages that share what they build
-/// have the same features.
-pub const WITH_EMULATED_GPU: [&str; 2] = [
-    "--features",
-    "corella-cuda/emulated-device,corella-cuda/speed",
-];
-
-fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let play = |arguments: &[&str]| {
-        let mut command = repository.cargo(&[
-            "run",
-            "--quiet",
-            "--locked",
-            "--package",
-            "corella-sim",
-            "--",
-        ]);
-        run(
-            command.args(arguments),
-            "a simulated run broke a rule, above",
-        )
-    };
+/// Plays simulated runs. Without arguments it plays the first 2,000 of one node and of pairs.
+pub fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     if !arguments.is_empty() {
-        return play(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        return play(repository, arguments);
     }
-    play(&["--seeds", "2000"])?;
-    play(&["--pairs", "--seeds", "2000"])
+    let first = ["--seeds", "2000"].map(String::from);
+    play(repository, &first)?;
+    play(repository, &[&["--pairs".into()], &first[..]].concat())
 }
 
-fn build(repository: &Repository, _: &[String]) -> Result<(), String> {
-    // The Python package is named, too, so that it finds what both are made of with the same features.
-    let packages = ["--package", "corella", "--package", "corella-python"];
-    let mut command = repository.cargo(&["build", "--release", "--locked", "--bins"]);
-    run(command.args(packages), "the release build failed, above")
+/// Plays simulated runs with these arguments of the simulator.
+pub fn play(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+    // All that tests are built with, so that the simulator is not built once more with other features.
+    let mut build = repository.cargo(&["build", "--locked", "--workspace"]);
+    build.args(test::FEATURES);
+    run(&mut build, "the simulator does not build, above")?;
+    let program = repository.target.join("debug/corella-sim");
+    let mut command = repository.command(&program, &[]);
+    run(
+        command.args(arguments),
+        "a simulated run broke a rule, above",
+    )
 }
 
-fn wheel_tests(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    if !repository.has_own_binary() {
-        build(repository, &[])?;
-    }
-    wheel::test(repository, arguments)
-}
-
-fn e2e(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+/// Runs those tests of `tests/client` that a marker chooses, against the binary of the test profile.
+pub fn clients(repository: &Repository, marker: &str, arguments: &[String]) -> Result<(), String> {
     let python = python::environment(repository)?;
     let mut command = python::pytest(repository, &python, "tests/client");
     let packages = node::packages(repository, &python)?;
     command.env("CORELLA_NODE_PACKAGES", packages);
-    command.env("CORELLA_LLAMA_INDEX", python::llama_index(repository)?);
-    command.env("CORELLA_SCHEMA_SUITE", python::schema_suite(repository)?);
     command.env("PATH", deploy::path(repository)?);
+    if marker == "night" {
+        command.env("CORELLA_LLAMA_INDEX", python::llama_index(repository)?);
+        command.env("CORELLA_SCHEMA_SUITE", python::schema_suite(repository)?);
+    }
     if !repository.has_own_binary() {
-        build(repository, &[])?;
+        test::binaries(repository)?;
     }
     // Most of these tests wait most of the time. Those of a file share servers.
-    command.args(["--numprocesses", "2", "--dist", "loadfile"]);
+    command.args(["--numprocesses", "2", "--dist", "loadfile", "-m", marker]);
+    command.args(["--durations", "20"]);
     command
         .args(arguments)
         .env("CORELLA_BIN", repository.binary());
     run(&mut command, "end-to-end tests failed, above")
+}
+
+/// Builds the release binary and returns the time that it took.
+pub fn build_release(repository: &Repository) -> Result<Duration, String> {
+    let start = std::time::Instant::now();
+    let mut command = repository.cargo(&["build", "--release", "--locked"]);
+    run(&mut command, "the release build failed, above")?;
+    Ok(start.elapsed())
 }

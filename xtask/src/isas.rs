@@ -1,12 +1,11 @@
-//! Runs the tests of the executor, goldens and command line with each instruction set in turn.
+//! Runs the tests of the executor, goldens and command line held to an instruction set.
 //!
-//! In other stages the program chooses the best set of the machine. This stage tests the others that
-//! the machine has, so that success depends less on the machine.
+//! Elsewhere the program chooses the best set of the machine. These parts of the night test the others that the
+//! machine has, so that success depends less on the machine.
 
-use std::time::{Duration, Instant};
-
-use crate::ci::WITH_EMULATED_GPU;
 use crate::repository::{Repository, output, run};
+use crate::test;
+use crate::test_binary::TestBinary;
 
 /// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/suite/held_isa.rs`.
 const VARIABLE: &str = "CORELLA_TEST_ISA";
@@ -18,20 +17,25 @@ const EXAMPLE: &str = "instruction_sets";
 const ALL: [&str; 5] = ["portable", "avx2", "avx512", "avx512-bf16", TILES];
 const TILES: &str = "amx";
 
-/// The files of tests to run with each set: those of corella-cpu, then those of corella.
-const TESTS: [&str; 9] = [
-    "batch",
-    "conformance",
-    "golden",
-    "pipeline",
-    "command_line",
-    "draft_model",
-    "gguf",
-    "quantize",
-    "weight_cache",
+/// The packages, and the modules of their suites, to run with each set.
+const TESTS: [(&str, &[&str]); 2] = [
+    (
+        "corella-cpu",
+        &["batch::", "conformance::", "golden::", "pipeline::"],
+    ),
+    (
+        "corella",
+        &[
+            "command_line::",
+            "draft_model::",
+            "gguf::",
+            "quantize::",
+            "weight_cache::",
+        ],
+    ),
 ];
 
-/// Tests that stage `test` has run with every set, one after the other.
+/// Tests that `cargo xtask test` runs with every set, one after the other.
 const RUN_WITH_EVERY_SET: [&str; 12] = [
     "bf16_kv_stays_close",
     "blocks_in_4_bits_stay_close",
@@ -47,62 +51,49 @@ const RUN_WITH_EVERY_SET: [&str; 12] = [
     "windows_in_every_second_layer",
 ];
 
-pub fn isas(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    // The whole workspace is selected, as in stage `test`: for one package alone, dependencies have other
-    // features and would be compiled again.
-    let workspace = [&["--workspace"][..], &WITH_EMULATED_GPU].concat();
-    let found = supported(repository, &workspace)?;
+/// Runs the tests held to one instruction set, if this machine has it.
+pub fn held(repository: &Repository, isa: &str) -> Result<(), String> {
+    let binaries = test::binaries(repository)?;
+    let found = supported(repository)?;
     println!("isas: this machine has {}", found.join(", "));
-    let (best, others) = found.split_last().ok_or("there is no instruction set")?;
-    let mut times: Vec<(&str, Duration)> = Vec::new();
-    for isa in others {
-        println!("\n==> isas: held to {isa}");
-        let start = Instant::now();
-        let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked", "--workspace"]);
-        command.args(WITH_EMULATED_GPU);
-        // Its files have some of these names, and no instruction sets.
-        command.args(["--exclude", "corella-cuda"]);
-        for file in TESTS {
-            command.args(["--test", file]);
-        }
-        command.args(arguments).env(VARIABLE, isa);
-        let has_rest = arguments.iter().any(|argument| argument == "--");
-        command.args((!has_rest).then_some("--"));
-        let left_out = RUN_WITH_EVERY_SET.iter();
-        command.args(left_out.flat_map(|name| ["--skip", name]));
-        run(&mut command, &format!("tests failed, held to {isa}, above"))?;
-        times.push((isa, start.elapsed()));
+    if !found.iter().any(|name| name == isa) {
+        println!("isas: {isa} not run, because this machine does not have it");
+        return Ok(());
     }
-    println!();
-    for isa in ALL {
-        match times.iter().find(|(name, _)| *name == isa) {
-            Some((_, time)) => println!("isas: {isa:<12} passed in {} s", time.as_secs()),
-            None if isa == *best => println!("isas: {isa:<12} not run, because stage test uses it"),
-            None => println!("isas: {isa:<12} not run, because this machine does not have it"),
-        }
+    if found.last().is_some_and(|best| best == isa) {
+        println!("isas: {isa} not run, because cargo xtask test uses it");
+        return Ok(());
+    }
+    for (package, modules) in TESTS {
+        let is_it = |binary: &&TestBinary| binary.package == package && binary.name == "suite";
+        let binary = { binaries.iter().find(is_it) }
+            .ok_or_else(|| format!("{package} has no suite of tests"))?;
+        let mut command = binary.command();
+        command.args(modules).env(VARIABLE, isa);
+        command.args(RUN_WITH_EVERY_SET.iter().flat_map(|name| ["--skip", name]));
+        run(&mut command, &format!("tests failed, held to {isa}, above"))?;
     }
     Ok(())
 }
 
 /// Tests the CPU executor held to AMX. Its tiles are emulated where they are missing, by AVX-512 with bf16.
-pub fn tiles(repository: &Repository, arguments: &[String]) -> Result<(), String> {
+pub fn tiles(repository: &Repository) -> Result<(), String> {
     let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
-    if !supported(repository, &emulated)?.contains(&TILES.to_owned()) {
+    let mut build = repository.cargo(&["build", "--quiet", "--locked", "--example", EXAMPLE]);
+    run(build.args(emulated), "the example does not build")?;
+    if !supported(repository)?.contains(&TILES.to_owned()) {
         println!(
             "tiles: not run, because this machine has no AVX-512 with bf16, by which tiles are emulated"
         );
         return Ok(());
     }
     let mut command = repository.cargo(&["test", "--no-fail-fast", "--locked"]);
-    command.args(emulated).args(arguments);
+    command.args(emulated);
     run(command.env(VARIABLE, TILES), "tests failed, above")
 }
 
-/// The instruction sets that the CPU executor of these packages and features finds on this machine, the
-/// slowest first.
-fn supported(repository: &Repository, what: &[&str]) -> Result<Vec<String>, String> {
-    let mut build = repository.cargo(&["build", "--quiet", "--locked", "--example", EXAMPLE]);
-    run(build.args(what), "the example does not build")?;
+/// The instruction sets that the example finds on this machine, the slowest first. The example is built before.
+fn supported(repository: &Repository) -> Result<Vec<String>, String> {
     let example = repository.target.join("debug/examples").join(EXAMPLE);
     let found = output(&mut repository.command(&example, &[]))?;
     let found: Vec<String> = found.lines().map(str::to_owned).collect();

@@ -8,11 +8,20 @@ use crate::repository::{Repository, run};
 
 /// Compares what kernels take of a GPU with what is recorded; `--update` records it.
 pub fn kernels(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    let environments = python::nvrtc(repository)?;
-    for environment in &environments {
-        compare(repository, environment, arguments)?;
-    }
-    test_host(repository, &environments[0])
+    compare(repository, &python::nvrtc_12(repository)?, arguments)?;
+    compare(repository, &python::nvrtc_13(repository)?, arguments)
+}
+
+/// Compares kernels as NVRTC 12 compiles them, and tests the host's side with them.
+pub fn kernels_12(repository: &Repository) -> Result<(), String> {
+    let environment = python::nvrtc_12(repository)?;
+    compare(repository, &environment, &[])?;
+    test_host(repository, &environment)
+}
+
+/// Compares kernels as NVRTC 13 compiles them.
+pub fn kernels_13(repository: &Repository) -> Result<(), String> {
+    compare(repository, &python::nvrtc_13(repository)?, &[])
 }
 
 /// Runs an executor on a driver that computes nothing and checks how it is used.

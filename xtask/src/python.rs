@@ -1,27 +1,38 @@
-//! Makes the environments of the tests in Python, under the target directory.
+//! Makes the environments of the tests in Python, under the target directory. uv installs them, because pip takes
+//! minutes where uv takes seconds.
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
 use crate::apt;
 use crate::repository::{Repository, run, succeeds};
 
-const REQUIREMENTS: &str = "tests/client/requirements.txt";
+const UV_VERSION: &str = "0.9.10";
+const CLIENT_PACKAGES: &str = "tests/client/requirements.lock";
+
+/// The lists of packages that people edit. Each has a lock file beside it, which names all versions.
+const LISTS: [&str; 3] = [
+    "tests/client/requirements.txt",
+    "tests/client/llama_index/requirements.txt",
+    "tests/python/requirements.txt",
+];
 
 /// The interpreter of the environment of the tests in `tests/client`, except LlamaIndex's.
 pub fn environment(repository: &Repository) -> Result<PathBuf, String> {
-    interpreter(repository, "ci-venv", REQUIREMENTS)
+    interpreter(repository, "ci-venv", CLIENT_PACKAGES)
 }
 
 /// The interpreter of the environment that builds and tests the Python package.
 pub fn package_environment(repository: &Repository) -> Result<PathBuf, String> {
-    interpreter(repository, "ci-python", "tests/python/requirements.txt")
+    interpreter(repository, "ci-python", "tests/python/requirements.lock")
 }
 
 /// A pytest command that writes no files into the work tree.
 pub fn pytest(repository: &Repository, python: &Path, folder: &str) -> Command {
-    let arguments = ["-m", "pytest", "-p", "no:cacheprovider", "-v", folder];
+    let arguments = ["-m", "pytest", "-p", "no:cacheprovider", folder];
     let mut command = repository.command(python, &arguments);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     command
@@ -29,65 +40,92 @@ pub fn pytest(repository: &Repository, python: &Path, folder: &str) -> Command {
 
 /// The interpreter for LlamaIndex, whose pins do not go with those of other clients.
 pub fn llama_index(repository: &Repository) -> Result<PathBuf, String> {
-    let list = "tests/client/llama_index/requirements.txt";
+    let list = "tests/client/llama_index/requirements.lock";
     interpreter(repository, "ci-llama-index", list)
 }
 
-/// The folders of the environments that have NVRTC, one of CUDA 12 and one of CUDA 13.
-pub fn nvrtc(repository: &Repository) -> Result<[PathBuf; 2], String> {
-    let environment = |folder: &str, list: &str| {
-        interpreter(repository, folder, &format!("crates/corella-cuda/{list}"))?;
-        Ok::<_, String>(repository.target.join(folder))
-    };
-    Ok([
-        environment("ci-nvrtc", "nvrtc-12-requirements.txt")?,
-        environment("ci-nvrtc-13", "nvrtc-13-requirements.txt")?,
-    ])
+/// The folder of the environment that has NVRTC of CUDA 12.
+pub fn nvrtc_12(repository: &Repository) -> Result<PathBuf, String> {
+    let list = "crates/corella-cuda/nvrtc-12-requirements.txt";
+    interpreter(repository, "ci-nvrtc", list)?;
+    Ok(repository.target.join("ci-nvrtc"))
+}
+
+/// The folder of the environment that has NVRTC of CUDA 13.
+pub fn nvrtc_13(repository: &Repository) -> Result<PathBuf, String> {
+    let list = "crates/corella-cuda/nvrtc-13-requirements.txt";
+    interpreter(repository, "ci-nvrtc-13", list)?;
+    Ok(repository.target.join("ci-nvrtc-13"))
 }
 
 /// The folder of the source of the package `jsonschema`, which has the JSON-Schema-Test-Suite in it. It is of the
 /// version that is installed.
 pub fn schema_suite(repository: &Repository) -> Result<PathBuf, String> {
-    let python = environment(repository)?;
     let folder = repository.target.join("ci-schema-suite");
-    let requirements = fs::read_to_string(repository.root.join(REQUIREMENTS))
-        .map_err(|error| format!("{REQUIREMENTS}: {error}"))?;
+    let packages = fs::read_to_string(repository.root.join(CLIENT_PACKAGES))
+        .map_err(|error| format!("{CLIENT_PACKAGES}: {error}"))?;
     let is_it = |line: &&str| line.starts_with("jsonschema==");
-    let package = { requirements.lines().find(is_it) }
-        .ok_or_else(|| format!("{REQUIREMENTS} has no jsonschema"))?;
+    let package = { packages.lines().find(is_it) }
+        .ok_or_else(|| format!("{CLIENT_PACKAGES} has no jsonschema"))?;
     let source = folder.join(format!("{}.tar.gz", package.replace("==", "-")));
     if !source.is_file() {
         println!("fetching the source of {package}");
         let _ = fs::remove_dir_all(&folder);
-        let destination = folder.to_string_lossy();
-        let arguments = [
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-binary=:all:",
-            "--dest",
-            destination.as_ref(),
-            package,
-        ];
+        let mut download = repository.command(&uv_environment(repository)?, &["-m", "pip"]);
+        download.args(["download", "--quiet", "--disable-pip-version-check"]);
+        download.args(["--no-deps", "--no-binary=:all:", "--dest"]);
         run(
-            &mut repository.command(&python, &arguments),
+            download.arg(&folder).arg(package),
             "pip could not fetch a package's source; it needs a package index",
         )?;
     }
     Ok(folder)
 }
 
-/// The interpreter of an environment, which is made again whenever its list of requirements changes.
+/// Installs one package into a folder, without what it depends on.
+pub fn install_alone(repository: &Repository, package: &str, folder: &Path) -> Result<(), String> {
+    let mut command = uv(repository)?;
+    command.args(["pip", "install", "--quiet", "--no-deps", "--target"]);
+    run(command.arg(folder).arg(package), &cannot_install(package))
+}
+
+/// Installs a wheel that was built here into an environment, in place of any earlier one.
+pub fn install_wheel(repository: &Repository, python: &Path, wheel: &Path) -> Result<(), String> {
+    let mut command = uv(repository)?;
+    command.args(["pip", "install", "--quiet", "--no-index", "--no-deps"]);
+    command.args(["--reinstall", "--python"]);
+    run(
+        command.arg(python).arg(wheel),
+        "the wheel could not be installed, above",
+    )
+}
+
+/// Writes the lock files anew, with the versions that are published now.
+pub fn lock(repository: &Repository) -> Result<(), String> {
+    for list in LISTS {
+        let mut command = uv(repository)?;
+        command.args(["pip", "compile", "--quiet", "--upgrade", "--universal"]);
+        command.args(["--no-annotate", "--no-header", "--no-emit-index-url"]);
+        command.args(["--python-version", "3.11", list, "--output-file"]);
+        run(
+            command.arg(list.replace(".txt", ".lock")),
+            "uv could not choose versions, above",
+        )?;
+    }
+    Ok(())
+}
+
+/// The interpreter of an environment, which is made again whenever its list of packages changes.
 fn interpreter(repository: &Repository, name: &str, list: &str) -> Result<PathBuf, String> {
+    // Stages and jobs of set-up may ask for one environment at a time.
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock();
     let folder = repository.target.join(name);
     let python = folder.join("bin/python");
-    let stamp = folder.join("requirements.txt");
-    let requirements =
+    let stamp = folder.join("packages");
+    let packages =
         fs::read(repository.root.join(list)).map_err(|error| format!("{list}: {error}"))?;
-    if fs::read(&stamp).is_ok_and(|installed| installed == requirements)
+    if fs::read(&stamp).is_ok_and(|installed| installed == packages)
         && succeeds(&mut repository.command(&python, &["--version"]))
     {
         return Ok(python);
@@ -95,24 +133,61 @@ fn interpreter(repository: &Repository, name: &str, list: &str) -> Result<PathBu
 
     println!("making a Python environment for {list}");
     let _ = fs::remove_dir_all(&folder);
+    let mut make = uv(repository)?;
+    make.args(["venv", "--quiet", "--python", "python3"]);
+    run(make.arg(&folder), "uv could not make an environment, above")?;
+    let mut install = uv(repository)?;
+    install.args(["pip", "install", "--quiet", "--python"]);
+    install.arg(&python).args(["--requirement", list]);
+    run(&mut install, &cannot_install(list))?;
+    fs::write(&stamp, packages).map_err(|error| format!("{}: {error}", stamp.display()))?;
+    Ok(python)
+}
+
+fn cannot_install(what: &str) -> String {
+    format!(
+        "uv could not install {what}; it needs a package index (PIP_INDEX_URL names another one than PyPI)"
+    )
+}
+
+/// A command of uv, which takes the package index and the certificates of pip's variables.
+fn uv(repository: &Repository) -> Result<Command, String> {
+    let program = uv_environment(repository)?.with_file_name("uv");
+    let mut command = repository.command(&program, &[]);
+    command.env("UV_SYSTEM_CERTS", "1");
+    for (of_pip, of_uv) in [
+        ("PIP_INDEX_URL", "UV_DEFAULT_INDEX"),
+        ("PIP_CERT", "SSL_CERT_FILE"),
+    ] {
+        if let Some(value) = env::var_os(of_pip) {
+            command.env(of_uv, value);
+        }
+    }
+    Ok(command)
+}
+
+/// The interpreter of the environment that has uv, and pip.
+fn uv_environment(repository: &Repository) -> Result<PathBuf, String> {
+    static MAKING: Mutex<()> = Mutex::new(());
+    let _making = MAKING.lock();
+    let folder = repository.target.join("ci-uv");
+    let python = folder.join("bin/python");
+    let stamp = folder.join("version");
+    if fs::read_to_string(&stamp).is_ok_and(|version| version == UV_VERSION)
+        && succeeds(&mut repository.command(&folder.join("bin/uv"), &["--version"]))
+    {
+        return Ok(python);
+    }
+    println!("installing uv {UV_VERSION}");
+    let _ = fs::remove_dir_all(&folder);
     make(repository, &folder)?;
+    let mut install = repository.command(&python, &["-m", "pip", "install", "--quiet"]);
+    install.args(["--disable-pip-version-check", &format!("uv=={UV_VERSION}")]);
     run(
-        &mut repository.command(
-            &python,
-            &[
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--requirement",
-                list,
-            ],
-        ),
-        "pip could not install the packages; it needs a package index \
-         (PIP_INDEX_URL names another one than PyPI)",
+        &mut install,
+        "pip could not install uv; it needs a package index (PIP_INDEX_URL names another one than PyPI)",
     )?;
-    fs::write(&stamp, requirements).map_err(|error| format!("{}: {error}", stamp.display()))?;
+    fs::write(&stamp, UV_VERSION).map_err(|error| format!("{}: {error}", stamp.display()))?;
     Ok(python)
 }
 
@@ -120,16 +195,16 @@ fn make(repository: &Repository, folder: &Path) -> Result<(), String> {
     let python = Path::new("python3");
     let folder_name = folder.to_string_lossy();
     let arguments = ["-m", "venv", folder_name.as_ref()];
-    let modern = "import sys; sys.exit(sys.version_info < (3, 10))";
+    let modern = "import sys; sys.exit(sys.version_info < (3, 11))";
     if succeeds(&mut repository.command(python, &arguments)) {
         return if succeeds(&mut repository.command(python, &["-c", modern])) {
             Ok(())
         } else {
-            Err("the client tests need Python 3.10 or later as `python3`".into())
+            Err("the client tests need Python 3.11 or later as `python3`".into())
         };
     }
     // Debian ships Python without venv.
-    let install = "install Python 3.10 or later with venv \
+    let install = "install Python 3.11 or later with venv \
                    (on Debian: `sudo apt-get install python3 python3-venv`)";
     println!("python3 -m venv does not work; trying apt-get");
     apt::install(repository, &["python3", "python3-venv"], install)?;

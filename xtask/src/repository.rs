@@ -39,10 +39,15 @@ impl Repository {
         command
     }
 
-    /// The binary that tests from outside start: that of the variable CORELLA_BIN, or the release binary.
+    /// The binary that tests from outside start: that of the variable CORELLA_BIN, or the one that the test
+    /// profile makes. No test asserts a speed.
     pub fn binary(&self) -> PathBuf {
         let own = std::env::var_os("CORELLA_BIN").map(PathBuf::from);
-        own.unwrap_or_else(|| self.target.join("release/corella"))
+        own.unwrap_or_else(|| self.target.join("debug/corella"))
+    }
+
+    pub fn release_binary(&self) -> PathBuf {
+        self.target.join("release/corella")
     }
 
     /// Whether that binary is given, and so not built.

@@ -3,6 +3,7 @@
 
 use crate::held_isa::isas;
 use crate::random_model::random_weights;
+use crate::reference_decoder;
 use corella_core::{PromptLogprob, Sample, SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa};
 use corella_model::{

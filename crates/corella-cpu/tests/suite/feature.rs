@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::reference_decoder;
 use corella_model::{
     Activation, AttentionSpec, Checkpoint, DecoderSpec, DecoderWeights, FeedForward, LayerSpec,
     NormKind, RotaryScaling, RotarySpec,
