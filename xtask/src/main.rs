@@ -1,5 +1,5 @@
-//! Development tasks: `cargo xtask ci` checks everything; each of its stages is also a
-//! command of its own.
+//! Development tasks. `cargo xtask test` runs the tests in Rust, `cargo xtask ci` checks everything else, and
+//! `cargo xtask night` what is slow by nature. Each stage of these is also a command of its own.
 
 mod apt;
 mod book;
@@ -8,11 +8,16 @@ mod deploy;
 mod gpu;
 mod isas;
 mod kernels;
+mod limit;
+mod night;
 mod nixl;
 mod node;
 mod python;
 mod repository;
+mod set_up;
 mod shake;
+mod stage;
+mod test;
 mod test_binary;
 mod tidy;
 mod wheel;
@@ -20,27 +25,75 @@ mod wheel;
 use std::process::ExitCode;
 
 use repository::Repository;
+use stage::Stage;
+
+/// What is no stage of `ci`.
+const TASKS: [Stage; 8] = [
+    Stage {
+        name: "test",
+        about: "unit, property, golden and conformance tests, by Rust alone; `-p CRATE` for some crates, other arguments go to the test binaries",
+        takes_arguments: true,
+        run: test::test,
+    },
+    Stage {
+        name: "ci",
+        about: "everything else, in the order of the list below; what `test` built is used",
+        takes_arguments: false,
+        run: |repository, _| ci::run_all(repository),
+    },
+    Stage {
+        name: "night",
+        about: "what is slow by nature; arguments name parts",
+        takes_arguments: true,
+        run: night::night,
+    },
+    Stage {
+        name: "shake",
+        about: "run tests many times on a busy machine: `-k PATTERN`, `-p CRATE`, `--client`, `--runs N`",
+        takes_arguments: true,
+        run: shake::shake,
+    },
+    Stage {
+        name: "kernels",
+        about: "compare kernels for GPUs with what is recorded; `--update` records it",
+        takes_arguments: true,
+        run: kernels::kernels,
+    },
+    Stage {
+        name: "lock",
+        about: "choose the versions of Python packages anew",
+        takes_arguments: false,
+        run: |repository, _| python::lock(repository),
+    },
+    Stage {
+        name: "dist",
+        about: "pack the release binary for others, in target/dist: archive, bill of materials, checksums",
+        takes_arguments: false,
+        run: dist,
+    },
+    Stage {
+        name: "gpu",
+        about: "pack tests and benchmarks for a machine with a GPU, in target/gpu; `--run --results FOLDER` runs them here",
+        takes_arguments: true,
+        run: gpu::gpu,
+    },
+];
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().unwrap_or_default();
     let rest: Vec<String> = arguments.collect();
-    let mut tasks = ci::STAGES.iter().chain(&ci::TASKS);
-    let stage = tasks.find(|stage| stage.name == name);
-    if stage.is_none() && name != "ci" {
+    let mut tasks = TASKS.iter().chain(&ci::STAGES);
+    let Some(task) = tasks.find(|task| task.name == name) else {
         return refuse(match name.as_str() {
             "" => "name a task".to_string(),
             name => format!("there is no task {name:?}"),
         });
-    }
-    if !rest.is_empty() && stage.is_none_or(|stage| !stage.takes_arguments) {
+    };
+    if !rest.is_empty() && !task.takes_arguments {
         return refuse(format!("{name} takes no arguments, got {rest:?}"));
     }
-    let outcome = Repository::find().and_then(|repository| match stage {
-        None => ci::run_all(&repository),
-        Some(stage) => (stage.run)(&repository, &rest),
-    });
-    match outcome {
+    match Repository::find().and_then(|repository| (task.run)(&repository, &rest)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(reason) => {
             eprintln!("\nxtask: {reason}");
@@ -50,13 +103,22 @@ fn main() -> ExitCode {
 }
 
 fn refuse(reason: String) -> ExitCode {
-    eprintln!("xtask: {reason}\n\n  cargo xtask ci        run all of these, in this order");
-    for stage in &ci::STAGES {
-        eprintln!("  cargo xtask {:<9} {}", stage.name, stage.about);
-    }
-    eprintln!("\nand what is no check:\n");
-    for task in &ci::TASKS {
-        eprintln!("  cargo xtask {:<9} {}", task.name, task.about);
-    }
+    eprintln!("xtask: {reason}\n");
+    let line = |task: &Stage| eprintln!("  cargo xtask {:<10} {}", task.name, task.about);
+    TASKS.iter().for_each(line);
+    eprintln!("\nstages of ci, in this order:\n");
+    ci::STAGES.iter().for_each(line);
+    eprintln!("\nparts of the night:\n\n{}", night::list());
     ExitCode::from(2)
+}
+
+fn dist(repository: &Repository, _: &[String]) -> Result<(), String> {
+    ci::build_release(repository)?;
+    let mut command = repository.command("python3".as_ref(), &["deploy/make_archive.py"]);
+    command
+        .arg("--binary")
+        .arg(repository.release_binary())
+        .arg("--output")
+        .arg(repository.target.join("dist"));
+    repository::run(&mut command, "nothing could be packed, above")
 }

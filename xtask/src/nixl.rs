@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::python;
-use crate::repository::{Repository, run};
+use crate::repository::Repository;
 
 /// The libraries of the package for CUDA need no CUDA.
 const PACKAGE: &str = "nixl-cu12==1.5.1";
@@ -20,28 +20,9 @@ pub fn library(repository: &Repository) -> Result<PathBuf, String> {
         return Ok(library);
     }
     println!("installing {PACKAGE}");
-    let python = python::environment(repository)?;
     let _ = fs::remove_dir_all(&folder);
-    let folder_name = folder.to_string_lossy();
-    run(
-        &mut repository.command(
-            &python,
-            &[
-                "-m",
-                "pip",
-                "install",
-                "--quiet",
-                "--disable-pip-version-check",
-                // The Python part, which nothing here uses, would bring gigabytes.
-                "--no-deps",
-                "--target",
-                folder_name.as_ref(),
-                PACKAGE,
-            ],
-        ),
-        "pip could not install NIXL, which tests need; it needs a package index \
-         (PIP_INDEX_URL names another one than PyPI)",
-    )?;
+    // The Python part, which nothing here uses, would bring gigabytes.
+    python::install_alone(repository, PACKAGE, &folder)?;
     fs::write(&stamp, PACKAGE).map_err(|error| format!("{}: {error}", stamp.display()))?;
     Ok(library)
 }

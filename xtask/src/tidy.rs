@@ -17,10 +17,11 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::repository::Repository;
+use crate::{limit, test};
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 20] = [
+const RULES: [(&str, Rule); 21] = [
     ("layering", layering::layers),
     ("layering", layering::rooms),
     ("layering", layering::foreign_crates),
@@ -38,6 +39,7 @@ const RULES: [(&str, Rule); 20] = [
     ("repository", repository::big_files),
     ("repository", repository::links),
     ("repository", repository::readme_command),
+    ("tests", test::reasons_of_slow_tests),
     ("book", book::scenarios),
     ("book", book::results),
     ("book", book::chapters),
@@ -51,6 +53,7 @@ pub fn run(repository: &Repository) -> Result<(), String> {
     }
     let licences = foreign_package::licences(repository)?;
     complaints.extend(licences.iter().map(|text| format!("packages: {text}")));
+    complaints.extend(limit::check_binary(repository).err());
     for line in source::long_files(&tree) {
         println!("note: {line}");
     }

@@ -6,26 +6,11 @@ use std::path::PathBuf;
 use crate::python;
 use crate::repository::{Repository, run};
 
-/// Tests the package against the release binary; `arguments` go to pytest.
+/// Tests the package against the program as tests build it; `arguments` go to pytest.
 pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let python = python::package_environment(repository)?;
     let wheel = build(repository)?;
-    let wheel_path = wheel.to_string_lossy();
-    let install = [
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-index",
-        "--no-deps",
-        "--force-reinstall",
-        wheel_path.as_ref(),
-    ];
-    run(
-        &mut repository.command(&python, &install),
-        "the wheel could not be installed, above",
-    )?;
+    python::install_wheel(repository, &python, &wheel)?;
     let mut command = python::pytest(repository, &python, "tests/python");
     command
         .args(arguments)
@@ -34,7 +19,7 @@ pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String>
     run(&mut command, "tests of the Python package failed, above")
 }
 
-/// The wheel, which is built as the release binary is, so that both share what they are made of.
+/// The wheel, which is built as tests are, so that both share what they are made of.
 pub fn build(repository: &Repository) -> Result<PathBuf, String> {
     let python = python::package_environment(repository)?;
     let folder = repository.target.join("wheel");
@@ -46,7 +31,8 @@ pub fn build(repository: &Repository) -> Result<PathBuf, String> {
         "maturin",
         "build",
         "--quiet",
-        "--release",
+        "--profile",
+        "dev",
         "--locked",
         "--manifest-path",
         "crates/corella-python/Cargo.toml",
@@ -56,6 +42,7 @@ pub fn build(repository: &Repository) -> Result<PathBuf, String> {
     let mut command = repository.command(&python, &arguments);
     command
         .env("CARGO_INCREMENTAL", "0")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_TARGET_DIR", &repository.target);
     run(&mut command, "the wheel could not be built, above")?;
     let built = fs::read_dir(&folder).map_err(|error| format!("{folder_name}: {error}"))?;

@@ -11,7 +11,8 @@ macro_rules! file {
     };
 }
 
-pub const FILES: [(&str, &[u8]); 5] = [
+/// One place in memory: a constant would be copied into each unit that names it.
+pub static FILES: [(&str, &[u8]); 5] = [
     file!("config.json"),
     file!("generation_config.json"),
     file!("tokenizer.json"),
