@@ -34,15 +34,12 @@ pub fn shake(repository: &Repository, arguments: &[String]) -> Result<(), String
     let folder = record::folder(&repository.target, &options.what());
     let mut record = Record::open(folder, &options.what(), options.seed, options.resumes)?;
     let num_tests: usize = units.iter().map(|unit| unit.tests.len()).sum();
+    let kind = if options.is_client { "file" } else { "program" };
     println!(
-        "shake: {num_tests} tests in {} {}, {} runs, seed {}, results in {}",
-        units.len(),
-        if options.is_client {
-            "files"
-        } else {
-            "binaries"
-        },
-        options.num_runs,
+        "shake: {} in {}, {}, seed {}, results in {}",
+        report::counted(num_tests, "test"),
+        report::counted(units.len(), kind),
+        report::counted(options.num_runs, "run"),
         record.seed,
         record.folder.display()
     );

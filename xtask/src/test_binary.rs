@@ -50,7 +50,7 @@ impl TestBinary {
         command
     }
 
-    /// The arguments of `cargo test` that select this binary alone.
+    /// The package, and the argument of `cargo test` that selects this binary of it.
     pub fn selection(&self) -> String {
         let target = match self.kind {
             TargetKind::Library => "--lib".to_string(),
@@ -59,7 +59,7 @@ impl TestBinary {
             TargetKind::Example => format!("--example {}", self.name),
             TargetKind::Bench => format!("--bench {}", self.name),
         };
-        format!("-p {} {target}", self.package)
+        format!("{} {target}", self.package)
     }
 }
 
@@ -267,13 +267,13 @@ mod tests {
     #[test]
     fn a_selection_names_one_binary() {
         let mut binary = suite();
-        assert_eq!(binary.selection(), "-p corella-core --test suite");
+        assert_eq!(binary.selection(), "corella-core --test suite");
         binary.kind = target_kind(r#"["lib"]"#);
-        assert_eq!(binary.selection(), "-p corella-core --lib");
+        assert_eq!(binary.selection(), "corella-core --lib");
         binary.kind = target_kind(r#"["cdylib","rlib"]"#);
-        assert_eq!(binary.selection(), "-p corella-core --lib");
+        assert_eq!(binary.selection(), "corella-core --lib");
         binary.kind = target_kind(r#"["bin"]"#);
-        assert_eq!(binary.selection(), "-p corella-core --bin suite");
+        assert_eq!(binary.selection(), "corella-core --bin suite");
     }
 
     #[test]

@@ -15,6 +15,40 @@ struct Process {
     parent: i32,
     group: i32,
     is_stopped: bool,
+    /// When it was started, on the clock of the system. Together with the id this names one process for good.
+    started_at: u64,
+}
+
+/// The processes of a tree that were seen. One whose parent has ended is known by then.
+pub struct SeenTree {
+    root: i32,
+    seen: Vec<Process>,
+}
+
+impl SeenTree {
+    pub fn new(root: i32) -> Self {
+        let seen = Vec::new();
+        Self { root, seen }
+    }
+
+    pub fn look(&mut self) {
+        self.seen = members(&processes(), |process| self.is_member(process));
+    }
+
+    /// Ends all processes of the tree at once.
+    pub fn kill(mut self) {
+        self.look();
+        Signal::Kill.send_to_group(self.root);
+        self.seen
+            .iter()
+            .for_each(|process| Signal::Kill.send(process.id));
+    }
+
+    fn is_member(&self, process: &Process) -> bool {
+        let is_it =
+            |other: &Process| (other.id, other.started_at) == (process.id, process.started_at);
+        process.group == self.root || self.seen.iter().any(is_it)
+    }
 }
 
 /// Processes that are stopped until this is dropped.
@@ -30,7 +64,8 @@ impl StoppedTree {
             next.iter().for_each(|&id| Signal::Stop.send(id));
             stopped.append(&mut next);
             thread::sleep(SETTLE_TIME);
-            next = next_to_stop(&tree(&processes(), root), &stopped);
+            let tree = members(&processes(), |process| process.group == root);
+            next = next_to_stop(&tree, &stopped);
         }
         Self(stopped)
     }
@@ -59,23 +94,13 @@ fn next_to_stop(tree: &[Process], stopped: &[i32]) -> Vec<i32> {
     next.map(|process| process.id).collect()
 }
 
-/// Ends all processes of a tree at once, and what was left of its group.
-pub fn kill(root: i32) {
-    let tree = tree(&processes(), root);
-    Signal::Kill.send_to_group(root);
-    tree.iter()
-        .for_each(|process| Signal::Kill.send(process.id));
-}
-
-/// The members of the group that the root leads, and what these have started, in whatever group.
-fn tree(processes: &[Process], root: i32) -> Vec<Process> {
+/// The processes that are members by themselves, and what these have started, in whatever group.
+fn members(processes: &[Process], is_first: impl Fn(&Process) -> bool) -> Vec<Process> {
     let mut tree: Vec<Process> = Vec::new();
     let mut left = processes.to_vec();
     loop {
         let is_member = |process: &Process| {
-            process.id == root
-                || process.group == root
-                || tree.iter().any(|parent| parent.id == process.parent)
+            is_first(process) || tree.iter().any(|parent| parent.id == process.parent)
         };
         let (members, others): (Vec<_>, Vec<_>) = left.into_iter().partition(is_member);
         left = others;
@@ -102,29 +127,43 @@ fn processes() -> Vec<Process> {
 fn process(id: i32, stat: &str) -> Option<Process> {
     // The name in parentheses, before these fields, may contain anything.
     let (_, fields) = stat.rsplit_once(") ")?;
-    let mut fields = fields.split(' ');
-    let state = fields.next()?;
-    let parent = fields.next()?.parse().ok()?;
-    let group = fields.next()?.parse().ok()?;
-    let is_stopped = matches!(state, "T" | "t");
-    (!matches!(state, "Z" | "X")).then_some(Process {
+    let fields: Vec<&str> = fields.split(' ').collect();
+    let number = |index: usize| fields.get(index)?.parse().ok();
+    let state = *fields.first()?;
+    let process = Process {
         id,
-        parent,
-        group,
-        is_stopped,
-    })
+        parent: number(1)?,
+        group: number(2)?,
+        is_stopped: matches!(state, "T" | "t"),
+        // The 22nd field by the manual proc(5), which counts from the id on.
+        started_at: fields.get(19)?.parse().ok()?,
+    };
+    (!matches!(state, "Z" | "X")).then_some(process)
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
+    use std::io::Read;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
+    /// Waits until a process has ended, whether or not its parent knows.
+    pub fn wait_until_gone(id: i32) {
+        while processes().iter().any(|process| process.id == id) {
+            thread::sleep(SETTLE_TIME);
+        }
+    }
+
     fn of(id: i32, parent: i32, group: i32) -> Process {
+        let (is_stopped, started_at) = (false, 100 + id as u64);
         Process {
             id,
             parent,
             group,
-            is_stopped: false,
+            is_stopped,
+            started_at,
         }
     }
 
@@ -136,10 +175,11 @@ mod tests {
 
     #[test]
     fn a_process_is_read_whatever_its_name() {
-        assert_eq!(process(7, "7 (a) b) S 3 5 5 0 -1 4"), Some(of(7, 3, 5)));
-        let stopped = process(7, "7 (a) T 3 5 5 0").unwrap();
-        assert!(stopped.is_stopped);
-        assert_eq!(process(7, "7 (a) Z 3 5 5 0"), None);
+        let rest = "3 5 5 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 107 4096";
+        assert_eq!(process(7, &format!("7 (a) b) S {rest}")), Some(of(7, 3, 5)));
+        assert!(process(7, &format!("7 (a) T {rest}")).unwrap().is_stopped);
+        assert_eq!(process(7, &format!("7 (a) Z {rest}")), None);
+        assert_eq!(process(7, "7 (a) S 3 5"), None);
         assert_eq!(process(7, "7"), None);
     }
 
@@ -155,7 +195,18 @@ mod tests {
             of(2, 1, 2),
             of(20, 2, 20),
         ];
-        assert_eq!(ids(&tree(&processes, 10)), [10, 11, 12, 13, 14]);
+        let tree = members(&processes, |process| process.group == 10);
+        assert_eq!(ids(&tree), [10, 11, 12, 13, 14]);
+    }
+
+    #[test]
+    fn a_process_that_was_seen_stays_a_member_and_its_number_does_not() {
+        let mut tree = SeenTree::new(10);
+        tree.seen = vec![of(10, 2, 10), of(11, 10, 11)];
+        let mut orphan = of(11, 1, 11);
+        assert!(tree.is_member(&orphan));
+        orphan.started_at += 1;
+        assert!(!tree.is_member(&orphan));
     }
 
     #[test]
@@ -172,5 +223,26 @@ mod tests {
         assert_eq!(next_to_stop(&tree, &[10]), [11, 13]);
         assert_eq!(next_to_stop(&tree, &[10, 11, 13]), [12]);
         assert!(next_to_stop(&tree, &[10, 11, 12, 13]).is_empty());
+    }
+
+    #[test]
+    fn what_a_process_started_ends_although_the_process_has_ended_before() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "setsid sleep 1000 >&- & echo $!; exec >&-; read line"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut root = command.process_group(0).spawn().unwrap();
+        let mut text = String::new();
+        root.stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        let started: i32 = text.trim().parse().unwrap();
+        let mut tree = SeenTree::new(root.id() as i32);
+        tree.look();
+        root.kill().unwrap();
+        root.wait().unwrap();
+        tree.kill();
+        wait_until_gone(started);
     }
 }

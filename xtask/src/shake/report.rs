@@ -56,13 +56,19 @@ pub fn print(options: &Options, record: &Record) {
     }
     let seconds: u64 = record.outcomes.iter().map(|outcome| outcome.seconds).sum();
     println!(
-        "shake: seed {}, {} runs of tests in {}:{:02} minutes; {} tests failed",
+        "shake: seed {}, {} in {}:{:02} minutes; {} failed",
         record.seed,
-        record.outcomes.len(),
+        counted(record.outcomes.len(), "run"),
         seconds / 60,
         seconds % 60,
-        all.len()
+        counted(all.len(), "test")
     );
+}
+
+/// A number of things, in words.
+pub fn counted(num: usize, what: &str) -> String {
+    let end = if num == 1 { "" } else { "s" };
+    format!("{num} {what}{end}")
 }
 
 /// What failed, the most often first.
@@ -172,11 +178,11 @@ mod tests {
     #[test]
     fn a_test_is_told_once_with_the_modes_in_which_it_failed() {
         let outcomes = [
-            outcome(1, "a suite", Mode::Plain, Some(&["x::y"])),
-            outcome(1, "b suite", Mode::Plain, None),
-            outcome(2, "a suite", Mode::OneCore, Some(&["z", "x::y"])),
-            outcome(3, "b suite", Mode::Pauses, Some(&[])),
-            outcome(4, "a suite", Mode::Plain, Some(&["x::y"])),
+            outcome(1, "a --test suite", Mode::Plain, Some(&["x::y"])),
+            outcome(1, "b --test suite", Mode::Plain, None),
+            outcome(2, "a --test suite", Mode::OneCore, Some(&["z", "x::y"])),
+            outcome(3, "b --test suite", Mode::Pauses, Some(&[])),
+            outcome(4, "a --test suite", Mode::Plain, Some(&["x::y"])),
         ];
         let all = failing(&outcomes);
         let told: Vec<String> = { all.iter() }
@@ -192,9 +198,9 @@ mod tests {
         assert_eq!(
             told,
             [
-                "a suite Some(\"x::y\") 2 plain, 1 one-core",
-                "a suite Some(\"z\") 1 one-core",
-                "b suite None 1 pauses",
+                "a --test suite Some(\"x::y\") 2 plain, 1 one-core",
+                "a --test suite Some(\"z\") 1 one-core",
+                "b --test suite None 1 pauses",
             ]
         );
         assert_eq!(

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use super::harness::Harness;
 use super::options::Options;
+use crate::ci::WITH_EMULATED_GPU;
 use crate::repository::Repository;
 use crate::test_binary::{self, TestBinary};
 use crate::{deploy, python};
@@ -72,6 +73,7 @@ fn binaries(repository: &Repository, options: &Options) -> Result<Vec<Unit>, Str
     let mut arguments: Vec<&str> = packages.collect();
     if arguments.is_empty() {
         arguments.push("--workspace");
+        arguments.extend(WITH_EMULATED_GPU);
     }
     let mut units = Vec::new();
     for binary in test_binary::find(repository, &arguments)? {
@@ -80,7 +82,7 @@ fn binaries(repository: &Repository, options: &Options) -> Result<Vec<Unit>, Str
         let tests = Harness::Libtest.listed(&output);
         if !tests.is_empty() {
             units.push(Unit {
-                name: format!("{} {}", binary.package, binary.name),
+                name: binary.selection(),
                 harness: Harness::Libtest,
                 tests,
                 pattern: options.pattern.clone(),

@@ -7,11 +7,13 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::process_tree::{self, StoppedTree};
+use super::process_tree::{SeenTree, StoppedTree};
 use super::random::Random;
 use super::signal::{self, Signal};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// The time between two looks at which processes there are.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(300);
 /// The longest time between two pauses; the shortest is next to nothing.
 const MAX_RUNNING: Duration = Duration::from_millis(1500);
@@ -51,8 +53,9 @@ fn run_for(
     let mut child = child.map_err(|error| format!("{program} did not start: {error}"))?;
     let id = i32::try_from(child.id()).expect("the system's ids of processes have 31 bits");
     signal::set_group(id);
-    let end = watch(&mut child, id, output, &mut pauses, hangs_after);
-    process_tree::kill(id);
+    let mut tree = SeenTree::new(id);
+    let end = watch(&mut child, id, &mut tree, output, &mut pauses, hangs_after);
+    tree.kill();
     let _ = child.wait();
     signal::set_group(0);
     end.map_err(|error| format!("{program}: {error}"))
@@ -61,6 +64,7 @@ fn run_for(
 fn watch(
     child: &mut Child,
     id: i32,
+    tree: &mut SeenTree,
     output: &Path,
     pauses: &mut Option<Random>,
     hangs_after: Duration,
@@ -71,11 +75,13 @@ fn watch(
     };
     let mut pause_at = next_pause(Instant::now());
     let (mut num_bytes, mut written_at) = (0, Instant::now());
+    let mut look_at = Instant::now();
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(End::Exited(status));
         }
         if signal::is_asked_to_end() {
+            tree.look();
             interrupt(child, id);
             return Ok(End::Interrupted);
         }
@@ -85,6 +91,10 @@ fn watch(
         }
         if written_at.elapsed() > hangs_after {
             return Ok(End::Hung);
+        }
+        if Instant::now() >= look_at {
+            tree.look();
+            look_at = Instant::now() + LOOK_INTERVAL;
         }
         if pause_at.is_some_and(|at| Instant::now() >= at) {
             let stopped = StoppedTree::stop(id);
@@ -107,6 +117,7 @@ fn interrupt(child: &mut Child, id: i32) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::process_tree::tests::wait_until_gone;
     use super::*;
 
     fn output(name: &str) -> std::path::PathBuf {
@@ -134,15 +145,19 @@ mod tests {
     #[test]
     fn a_command_that_writes_nothing_is_killed_with_all_that_it_started() {
         let path = output("hung");
-        // The group and the session of what it starts are their own.
-        let mut command = shell("setsid sleep 1000 & echo $!; sleep 1000");
-        let end = run_for(&mut command, &path, None, Duration::from_millis(500));
-        assert!(matches!(end, Ok(End::Hung)), "{end:?}");
-        let id: i32 = fs::read_to_string(&path).unwrap().trim().parse().unwrap();
-        let state = || fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-        while !(state().is_empty() || state().contains(") Z ")) {
-            thread::yield_now();
-        }
+        // What it starts has a group and a session of its own.
+        let script = "setsid sleep 1000 & echo $!; sleep 1000";
+        let mut hangs_after = Duration::from_millis(200);
+        let id = loop {
+            let end = run_for(&mut shell(script), &path, None, hangs_after);
+            assert!(matches!(end, Ok(End::Hung)), "{end:?}");
+            // A shell may be slower than that to start.
+            match fs::read_to_string(&path).unwrap().trim().parse::<i32>() {
+                Ok(id) => break id,
+                Err(_) => hangs_after *= 2,
+            }
+        };
+        wait_until_gone(id);
         fs::remove_file(path).unwrap();
     }
 
