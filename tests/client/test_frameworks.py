@@ -9,6 +9,7 @@ import litellm
 import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_openai import ChatOpenAI
+from patience import PATIENCE_S
 from server_process import ROOT, ServerProcess
 from test_tools import CITY, dictating_server
 
@@ -80,7 +81,7 @@ def test_llama_index(server, expected, tmp_path):
     with dictating_server("hermes", tmp_path) as dictated:
         command = [LLAMA_INDEX, Path(__file__).parent / "llama_index/ask.py", server.base_url, server.model()]
         command += [dictated.base_url, dictated.model(), TEXT, str(MAX_TOKENS)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     read = json.loads(run.stdout)
     assert read == {"chat": expected, "stream": expected, "calls": [["get_weather", CITY]], "call_text": "I look."}

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE_S
 from server_process import ServerProcess
 
 SECONDS = os.environ.get("CORELLA_FUZZ_SECONDS")
@@ -23,8 +24,8 @@ def test_no_request_breaks_the_server(tmp_path):
         command += ["--exclude-checks", LEFT_OUT]
         # The stream has no end.
         command += ["--exclude-path", "/engine/events"]
-        command += ["--request-timeout", "60", "--output-sanitize", "false"]
-        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=int(SECONDS or 0) + 300)
+        command += ["--request-timeout", str(PATIENCE_S), "--output-sanitize", "false"]
+        run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=int(SECONDS or 0) + PATIENCE_S)
         assert run.returncode == 0, run.stdout[-20_000:]
         assert server.process.poll() is None, server.log()
         assert server.status_of("/health") == 200

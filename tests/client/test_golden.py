@@ -7,6 +7,7 @@ import signal
 
 import golden_model
 import pytest
+from patience import PATIENCE_S
 from server_process import ServerProcess
 
 # One model of each family whose layers differ from Llama's.
@@ -45,7 +46,7 @@ def greedy_text(server, case):
 
 def send_greedy(server, case):
     """Sends a request, and returns the connection on which the answer will come."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     fields = {"prompt": case["prompt"], "max_tokens": len(case["tokens"]), "temperature": 0, "ignore_eos": True}
     body = json.dumps({"model": server.model(), **fields})
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})

@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 
+from patience import PATIENCE_S
 from server_process import ServerProcess
 from test_lifetime import SLOW
 from fleet import THREADS, complete, node, num_steps, wait_for_decode_nodes
@@ -20,7 +21,7 @@ def ask(server, role=None):
     body = None if role is None else json.dumps({"role": role}).encode()
     request = urllib.request.Request(server.base_url + "/role", body)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)["error"]

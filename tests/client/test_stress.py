@@ -2,8 +2,6 @@
 
 import concurrent.futures
 import random
-import signal
-import time
 
 import pytest
 from server_process import ServerProcess
@@ -83,14 +81,12 @@ def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
         with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
             # All requests are sent before the first answer is read, since one that comes later would find
             # the pool less crowded.
-            server.process.send_signal(signal.SIGSTOP)
-            streams = [
-                pool.submit(stream_text, server, model, request, leaves_after)
-                for request, leaves_after in requests
-            ]
-            time.sleep(1)
-            server.process.send_signal(signal.SIGCONT)
-            texts = [stream.result(timeout=300) for stream in streams]
+            with server.held_with_requests(NUM_STREAMS):
+                streams = [
+                    pool.submit(stream_text, server, model, request, leaves_after)
+                    for request, leaves_after in requests
+                ]
+            texts = [stream.result() for stream in streams]
 
         finished = [text is not None for text in texts]
         assert sum(finished) >= NUM_STREAMS // 2
