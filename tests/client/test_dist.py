@@ -9,9 +9,9 @@ import tarfile
 import time
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from server_process import BINARY, ROOT
+
+pytestmark = pytest.mark.night
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,10 @@ def test_the_archive_has_what_a_machine_needs(made, tmp_path):
 
 
 def test_the_bill_names_the_crates_of_the_binary(made):
+    # Only tests that run should have to wait for these imports.
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
     (_, sbom, _), _ = made
     text = sbom.read_text()
     assert JsonStrictValidator(SchemaVersion.V1_5).validate_str(text) is None

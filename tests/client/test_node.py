@@ -30,7 +30,9 @@ def environment(tmp_path_factory):
         }
 
 
-@pytest.mark.parametrize("name", ["ollama", "openai", "vercel"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("ollama", marks=pytest.mark.night), "openai", pytest.param("vercel", marks=pytest.mark.night)]
+)
 def test_node(environment, name):
     # Node looks for packages beside the file that imports them.
     script = shutil.copy(TESTS / f"{name}.test.js", PACKAGES)

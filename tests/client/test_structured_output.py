@@ -12,8 +12,8 @@ from pathlib import Path
 import jsonschema
 import openai
 import pytest
-from pydantic import BaseModel, Field
 from patience import PATIENCE_S
+from pydantic import BaseModel, Field
 from server_process import ROOT, ServerProcess
 
 SCHEMAS = Path(__file__).resolve().parents[1] / "schemas" / "schemas.jsonl"
