@@ -106,6 +106,8 @@ class ServerProcess:
     @contextlib.contextmanager
     def held_with_requests(self, num_requests):
         """Holds the server still while so many clients send it requests, which are all there when it goes on."""
+        # Clients know by now what they would ask first.
+        self.model()
         with held(self.process):
             yield
             self.wait_until(lambda: self._num_unread() >= num_requests, f"{num_requests} requests are sent")
