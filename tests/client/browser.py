@@ -3,16 +3,14 @@
 import contextlib
 import json
 import shutil
-import time
 
 from axe_playwright_python.sync_playwright import Axe
+from patience import PATIENCE_S, wait_until
 from playwright.sync_api import sync_playwright
 
 DESKTOP = {"width": 1360, "height": 860}
 PHONE = {"width": 360, "height": 740}
 
-# Answers of the small model take seconds at most; a busy machine may take longer.
-TIMEOUT_MS = 60_000
 
 
 @contextlib.contextmanager
@@ -32,7 +30,7 @@ def chromium():
 def page_of(browser, server, size=DESKTOP, scheme="light", faults=None):
     """Opens the page of a server. What goes wrong in it fails the test, unless `faults` collects it."""
     context = browser.new_context(viewport=size, color_scheme=scheme)
-    context.set_default_timeout(TIMEOUT_MS)
+    context.set_default_timeout(1000 * PATIENCE_S)
     page = context.new_page()
     collected = [] if faults is None else faults
     page.on("console", lambda message: message.type == "error" and collected.append(message.text))
@@ -49,19 +47,18 @@ def page_of(browser, server, size=DESKTOP, scheme="light", faults=None):
 
 def wait(page, expression, arg=None):
     """Waits until an expression is true. Playwright's own way needs `eval`, which the page's policy forbids."""
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    while not page.evaluate(expression, arg):
-        assert time.monotonic() < deadline, f"never true: {expression}"
-        page.wait_for_timeout(20)
+    wait_until(lambda: page.evaluate(expression, arg), expression)
 
 
 def wait_each(page, expressions):
     """Waits until each of some expressions was true at some time, in whatever order."""
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
     missing = list(expressions)
-    while missing := [expression for expression in missing if not page.evaluate(expression)]:
-        assert time.monotonic() < deadline, f"never true: {missing}"
-        page.wait_for_timeout(20)
+
+    def none_is_missing():
+        missing[:] = [expression for expression in missing if not page.evaluate(expression)]
+        return not missing
+
+    wait_until(none_is_missing, lambda: missing)
 
 
 def say(page, text):

@@ -11,6 +11,14 @@ from server_process import ServerProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config):
+    config.addinivalue_line(
+        "markers",
+        "night: slow by nature, or a client of others, of which a quicker test covers the rule. "
+        "`cargo xtask ci` leaves it to `cargo xtask night`.",
+    )
+
+
 @pytest.fixture(scope="session")
 def golden_folder(tmp_path_factory):
     return golden_model.make("qwen3-gqa-tied", tmp_path_factory.mktemp("golden"))

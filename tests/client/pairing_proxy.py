@@ -8,6 +8,8 @@ import json
 import threading
 import uuid
 
+from patience import PATIENCE_S
+
 ASK_FOR_TRANSFER = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
@@ -87,7 +89,7 @@ class PairingProxy:
         reply(handler, status, answer)
 
     def stream(self, handler, body, name):
-        connection = http.client.HTTPConnection("127.0.0.1", self.decode.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.decode.port, timeout=PATIENCE_S)
         with contextlib.closing(connection):
             connection.request("POST", handler.path, json.dumps(body), headers(name))
             response = connection.getresponse()
@@ -107,7 +109,7 @@ def headers(name):
 
 def post(port, path, body, name="a-test"):
     """Returns status, headers and body of the answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     with contextlib.closing(connection):
         connection.request("POST", path, json.dumps(body), headers(name))
         response = connection.getresponse()

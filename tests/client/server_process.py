@@ -8,17 +8,15 @@ import socket
 import ssl
 import subprocess
 import tempfile
-import threading
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import openai
+from patience import PATIENCE_S, held, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("CORELLA_BIN", ROOT / "target/release/corella"))
-READY_TIMEOUT_S = 30.0
 
 
 class ServerProcess:
@@ -30,32 +28,32 @@ class ServerProcess:
         self.context = ssl.create_default_context(cafile=authority) if authority else None
         self._model = None
         self._log = tempfile.TemporaryFile("w+")
-        self.started_at = time.monotonic()
         self.process = subprocess.Popen(
             [BINARY, "serve", *map(str, arguments), "--port", str(self.port)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
-        self.ready_s = self._wait_ready()
+        self._wait_ready()
         self.client = openai.OpenAI(
             base_url=self.base_url + "/v1",
             api_key="unused",
             max_retries=0,
-            timeout=300,
+            timeout=PATIENCE_S,
             http_client=openai.DefaultHttpxClient(verify=self.context) if self.context else None,
         )
 
     def _wait_ready(self):
-        deadline = self.started_at + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
+        def is_ready():
             if self.process.poll() is not None:
                 raise AssertionError(f"exited with {self.process.returncode}:\n{self.log()}")
-            if self.status_of("/ready") == 200:
-                return time.monotonic() - self.started_at
-            time.sleep(0.005)
-        self.kill()
-        raise AssertionError(f"not ready after {READY_TIMEOUT_S} s:\n{self.log()}")
+            return self.status_of("/ready") == 200
+
+        try:
+            self.wait_until(is_ready, "the server is ready")
+        except AssertionError:
+            self.kill()
+            raise
 
     def __enter__(self):
         return self
@@ -76,7 +74,7 @@ class ServerProcess:
     def status_of(self, path):
         """Returns the HTTP status, or None if nobody answers."""
         try:
-            with urllib.request.urlopen(self.base_url + path, timeout=5, context=self.context) as response:
+            with urllib.request.urlopen(self.base_url + path, timeout=PATIENCE_S, context=self.context) as response:
                 return response.status
         except urllib.error.HTTPError as error:
             return error.code
@@ -85,7 +83,7 @@ class ServerProcess:
 
     def metric(self, name, **labels):
         """Returns the sum of the samples that have these labels."""
-        with urllib.request.urlopen(self.base_url + "/metrics", timeout=30, context=self.context) as response:
+        with urllib.request.urlopen(self.base_url + "/metrics", timeout=PATIENCE_S, context=self.context) as response:
             text = response.read().decode()
         total, names = 0.0, set()
         for line in text.splitlines():
@@ -102,45 +100,40 @@ class ServerProcess:
         assert name in names or labels, f"/metrics has no {name}"
         return total
 
-    def wait_until(self, condition, what, timeout_s=30.0):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"never happened: {what}\n{self.log()}"
-            time.sleep(0.01)
+    def wait_until(self, condition, what):
+        return wait_until(condition, lambda: f"{what}\n{self.log()}")
+
+    @contextlib.contextmanager
+    def held_with_requests(self, num_requests):
+        """Holds the server still while so many clients send it requests, which are all there when it goes on."""
+        # Clients know by now what they would ask first.
+        self.model()
+        with held(self.process):
+            yield
+            self.wait_until(lambda: self._num_unread() >= num_requests, f"{num_requests} requests are sent")
+
+    def _num_unread(self):
+        """Returns the number of connections with bytes that the server has not read."""
+        num_unread = 0
+        for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+            _, local, _, state, queues, *_ = line.split()
+            is_own = local == f"0100007F:{self.port:04X}" and state == "01"
+            num_unread += is_own and int(queues.split(":")[1], 16) > 0
+        return num_unread
 
     def terminate(self):
         self.process.send_signal(signal.SIGTERM)
 
-    def wait(self, timeout_s=30.0):
-        return self.process.wait(timeout_s)
+    def wait(self):
+        return self.process.wait(PATIENCE_S)
 
     def kill(self):
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(30.0)
+            self.process.wait(PATIENCE_S)
 
 
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-@contextlib.contextmanager
-def slowed(server):
-    """Lets a server run for a tenth of the time, so that a busy machine sees it work however fast it is."""
-    is_over = threading.Event()
-
-    def hold():
-        while not is_over.wait(0.01):
-            server.process.send_signal(signal.SIGSTOP)
-            is_over.wait(0.09)
-            server.process.send_signal(signal.SIGCONT)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()

@@ -19,7 +19,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet import HOLDINGS, LOST_WITHIN_S, Etcd, Fleet, prompt_of, wait_at_rest, wait_for_decode_nodes
+from fleet import HOLDINGS, Etcd, Fleet, prompt_of, wait_at_rest, wait_for_decode_nodes
+from patience import PATIENCE_S, wait_until
 
 NUM_CLIENTS = 8
 # Different requests, so that each is asked often, and must be answered alike.
@@ -84,8 +85,9 @@ class Node:
 
 
 class Soak:
-    def __init__(self, seconds, kill_interval_s, device="mock", transport="auto"):
-        self.seconds, self.kill_interval_s = seconds, kill_interval_s
+    def __init__(self, seconds, kill_interval_s, device="mock", transport="auto", num_kills=0):
+        """Goes on for so long, and until so many nodes were killed."""
+        self.seconds, self.kill_interval_s, self.num_kills = seconds, kill_interval_s, num_kills
         self.arguments = ("--device", device, "--transport", transport)
         self.arguments += ("--threads", 1, "--kv-cache-memory", "16M")
         self.totals = Totals()
@@ -102,7 +104,7 @@ class Soak:
                 wait_for_decode_nodes(server, 2)
             measured = [Node("prefill", self.prefill[0]), Node("decode", self.decode[0])]
             # Everybody has a connection to everybody before the first measurement.
-            self._serve_for(3.0)
+            self._serve_some()
             self._wait_at_rest()
             self.before = {node.name: node.now() for node in measured}
             began_at = time.monotonic()
@@ -110,13 +112,15 @@ class Soak:
             threads += [threading.Thread(target=self._kill)]
             for thread in threads:
                 thread.start()
-            self._serve_for(self.seconds)
+            self._serve_until(
+                lambda: time.monotonic() >= began_at + self.seconds and self.totals.num_kills >= self.num_kills
+            )
             self.has_ended.set()
             for thread in threads:
                 thread.join()
             for server in self.prefill:
                 wait_for_decode_nodes(server, 2)
-            self._serve_for(3.0)
+            self._serve_some()
             self._wait_at_rest()
             self._compare(measured, began_at)
         return measured
@@ -124,24 +128,28 @@ class Soak:
     def _start(self, role, index):
         return self.fleet.node(role, "--node-id", f"{role}-{index}", *self.arguments)
 
-    def _serve_for(self, seconds):
-        until = time.monotonic() + seconds
-        clients = [threading.Thread(target=self._ask_until, args=(until, seed)) for seed in range(NUM_CLIENTS)]
-        for client in clients:
+    def _serve_some(self):
+        """Serves so many requests that each prefill node has used each decode node."""
+        enough = self.totals.num_requests + NUM_REQUESTS
+        self._serve_until(lambda: self.totals.num_requests >= enough)
+
+    def _serve_until(self, is_over):
+        threads = [threading.Thread(target=self._ask_until, args=(is_over, seed)) for seed in range(NUM_CLIENTS)]
+        for client in threads:
             client.start()
-        for client in clients:
+        for client in threads:
             client.join()
 
-    def _ask_until(self, until, seed):
-        numbers = random.Random(f"{seed} {until}")
-        while time.monotonic() < until:
+    def _ask_until(self, is_over, seed):
+        numbers = random.Random(f"{seed} {self.totals.num_requests}")
+        while not is_over():
             is_measured = numbers.random() < 0.5
             server = self.prefill[0 if is_measured else 1]
             number = numbers.randrange(NUM_REQUESTS)
             leaves = numbers.random()
             try:
                 if leaves < TIMED_OUT:
-                    answer = ask(server, number, timeout_s=numbers.random() / 50)
+                    answer = ask(server, number, leaves_after_s=numbers.random() / 50)
                 elif leaves < TIMED_OUT + CANCELLED:
                     answer = ask(server, number, num_chunks=numbers.randrange(8))
                 else:
@@ -183,14 +191,15 @@ class Soak:
         """Compares the end with the start: what processes hold, once it has had time to go."""
         for node in measured:
             before = self.before[node.name]
-            deadline = time.monotonic() + 2 * LOST_WITHIN_S
             names = ("threads", "files")
-            while any((now := node.now())[name] > before[name] for name in names):
-                if time.monotonic() > deadline:
-                    left = {name: (before[name], now[name]) for name in names}
-                    self.totals.wrong.append(f"{node.name} node: left over, before and after: {left}")
-                    break
-                time.sleep(0.5)
+
+            def left_over():
+                return {name: (before[name], num) for name in names if (num := node.now()[name]) > before[name]}
+
+            try:
+                wait_until(lambda: not left_over(), lambda: f"what is left over goes: {left_over()}")
+            except AssertionError as error:
+                self.totals.wrong.append(f"{node.name} node: {error}")
             node.sample(time.monotonic() - began_at, self.totals.num_requests)
             growth = node.growth()
             is_long = self.seconds > 2 * SETTLED_AFTER_S
@@ -202,7 +211,7 @@ class Soak:
                 )
 
 
-def ask(server, number, num_chunks=None, timeout_s=60.0):
+def ask(server, number, num_chunks=None, leaves_after_s=None):
     """Returns the text and the end of an answer, or None where the client left before.
 
     The client leaves after so many chunks, or after so long.
@@ -212,10 +221,10 @@ def ask(server, number, num_chunks=None, timeout_s=60.0):
     prompt = beginning[: numbers.choice([0, 16, 128])] + prompt_of(numbers.randrange(1, 200), number)
     fields = {"prompt": prompt, "max_tokens": numbers.randrange(1, 40), "stream": True}
     fields |= {"temperature": number % 2, "seed": number, "model": server.model()}
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)) as connection:
         connection.request("POST", "/v1/completions", json.dumps(fields))
-        if timeout_s < 60:
-            time.sleep(timeout_s)
+        if leaves_after_s is not None:
+            time.sleep(leaves_after_s)
             return None
         response = connection.getresponse()
         if response.status != 200:

@@ -6,8 +6,6 @@ import threading
 import time
 
 CHUNK_BYTES = 16 * 1024
-# How soon a change of the network is noticed by bytes that are on their way.
-PAUSE_S = 0.01
 
 
 class TcpProxy:
@@ -19,7 +17,6 @@ class TcpProxy:
 
     def __init__(self, listen, target):
         self.target = target
-        self.is_held = False
         self.bytes_per_s = None
         self.rewrite = None
         self.num_bytes = 0
@@ -27,9 +24,28 @@ class TcpProxy:
         self.num_connections = 0
         self._sockets = []
         self._lock = threading.Lock()
+        self._passes = threading.Event()
+        self._passes.set()
+        self._holds_after = None
         self._free_at = 0.0
         self._listener = socket.create_server(listen)
         threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def is_held(self):
+        return not self._passes.is_set()
+
+    @is_held.setter
+    def is_held(self, is_held):
+        if is_held:
+            self._passes.clear()
+        else:
+            self._passes.set()
+
+    def hold_after(self, num_bytes):
+        """Becomes held when so many bytes more have come through."""
+        with self._lock:
+            self._holds_after = self.num_bytes + num_bytes
 
     def __enter__(self):
         return self
@@ -40,6 +56,7 @@ class TcpProxy:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.cut()
+        self.is_held = False
 
     def cut(self):
         """Breaks all connections, and takes new ones."""
@@ -75,25 +92,23 @@ class TcpProxy:
     def _pump_from_target(self, near, far):
         with contextlib.suppress(OSError):
             while True:
-                self._wait_while_held()
+                self._passes.wait()
                 chunk = far.recv(CHUNK_BYTES)
                 if not chunk:
                     break
-                self._wait_while_held()
+                self._passes.wait()
                 if self.rewrite is not None:
                     chunk = self.rewrite(chunk)
                 self._wait_for_turn(len(chunk))
                 near.sendall(chunk)
         _shut(near, far)
 
-    def _wait_while_held(self):
-        while self.is_held:
-            time.sleep(PAUSE_S)
-
     def _wait_for_turn(self, num_bytes):
         """All connections share the link."""
         with self._lock:
             self.num_bytes += num_bytes
+            if self._holds_after is not None and self.num_bytes >= self._holds_after:
+                self._holds_after, self.is_held = None, True
             if self.bytes_per_s is None:
                 return
             start = max(self._free_at, time.monotonic())

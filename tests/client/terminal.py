@@ -6,11 +6,10 @@ import re
 import select
 import signal
 import termios
-import time
 
+from patience import PATIENCE_S, wait_until
 from server_process import BINARY
 
-PATIENCE_S = 60.0
 OPTIONS = ("--threads", "1", "--kv-cache-memory", "64M", "--temperature", "0")
 PROMPT = ">>> "
 UP, LEFT, HOME, END = "\x1b[A", "\x1b[D", "\x1b[H", "\x1b[F"
@@ -35,15 +34,13 @@ class Terminal:
 
     def read_until(self, wanted):
         """Returns what was shown up to `wanted`, without what steers the terminal."""
-        deadline = time.monotonic() + PATIENCE_S
         while wanted not in self.unread:
-            ready, _, _ = select.select([self.descriptor], [], [], 0.1)
-            assert time.monotonic() < deadline, f"no {wanted!r} in {self.unread!r}"
-            if ready:
-                shown = os.read(self.descriptor, 65536)
-                self.raw += shown
-                shown = shown.decode(errors="replace")
-                self.unread += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "")
+            ready, _, _ = select.select([self.descriptor], [], [], PATIENCE_S)
+            assert ready, f"no {wanted!r} in {self.unread!r}"
+            shown = os.read(self.descriptor, 65536)
+            self.raw += shown
+            shown = shown.decode(errors="replace")
+            self.unread += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown).replace("\r", "")
         before, self.unread = self.unread.split(wanted, 1)
         return before
 
@@ -61,14 +58,17 @@ class Terminal:
 
     def leave(self):
         """Waits for the end. The status is that of the process."""
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+
+        def ended():
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                modes = termios.tcgetattr(self.descriptor)[3]
-                assert modes & COOKED == COOKED, "the terminal is left as it was found"
-                os.close(self.descriptor)
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.02)
-        os.kill(self.pid, signal.SIGKILL)
-        raise AssertionError(f"it did not leave: {self.unread!r}")
+            return (status,) if pid else None
+
+        try:
+            (status,) = wait_until(ended, lambda: f"it leaves: {self.unread!r}")
+        except AssertionError:
+            os.kill(self.pid, signal.SIGKILL)
+            raise
+        modes = termios.tcgetattr(self.descriptor)[3]
+        assert modes & COOKED == COOKED, "the terminal is left as it was found"
+        os.close(self.descriptor)
+        return os.waitstatus_to_exitcode(status)

@@ -3,10 +3,10 @@
 import json
 import signal
 import subprocess
-import time
 
 import golden_model
 import pytest
+from patience import PATIENCE_S, wait_until
 from server_process import BINARY, ServerProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -36,7 +36,7 @@ def command(requests, output, *options):
 
 def run(*arguments):
     result = subprocess.run(
-        command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
+        command(*arguments), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
     )
     return result.returncode, result.stderr
 
@@ -101,12 +101,9 @@ def test_it_goes_on_where_it_was_interrupted(tmp_path):
             arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         size = output.stat().st_size if output.exists() else 0
-        deadline = time.monotonic() + 60
-        while not output.exists() or output.stat().st_size == size:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.005)
+        wait_until(lambda: output.exists() and output.stat().st_size > size, "there is another answer")
         process.send_signal(stop)
-        log = process.communicate(timeout=60)[1]
+        log = process.communicate(timeout=PATIENCE_S)[1]
         assert process.returncode == status, log
     assert "interrupted" not in log
     before = output.read_text()

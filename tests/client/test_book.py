@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+from patience import PATIENCE_S
 from server_process import BINARY, ROOT, ServerProcess
 
 BOOK = ROOT / "docs/src"
@@ -23,7 +24,6 @@ PAGES = sorted(str(page.relative_to(BOOK)) for page in BOOK.rglob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SERVE = re.compile(r"(\w+=\S+ )?corella serve\b")
 BOOK_ADDRESS = "127.0.0.1:8000"
-TIMEOUT_S = 120
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ class Reader:
 
 def run(command):
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT_S
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
     )
 
 
@@ -129,7 +129,7 @@ def test_every_flag_is_in_the_reference(command):
 def test_every_metric_is_in_the_book():
     page = (BOOK / "metrics.md").read_text()
     with ServerProcess("--device", "mock") as server:
-        with urllib.request.urlopen(server.base_url + "/metrics", timeout=5) as response:
+        with urllib.request.urlopen(server.base_url + "/metrics", timeout=PATIENCE_S) as response:
             printed = re.findall(r"^# TYPE (\S+) (\w+)$", response.read().decode(), re.MULTILINE)
     rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `corella_")}
     ours = {name: kind for name, kind in printed if name.startswith("corella_")}
@@ -185,6 +185,6 @@ def refusal(server, path, fields):
     body = {**prompt, "max_tokens": 1, **fields}
     request = urllib.request.Request(server.base_url + path, json.dumps(body).encode())
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=5)
+        urllib.request.urlopen(request, timeout=PATIENCE_S)
     assert refused.value.code == 400, fields
     return json.load(refused.value)["error"]

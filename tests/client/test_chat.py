@@ -4,6 +4,7 @@ import re
 import subprocess
 
 import pytest
+from patience import PATIENCE_S
 from server_process import BINARY
 from terminal import OPTIONS, PROMPT, Terminal
 
@@ -15,7 +16,7 @@ def terminal(tmp_path):
 
 def pipe(text, *options):
     result = subprocess.run(
-        [BINARY, "chat", *OPTIONS, *options], input=text, capture_output=True, text=True, timeout=120
+        [BINARY, "chat", *OPTIONS, *options], input=text, capture_output=True, text=True, timeout=PATIENCE_S
     )
     return result.returncode, result.stdout, result.stderr
 

@@ -65,7 +65,7 @@ def test_renewed_files_are_used_without_a_restart(authority, tmp_path):
             shutil.copy(new, old)
         prefill = fleet.node("prefill", *over_tcp, *successor.options("newcomer"))
         # Files are looked at every ten seconds, and so is a node that did not answer every five.
-        wait_for_decode_nodes(prefill, 1, timeout_s=60)
+        wait_for_decode_nodes(prefill, 1)
         complete(prefill, PROMPT, max_tokens=5, temperature=0)
         assert prefill.metric("corella_remote_tokens_total") == 4
         assert "renewed --cluster-tls files" in decode.log()

@@ -4,12 +4,13 @@ import shutil
 import subprocess
 
 import pytest
+from patience import PATIENCE_S
 from server_process import BINARY, ServerProcess
 
 
 def run(*arguments):
     result = subprocess.run(
-        [BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        [BINARY, *map(str, arguments)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
     )
     return result.returncode, result.stdout, result.stderr
 
@@ -66,7 +67,7 @@ def test_bash_completes(tmp_path):
         _corella corella --max-num-b serve
         echo "${{COMPREPLY[@]}}"
     """
-    done = subprocess.run(["bash", "-c", completes], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", completes], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.strip() == "--max-num-batched-tokens", done.stderr
 
 

@@ -9,13 +9,14 @@ import re
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 import yaml
 from fleet import THREADS, Fleet, complete
 from manifest import DEPLOY, check, program
+from patience import PATIENCE_S
 from server_process import BINARY, ServerProcess
 
 PROMPT = list(range(400, 440))
@@ -41,7 +42,7 @@ def exported():
         for server in (prefill, alone):
             complete(server, PROMPT, max_tokens=8)
         for server in (prefill, decode, alone):
-            with urllib.request.urlopen(server.base_url + "/metrics", timeout=5) as response:
+            with urllib.request.urlopen(server.base_url + "/metrics", timeout=PATIENCE_S) as response:
                 text = response.read().decode()
             for name, labels in re.findall(r"^([\w:]+)(?:\{(.*)\})? \S+$", text, re.MULTILINE):
                 of_metric = samples.setdefault(name, {})
@@ -134,18 +135,25 @@ def test_systemd_takes_the_unit(tmp_path):
     check("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
 
 
+def is_pending(server, signal_number):
+    """Whether a signal was sent to a process and has not been delivered to any thread."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    pending = int(re.search(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)[1], 16)
+    return pending >> (signal_number - 1) & 1
+
+
 @pytest.mark.parametrize("kind", ["path", "abstract"])
 def test_systemd_is_told_when_the_server_is_ready_and_when_it_drains(kind, tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         name = str(tmp_path / "notify") if kind == "path" else f"corella-test-{tmp_path.name}"
         supervisor.bind(name if kind == "path" else f"\0{name}")
-        supervisor.settimeout(10)
+        supervisor.settimeout(PATIENCE_S)
         monkeypatch.setenv("NOTIFY_SOCKET", name if kind == "path" else f"@{name}")
         with ServerProcess("--device", "mock") as server:
             assert supervisor.recv(100) == b"READY=1"
             # `systemctl reload` must not end a server that has nothing to read again.
             server.process.send_signal(signal.SIGHUP)
-            time.sleep(0.2)
+            server.wait_until(lambda: not is_pending(server, signal.SIGHUP), "the signal is taken")
             assert server.status_of("/ready") == 200
             server.terminate()
             assert supervisor.recv(100) == b"STOPPING=1"

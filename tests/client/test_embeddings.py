@@ -4,10 +4,8 @@ import array
 import math
 
 import golden_model
-import litellm
 import openai
 import pytest
-from langchain_openai import OpenAIEmbeddings
 from server_process import ServerProcess
 
 TEXTS = ["Tell me a story about a fox and a lantern.", "A fox told a story.", "What does tea cost?"]
@@ -61,7 +59,11 @@ def test_usage_and_token_ids(server):
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (5, 5)
 
 
+# Frameworks are imported where they are used, because they take seconds for that.
+@pytest.mark.night
 def test_langchain(server):
+    from langchain_openai import OpenAIEmbeddings
+
     embeddings = OpenAIEmbeddings(
         base_url=server.base_url + "/v1",
         api_key="unused",
@@ -74,7 +76,10 @@ def test_langchain(server):
     assert_close(embeddings.embed_query(TEXTS[0]), expected[0])
 
 
+@pytest.mark.night
 def test_litellm(server):
+    import litellm
+
     answer = litellm.embedding(
         model=f"openai/{server.model()}",
         api_base=server.base_url + "/v1",

@@ -1,14 +1,15 @@
-"""Tests that frameworks which bring clients of their own work against the built binary."""
+"""Tests that frameworks which bring clients of their own work against the built binary.
+
+They are imported where they are used, because they take seconds for that even where no test of this file is wanted.
+"""
 
 import json
 import os
 import subprocess
 from pathlib import Path
 
-import litellm
 import pytest
-from langchain_anthropic import ChatAnthropic
-from langchain_openai import ChatOpenAI
+from patience import PATIENCE_S
 from server_process import ROOT, ServerProcess
 from test_tools import CITY, dictating_server
 
@@ -16,6 +17,9 @@ TEXT = "Tell me a story about a fox and a lantern."
 MAX_TOKENS = 24
 # `cargo xtask e2e` makes this environment of `llama_index/requirements.txt`.
 LLAMA_INDEX = Path(os.environ.get("CORELLA_LLAMA_INDEX", ROOT / "target/ci-llama-index/bin/python"))
+
+
+pytestmark = pytest.mark.night
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +42,8 @@ def expected(server):
 
 @pytest.mark.parametrize("use_responses_api", [False, True])
 def test_langchain(server, expected, use_responses_api):
+    from langchain_openai import ChatOpenAI
+
     model = ChatOpenAI(
         base_url=server.base_url + "/v1",
         api_key="unused",
@@ -51,6 +57,8 @@ def test_langchain(server, expected, use_responses_api):
 
 
 def test_langchain_with_messages(server, expected):
+    from langchain_anthropic import ChatAnthropic
+
     model = ChatAnthropic(
         base_url=server.base_url,
         api_key="unused",
@@ -63,6 +71,8 @@ def test_langchain_with_messages(server, expected):
 
 
 def test_litellm(server, expected):
+    import litellm
+
     fields = {
         "model": f"openai/{server.model()}",
         "api_base": server.base_url + "/v1",
@@ -80,7 +90,7 @@ def test_llama_index(server, expected, tmp_path):
     with dictating_server("hermes", tmp_path) as dictated:
         command = [LLAMA_INDEX, Path(__file__).parent / "llama_index/ask.py", server.base_url, server.model()]
         command += [dictated.base_url, dictated.model(), TEXT, str(MAX_TOKENS)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stderr
     read = json.loads(run.stdout)
     assert read == {"chat": expected, "stream": expected, "calls": [["get_weather", CITY]], "call_text": "I look."}

@@ -3,10 +3,10 @@
 import contextlib
 import http.client
 import json
-import signal
 
 import golden_model
 import pytest
+from patience import PATIENCE_S, held
 from server_process import ServerProcess
 
 # One model of each family whose layers differ from Llama's.
@@ -45,7 +45,7 @@ def greedy_text(server, case):
 
 def send_greedy(server, case):
     """Sends a request, and returns the connection on which the answer will come."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
     fields = {"prompt": case["prompt"], "max_tokens": len(case["tokens"]), "temperature": 0, "ignore_eos": True}
     body = json.dumps({"model": server.model(), **fields})
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
@@ -86,9 +86,8 @@ def test_greedy_tokens_through_preemption(name, tmp_path):
     with ServerProcess(*arguments) as server:
         server.model()
         # All requests are in the kernel's buffers before the server looks at the first of them.
-        server.process.send_signal(signal.SIGSTOP)
-        connections = [send_greedy(server, case) for case in cases]
-        server.process.send_signal(signal.SIGCONT)
+        with held(server.process):
+            connections = [send_greedy(server, case) for case in cases]
         texts = [text_of_answer(connection) for connection in connections]
         assert texts == [golden_model.text_of(case["tokens"]) for case in cases]
         print(f"{server.metric('corella_num_preemptions_total'):.0f} preemptions")

@@ -8,9 +8,9 @@ from certificate import Authority
 from server_process import ServerProcess, free_port
 from test_lifetime import SLOW, stream_long
 from fleet import THREADS
+from patience import PATIENCE_S
 
 SERVING, NOT_SERVING, SERVICE_UNKNOWN = 1, 2, 3
-TIMEOUT_S = 10
 
 
 @contextlib.contextmanager
@@ -35,12 +35,12 @@ def status(response):
 
 def check(channel, service=""):
     method = channel.unary_unary("/grpc.health.v1.Health/Check", None, status)
-    return method(request(service), timeout=TIMEOUT_S)
+    return method(request(service), timeout=PATIENCE_S)
 
 
 def watch(channel, service=""):
     method = channel.unary_stream("/grpc.health.v1.Health/Watch", None, status)
-    return method(request(service), timeout=TIMEOUT_S)
+    return method(request(service), timeout=PATIENCE_S)
 
 
 def test_a_node_that_takes_sessions_is_serving():

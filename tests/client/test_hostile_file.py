@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 
+from patience import PATIENCE_S
 from server_process import BINARY
 
 CONFIG = """max-model-len = 256
@@ -35,7 +36,7 @@ def test_configuration_files(tmp_path):
     for text in [CONFIG, *(changed(rng, CONFIG) for _ in range(60))]:
         file.write_bytes(text.encode())
         command = [BINARY, "generate", "--config", file, "--prompt", "A fox", "--max-tokens", "1"]
-        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S)
         log = run.stderr.decode()
         if run.returncode != 0:
             assert run.returncode == 2 and text != CONFIG, (text, log)
@@ -53,7 +54,7 @@ def test_files_of_requests(tmp_path):
         file.write_text("".join(line + "\n" for line in lines))
         output = tmp_path / f"out-{at}.jsonl"
         command = [BINARY, "batch", file, "-o", output, "--threads", "1", "--kv-cache-memory", "16M"]
-        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S)
         assert "panicked" not in run.stderr, (line, run.stderr)
         if run.returncode == 2:
             assert line != whole and "in.jsonl, line 2" in run.stderr, (line, run.stderr)

@@ -12,7 +12,6 @@ import re
 import ssl
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,9 +19,9 @@ import openai
 import pytest
 from certificate import Authority
 from hub_server import HubServer, Repository
+from patience import PATIENCE_S, wait_until
 from server_process import BINARY, ROOT, free_port
 
-TIMEOUT_S = 60
 NEEDED = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"]
 NANO = {name: (ROOT / "models/nano" / name).read_bytes() for name in NEEDED}
 UNNEEDED = {"README.md": b"Read me.\n", "pytorch_model.bin": b"x" * 300_000, "original/params.json": b"{}"}
@@ -98,7 +97,7 @@ def user(hub, tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=PATIENCE_S,
         )
 
     def corella(*arguments, **variables):
@@ -303,9 +302,7 @@ def test_a_cut_connection_is_continued(hub, user):
 
 def test_a_connection_on_which_nothing_arrives_is_given_up(hub, user):
     hub.faults.stalls = 2
-    start = time.monotonic()
     user.corella("pull", "acme/nano", HF_HUB_DOWNLOAD_TIMEOUT="1")
-    assert 1 <= time.monotonic() - start < 30
     assert f"bytes={64 << 10}-" in [headers.get("range") for headers in storage_requests(hub)]
 
 
@@ -319,10 +316,8 @@ def test_a_killed_fetch_is_continued(hub, user):
     process = subprocess.Popen([BINARY, "pull", "acme/nano"], env=user.environment, stderr=subprocess.DEVNULL)
     digest = hashlib.sha256(NANO["model.safetensors"]).hexdigest()
     part = user.cache / f"models--acme--nano/blobs/{digest}.incomplete"
-    deadline = time.monotonic() + TIMEOUT_S
-    while not (part.exists() and part.stat().st_size > 1_000_000):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
+    wait_until(lambda: part.exists() and part.stat().st_size > 1_000_000, "a part has arrived")
+    assert process.poll() is None
     process.kill()
     process.wait()
     hub.faults.slow_s = 0.0
@@ -401,10 +396,10 @@ def test_a_refusal_says_what_to_do(name, token, words, hub, user):
 
 def test_a_busy_hub_is_asked_again(hub, user):
     hub.faults.statuses, hub.faults.retry_after = [429, 503, 500], "1"
-    start = time.monotonic()
-    user.corella("pull", "acme/gguf:F16")
+    done = user.run(BINARY, "pull", "acme/gguf:F16")
+    assert done.returncode == 0, done.stderr
     # The hub asked for a second each time, and the third pause would be twice as long by itself.
-    assert time.monotonic() - start >= 1 + 1 + 2
+    assert re.findall(r"trying again in ([\d.]+) s", done.stderr) == ["1", "1", "2"], done.stderr
 
 
 def test_a_hub_that_stays_busy_is_given_up(hub, user):
@@ -443,7 +438,7 @@ def test_two_that_fetch_one_model_fetch_it_once(hub, user):
     hub.faults.slow_s = 0.01
     command = [BINARY, "pull", "acme/nano"]
     both = [subprocess.Popen(command, env=user.environment, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    ends = [process.communicate(timeout=TIMEOUT_S)[1] for process in both]
+    ends = [process.communicate(timeout=PATIENCE_S)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], ends
     large = [name for name in NEEDED if len(NANO[name]) >= 100_000]
     assert len(storage_requests(hub)) == len(large)

@@ -10,7 +10,6 @@ import tomllib
 import urllib.error
 import urllib.request
 
-import kubernetes_validate
 import pytest
 from certificate import Authority
 from fleet import THREADS, complete, num_remote_tokens
@@ -59,11 +58,14 @@ SETS = {
     "helm book": lambda: rendered(values=BOOK),
 }
 
-pytestmark = [program("kubectl"), program("helm")]
+pytestmark = [pytest.mark.night, program("kubectl"), program("helm")]
 
 
 @pytest.mark.parametrize("name", SETS)
 def test_kubernetes_takes_the_manifests(name):
+    # Only tests that run should have to wait for this import.
+    import kubernetes_validate
+
     version = kubernetes_validate.latest_version()
     documents = SETS[name]()
     for document in documents:

@@ -2,6 +2,7 @@
 
 import anthropic
 import pytest
+from patience import PATIENCE_S
 from server_process import ServerProcess
 from test_tools import ANSWER, CITY, ONE_CALL, QUESTION
 from test_tools import client as dictated
@@ -10,7 +11,7 @@ from test_tools import client as dictated
 @pytest.fixture(scope="module")
 def client(served):
     with anthropic.Anthropic(
-        base_url=served.server.base_url, api_key="unused", max_retries=0, timeout=300
+        base_url=served.server.base_url, api_key="unused", max_retries=0, timeout=PATIENCE_S
     ) as client:
         yield client
 

@@ -14,6 +14,7 @@ from fleet import (
     random_requests,
     wait_at_rest,
 )
+from patience import PATIENCE_S
 from server_process import BINARY, ServerProcess
 
 LIBRARY = BINARY.parents[1] / "nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so"
@@ -86,7 +87,7 @@ def refusal(*arguments):
         [BINARY, "serve", "--port", "0", "--transport", "nixl", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
     )
     assert result.returncode == 2, result.stderr
     lines = result.stderr.strip().splitlines()
@@ -117,7 +118,7 @@ def test_missing_plugins_are_told(monkeypatch, tmp_path):
         [BINARY, "serve", "--port", "0", "--role", "decode", *map(str, BY_NIXL)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert result.returncode == 2, result.stderr
     assert "NIXL_PLUGIN_DIR" in result.stderr.strip().splitlines()[-1]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_S
 from server_process import ROOT, ServerProcess
 from test_tools import dictating_server
 
@@ -29,10 +30,12 @@ def environment(tmp_path_factory):
         }
 
 
-@pytest.mark.parametrize("name", ["ollama", "openai", "vercel"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("ollama", marks=pytest.mark.night), "openai", pytest.param("vercel", marks=pytest.mark.night)]
+)
 def test_node(environment, name):
     # Node looks for packages beside the file that imports them.
     script = shutil.copy(TESTS / f"{name}.test.js", PACKAGES)
     command = [NODE, "--test", "--test-reporter=spec", script]
-    run = subprocess.run(command, env=environment, cwd=PACKAGES, capture_output=True, text=True, timeout=240)
+    run = subprocess.run(command, env=environment, cwd=PACKAGES, capture_output=True, text=True, timeout=PATIENCE_S)
     assert run.returncode == 0, run.stdout + run.stderr

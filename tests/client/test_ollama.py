@@ -9,6 +9,7 @@ import httpx
 import jsonschema
 import ollama
 import pytest
+from patience import PATIENCE_S
 from server_process import ServerProcess
 from test_tools import CITY, ONE_CALL, QUESTION, TWO_CALLS, WEATHER
 from test_tools import client as dictated
@@ -43,7 +44,7 @@ def openai_text(served, fields, max_tokens=24):
 def post(url, body):
     request = urllib.request.Request(url, json.dumps(body).encode())
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:
@@ -68,7 +69,7 @@ def test_a_stream_is_the_default_and_adds_up_to_the_whole(served, client):
     whole = client.chat(served.model, served.messages, options=GREEDY)
     url = f"{served.server.base_url}/api/chat"
     body = {"model": served.model, "messages": served.messages, "options": GREEDY}
-    with httpx.stream("POST", url, json=body, timeout=60) as response:
+    with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as response:
         assert response.headers["content-type"] == "application/x-ndjson"
         lines = [json.loads(line) for line in response.iter_lines()]
     assert len(lines) > 4

@@ -12,6 +12,7 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from patience import PATIENCE_S
 from server_process import ServerProcess
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -71,7 +72,7 @@ def ask(server, path, body=None):
         server.base_url + path, data, {"content-type": "application/json"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         with error:

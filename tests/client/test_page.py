@@ -3,13 +3,11 @@
 import concurrent.futures
 import math
 import re
-import time
 
 import pytest
 from browser import (
     DESKTOP,
     PHONE,
-    TIMEOUT_MS,
     bodies,
     figure,
     keep_answers_going,
@@ -24,7 +22,8 @@ from browser import (
     wait_figure,
 )
 from fleet import SLOW, Fleet, complete
-from server_process import ServerProcess, slowed
+from patience import slowed, wait_until
+from server_process import ServerProcess
 
 # The model goes on whatever it draws.
 ON = {"extra_body": {"ignore_eos": True}}
@@ -247,10 +246,7 @@ def has_colour(page, canvas, class_name):
 
 
 def wait_colour(page, canvas, class_name):
-    deadline = time.monotonic() + TIMEOUT_MS / 1000
-    while not has_colour(page, canvas, class_name):
-        assert time.monotonic() < deadline, (canvas, class_name)
-        page.wait_for_timeout(100)
+    wait_until(lambda: has_colour(page, canvas, class_name), f"{canvas} has the colour of {class_name}")
 
 
 def test_the_picture_shows_load(browser, slow_server):
@@ -335,7 +331,7 @@ def test_the_theme_follows_the_system_or_the_switch(browser, server):
 
 def prepare_state(page, state):
     if state == "empty":
-        page.wait_for_timeout(300)
+        page.wait_for_selector("#empty")
     elif state == "settings":
         page.click("#settings summary")
     elif state == "answered":

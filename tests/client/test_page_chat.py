@@ -15,7 +15,8 @@ from browser import (
     wait_answered,
 )
 from fleet import SLOW
-from server_process import ServerProcess, slowed
+from patience import slowed, wait_until
+from server_process import ServerProcess
 
 STORY = "Tell me a story about a fox and a lantern."
 COMPLETIONS = "**/v1/chat/completions"
@@ -73,8 +74,8 @@ def test_a_message_without_an_answer_is_not_sent_with_the_next(browser, server):
         held = hold(page)
         say(page, "First.")
         page.fill("#message", "Second.")
-        while not held:
-            page.wait_for_timeout(20)
+        # A page tells of its requests while something is asked of it.
+        wait_until(lambda: page.evaluate("true") and held, "the page has sent its request")
         held.pop().fulfill(status=503, json=REFUSAL)
         wait_failed(page)
         # What is being written is not replaced, and the first message stays where it was.

@@ -2,9 +2,7 @@
 
 import concurrent.futures
 import os
-import signal
 import socket
-import time
 
 import openai
 import pytest
@@ -27,12 +25,14 @@ from fleet import (
     wait_at_rest,
     wait_for_decode_nodes,
 )
+from patience import held
 from server_process import ServerProcess
 
 # Requests that are compared over each transport. `CORELLA_ORACLE_REQUESTS=500` takes a few minutes.
 NUM_REQUESTS = int(os.environ.get("CORELLA_ORACLE_REQUESTS", 60))
-# Between two bursts of requests. `CORELLA_SILENCE_S=35` is a longer silence.
-SILENCE_S = float(os.environ.get("CORELLA_SILENCE_S", 3))
+# Between two bursts of requests a decode node is asked so often how it is, once a second, and nothing else happens.
+# `CORELLA_SILENCE_PROBES=35` is a longer silence.
+SILENCE_PROBES = int(os.environ.get("CORELLA_SILENCE_PROBES", 3))
 
 
 @pytest.mark.parametrize("transport", ["tcp", "shm"])
@@ -105,12 +105,11 @@ def test_a_decode_node_has_as_long_to_take_a_request_as_its_prefill_node_is_told
         decode = fleet.decode(*SLOW)
         patient = fleet.prefill(*SLOW)
         hasty = fleet.prefill(*SLOW, search_timeout=0.1)
-        decode.process.send_signal(signal.SIGSTOP)
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(complete_greedily, patient, prompt, 5)
-            text = complete_greedily(hasty, prompt, 5)
-            assert not answer.done()
-            decode.process.send_signal(signal.SIGCONT)
+            with held(decode.process):
+                answer = pool.submit(complete_greedily, patient, prompt, 5)
+                text = complete_greedily(hasty, prompt, 5)
+                assert not answer.done()
             assert answer.result() == text
         assert num_remote_tokens(hasty) == 0
         assert num_remote_tokens(patient) == 4
@@ -154,8 +153,10 @@ def test_connections_are_made_before_requests_and_outlast_silence():
             return sessions.num_connections, rows.num_connections
 
         assert made() == (1, KV_CONNECTIONS)
-        for pause_s in (0, SILENCE_S):
-            time.sleep(pause_s)
+        for num_probes in (0, SILENCE_PROBES):
+            for _ in range(num_probes):
+                num_bytes = sessions.num_bytes
+                prefill.wait_until(lambda: sessions.num_bytes > num_bytes, "the decode node says how it is")
             with concurrent.futures.ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda seed: complete_greedily(prefill, prompt_of(50, seed), 5), range(16)))
         assert num_remote_tokens(prefill) > 0
@@ -194,8 +195,7 @@ def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
             assert counts() == [number] * 7
             assert f"trace-{number}" in prefill.log()
             assert f"trace-{number}" in decode.log()
-        # All in all it took no longer than the test.
-        assert 0 < prefill.metric("corella_pd_prefill_seconds_sum") < 60
+        assert prefill.metric("corella_pd_prefill_seconds_sum") > 0
         assert prefill.metric("corella_pd_transfer_hidden_share_count") <= 2
 
 

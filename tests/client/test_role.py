@@ -8,6 +8,7 @@ import threading
 import urllib.error
 import urllib.request
 
+from patience import PATIENCE_S, slowed
 from server_process import ServerProcess
 from test_lifetime import SLOW
 from fleet import THREADS, complete, node, num_steps, wait_for_decode_nodes
@@ -20,7 +21,7 @@ def ask(server, role=None):
     body = None if role is None else json.dumps({"role": role}).encode()
     request = urllib.request.Request(server.base_url + "/role", body)
     try:
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             return response.status, json.load(response)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)["error"]
@@ -98,13 +99,15 @@ def test_a_role_ends_what_it_owes_before_the_next_begins():
         )
         next(stream)
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            changing = pool.submit(ask, decode, "unified")
-            decode.wait_until(
-                lambda: ask(decode) == (200, {"role": "decode", "changing_to": "unified"}),
-                "the change is under way",
-            )
-            status, error = ask(decode, "prefill")
-            assert status == 409 and "unified" in error["message"]
+            # Or it is done before it is seen.
+            with slowed(decode):
+                changing = pool.submit(ask, decode, "unified")
+                decode.wait_until(
+                    lambda: ask(decode) == (200, {"role": "decode", "changing_to": "unified"}),
+                    "the change is under way",
+                )
+                status, error = ask(decode, "prefill")
+                assert status == 409 and "unified" in error["message"]
             before = num_steps(prefill)
             assert list(stream)[-1].choices[0].finish_reason == "length"
             assert num_steps(prefill) - before < 100, "the decode node has finished it"

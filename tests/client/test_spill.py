@@ -37,7 +37,9 @@ def answer(server, index):
 def answers(server):
     """Returns what clients are told who all ask at once."""
     with concurrent.futures.ThreadPoolExecutor(len(THINGS)) as pool:
-        return list(pool.map(lambda index: answer(server, index), range(len(THINGS))))
+        with server.held_with_requests(len(THINGS)):
+            asked = [pool.submit(answer, server, index) for index in range(len(THINGS))]
+        return [answer.result() for answer in asked]
 
 
 @pytest.fixture(scope="module")

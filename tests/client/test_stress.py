@@ -1,9 +1,8 @@
 """Runs many streams at once in a pool that is too small for them, which must not change any token."""
 
 import concurrent.futures
+import functools
 import random
-import signal
-import time
 
 import pytest
 from server_process import ServerProcess
@@ -51,26 +50,29 @@ def stream_text(server, model, request, leaves_after=None):
 
 @pytest.fixture(scope="module")
 def alone(golden_folder):
-    """Returns what each request gets alone, with an empty cache."""
+    """Returns what the requests of a seed get alone, with an empty cache."""
     arguments = ("--no-enable-prefix-caching", "--max-num-seqs", 1)
     with ServerProcess(golden_folder, *arguments) as server:
         model = server.model()
-        return {
-            seed: [
-                stream_text(server, model, request) for request, _ in make_requests(seed)
-            ]
-            for seed in SEEDS
-        }
+
+        @functools.cache
+        def texts(seed):
+            return [stream_text(server, model, request) for request, _ in make_requests(seed)]
+
+        yield texts
 
 
-SEEDS = (1, 2)
+FIFO, PACK = (), ("--prefill-admission-policy", "pack", "--max-prefill-tokens", 64)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    "options",
-    [(), ("--prefill-admission-policy", "pack", "--max-prefill-tokens", 64)],
-    ids=["fifo", "pack"],
+    "seed, options",
+    [
+        pytest.param(1, FIFO, id="1-fifo"),
+        pytest.param(1, PACK, id="1-pack"),
+        pytest.param(2, FIFO, id="2-fifo", marks=pytest.mark.night),
+        pytest.param(2, PACK, id="2-pack", marks=pytest.mark.night),
+    ],
 )
 def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
     requests = make_requests(seed)
@@ -83,21 +85,18 @@ def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
         with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
             # All requests are sent before the first answer is read, since one that comes later would find
             # the pool less crowded.
-            server.process.send_signal(signal.SIGSTOP)
-            streams = [
-                pool.submit(stream_text, server, model, request, leaves_after)
-                for request, leaves_after in requests
-            ]
-            time.sleep(1)
-            server.process.send_signal(signal.SIGCONT)
-            texts = [stream.result(timeout=300) for stream in streams]
+            with server.held_with_requests(NUM_STREAMS):
+                streams = [
+                    pool.submit(stream_text, server, model, request, leaves_after)
+                    for request, leaves_after in requests
+                ]
+            texts = [stream.result() for stream in streams]
 
         finished = [text is not None for text in texts]
         assert sum(finished) >= NUM_STREAMS // 2
         assert not all(finished), "nobody left early"
-        differing = [
-            i for i, text in enumerate(texts) if text is not None and text != alone[seed][i]
-        ]
+        expected = alone(seed)
+        differing = [i for i, text in enumerate(texts) if text is not None and text != expected[i]]
         assert differing == []
 
         server.wait_until(

@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import openai
 import pytest
+from patience import PATIENCE_S
 from pydantic import BaseModel, Field
 from server_process import ROOT, ServerProcess
 
@@ -53,7 +54,7 @@ def answers(server, schemas):
     async def ask_all():
         places = asyncio.Semaphore(CONCURRENCY)
         async with openai.AsyncOpenAI(
-            base_url=server.base_url + "/v1", api_key="unused", max_retries=0, timeout=300
+            base_url=server.base_url + "/v1", api_key="unused", max_retries=0, timeout=PATIENCE_S
         ) as client:
             asked = [ask(client, places, at, schema) for at, schema in enumerate(schemas)]
             return await asyncio.gather(*asked)

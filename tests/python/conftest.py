@@ -4,8 +4,8 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
-import time
 import urllib.request
 from pathlib import Path
 
@@ -13,7 +13,10 @@ import pytest
 from corella import LLM
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120
+# Tests of clients have the module in which tests wait.
+CLIENT_TESTS = str(ROOT / "tests/client")
+sys.path.append(CLIENT_TESTS)
+from patience import PATIENCE_S
 
 # A shell starts what runs in the background with SIGINT ignored, and programs that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,7 +44,7 @@ class Served:
         self.base_url = None
         self._is_ready = threading.Event()
         threading.Thread(target=self._read, daemon=True).start()
-        assert self._is_ready.wait(TIMEOUT_S) and self.base_url, "".join(self.lines)
+        assert self._is_ready.wait(PATIENCE_S) and self.base_url, "".join(self.lines)
 
     def _read(self):
         for line in self.process.stderr:
@@ -52,7 +55,7 @@ class Served:
         self._is_ready.set()
 
     def get(self, path):
-        with urllib.request.urlopen(self.base_url + path, timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(self.base_url + path, timeout=PATIENCE_S) as response:
             return response.read()
 
     def __enter__(self):
@@ -61,11 +64,4 @@ class Served:
     def __exit__(self, *_):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(TIMEOUT_S)
-
-
-def wait_until(condition, what):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-        time.sleep(0.005)
+            self.process.wait(PATIENCE_S)

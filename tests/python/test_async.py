@@ -3,8 +3,8 @@
 import asyncio
 
 import pytest
-from conftest import wait_until
 from corella import LLM, EngineError, RequestError, SamplingParams
+from patience import wait_until, wait_until_async
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 PARAMS = SamplingParams(max_tokens=30, seed=3)
@@ -57,8 +57,7 @@ def test_the_loop_turns_meanwhile(llm):
 def test_cancelling_ends_the_requests(llm):
     async def cancel_task(start):
         task = asyncio.ensure_future(start())
-        while llm.num_live_requests == 0:
-            await asyncio.sleep(0.001)
+        await wait_until_async(lambda: llm.num_live_requests > 0, "the requests run")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -100,8 +99,7 @@ def test_closing_wakes_who_awaits():
     async def ask():
         llm = LLM(kv_cache_memory="64M")
         task = asyncio.ensure_future(llm.agenerate("Once", ENDLESS))
-        while llm.num_live_requests == 0:
-            await asyncio.sleep(0.001)
+        await wait_until_async(lambda: llm.num_live_requests > 0, "the requests run")
         llm.close()
         with pytest.raises(EngineError):
             await task

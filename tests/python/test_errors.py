@@ -8,9 +8,9 @@ import sys
 import typing
 
 import pytest
-from conftest import TIMEOUT_S
 from corella import LLM, EngineError, OptionError, RequestError, SamplingParams, _corella
 from corella.options import Options
+from patience import PATIENCE_S
 
 QUESTION = [{"role": "user", "content": "Hello!"}]
 
@@ -180,7 +180,7 @@ if os.fork() == 0:
     os._exit(0)
 print(os.wait()[1], len(llm.generate("x")), flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     said, ended = done.stdout.splitlines()
     assert "forked" in said and "spawn" in said and ended == "0 1", done
 
@@ -205,5 +205,5 @@ if os.fork() == 0:
     sys.exit(0)
 print(os.wait()[1], "".join(delta.text for delta in stream) == before, flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.stdout.splitlines() == ["True", "True", "True", "0 True"], done

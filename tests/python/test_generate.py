@@ -6,8 +6,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import TIMEOUT_S, wait_until
 from corella import LLM, SamplingParams
+from patience import PATIENCE_S, wait_until
 
 SUBJECTS = ["a fox", "an owl", "a bear and a lantern", "rain", "two snails"]
 PROMPTS = [f"Tell me a story about {subject}." for subject in SUBJECTS]
@@ -25,7 +25,7 @@ def ask(server, path, body):
     request = urllib.request.Request(
         server + path, json.dumps(body).encode(), {"content-type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
         return json.load(response)
 
 
@@ -136,7 +136,7 @@ def test_the_prefix_cache_is_told_about(llm):
 
 
 def test_threads_run_while_another_waits(llm):
-    params = SamplingParams(max_tokens=400, seed=1, ignore_eos=True)
+    params = SamplingParams(max_tokens=1900, seed=1, ignore_eos=True)
     waiting = threading.Thread(target=lambda: llm.generate(["Once", "There was"], params))
     waiting.start()
     # Were Python's lock held meanwhile, nothing would run here before the answers are there.

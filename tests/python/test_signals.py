@@ -1,29 +1,33 @@
 """Ctrl-C ends what the package waits for, and the process when nobody catches it."""
 
+import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from conftest import TIMEOUT_S
+from conftest import CLIENT_TESTS
+from patience import PATIENCE_S
 
 CAUGHT = """
-import time
+import threading
 from corella import LLM, SamplingParams
+from patience import wait_until
 llm = LLM(kv_cache_memory="64M")
 params = SamplingParams(max_tokens=1900, seed=1, ignore_eos=True)
 def wait():
     {wait}
+def tell():
+    wait_until(lambda: llm.num_live_requests > 0, "requests run")
+    print("busy", flush=True)
+threading.Thread(target=tell, daemon=True).start()
 try:
-    print("ready", flush=True)
     while True:
         wait()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 del wait
-while llm.num_live_requests:
-    time.sleep(0.001)
+wait_until(lambda: llm.num_live_requests == 0, "the requests end")
 print(len(llm.generate("Once")), flush=True)
 """
 
@@ -39,19 +43,17 @@ print(len(llm.generate("Once")), flush=True)
 )
 def test_an_interrupt_ends_a_call_and_its_requests(wait):
     process = start(CAUGHT.format(wait=wait))
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
+    assert process.stdout.readline() == "busy\n"
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=TIMEOUT_S)
+    output, errors = process.communicate(timeout=PATIENCE_S)
     assert (output, process.returncode) == ("interrupted\n1\n", 0), errors
 
 
 def test_an_interrupt_that_nobody_catches_ends_the_process():
     process = start(CAUGHT.format(wait='llm.generate(["Once"] * 300, params)').replace("KeyboardInterrupt", "OSError"))
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)
+    assert process.stdout.readline() == "busy\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGINT and errors.rstrip().endswith("KeyboardInterrupt")
 
 
@@ -72,11 +74,15 @@ sys.exit(3)
 """
     for _ in range(3):
         process = start(program)
-        output, errors = process.communicate(timeout=TIMEOUT_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, output, errors) == (3, "", "")
 
 
 def start(program):
     return subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": CLIENT_TESTS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )

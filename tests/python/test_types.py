@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TIMEOUT_S
+from conftest import ROOT
+from patience import PATIENCE_S
 
 HERE = Path(__file__).parent
 PACKAGE = ROOT / "crates/corella-python"
@@ -22,7 +23,7 @@ def mypy(tmp_path, program):
     path = tmp_path / "program.py"
     path.write_text(program)
     command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", HERE.parents[1] / "target/mypy", path]
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path)
 
 
 def test_a_typed_program_is_accepted(tmp_path):
@@ -58,6 +59,6 @@ def test_examples_in_pages_run(page, tmp_path):
     assert blocks
     for block in blocks:
         done = subprocess.run(
-            [sys.executable, "-c", block], capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path
+            [sys.executable, "-c", block], capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path
         )
         assert done.returncode == 0, f"{block}\n{done.stderr}"

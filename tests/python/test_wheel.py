@@ -9,7 +9,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, TIMEOUT_S, Served
+from conftest import ROOT, Served
+from patience import PATIENCE_S
 
 FIVE_LINES = """
 from corella import LLM, SamplingParams
@@ -32,12 +33,12 @@ def fresh(wheel, tmp_path_factory):
     venv.create(folder, symlinks=True)
     python = folder / "bin/python"
     install = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "--quiet", wheel]
-    subprocess.run(install, check=True, timeout=TIMEOUT_S)
+    subprocess.run(install, check=True, timeout=PATIENCE_S)
     return folder / "bin"
 
 
 def run(*command, **options):
-    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, **options)
 
 
 def test_five_lines_answer(fresh):
@@ -80,7 +81,7 @@ def test_the_command_serves_until_it_is_told_to_stop(fresh, stop):
     with Served([fresh / "corella", "serve", "--port", "0"]) as served:
         assert b"corella-nano" in served.get("/v1/models")
         served.process.send_signal(stop)
-        assert served.process.wait(TIMEOUT_S) == 0, "".join(served.lines)
+        assert served.process.wait(PATIENCE_S) == 0, "".join(served.lines)
 
 
 def test_the_command_can_be_interrupted(fresh):
@@ -89,5 +90,5 @@ def test_the_command_can_be_interrupted(fresh):
     process = subprocess.Popen([fresh / "corella", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=TIMEOUT_S)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == -signal.SIGINT
