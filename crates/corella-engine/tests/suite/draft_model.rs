@@ -115,7 +115,7 @@ fn a_draft_step_that_never_returns_loses_the_engine() {
     pair.draft.gate.let_through(2);
     let mut config = EngineConfig::new(pair.limits.clone());
     config.step_timeout = Duration::from_millis(50);
-    config.step_deadline = Duration::from_millis(150);
+    config.step_deadline = Duration::from_secs(1);
     let engine = pair.start_with(config);
     let _stream = submit_one(&engine, submission(vec![3, 1, 4], 60));
     let reason = assert_lost(&engine);

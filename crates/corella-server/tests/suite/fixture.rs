@@ -97,6 +97,7 @@ impl Setup {
         self
     }
 
+    /// Lets steps take so long by the wall clock, for what the server works out from that.
     pub fn with_step_ms(mut self, millis: u32) -> Self {
         self.mock.cost = Some(CostModel::per_step(f64::from(millis) * 1000.0));
         self
