@@ -17,18 +17,27 @@ pub(crate) fn thread_time() -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
-    /// Busy waiting takes processor time of this thread; sleeping takes next to none.
+    const SPAN: Duration = Duration::from_millis(50);
+
+    /// Computes until the time of this thread has grown by the span, and returns by how much.
+    fn compute() -> Duration {
+        let start = thread_time();
+        // A clock that stands still ends this, too; each look takes a part of a microsecond.
+        let mut looks = (0..10_000_000).map(|_| thread_time() - start);
+        looks.find(|time| *time >= SPAN).unwrap_or_default()
+    }
+
+    /// While this thread waits for another one, the time of that one grows and its own does not.
     #[test]
     fn only_time_on_the_processor_counts() {
         let start = thread_time();
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(thread_time() - start < Duration::from_millis(25));
-        let (wall, start) = (Instant::now(), thread_time());
-        while thread_time() - start < Duration::from_millis(5) {}
-        assert!(wall.elapsed() >= Duration::from_millis(5));
+        let computed = std::thread::spawn(compute).join().unwrap();
+        let waited = thread_time() - start;
+        assert!(computed >= SPAN);
+        assert!(waited < SPAN, "{waited:?} for waiting");
+        assert!(compute() >= SPAN);
+        assert!(thread_time() - start >= waited + SPAN);
     }
 }

@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use corella_bench::serve::{self, BenchServeOptions, Endpoint, PromptSource, RandomPrompts, Unit};
 use corella_bench::{BenchError, Report, ReportFiles};
+use corella_test::wait_until_async;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
+/// How long the server takes for a token. It sleeps, because these times are what is measured: a report may say more
+/// on a busy machine, and never less.
 const FIRST: Duration = Duration::from_millis(60);
 const NEXT: Duration = Duration::from_millis(15);
 
@@ -35,6 +38,8 @@ struct Seen {
     num_requests: AtomicUsize,
     num_running: AtomicUsize,
     max_running: AtomicUsize,
+    /// All requests but the first are answered only when so many have been there together.
+    min_together: usize,
     bodies: std::sync::Mutex<Vec<Value>>,
 }
 
@@ -48,9 +53,16 @@ async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
 /// Starts a server that answers like an OpenAI server, one request per connection, and returns its
 /// base URL.
 async fn server(fault: Fault) -> (String, Arc<Seen>) {
+    server_of(fault, 1).await
+}
+
+async fn server_of(fault: Fault, min_together: usize) -> (String, Arc<Seen>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(Seen {
+        min_together,
+        ..Seen::default()
+    });
     let shared = seen.clone();
     tokio::spawn(async move {
         loop {
@@ -117,12 +129,19 @@ async fn answer(stream: TcpStream, fault: Fault, seen: &Seen) -> std::io::Result
     let num_tokens = body["max_tokens"].as_u64().unwrap();
     seen.bodies.lock().unwrap().push(body);
 
-    if seen.num_requests.fetch_add(1, Ordering::SeqCst) % 3 == 2 && fault == Fault::Refuse {
+    let index = seen.num_requests.fetch_add(1, Ordering::SeqCst);
+    if index % 3 == 2 && fault == Fault::Refuse {
         let body = r#"{"error": {"message": "the queue is full", "type": "overloaded"}}"#;
         return reply(stream, "429 Too Many Requests", body).await;
     }
     let running = seen.num_running.fetch_add(1, Ordering::SeqCst) + 1;
     seen.max_running.fetch_max(running, Ordering::SeqCst);
+    if index > 0 {
+        wait_until_async("enough requests run together", || {
+            seen.max_running.load(Ordering::SeqCst) >= seen.min_together
+        })
+        .await;
+    }
     let outcome = stream_tokens(stream, fault, is_chat, num_tokens).await;
     seen.num_running.fetch_sub(1, Ordering::SeqCst);
     outcome
@@ -160,7 +179,7 @@ async fn stream_tokens(
         if token == 2 {
             match fault {
                 Fault::Close => return Ok(()),
-                Fault::Silence => tokio::time::sleep(Duration::from_secs(600)).await,
+                Fault::Silence => std::future::pending().await,
                 Fault::ErrorEvent => {
                     send(&mut stream, &json!({"error": {"message": "out of pages"}})).await?;
                 }
@@ -215,7 +234,7 @@ fn assert_adds_up(report: &Report) {
 #[tokio::test]
 async fn times_what_the_server_does() {
     for endpoint in [Endpoint::Completions, Endpoint::Chat] {
-        let (base_url, seen) = server(Fault::None).await;
+        let (base_url, seen) = server_of(Fault::None, 2).await;
         let report = run(BenchServeOptions {
             endpoint,
             ignore_eos: true,
@@ -270,7 +289,7 @@ async fn times_what_the_server_does() {
 
 #[tokio::test]
 async fn all_at_once_runs_them_together() {
-    let (base_url, seen) = server(Fault::None).await;
+    let (base_url, seen) = server_of(Fault::None, 6).await;
     let all = BenchServeOptions {
         max_concurrency: None,
         num_warmups: 1,
@@ -305,11 +324,11 @@ async fn failures_are_counted_and_kept_out_of_the_times() {
         (Fault::Silence, "the server sent nothing for 0.3 s"),
     ] {
         let (base_url, _) = server(fault).await;
-        let hasty = BenchServeOptions {
-            idle_timeout: Duration::from_millis(300),
-            ..options(base_url)
-        };
-        let report = run(hasty).await.unwrap();
+        let mut options = options(base_url);
+        if fault == Fault::Silence {
+            options.idle_timeout = Duration::from_millis(300);
+        }
+        let report = run(options).await.unwrap();
         assert_eq!((report.num_completed, report.num_failed), (0, 6));
         assert_eq!(report.e2el_ms.mean, 0.0);
         assert_eq!(report.output_throughput(), 0.0);
@@ -362,7 +381,7 @@ async fn one_token_has_no_time_per_output_token() {
 
 #[tokio::test]
 async fn writes_the_keys_of_vllm_bench_serve() {
-    let (base_url, _) = server(Fault::None).await;
+    let (base_url, _) = server_of(Fault::None, 2).await;
     let path =
         std::env::temp_dir().join(format!("corella-bench-serve-{}.json", std::process::id()));
     let report = run(BenchServeOptions {

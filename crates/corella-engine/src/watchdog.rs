@@ -5,7 +5,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use corella_core::{Batch, RequestId};
+use corella_core::{Batch, RequestId, StepId};
 
 use crate::engine::Shared;
 
@@ -79,51 +79,38 @@ impl Watch {
     }
 
     fn run(&self, subject: &str, timeout: Duration, deadline: Duration, shared: &Shared) {
-        let mut reported = None;
-        let mut given_up = None;
-        let mut due = timeout;
+        let mut patience = Patience::new(timeout, deadline);
         let mut state = self.lock();
         while !state.stopped {
             // The loop does not wake this thread for every step, so a step is noticed only here.
             let wait = match &state.step {
                 None => timeout,
-                Some(step) if step.since.elapsed() < timeout => {
-                    timeout.saturating_sub(step.since.elapsed())
-                }
                 Some(step) => {
-                    let elapsed = step.since.elapsed();
-                    if reported != Some(step.batch.step) {
-                        reported = Some(step.batch.step);
-                        due = timeout;
-                        shared.lock().stats.num_slow_steps += 1;
-                    }
-                    if elapsed >= due {
-                        while due <= elapsed {
-                            due *= 2;
+                    let (id, elapsed) = (step.batch.step, step.since.elapsed());
+                    match patience.look(id, elapsed) {
+                        Verdict::Wait(wait) => wait,
+                        Verdict::Report { is_first } => {
+                            shared.lock().stats.num_slow_steps += u64::from(is_first);
+                            let step = step.clone();
+                            drop(state);
+                            tracing::error!(
+                                step = %id,
+                                rows = step.batch.spans.len(),
+                                tokens = step.batch.num_tokens(),
+                                requests = %RequestList(&step.requests),
+                                seconds = elapsed.as_secs_f64(),
+                                "a {subject} has not returned"
+                            );
+                            state = self.lock();
+                            continue;
                         }
-                        let step = step.clone();
-                        drop(state);
-                        tracing::error!(
-                            step = %step.batch.step,
-                            rows = step.batch.spans.len(),
-                            tokens = step.batch.num_tokens(),
-                            requests = %RequestList(&step.requests),
-                            seconds = elapsed.as_secs_f64(),
-                            "a {subject} has not returned"
-                        );
-                        state = self.lock();
-                        continue;
-                    }
-                    if elapsed >= deadline && given_up != reported {
-                        given_up = reported;
-                        let (id, seconds) = (step.batch.step, elapsed.as_secs_f64());
-                        shared.give_up(format!(
-                            "{subject} {id} has not returned for {seconds:.0} s"
-                        ));
-                    }
-                    match given_up == reported {
-                        true => due - elapsed,
-                        false => due.min(deadline) - elapsed,
+                        Verdict::GiveUp => {
+                            let seconds = elapsed.as_secs_f64();
+                            shared.give_up(format!(
+                                "{subject} {id} has not returned for {seconds:.0} s"
+                            ));
+                            continue;
+                        }
                     }
                 }
             };
@@ -132,6 +119,65 @@ impl Watch {
                 .wait_timeout(state, wait)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// Decides what is to be done about a step that has run for so long.
+struct Patience {
+    timeout: Duration,
+    deadline: Duration,
+    /// The last step that was reported.
+    reported: Option<StepId>,
+    /// How long it will have run when it is reported again.
+    due: Duration,
+    has_given_up: bool,
+}
+
+#[derive(Debug, PartialEq)]
+enum Verdict {
+    /// Nothing has to be done for so long.
+    Wait(Duration),
+    Report {
+        is_first: bool,
+    },
+    GiveUp,
+}
+
+impl Patience {
+    fn new(timeout: Duration, deadline: Duration) -> Self {
+        Self {
+            timeout,
+            deadline,
+            reported: None,
+            due: timeout,
+            has_given_up: false,
+        }
+    }
+
+    fn look(&mut self, step: StepId, elapsed: Duration) -> Verdict {
+        if elapsed < self.timeout {
+            return Verdict::Wait(self.timeout - elapsed);
+        }
+        let is_first = self.reported != Some(step);
+        if is_first {
+            self.reported = Some(step);
+            self.due = self.timeout;
+            self.has_given_up = false;
+        }
+        if elapsed >= self.due {
+            while self.due <= elapsed {
+                self.due *= 2;
+            }
+            return Verdict::Report { is_first };
+        }
+        if self.has_given_up {
+            return Verdict::Wait(self.due - elapsed);
+        }
+        if elapsed >= self.deadline {
+            self.has_given_up = true;
+            return Verdict::GiveUp;
+        }
+        Verdict::Wait(self.due.min(self.deadline) - elapsed)
     }
 }
 
@@ -151,5 +197,53 @@ impl fmt::Display for RequestList<'_> {
             None | Some(0) => Ok(()),
             Some(more) => write!(f, " and {more} more"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Verdict = Verdict::Report { is_first: true };
+    const AGAIN: Verdict = Verdict::Report { is_first: false };
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn wait(for_ms: u64) -> Verdict {
+        Verdict::Wait(ms(for_ms))
+    }
+
+    #[test]
+    fn a_step_is_reported_once_per_doubling_and_given_up_once() {
+        let mut patience = Patience::new(ms(100), ms(500));
+        let looks = [
+            (0, wait(100)),
+            (99, wait(1)),
+            (100, FIRST),
+            (100, wait(100)),
+            (199, wait(1)),
+            (200, AGAIN),
+            (200, wait(200)),
+            (450, AGAIN),
+            (450, wait(50)),
+            (500, Verdict::GiveUp),
+            (500, wait(300)),
+            (799, wait(1)),
+            // A thread that looks late reports once.
+            (7000, AGAIN),
+            (7000, wait(5800)),
+        ];
+        for (elapsed_ms, verdict) in looks {
+            let seen = patience.look(StepId(3), ms(elapsed_ms));
+            assert_eq!(seen, verdict, "after {elapsed_ms} ms");
+        }
+        // Another step has its own time.
+        for (elapsed_ms, verdict) in [(30, wait(70)), (120, FIRST), (120, wait(80))] {
+            assert_eq!(patience.look(StepId(4), ms(elapsed_ms)), verdict);
+        }
+        assert_eq!(patience.look(StepId(4), ms(600)), AGAIN);
+        assert_eq!(patience.look(StepId(4), ms(600)), Verdict::GiveUp);
     }
 }

@@ -96,9 +96,9 @@ impl LayerCounter {
 mod tests {
     use std::sync::atomic::AtomicUsize;
 
-    use super::*;
+    use corella_test::wait_until;
 
-    const LONG: Duration = Duration::from_secs(20);
+    use super::*;
 
     #[test]
     fn layers_are_ready_one_by_one_and_a_later_step_ends_the_wait() {
@@ -119,8 +119,16 @@ mod tests {
         assert_eq!(wait(6, 0), LayerProgress::StepOver);
     }
 
-    /// A wake-up that is lost shows as a wait of its full time: the next one comes only when all have
-    /// been seen.
+    /// Lets waiters go, also when the test fails: it would wait for them.
+    struct Closes<'a>(&'a LayerCounter);
+
+    impl Drop for Closes<'_> {
+        fn drop(&mut self) {
+            self.0.close();
+        }
+    }
+
+    /// Nothing else wakes a waiter that has missed its layer: the next one comes when all have seen this one.
     #[test]
     fn no_wake_up_is_lost_and_what_was_stored_before_is_seen() {
         for num_waiting in [1, 2] {
@@ -131,19 +139,20 @@ mod tests {
     fn wake(num_waiting: usize) {
         const NUM_STEPS: u64 = 300;
         const NUM_LAYERS: usize = 5;
+        /// Looks without a pause, which keep the counting thread close behind the waiters.
+        const NUM_EAGER_LOOKS: usize = 1000;
         let counter = LayerCounter::default();
         let stored = [const { AtomicUsize::new(0) }; NUM_LAYERS];
         let num_seen = AtomicUsize::new(0);
         let steps = || (1..=NUM_STEPS).flat_map(|step| (0..NUM_LAYERS).map(move |at| (step, at)));
         std::thread::scope(|scope| {
+            let _closes = Closes(&counter);
             for _ in 0..num_waiting {
                 scope.spawn(|| {
                     for (step, layer) in steps() {
-                        let asked_at = Instant::now();
-                        let progress = counter.wait(StepId(step), layer, LONG);
+                        let progress = counter.wait(StepId(step), layer, Duration::MAX);
                         let is_seen = stored[layer].load(Ordering::Relaxed) as u64 == step;
-                        let is_late = asked_at.elapsed() >= LONG;
-                        if progress != LayerProgress::Ready || !is_seen || is_late {
+                        if progress != LayerProgress::Ready || !is_seen {
                             // Everybody's last.
                             counter.close();
                             return;
@@ -155,11 +164,16 @@ mod tests {
             for (round, (step, layer)) in steps().enumerate() {
                 stored[layer].store(step as usize, Ordering::Relaxed);
                 counter.advance(StepId(step), layer + 1);
-                while num_seen.load(Ordering::SeqCst) < (round + 1) * num_waiting {
+                let have_all_seen = || {
                     let num_done = counter.num_done(StepId(step));
                     assert_eq!(num_done, Some(layer + 1), "a waiter has given up");
+                    num_seen.load(Ordering::SeqCst) == (round + 1) * num_waiting
+                };
+                let mut eager_looks = 0..NUM_EAGER_LOOKS;
+                while !have_all_seen() && eager_looks.next().is_some() {
                     std::thread::yield_now();
                 }
+                wait_until("every waiter sees the layer", have_all_seen);
             }
         });
     }

@@ -87,7 +87,7 @@ pub use kv_pages::{KvGeometry, KvPages, LayerProgress, PageForm};
 pub use layer_counter::LayerCounter;
 pub use layer_tensor::{LayerInput, LayerTensor, LayerWeights, Mlp, TensorRole, TensorSpec};
 pub use mean_pool::MeanPool;
-pub use mock_executor::MockExecutor;
+pub use mock_executor::{MockExecutor, StepGate};
 pub use mock_factory::MockFactory;
 pub use mock_model::{Fault, MockConfig, MockEcho, MockEnd};
 pub use model_config::{GenerationDefaults, ModelConfig};

@@ -16,6 +16,7 @@ use corella_core::{
 };
 
 use crate::mock_adapters::MockAdapters;
+pub use crate::mock_executor::step_gate::StepGate;
 use crate::mock_executor::step_time::{StepClock, StepTime};
 use crate::mock_executor::step_timer::StepTimer;
 use crate::mock_kv::{MockKv, Row};
@@ -72,7 +73,7 @@ impl MockExecutor {
             slots: Vec::new(),
             inflight: VecDeque::new(),
             check: BatchCheck::new(config.page_size, &config.kv_groups),
-            clock: StepClock::start(),
+            clock: StepClock::new(Instant::now()),
             lost: false,
             logits: Vec::new(),
             timer: None,
@@ -578,6 +579,7 @@ fn row_index(slot: &Slot, group: usize, position: usize, page_size: u32) -> Resu
 
 mod face;
 mod scoring;
+mod step_gate;
 mod step_time;
 mod step_timer;
 #[cfg(test)]

@@ -9,7 +9,7 @@ use corella_core::{
 };
 
 use crate::generator::mix;
-use crate::{CostModel, SampleRequest, Sampler, score};
+use crate::{CostModel, SampleRequest, Sampler, StepGate, score};
 
 /// The settings of a mock executor and its model.
 #[derive(Clone, Debug)]
@@ -38,6 +38,8 @@ pub struct MockConfig {
     /// the seed modulo their number. Without any, outputs are made up.
     pub dictations: Vec<Vec<TokenId>>,
     pub faults: Vec<(StepId, Fault)>,
+    /// Steps pass it when they return.
+    pub gate: StepGate,
 }
 
 /// When sequences end by themselves.
@@ -102,6 +104,7 @@ impl MockConfig {
             echo: None,
             dictations: Vec::new(),
             faults: Vec::new(),
+            gate: StepGate::default(),
         }
     }
 

@@ -87,30 +87,38 @@ mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
 
+    use corella_test::wait_for_async;
+
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    /// Ends a test that would hang.
+    const PATIENCE: Duration = Duration::from_secs(300);
 
     #[tokio::test]
     async fn work_is_told_when_nobody_waits_for_it() {
         let threads = TextThreads::new();
         let (begun, has_begun) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
         let (ended, has_ended) = mpsc::channel();
-        let work = threads.run(0, move |caller| {
-            begun.send(caller.has_left()).expect("the test waits");
-            while !caller.has_left() {
-                std::thread::yield_now();
-            }
-            ended.send(()).expect("the test waits");
-            Ok(())
+        let call = tokio::spawn(async move {
+            let work = move |caller: &Caller| {
+                begun.send(caller.has_left()).expect("the test waits");
+                goes_on.recv_timeout(PATIENCE).expect("the test goes on");
+                begun.send(caller.has_left()).expect("the test waits");
+                while !caller.has_left() {
+                    std::thread::yield_now();
+                }
+                ended.send(()).expect("the test waits");
+                Ok(())
+            };
+            threads.run(0, work).await
         });
-        let left = tokio::time::timeout(Duration::from_millis(200), work).await;
-        assert!(
-            left.is_err(),
-            "the work goes on as long as its caller waits"
-        );
-        assert_eq!(has_begun.recv_timeout(PATIENCE), Ok(false));
-        assert_eq!(has_ended.recv_timeout(PATIENCE), Ok(()));
+        let next = || wait_for_async("the work looks", || has_begun.try_recv().ok());
+        assert!(!next().await, "its caller waits");
+        go_on.send(()).expect("the work waits");
+        assert!(!next().await, "its caller still waits");
+        call.abort();
+        wait_for_async("the work ends", || has_ended.try_recv().ok()).await;
     }
 
     /// Any number of large bodies must not delay a usual one.

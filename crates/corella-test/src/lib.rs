@@ -49,6 +49,19 @@ pub async fn wait_until_async(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for_async(what, || condition().then_some(())).await;
 }
 
+/// [`wait_until_async`] for a condition that has to be asked for, such as with a request.
+///
+/// # Panics
+///
+/// Panics with `what` if the condition does not hold within five minutes.
+pub async fn wait_until_asked(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !condition().await {
+        assert!(start.elapsed() < PATIENCE, "never happened: {what}");
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
 /// [`wait_for`] for tests on an async runtime, which goes on meanwhile.
 ///
 /// # Panics

@@ -329,6 +329,9 @@ impl Barrier {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
+    use std::sync::mpsc;
+
+    use corella_test::{wait_for, wait_until};
 
     use super::*;
 
@@ -394,21 +397,27 @@ mod tests {
     #[test]
     fn a_slow_workers_share_is_finished_by_others() {
         let mut pool = ThreadPool::new(2).unwrap();
-        let by_owner = AtomicUsize::new(0);
+        let taken = [const { AtomicUsize::new(0) }; 2];
+        let num_taken = |index: usize| taken[index].load(Ordering::SeqCst);
         pool.run(&|worker| {
             worker.take_shares(
                 |owner| if owner == 0 { 64 } else { 0 },
-                |_, units| {
+                |owner, units| {
+                    assert_eq!(owner, 0);
+                    taken[worker.index()].fetch_add(units.len(), Ordering::SeqCst);
                     if worker.index() == 0 {
-                        by_owner.fetch_add(units.len(), Ordering::Relaxed);
-                        // Gives the other worker time to begin on what is left.
-                        std::thread::sleep(std::time::Duration::from_millis(50));
+                        // The owner is so slow that the other one does all that is left.
+                        wait_until("the other has finished the share", || {
+                            num_taken(0) + num_taken(1) == 64
+                        });
                     }
                 },
             );
         })
         .unwrap();
-        assert!(by_owner.into_inner() < 64);
+        assert_eq!(num_taken(0) + num_taken(1), 64);
+        // The owner came back to take more when there was nothing left.
+        assert!(num_taken(0) <= 16);
     }
 
     #[test]
@@ -457,18 +466,38 @@ mod tests {
         assert_eq!(core_affinity::allowed_cores().unwrap(), cores);
     }
 
+    /// Waits until a worker sleeps at a barrier.
+    fn wait_until_parked(barrier: &Barrier) {
+        wait_until("a worker parks", || {
+            barrier.num_parked.load(Ordering::SeqCst) == 1
+        });
+    }
+
+    /// The first worker finds the second one parked at the start, and parks itself at the barrier.
     #[test]
     fn parked_workers_wake_up() {
         let mut pool = ThreadPool::new(2).unwrap();
+        let shared = Arc::clone(&pool.shared);
+        let (num_done, is_done) = mpsc::channel();
+        // Workers that are not woken up would keep a thread that waits for them.
+        std::thread::spawn(move || {
+            for _ in 0..3 {
+                wait_until_parked(&shared.start);
+                let num_through = AtomicUsize::new(0);
+                pool.run(&|worker| {
+                    if worker.index() == 1 {
+                        wait_until_parked(&shared.middle);
+                    }
+                    worker.barrier();
+                    num_through.fetch_add(1, Ordering::SeqCst);
+                })
+                .unwrap();
+                num_done.send(num_through.into_inner()).unwrap();
+            }
+        });
         for _ in 0..3 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            pool.run(&|worker| {
-                if worker.index() == 1 {
-                    std::thread::sleep(std::time::Duration::from_millis(20));
-                }
-                worker.barrier();
-            })
-            .unwrap();
+            let num_through = wait_for("the workers wake up", || is_done.try_recv().ok());
+            assert_eq!(num_through, 2);
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::held_isa::held_isa;
 use crate::whole_page::{read_page, write_page};
@@ -11,7 +12,10 @@ use corella_core::{
     StepId, TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
-use corella_model::{BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, PageForm};
+use corella_model::{
+    BatchBuilder, Checkpoint, DType, Executor, ExecutorError, KvFormat, LayerProgress, PageForm,
+};
+use corella_test::wait_until;
 
 const NUM_REQUESTS: u64 = 12;
 const MAX_TOKENS: u32 = 16;
@@ -150,7 +154,14 @@ fn steps_may_be_sampled_after_all_are_submitted() {
 fn an_executor_with_steps_in_flight_can_be_dropped() {
     for num_stages in [1, 2, 3] {
         let mut executor = executor(num_stages, 1);
-        submit(&mut executor, &mut BatchBuilder::new(0));
+        let steps = submit(&mut executor, &mut BatchBuilder::new(0));
+        let kv = executor.kv_pages();
+        // A stage that does not end would keep a thread that waits for it.
+        let dropped = std::thread::spawn(move || drop(executor));
+        wait_until("the executor is dropped", || dropped.is_finished());
+        dropped.join().expect("no stage panics");
+        let progress = kv.wait_layer(steps[2], 0, Duration::ZERO);
+        assert_eq!(progress, LayerProgress::StepOver, "{num_stages} stages");
     }
 }
 

@@ -3,9 +3,10 @@
 
 use corella_core::AdmissionError;
 use corella_engine::{Engine, EngineConfig, EngineError, StreamEvent, SubmitError};
-use corella_model::{CostModel, MockExecutor};
+use corella_model::MockExecutor;
+use corella_test::wait_until;
 
-use crate::fixture::{assert_at_rest, limits, model, start, submission, wait_until};
+use crate::fixture::{assert_at_rest, limits, model, start, submission};
 
 #[test]
 fn what_can_never_run_is_refused_in_the_callers_thread() {
@@ -30,8 +31,9 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
     let mut limits = limits(200, 1);
     limits.max_num_seqs = 2;
     limits.max_queued_requests = 4;
-    let mut mock = model(&limits);
-    mock.cost = Some(CostModel::per_step(5000.0));
+    let mock = model(&limits);
+    let gate = mock.gate.clone();
+    gate.close();
     let engine = start(limits, mock);
     let full = |num_choices| {
         let mut submission = submission(vec![1, 2], 100);
@@ -63,7 +65,9 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
         "five choices were queued where only four may wait"
     );
     let running: Vec<_> = (0..2).map(|_| full(1).expect("no slot is free")).collect();
-    wait_until(|| engine.stats().scheduler.num_running == 2);
+    // The second starts behind the first one's step, and has one more step for the counters to show it.
+    gate.let_through(2);
+    wait_until("both run", || engine.stats().scheduler.num_running == 2);
     let mut waiting: Vec<_> = (0..3)
         .map(|_| full(1).expect("the queue is full"))
         .collect();
@@ -79,6 +83,7 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
         "a request left the queue, but its place is taken"
     );
     drop((running, waiting));
+    gate.open();
     assert_at_rest(&engine);
     assert!(engine.stats().num_refused > 0);
 }

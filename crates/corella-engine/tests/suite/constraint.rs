@@ -9,7 +9,8 @@ use corella_engine::{
 use corella_model::{MockConfig, MockEcho};
 
 use crate::fixture::{
-    VOCAB_SIZE, assert_at_rest, assert_failed, finish, limits, model, start, submission, submit_one,
+    VOCAB_SIZE, assert_at_rest, assert_failed, finish, limits, model, start, submission,
+    submit_one, submit_together,
 };
 use crate::load::Dice;
 
@@ -119,16 +120,11 @@ fn constrained_outputs_equal_lone_runs() {
         let engine = start(limits, mock.clone());
         let mut dice = Dice(seed as u64);
         for _ in 0..4 {
-            let mut readers = Vec::new();
-            for _ in 0..48 {
-                let (asked, expected) = draw(&mut dice, &mock);
-                let mut stream = submit_one(&engine, asked);
-                readers.push(std::thread::spawn(move || {
-                    assert_eq!(read(&mut stream), expected);
-                }));
-            }
-            for reader in readers {
-                reader.join().expect("a reader's check failed");
+            let drawn = (0..48).map(|_| draw(&mut dice, &mock));
+            let (submissions, expected): (Vec<_>, Vec<_>) = drawn.unzip();
+            let streams = submit_together(&engine, &mock.gate, submissions);
+            for (mut stream, expected) in streams.into_iter().zip(expected) {
+                assert_eq!(read(&mut stream), expected);
             }
             assert_at_rest(&engine);
         }

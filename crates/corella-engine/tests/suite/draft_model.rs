@@ -7,7 +7,7 @@ use corella_core::{
     BatchOutput, FinishReason, SchedulerConfig, SchedulerStats, Speculation, StepId, TokenId,
 };
 use corella_engine::{DraftModel, Engine, EngineConfig, EngineError, EngineState, Submission};
-use corella_model::{Fault, MockConfig, MockExecutor};
+use corella_model::{Fault, MockConfig, MockExecutor, StepGate};
 
 use crate::fixture::{Altered, VOCAB_SIZE, assert_lost, finish, submission, submit_one};
 use crate::load::{Dice, requests_come_and_go};
@@ -111,10 +111,11 @@ fn a_draft_model_that_fails_is_let_go_and_no_request_notices() {
 #[test]
 fn a_draft_step_that_never_returns_loses_the_engine() {
     let mut pair = Pair::new(0, 10);
-    pair.draft.faults = vec![(StepId(2), Fault::Hang(Duration::from_secs(3)))];
+    pair.draft.gate.close();
+    pair.draft.gate.let_through(2);
     let mut config = EngineConfig::new(pair.limits.clone());
     config.step_timeout = Duration::from_millis(50);
-    config.step_deadline = Duration::from_millis(500);
+    config.step_deadline = Duration::from_secs(1);
     let engine = pair.start_with(config);
     let _stream = submit_one(&engine, submission(vec![3, 1, 4], 60));
     let reason = assert_lost(&engine);
@@ -138,6 +139,7 @@ fn speculation_and_draft_model_need_each_other() {
 /// as it is told to.
 struct Pair {
     limits: SchedulerConfig,
+    gate: StepGate,
     draft: MockConfig,
     draft_max_model_len: u32,
     draft_budget: u32,
@@ -160,12 +162,16 @@ impl Pair {
             draft_max_model_len: limits.max_model_len,
             draft_budget: 40,
             limits,
+            gate: StepGate::default(),
             num_right_in_ten,
         }
     }
 
     fn model(&self) -> MockConfig {
-        MockConfig::new(VOCAB_SIZE, self.limits.num_pages, self.limits.page_size)
+        MockConfig {
+            gate: self.gate.clone(),
+            ..MockConfig::new(VOCAB_SIZE, self.limits.num_pages, self.limits.page_size)
+        }
     }
 
     fn start(&self) -> Engine {

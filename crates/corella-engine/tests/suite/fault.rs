@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use corella_core::{BatchOutput, FinishReason, RequestError, SamplingParams, StepId};
 use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, SubmitError};
-use corella_model::{CostModel, Fault, MockExecutor};
+use corella_model::{Fault, MockExecutor};
+use corella_test::wait_until;
 
 use crate::fixture::{
     Altered, LONG, assert_at_rest, assert_failed, assert_lost, finish, limits, model, start,
@@ -88,7 +89,8 @@ fn a_lost_executor_ends_every_stream_and_refuses_what_follows() {
     let limits = limits(200, 2);
     let mut mock = model(&limits);
     mock.faults = vec![(StepId(4), Fault::Lost)];
-    mock.cost = Some(CostModel::per_step(2000.0));
+    let gate = mock.gate.clone();
+    gate.close();
     let mut config = EngineConfig::new(limits);
     config.step_log_path = dump_path("lost");
     let dump = config.step_log_path.clone();
@@ -97,6 +99,7 @@ fn a_lost_executor_ends_every_stream_and_refuses_what_follows() {
     let streams: Vec<_> = (0..40)
         .map(|i| submit_one(&engine, submission(vec![i], 100)))
         .collect();
+    gate.open();
     for mut stream in streams {
         // A stream whose request the loop never saw has no `Accepted`.
         let mut last = None;
@@ -152,26 +155,31 @@ fn a_panic_of_the_loop_ends_every_stream_and_leaves_the_step_log() {
 #[test]
 fn a_hanging_step_is_noticed_and_stays_correct() {
     let limits = limits(200, 1);
-    let mut mock = model(&limits);
+    let mock = model(&limits);
     let expected = mock.lone_tokens(&[7], &SamplingParams::GREEDY, 10);
-    mock.faults = vec![(StepId(3), Fault::Hang(Duration::from_millis(300)))];
+    let gate = mock.gate.clone();
+    gate.close();
+    gate.let_through(3);
     let mut config = EngineConfig::new(limits);
     config.step_timeout = Duration::from_millis(50);
     let engine = start_with(config, mock);
     let mut stream = submit_one(&engine, submission(vec![7], 10));
+    wait_until("step 3 is late", || engine.stats().num_slow_steps >= 1);
+    assert_eq!(engine.state(), EngineState::Ready);
+    gate.open();
     assert_eq!(finish(&mut stream), (expected, FinishReason::Length));
-    assert!(engine.stats().num_slow_steps >= 1);
 }
 
 /// Whoever supervises the process has to see that the engine is of no more use.
 #[test]
 fn a_step_that_never_returns_loses_the_engine() {
     let limits = limits(20, 1);
-    let mut mock = model(&limits);
-    mock.faults = vec![(StepId(1), Fault::Hang(Duration::from_secs(2)))];
+    let mock = model(&limits);
+    mock.gate.close();
+    mock.gate.let_through(1);
     let mut config = EngineConfig::new(limits);
     config.step_timeout = Duration::from_millis(20);
-    config.step_deadline = Duration::from_millis(150);
+    config.step_deadline = Duration::from_secs(1);
     let engine = start_with(config, mock);
     let _stream = submit_one(&engine, submission(vec![1, 2, 3], 6));
     let reason = assert_lost(&engine);

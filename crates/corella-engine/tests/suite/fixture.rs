@@ -1,7 +1,7 @@
 //! An engine with a small pool over the mock executor, and helpers for its streams.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corella_core::{
     Batch, BatchOutput, FinishReason, HeadRoom, Namespace, SamplingParams, SchedulerConfig, StepId,
@@ -9,12 +9,13 @@ use corella_core::{
 };
 use corella_engine::{Engine, EngineConfig, EngineState, StreamEvent, Submission, TokenStream};
 use corella_model::{
-    Executor, ExecutorError, ExecutorInfo, KvLayout, KvPages, MockConfig, MockExecutor, StepWaker,
-    TokenMask,
+    Executor, ExecutorError, ExecutorInfo, KvLayout, KvPages, MockConfig, MockExecutor, StepGate,
+    StepWaker, TokenMask,
 };
+use corella_test::{wait_for, wait_until};
 
 pub const VOCAB_SIZE: usize = 50;
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(300);
 
 pub fn limits(num_pages: u32, max_inflight_steps: u32) -> SchedulerConfig {
     SchedulerConfig {
@@ -73,6 +74,23 @@ pub fn submit_one(engine: &Engine, submission: Submission) -> TokenStream {
     streams.remove(0)
 }
 
+/// Submits requests while steps are held, and lets one through for every second request, so that requests come
+/// while others run and all wait for pages together, however fast the engine is.
+pub fn submit_together(
+    engine: &Engine,
+    gate: &StepGate,
+    submissions: impl IntoIterator<Item = Submission>,
+) -> Vec<TokenStream> {
+    gate.close();
+    let submit = |(at, submission)| {
+        gate.let_through(at as u64 % 2);
+        submit_one(engine, submission)
+    };
+    let streams = submissions.into_iter().enumerate().map(submit).collect();
+    gate.open();
+    streams
+}
+
 /// Reads to the end and checks the order of events on the way.
 pub fn finish(stream: &mut TokenStream) -> (Vec<TokenId>, FinishReason) {
     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
@@ -106,30 +124,25 @@ pub fn assert_failed(reason: &FinishReason, text: &str) {
 /// Checks that nothing is in use any more, once the steps planned ahead have returned.
 pub fn assert_at_rest(engine: &Engine) {
     assert!(engine.wait_idle(LONG));
-    wait_until(|| engine.stats().scheduler.num_inflight_steps == 0);
+    wait_until("the last step has returned", || {
+        engine.stats().scheduler.num_inflight_steps == 0
+    });
     let stats = engine.stats();
     assert_eq!(stats.num_live_requests, 0);
     assert_eq!(stats.scheduler.num_running, 0);
     assert_eq!(stats.scheduler.num_waiting, 0);
     // A copy of pages to host memory may outlast a request that was aborted.
-    wait_until(|| engine.stats().scheduler.num_in_use_pages == 0);
-}
-
-pub fn wait_until(condition: impl Fn() -> bool) {
-    let deadline = Instant::now() + LONG;
-    while !condition() {
-        assert!(Instant::now() < deadline);
-        std::thread::yield_now();
-    }
+    wait_until("no page is in use", || {
+        engine.stats().scheduler.num_in_use_pages == 0
+    });
 }
 
 /// Waits until the engine is lost, and returns the reason.
 pub fn assert_lost(engine: &Engine) -> String {
-    wait_until(|| engine.state() != EngineState::Ready);
-    match engine.state() {
-        EngineState::Lost(reason) => reason,
-        state => panic!("{state:?}"),
-    }
+    wait_for("the engine is lost", || match engine.state() {
+        EngineState::Lost(reason) => Some(reason),
+        EngineState::Ready | EngineState::Draining => None,
+    })
 }
 
 /// The mock executor with altered results. It still checks what it reads from its pages.

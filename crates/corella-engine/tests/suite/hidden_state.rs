@@ -3,7 +3,7 @@
 use corella_core::{FinishReason, HiddenState, Pooling, TokenId};
 use corella_engine::{StreamEvent, TokenStream};
 
-use crate::fixture::{assert_at_rest, limits, model, start, submission, submit_one};
+use crate::fixture::{assert_at_rest, limits, model, start, submission, submit_together};
 use crate::load::Dice;
 
 /// Reads to the end. The hidden state comes right before it, and then no tokens do.
@@ -34,7 +34,7 @@ fn hidden_states_are_those_of_a_lone_run() {
         let engine = start(limits, mock.clone());
         let mut dice = Dice(max_inflight_steps.into());
         for _ in 0..6 {
-            let mut readers = Vec::new();
+            let (mut submissions, mut expected) = (Vec::new(), Vec::new());
             for _ in 0..48 {
                 let max_tokens = dice.roll(40) as u32 + 1;
                 let mut submission = submission(dice.prompt(), max_tokens);
@@ -42,7 +42,7 @@ fn hidden_states_are_those_of_a_lone_run() {
                 let pooling = [None, Some(Pooling::LastToken), Some(Pooling::Mean)][dice.roll(3)];
                 submission.sampling.pooling = pooling;
                 let prompt = submission.prompt.clone();
-                let expected = match pooling {
+                expected.push(match pooling {
                     Some(pooling) => (Some(mock.lone_hidden_state(&prompt, pooling)), Vec::new()),
                     None => {
                         let sampling = &submission.sampling;
@@ -51,14 +51,12 @@ fn hidden_states_are_those_of_a_lone_run() {
                             mock.lone_tokens(&prompt, sampling, max_tokens as usize),
                         )
                     }
-                };
-                let mut stream = submit_one(&engine, submission);
-                readers.push(std::thread::spawn(move || {
-                    assert_eq!(read(&mut stream), expected);
-                }));
+                });
+                submissions.push(submission);
             }
-            for reader in readers {
-                reader.join().expect("a reader's check failed");
+            let streams = submit_together(&engine, &mock.gate, submissions);
+            for (mut stream, expected) in streams.into_iter().zip(expected) {
+                assert_eq!(read(&mut stream), expected);
             }
         }
         assert_at_rest(&engine);

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use corella_core::{FinishReason, KvFact, LostKv, StepId};
+use corella_core::{FinishReason, KvFact, LostKv};
 use corella_engine::{Receipt, StreamEvent};
-use corella_model::Fault;
+use corella_test::wait_until;
 
 use crate::fixture::*;
 
@@ -18,11 +18,13 @@ fn accepted(receipt: &mut Receipt) -> usize {
 #[test]
 fn commands_are_answered_while_a_step_runs() {
     let limits = limits(60, 1);
-    let mut mock = model(&limits);
-    mock.faults = vec![(StepId(1), Fault::Hang(Duration::from_secs(2)))];
+    let mock = model(&limits);
+    let gate = mock.gate.clone();
+    gate.close();
+    gate.let_through(1);
     let engine = start(limits, mock);
     let mut running = submit_one(&engine, submission(vec![1, 2, 3], 4));
-    // The first token is there, so the step that takes two seconds is under way.
+    // The first token is there, so the next step, which is held, is under way.
     assert_eq!(running.next_blocking(), Some(StreamEvent::Accepted));
     assert!(matches!(
         running.next_blocking(),
@@ -50,6 +52,7 @@ fn commands_are_answered_while_a_step_runs() {
         exchange.handle_kv_lost(id, LostKv::Recompute);
     }
     drop((running, waiting));
+    gate.open();
     assert_at_rest(&engine);
 }
 
@@ -69,7 +72,9 @@ fn a_node_that_only_waits_for_kv_is_idle_and_not_lost() {
     assert_failed(&reason, "its KV cache has not arrived");
     assert_eq!(engine.stats().scheduler.num_held_pages, 3);
     exchange.handle_kv_lost(late.stream.id(), LostKv::Recompute);
-    wait_until(|| engine.stats().scheduler.num_held_pages == 0);
+    wait_until("no page is held", || {
+        engine.stats().scheduler.num_held_pages == 0
+    });
 
     let mut lost = engine.reserve(submission(vec![4; 9], 3), LONG).unwrap();
     accepted(&mut lost);
@@ -130,6 +135,8 @@ fn what_is_exported_is_held_until_it_is_released() {
     assert_eq!((next_rows, num_rows), (40, 40));
     assert_eq!(engine.stats().scheduler.num_held_pages, 10);
     exchange.release_hold(id);
-    wait_until(|| engine.stats().scheduler.num_held_pages == 0);
+    wait_until("no page is held", || {
+        engine.stats().scheduler.num_held_pages == 0
+    });
     assert_at_rest(&engine);
 }

@@ -2,10 +2,9 @@
 
 use corella_core::{KvEvent, Namespace, PageHash, PinError, SchedulerConfig, TokenId};
 use corella_engine::{PinPrefixError, StreamEvent};
+use corella_test::wait_until;
 
-use crate::fixture::{
-    VOCAB_SIZE, finish, limits, model, start, submission, submit_one, wait_until,
-};
+use crate::fixture::{VOCAB_SIZE, finish, limits, model, start, submission, submit_one};
 
 #[test]
 fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
@@ -20,7 +19,7 @@ fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
         finish(&mut submit_one(&engine, submission(prompt.collect(), 4)));
     }
     assert!(engine.stats().scheduler.num_evicted_pages > 0);
-    wait_until(|| engine.reset_prefix_cache().is_ok());
+    wait_until("nothing is in use", || engine.reset_prefix_cache().is_ok());
     let mut stream = submit_one(&engine, submission(prefix, 1));
     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));
     let Some(StreamEvent::Output(output)) = stream.next_blocking() else {

@@ -3,7 +3,7 @@
 use corella_core::{FinishReason, PromptLogprob, TokenId};
 use corella_engine::{StreamEvent, TokenStream};
 
-use crate::fixture::{assert_at_rest, limits, model, start, submission, submit_one};
+use crate::fixture::{assert_at_rest, limits, model, start, submission, submit_together};
 use crate::load::Dice;
 
 /// Reads to the end. No log-probability comes behind the first token.
@@ -34,7 +34,7 @@ fn prompt_logprobs_are_those_of_a_lone_run() {
         let engine = start(limits, mock.clone());
         let mut dice = Dice(max_inflight_steps.into());
         for _ in 0..6 {
-            let mut readers = Vec::new();
+            let (mut submissions, mut expected) = (Vec::new(), Vec::new());
             for _ in 0..48 {
                 let max_tokens = dice.roll(40) as u32;
                 let mut submission = submission(dice.prompt(), max_tokens);
@@ -44,14 +44,12 @@ fn prompt_logprobs_are_those_of_a_lone_run() {
                 let prompt = submission.prompt.clone();
                 let tokens = mock.lone_tokens(&prompt, &submission.sampling, max_tokens as usize);
                 let scored = num_top.map(|num_top| mock.lone_prompt_logprobs(&prompt, num_top));
-                let expected = (scored.unwrap_or_default(), tokens);
-                let mut stream = submit_one(&engine, submission);
-                readers.push(std::thread::spawn(move || {
-                    assert_eq!(read(&mut stream), expected);
-                }));
+                expected.push((scored.unwrap_or_default(), tokens));
+                submissions.push(submission);
             }
-            for reader in readers {
-                reader.join().expect("a reader's check failed");
+            let streams = submit_together(&engine, &mock.gate, submissions);
+            for (mut stream, expected) in streams.into_iter().zip(expected) {
+                assert_eq!(read(&mut stream), expected);
             }
         }
         assert_at_rest(&engine);

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use corella_core::FinishReason;
 use corella_engine::{EngineState, StreamEvent, SubmitError};
-use corella_model::CostModel;
 
 use crate::fixture::{
     assert_at_rest, assert_failed, finish, limits, model, read_outputs, start, submission,
@@ -14,19 +13,21 @@ use crate::fixture::{
 #[test]
 fn draining_finishes_what_was_taken_and_refuses_the_rest() {
     let limits = limits(200, 1);
-    let mut mock = model(&limits);
-    mock.cost = Some(CostModel::per_step(1000.0));
+    let mock = model(&limits);
+    let gate = mock.gate.clone();
+    gate.close();
     let engine = start(limits, mock);
     let streams: Vec<_> = (0..30)
         .map(|i| submit_one(&engine, submission(vec![i], 20)))
         .collect();
-    assert!(!engine.wait_idle(Duration::from_millis(1)));
+    assert!(!engine.wait_idle(Duration::ZERO));
     engine.drain();
     assert_eq!(engine.state(), EngineState::Draining);
     assert_eq!(
         engine.submit(submission(vec![1], 1)).err(),
         Some(SubmitError::Draining)
     );
+    gate.open();
     assert_at_rest(&engine);
     for mut stream in streams {
         let (tokens, reason) = finish(&mut stream);
@@ -37,8 +38,8 @@ fn draining_finishes_what_was_taken_and_refuses_the_rest() {
 #[test]
 fn shutdown_ends_every_stream() {
     let limits = limits(200, 2);
-    let mut mock = model(&limits);
-    mock.cost = Some(CostModel::per_step(1000.0));
+    let mock = model(&limits);
+    mock.gate.close();
     let engine = start(limits, mock);
     let mut stream = submit_one(&engine, submission(vec![1], 100));
     assert_eq!(stream.next_blocking(), Some(StreamEvent::Accepted));

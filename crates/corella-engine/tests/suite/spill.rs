@@ -2,11 +2,11 @@
 
 use corella_core::{FinishReason, HeadRoom, KvFact, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, Receipt, StreamEvent};
-use corella_model::{CostModel, MockConfig, PageForm};
+use corella_model::{MockConfig, PageForm, StepGate};
+use corella_test::wait_until;
 
 use crate::fixture::{
     LONG, assert_at_rest, assert_failed, finish, limits, model, start, submission, submit_one,
-    wait_until,
 };
 use crate::load::{Dice, requests_come_and_go};
 
@@ -26,7 +26,9 @@ fn outputs_equal_lone_runs(max_inflight_steps: u32, max_spilled_pages: u32) {
     assert!(stats.num_spills > 0, "{stats:?}");
     assert!(stats.num_restores > 0, "{stats:?}");
     assert_eq!(stats.num_handed_back, 0);
-    wait_until(|| engine.stats().scheduler.num_spilled_pages == 0);
+    wait_until("host memory is given back", || {
+        engine.stats().scheduler.num_spilled_pages == 0
+    });
 }
 
 #[test]
@@ -112,15 +114,13 @@ fn received(max_spilled_pages: u32) -> (Engine, MockConfig, Vec<Receipt>) {
     limits.head_room = HeadRoom::fixed_share(0);
     let mut mock = model(&limits);
     let source = start(limits.clone(), mock.clone());
-    // Slow enough for all to be there before the first has ended.
-    mock.cost = Some(CostModel {
-        per_step_us: 3000.0,
-        per_token_us: 0.0,
-        per_attended_kilotoken_us: 0.0,
-    });
+    // All are there before the first has ended.
+    mock.gate = StepGate::default();
+    mock.gate.close();
     let engine = start(limits, mock.clone());
     let receipts = (0..4).map(|at| receive(&engine, &source, vec![at; 8], 60));
     let receipts = receipts.collect();
+    mock.gate.open();
     (engine, mock, receipts)
 }
 

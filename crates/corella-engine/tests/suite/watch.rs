@@ -6,10 +6,10 @@ use std::thread::{self, Thread};
 
 use corella_core::{PageState, RequestStatus};
 use corella_engine::{Engine, EngineSnapshot, EngineWatch};
-use corella_model::CostModel;
+use corella_test::wait_until;
 
 use crate::fixture::{
-    assert_at_rest, finish, limits, model, read_outputs, start, submission, submit_one, wait_until,
+    assert_at_rest, finish, limits, model, read_outputs, start, submission, submit_one,
 };
 
 struct Unpark(Thread);
@@ -74,13 +74,17 @@ fn steps_are_told_once_with_their_tokens() {
 #[test]
 fn requests_are_seen_while_they_run() {
     let limits = limits(64, 1);
-    let mut mock = model(&limits);
-    mock.cost = Some(CostModel::per_step(5_000.0));
+    let mock = model(&limits);
+    let gate = mock.gate.clone();
+    gate.close();
+    gate.let_through(4);
     let engine = start(limits, mock);
     let mut watch = engine.watch();
     let mut stream = submit_one(&engine, submission((0..10).collect(), 100));
     assert!(stream.next_blocking().is_some());
-    wait_until(|| engine.stats().scheduler.num_generated_tokens > 3);
+    wait_until("four tokens are drawn", || {
+        engine.stats().scheduler.num_generated_tokens == 4
+    });
     let seen = snapshot(&mut watch).expect("the engine works");
     let [request] = seen.requests[..] else {
         panic!("{:?}", seen.requests);
@@ -89,9 +93,10 @@ fn requests_are_seen_while_they_run() {
     assert_eq!(request.status, RequestStatus::Decode);
     assert_eq!(request.num_prompt_tokens, 10);
     assert_eq!(request.max_tokens, 100);
-    assert!(request.num_output_tokens > 3);
+    assert_eq!(request.num_output_tokens, 4);
     assert_eq!(seen.stats.scheduler.num_running, 1);
     drop(stream);
+    gate.open();
     assert_at_rest(&engine);
     assert!(snapshot(&mut watch).expect("it works").requests.is_empty());
 }

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corella_cluster::session::{DecodeNode, serve_sessions};
 use corella_cluster::transport::{
@@ -17,6 +17,7 @@ use corella_fuzz::{Random, Target, Verdict, mutate_bytes};
 use corella_model::{
     DType, ElementOrder, Executor, KvFormat, KvGeometry, KvPages, MockConfig, MockExecutor,
 };
+use corella_test::wait_until;
 use prost::bytes::{Buf, BufMut};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -30,9 +31,10 @@ use tonic::{Request, Status};
 const PREFILL: u64 = 7;
 const DECODE: u64 = 8;
 const FINGERPRINT: u128 = 0x5eed;
-/// How long a peer may be silent when nothing has to come.
+/// How long the answer to an altered message is listened for. It does not matter whether there is one.
 const SILENCE: Duration = Duration::from_millis(50);
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Ends a test to which a node gives no answer that has to come.
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A message in protocol buffers, written field by field.
 #[derive(Default)]
@@ -316,14 +318,15 @@ fn session_messages() {
         *stream = Stream::new(messages);
     };
     let target = Target::new("session_messages", 32 << 20, 256).watching_threads();
-    target.run(&[session()], mutate, |stream| node.talk(stream, SILENCE));
+    target.run(&[session()], mutate, |stream| {
+        let is_valid = stream.messages == session().messages;
+        node.talk(stream, if is_valid { PATIENCE } else { SILENCE })
+    });
     assert_eq!(node.talk(&session(), PATIENCE), Verdict::Accepted);
     // What hostile streams reserved is given back.
-    let deadline = Instant::now() + PATIENCE;
-    while node.engine.stats().num_live_requests > 0 {
-        assert!(Instant::now() < deadline, "{:?}", node.engine.stats());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("no request is left", || {
+        node.engine.stats().num_live_requests == 0
+    });
 }
 
 fn geometry() -> KvGeometry {
@@ -370,23 +373,25 @@ impl Sender {
         }
     }
 
-    /// Says what the script says, and listens until nothing more comes.
-    fn talk(&self, script: &[u8]) -> Verdict {
+    /// Says what the script says, and listens until nothing more comes for so long.
+    fn talk(&self, script: &[u8], patience: Duration) -> Verdict {
         for frame in script.chunks_exact(FRAME_BYTES) {
             let _ = Frame::decode(frame.try_into().expect("a frame"));
         }
         if let Some(trailer) = script.first_chunk::<TRAILER_BYTES>() {
             let _ = Trailer::decode(trailer);
         }
-        let mut stream = TcpStream::connect(self.address).expect("the node listens");
-        stream.set_read_timeout(Some(SILENCE)).expect("a timeout");
+        let stream = TcpStream::connect(self.address).expect("the node listens");
+        let wait_for = |time| stream.set_read_timeout(Some(time)).expect("a timeout");
+        wait_for(patience);
         // The node may have closed the connection in the middle of it.
-        let _ = stream.write_all(script);
+        let _ = (&stream).write_all(script);
         let mut answer: Vec<u8> = Vec::new();
         let mut buffer = [0; 4096];
-        while let Ok(len @ 1..) = stream.read(&mut buffer) {
+        while let Ok(len @ 1..) = (&stream).read(&mut buffer) {
             answer.extend(&buffer[..len]);
             assert!(answer.len() < 1 << 20, "more than there is to send");
+            wait_for(SILENCE);
         }
         match answer.len() {
             0 => Verdict::Refused,
@@ -441,11 +446,12 @@ fn kv_frames() {
     target.run(
         &corpus,
         |random, bytes| mutate_bytes(random, bytes, &second),
-        |bytes| node.talk(bytes),
+        |bytes| {
+            let is_valid = corpus.contains(bytes);
+            node.talk(bytes, if is_valid { PATIENCE } else { SILENCE })
+        },
     );
-    let deadline = Instant::now() + PATIENCE;
-    while node.sender.stats().num_connections > 0 {
-        assert!(Instant::now() < deadline, "{:?}", node.sender.stats());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("no connection is left", || {
+        node.sender.stats().num_connections == 0
+    });
 }

@@ -40,7 +40,7 @@ impl Executor for MockExecutor {
     fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError> {
         self.inflight.push_back(Inflight {
             checked: self.check.submit(&batch),
-            time: self.clock.plan(&self.config, &batch),
+            time: self.clock.plan(&self.config, &batch, Instant::now()),
             batch,
             masks: None,
             precedes_bad_news: false,
@@ -77,7 +77,8 @@ impl Executor for MockExecutor {
         };
         let now = Instant::now();
         self.advance(&mut oldest, now);
-        if now < oldest.time.done_at || oldest.masks.is_none() {
+        let is_done = now >= oldest.time.done_at && oldest.masks.is_some();
+        if !is_done || !self.config.gate.try_pass() {
             self.inflight.push_front(oldest);
             return Ok(None);
         }
@@ -85,6 +86,7 @@ impl Executor for MockExecutor {
     }
 
     fn set_waker(&mut self, waker: StepWaker) {
+        self.config.gate.add_waker(waker.clone());
         self.timer = Some(StepTimer::start(waker));
     }
 
@@ -98,6 +100,7 @@ impl Executor for MockExecutor {
             self.advance(&mut oldest, ready_at);
         }
         sleep_until(oldest.time.done_at);
+        self.config.gate.pass();
         self.finish(oldest)
     }
 

@@ -20,18 +20,15 @@ pub(super) struct StepTime {
 }
 
 impl StepClock {
-    pub fn start() -> Self {
-        Self {
-            busy_until: Instant::now(),
-        }
+    pub fn new(now: Instant) -> Self {
+        Self { busy_until: now }
     }
 
-    /// The time of a step that is submitted now.
-    pub fn plan(&mut self, config: &MockConfig, batch: &Batch) -> StepTime {
+    /// The time of a step that is submitted at `now`.
+    pub fn plan(&mut self, config: &MockConfig, batch: &Batch, now: Instant) -> StepTime {
         let cost = config.cost.as_ref();
         let duration = cost.map_or(Duration::ZERO, |cost| cost.step_duration(batch));
         let stage_duration = duration / config.num_stages;
-        let now = Instant::now();
         let waits = |token: &InputToken| matches!(token, InputToken::FromStep { .. });
         self.busy_until = if batch.tokens.iter().any(waits) {
             self.busy_until.max(now) + duration
@@ -63,4 +60,72 @@ impl StepTime {
 
 pub(super) fn sleep_until(time: Instant) {
     std::thread::sleep(time.saturating_duration_since(Instant::now()));
+}
+
+#[cfg(test)]
+mod tests {
+    use corella_core::{SamplingParams, StepId};
+
+    use super::*;
+    use crate::{BatchBuilder, CostModel};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn config() -> MockConfig {
+        MockConfig {
+            cost: Some(CostModel::per_step(10_000.0)),
+            ..MockConfig::new(50, 8, 4)
+        }
+    }
+
+    /// When the steps of one request are done that are submitted 0, 1, 2 and 50 ms after the start: the second
+    /// waits for the token of the first, and the third does not wait for the second's.
+    fn ends(config: &MockConfig) -> Vec<Duration> {
+        let start = Instant::now();
+        let mut clock = StepClock::new(start);
+        let mut batches = BatchBuilder::new(0);
+        let mut plan = |batch: &Batch, at| clock.plan(config, batch, start + at).done_at - start;
+        batches
+            .start(0, 2, &SamplingParams::GREEDY)
+            .pages(0, 0, &[0])
+            .span(0, 0, &[1, 2], true);
+        let mut ends = vec![plan(&batches.build(), Duration::ZERO)];
+        batches.span_from_step(0, 2, 0);
+        ends.push(plan(&batches.build(), MS));
+        for at in [2, 50] {
+            ends.push(plan(&batches.build(), at * MS));
+        }
+        ends
+    }
+
+    #[test]
+    fn steps_come_one_after_the_other() {
+        assert_eq!(ends(&config()), [10 * MS, 20 * MS, 30 * MS, 60 * MS]);
+    }
+
+    /// A stage is free for the next step when it has handed its own on.
+    #[test]
+    fn stages_work_on_steps_that_wait_for_no_token() {
+        let mut config = config();
+        config.num_stages = 2;
+        assert_eq!(ends(&config), [10 * MS, 20 * MS, 25 * MS, 60 * MS]);
+    }
+
+    #[test]
+    fn a_step_that_hangs_is_late_and_delays_no_other() {
+        let mut config = config();
+        config.faults = vec![(StepId(1), Fault::Hang(7 * MS))];
+        assert_eq!(ends(&config), [10 * MS, 27 * MS, 30 * MS, 60 * MS]);
+    }
+
+    #[test]
+    fn layers_come_evenly() {
+        let mut config = config();
+        config.num_layers = 4;
+        let start = Instant::now();
+        let mut clock = StepClock::new(start);
+        let time = clock.plan(&config, &BatchBuilder::new(0).build(), start);
+        let ready = [0, 1, 2, 3].map(|layer| time.ready_at(layer) - start);
+        assert_eq!(ready, [2500, 5000, 7500, 10_000].map(Duration::from_micros));
+    }
 }

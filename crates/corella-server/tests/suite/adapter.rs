@@ -1,7 +1,6 @@
 //! Adapters: named in place of the model, loaded and unloaded while requests run.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use corella_engine::{Engine, LoadedAdapter};
 use corella_model::Adapter;
@@ -122,7 +121,7 @@ async fn no_choice_of_names_mixes_two_adapters_up() {
 
 #[tokio::test]
 async fn requests_end_with_the_adapter_that_they_began_with() {
-    let server = setup().with_step_ms(20).start().await;
+    let server = setup().start().await;
     load(&server, "red").await;
     let expected = text(&answer(&server, "red").await).to_owned();
     let address = server.address;
@@ -130,12 +129,14 @@ async fn requests_end_with_the_adapter_that_they_began_with() {
         "model": "red", "prompt": "a long prompt that fills several pages", "max_tokens": 20,
         "temperature": 0,
     });
+    server.gate().close();
     let running = tokio::spawn(async move { post(address, PATH, &body).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    server.has_running(1).await;
     let reply = post(address, UNLOAD, &json!({"lora_name": "red"})).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     let refused = post(address, PATH, &json!({"model": "red", "prompt": "a"})).await;
     assert_eq!(refused.status, 404, "{}", refused.text());
+    server.gate().open();
     let answer = running.await.expect("it answers").json();
     assert_eq!(text(&answer), expected);
 

@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use corella_core::StepId;
 use corella_model::Fault;
 use corella_server::batch::FilesConfig;
+use corella_test::{wait_until_asked, wait_until_async};
 use serde_json::{Value, json};
 
 use crate::client::{get, head, post, send};
-use crate::fixture::{Setup, wait_for};
+use crate::fixture::Setup;
 
 /// A folder that is removed with everything in it.
 struct Folder(PathBuf);
@@ -50,7 +51,7 @@ impl Folder {
     /// Waits until the tasks of a server that has ended have let go of the folder, as they do when a process
     /// ends.
     async fn is_free(&self) {
-        wait_for("the folder is free", async || {
+        wait_until_async("the folder is free", || {
             let lock = fs::File::open(self.0.join("lock")).expect("it is there");
             lock.try_lock().is_ok()
         })
@@ -86,11 +87,34 @@ async fn create(address: SocketAddr, num_lines: usize, num_tokens: usize) -> Str
     batch["id"].as_str().expect("it has an id").to_owned()
 }
 
+/// Makes a batch of 40 lines, and stops the server while it answers another line behind so many. Returns the id of
+/// the batch.
+async fn answer_some(folder: &Folder, num_lines: usize) -> String {
+    const NUM_TOKENS: usize = 20;
+    // Lines come one by one, and each takes a step for each token.
+    let mut setup = Setup::new().holding_behind((num_lines * NUM_TOKENS) as u64);
+    setup.files = Some(folder.config(1));
+    let server = setup.start().await;
+    let batch = create(server.address, 40, NUM_TOKENS).await;
+    wait_until_async("the lines are answered and another begins", || {
+        let is_running = server.engine.stats().scheduler.num_running == 1;
+        is_running && folder.lines(&batch).0.len() == num_lines
+    })
+    .await;
+    server.ask_to_stop();
+    server.is_draining().await;
+    server.gate().open();
+    server.stopped().await;
+    folder.is_free().await;
+    assert_eq!(folder.lines(&batch).0.len(), num_lines + 1);
+    batch
+}
+
 /// Waits until a batch has ended, and returns it.
 async fn ended(address: SocketAddr, batch: &str) -> Value {
     let path = format!("/v1/batches/{batch}");
     let mut last = Value::Null;
-    wait_for("the batch ends", async || {
+    wait_until_asked("the batch ends", async || {
         last = get(address, &path).await.json();
         let status = last["status"].as_str().expect("it has a status");
         ["completed", "failed", "expired", "cancelled"].contains(&status)
@@ -109,7 +133,7 @@ fn mode(path: &Path) -> u32 {
 #[tokio::test]
 async fn lines_that_a_lost_engine_drops_are_left_for_the_next_start() {
     let folder = Folder::new("lost");
-    let mut setup = Setup::new().with_step_ms(1);
+    let mut setup = Setup::new();
     setup.files = Some(folder.config(2));
     setup.mock.faults = vec![(StepId(90), Fault::Lost)];
     let server = setup.start().await;
@@ -150,18 +174,7 @@ async fn nobody_else_can_read_the_folder() {
 #[tokio::test]
 async fn an_input_whose_time_is_over_is_kept_for_its_batch() {
     let folder = Folder::new("expired");
-    let mut setup = Setup::new().with_step_ms(1);
-    setup.files = Some(folder.config(1));
-    let server = setup.start().await;
-    let batch = create(server.address, 40, 20).await;
-    wait_for("a line is answered", async || {
-        !folder.lines(&batch).0.is_empty()
-    })
-    .await;
-    server.ask_to_stop();
-    server.stopped().await;
-    folder.is_free().await;
-    assert!(folder.lines(&batch).0.len() < 40);
+    let batch = answer_some(&folder, 1).await;
     for entry in fs::read_dir(folder.0.join("files")).expect("it is there") {
         let path = entry.expect("an entry").path();
         if path
@@ -188,17 +201,7 @@ async fn an_input_whose_time_is_over_is_kept_for_its_batch() {
 #[tokio::test]
 async fn what_is_in_the_folder_counts_from_the_start() {
     let folder = Folder::new("counted");
-    let mut setup = Setup::new().with_step_ms(1);
-    setup.files = Some(folder.config(1));
-    let server = setup.start().await;
-    let batch = create(server.address, 40, 20).await;
-    wait_for("some lines are answered", async || {
-        folder.lines(&batch).0.len() > 4
-    })
-    .await;
-    server.ask_to_stop();
-    server.stopped().await;
-    folder.is_free().await;
+    let batch = answer_some(&folder, 5).await;
     let batches = folder.0.join("batches");
     let orphan = batches.join("batch_0.errors.jsonl");
     fs::write(&orphan, "{}").expect("it can be written");

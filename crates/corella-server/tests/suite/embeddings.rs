@@ -1,12 +1,11 @@
 //! Vectors of texts: `/v1/embeddings`, `/score` and `/rerank`.
 
-use std::time::Duration;
-
 use corella_core::{Pooling, TokenId};
+use corella_test::{wait_until, wait_until_asked, wait_until_async};
 use serde_json::{Value, json};
 
-use crate::client::{get, open_post, post};
-use crate::fixture::{MAX_MODEL_LEN, MODEL, Setup, TestServer, wait_for};
+use crate::client::{get, open_post, post, read_reply};
+use crate::fixture::{MAX_MODEL_LEN, MODEL, Setup, TestServer};
 
 const PATH: &str = "/v1/embeddings";
 
@@ -144,18 +143,25 @@ async fn a_call_of_many_inputs_leaves_room_for_others() {
     let texts: Vec<String> = (0..200).map(|index| format!("text {index}")).collect();
     let many = json!({"input": texts, "pooling": "mean"});
     let other = json!({"input": "another", "dimensions": 4});
-    // The server, which runs on this thread, often finds all its prompts ended or refused at once.
+    // The server, which runs on this thread, finds all its prompts ended or refused at once.
     let holdups = async {
-        for _ in 0..100 {
-            std::thread::sleep(Duration::from_millis(5));
+        loop {
+            wait_until("the engine has ended what it was given", || {
+                server.engine.stats().num_live_requests == 0
+            });
             tokio::task::yield_now().await;
         }
     };
-    let (many, other, ()) = tokio::join!(
-        post(server.address, PATH, &many),
-        post(server.address, PATH, &other),
-        holdups
-    );
+    let answers = async {
+        tokio::join!(
+            post(server.address, PATH, &many),
+            post(server.address, PATH, &other)
+        )
+    };
+    let (many, other) = tokio::select! {
+        answers = answers => answers,
+        () = holdups => unreachable!("they end with the answers"),
+    };
     assert_eq!(many.status, 200, "{}", many.text());
     assert!([200, 429].contains(&other.status), "{}", other.text());
     let many = many.json();
@@ -174,21 +180,50 @@ async fn a_call_of_many_inputs_leaves_room_for_others() {
     assert!(tokens.is_some_and(|count| count >= num_tokens as f64));
 }
 
+/// A call has no more inputs in the engine than a request may have choices.
+#[tokio::test]
+async fn a_call_of_many_inputs_does_not_fill_the_queue() {
+    let mut setup = Setup::new().holding_behind(0);
+    setup.scheduler.max_num_seqs = 1;
+    setup.scheduler.max_queued_requests = 5;
+    setup.serve.max_num_choices = 4;
+    let server = setup.start().await;
+    let num_live = async |num: usize| {
+        wait_until_async("they are in the engine", || {
+            server.engine.stats().num_live_requests == num
+        })
+        .await;
+    };
+    let many = json!({"input": vec!["a text"; 20]});
+    let mut many = open_post(server.address, PATH, &many).await;
+    num_live(4).await;
+    let mut other = open_post(server.address, PATH, &json!({"input": "another"})).await;
+    num_live(5).await;
+    server.gate().open();
+    assert_eq!(read_reply(&mut other).await.status, 200);
+    assert_eq!(read_reply(&mut many).await.status, 200);
+    server.assert_at_rest().await;
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_aborts_its_inputs() {
-    let server = Setup::new().with_step_ms(20).start().await;
+    let server = Setup::new().holding_behind(0).start().await;
     let body = json!({"input": vec!["a text of some length"; 500]});
     let socket = open_post(server.address, PATH, &body).await;
-    wait_for("it runs", async || {
+    wait_until_async("it runs", || {
         server.engine.stats().scheduler.num_running > 0
     })
     .await;
     drop(socket);
-    wait_for("it is counted", async || {
+    wait_until_asked("it is counted", async || {
         server.num_counted(PATH, 499).await == 1.0
     })
     .await;
+    server.gate().open();
     server.assert_at_rest().await;
+    // Inputs that were not in the engine yet never were.
+    let stats = server.engine.stats();
+    assert_eq!((stats.num_steps, stats.num_finished_length), (1, 0));
 }
 
 /// The vectors of the last token may come behind cached rows; the answer shows no difference.

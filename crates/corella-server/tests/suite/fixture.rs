@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use corella_core::{PromptLogprob, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
-use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor};
+use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor, StepGate};
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
     AdapterLoader, Backend, DrainReport, KvTransfer, LocalClient, ServeConfig, ServerState,
     Shutdown, ShutdownSender, TextModel, serve,
 };
+use corella_test::{wait_for_async, wait_until_asked, wait_until_async};
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
@@ -96,9 +97,16 @@ impl Setup {
         self
     }
 
-    /// Lets steps take so long that a test can act while one runs.
+    /// Lets steps take so long by the wall clock, for what the server works out from that.
     pub fn with_step_ms(mut self, millis: u32) -> Self {
         self.mock.cost = Some(CostModel::per_step(f64::from(millis) * 1000.0));
+        self
+    }
+
+    /// Lets so many steps return and holds the next, until the test opens the gate.
+    pub fn holding_behind(self, num_steps: u64) -> Self {
+        self.mock.gate.close();
+        self.mock.gate.let_through(num_steps);
         self
     }
 
@@ -191,19 +199,45 @@ impl TestServer {
         self.tokenizer.encode(text, false).expect("it encodes")
     }
 
+    /// Holds back steps.
+    pub fn gate(&self) -> &StepGate {
+        &self.mock.gate
+    }
+
     /// Waits until the engine holds nothing of any request.
     pub async fn assert_at_rest(&self) {
-        let deadline = tokio::time::Instant::now() + PATIENCE;
-        loop {
+        let stats = wait_for_async("the engine is at rest", || {
             let stats = self.engine.stats();
-            if stats.num_live_requests == 0 && stats.scheduler.num_in_use_pages == 0 {
-                assert_eq!(stats.scheduler.num_running, 0);
-                assert_eq!(stats.scheduler.num_waiting, 0);
-                return;
-            }
-            assert!(tokio::time::Instant::now() < deadline, "{stats:?}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+            let is_at_rest = stats.num_live_requests == 0 && stats.scheduler.num_in_use_pages == 0;
+            is_at_rest.then_some(stats)
+        });
+        let stats = stats.await;
+        assert_eq!(stats.scheduler.num_running, 0);
+        assert_eq!(stats.scheduler.num_waiting, 0);
+    }
+
+    /// Waits until so many requests run.
+    pub async fn has_running(&self, num_requests: usize) {
+        wait_until_async("they run", || {
+            self.engine.stats().scheduler.num_running == num_requests
+        })
+        .await;
+    }
+
+    /// Waits until so many requests have been aborted.
+    pub async fn has_aborted(&self, num_requests: u64) {
+        wait_until_async("they are aborted", || {
+            self.engine.stats().num_finished_abort == num_requests
+        })
+        .await;
+    }
+
+    /// Waits until the server says that it drains.
+    pub async fn is_draining(&self) {
+        wait_until_asked("it drains", async || {
+            crate::client::get(self.address, "/ready").await.status == 503
+        })
+        .await;
     }
 
     /// The value of the first series with this name and all these labels.
@@ -238,14 +272,6 @@ impl TestServer {
             .await
             .expect("it stops in time")
             .expect("it does not panic")
-    }
-}
-
-pub async fn wait_for(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while !condition().await {
-        assert!(tokio::time::Instant::now() < deadline, "never: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 

@@ -1,18 +1,20 @@
 //! Queues, bodies, headers and connections are bounded.
 
-use std::time::{Duration, Instant};
+use std::io::ErrorKind;
+use std::time::Duration;
 
 use corella_core::SamplingParams;
+use corella_test::{wait_for_async, wait_until_asked, wait_until_async};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::client::{self, PATIENCE, get, head, open, open_post, post, read_reply, read_until};
-use crate::fixture::{MAX_MODEL_LEN, Setup, TestServer, wait_for};
+use crate::client::{self, get, head, open, open_post, post, read_reply, read_until};
+use crate::fixture::{MAX_MODEL_LEN, Setup, TestServer};
 
 #[tokio::test]
 async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
-    let mut setup = Setup::new().with_step_ms(40);
+    let mut setup = Setup::new().holding_behind(1);
     setup.scheduler.max_num_seqs = 1;
     setup.scheduler.max_queued_requests = 2;
     let server = setup.start().await;
@@ -24,7 +26,7 @@ async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
         open_post(server.address, "/v1/completions", &long).await,
         open_post(server.address, "/v1/completions", &long).await,
     ];
-    wait_for("two wait", async || num_waiting() == 2).await;
+    wait_until_async("two wait", || num_waiting() == 2).await;
 
     let short = json!({"prompt": "short", "max_tokens": 1});
     let refused = post(server.address, "/v1/completions", &short).await;
@@ -33,15 +35,17 @@ async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
     assert_eq!(refused.error()["code"], "queue_full");
 
     drop(waiting);
-    wait_for("nobody waits", async || num_waiting() == 0).await;
+    wait_until_async("nobody waits", || num_waiting() == 0).await;
     // There is room for two of the three choices, so none is accepted.
     let three = json!({"prompt": "short", "max_tokens": 1, "n": 3});
     let refused = post(server.address, "/v1/completions", &three).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
     let two = json!({"prompt": "short", "max_tokens": 1, "n": 2, "stream": true});
     let mut taken = open_post(server.address, "/v1/completions", &two).await;
-    wait_for("both wait", async || num_waiting() == 2).await;
+    wait_until_async("both wait", || num_waiting() == 2).await;
     drop(running);
+    server.has_aborted(3).await;
+    server.gate().open();
     assert_eq!(read_reply(&mut taken).await.chunks().len(), 2);
     server.assert_at_rest().await;
     // Requests whose clients left count as aborted; the refused one does not.
@@ -67,7 +71,7 @@ async fn a_request_that_cannot_be_in_time_is_429_when_asked_for() {
             assert_eq!(reply.error()["code"], "slo_unreachable");
             assert_eq!(reply.error()["param"], "ttft_slo_ms");
             assert!(reply.header("retry-after").is_some());
-            wait_for("it is counted", async || {
+            wait_until_asked("it is counted", async || {
                 let refused = server.metric("corella_requests_too_late_total", &[]);
                 refused.await == Some(1.0)
             })
@@ -104,13 +108,14 @@ async fn without_a_seed_the_servers_own_decides() {
 
 #[tokio::test]
 async fn more_prompts_than_places_leave_nothing_behind() {
-    let mut setup = Setup::new().with_step_ms(5);
+    let mut setup = Setup::new().holding_behind(0);
     setup.scheduler.max_num_seqs = 1;
     setup.scheduler.max_queued_requests = 2;
     let server = setup.start().await;
     let body = json!({"prompt": ["a", "b", "c", "d", "e", "f"], "max_tokens": 200});
     let reply = post(server.address, "/v1/completions", &body).await;
     assert_eq!(reply.status, 429, "{}", reply.text());
+    server.gate().open();
     server.assert_at_rest().await;
 }
 
@@ -224,26 +229,24 @@ async fn a_body_that_does_not_come_is_408() {
     assert_eq!(read_reply(&mut socket).await.status, 408);
 }
 
+/// The time is that of the whole head: bytes that come do not prolong it.
 #[tokio::test]
 async fn headers_that_trickle_in_close_the_connection() {
     let mut setup = Setup::new();
     setup.serve.header_timeout = Duration::from_millis(300);
     let server = setup.start().await;
-    let mut socket = open(server.address, "GET /health HTTP/1.1\r\n", b"").await;
-    let started = Instant::now();
-    let mut answer = Vec::new();
-    loop {
-        if socket.write_all(b"x-a: b\r\n").await.is_err() {
-            break;
+    let socket = open(server.address, "GET /health HTTP/1.1\r\nx-a: ", b"").await;
+    let mut answer = [0; 1];
+    let num_bytes = wait_for_async("it is closed", || {
+        if let Err(error) = socket.try_write(b"x") {
+            return (error.kind() != ErrorKind::WouldBlock).then_some(0);
         }
-        let read = socket.read_buf(&mut answer);
-        let read = tokio::time::timeout(Duration::from_millis(20), read).await;
-        if matches!(read, Ok(Ok(0) | Err(_))) {
-            break;
+        match socket.try_read(&mut answer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            read => Some(read.unwrap_or(0)),
         }
-        assert!(started.elapsed() < PATIENCE, "it is still open");
-    }
-    assert!(started.elapsed() >= Duration::from_millis(250));
+    });
+    assert_eq!(num_bytes.await, 0, "a head without end got an answer");
     assert_eq!(get(server.address, "/health").await.status, 200);
 }
 
@@ -286,17 +289,19 @@ async fn beyond_the_limit_connections_wait_for_a_place() {
     let mut setup = Setup::new();
     setup.serve.max_num_connections = 2;
     let server = setup.start().await;
-    let idle = [
-        TcpStream::connect(server.address)
-            .await
-            .expect("it listens"),
-        TcpStream::connect(server.address)
-            .await
-            .expect("it listens"),
-    ];
+    let mut first = open(server.address, "", b"").await;
+    let second = open(server.address, "", b"").await;
     let mut third = open(server.address, &head("GET", "/health", &[], None), b"").await;
-    let early = tokio::time::timeout(Duration::from_millis(100), third.readable()).await;
-    assert!(early.is_err(), "a third connection was served");
-    drop(idle);
+    // The server, which runs on this thread, reads and answers one of the first two again and again, and would
+    // have answered the third many times over.
+    for _ in 0..50 {
+        let again = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n";
+        first.write_all(again).await.expect("it reads");
+        let reply = read_until(&mut first, "\r\n\r\n").await;
+        assert!(reply.starts_with("HTTP/1.1 200 OK"), "{reply}");
+    }
+    let early = third.try_read(&mut [0; 1]).map_err(|error| error.kind());
+    assert_eq!(early, Err(ErrorKind::WouldBlock), "a third was served");
+    drop(second);
     assert_eq!(read_reply(&mut third).await.status, 200);
 }

@@ -162,13 +162,14 @@ async fn tokens_and_text_convert_both_ways() {
 
 #[tokio::test]
 async fn the_prefix_cache_is_reset_only_when_nobody_uses_it() {
-    let server = Setup::new().with_step_ms(20).start().await;
+    let server = Setup::new().holding_behind(1).start().await;
     let body = json!({"prompt": "a prompt of some length", "max_tokens": 200, "stream": true});
     let mut running = open_post(server.address, "/v1/completions", &body).await;
     read_until(&mut running, "data:").await;
     let refused = post(server.address, "/reset_prefix_cache", &json!({})).await;
     assert_eq!(refused.status, 409, "{}", refused.text());
     drop(running);
+    server.gate().open();
     server.assert_at_rest().await;
 
     let cached = async || {

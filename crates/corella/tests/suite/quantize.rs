@@ -4,7 +4,6 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use crate::held_isa::held_isa;
 use corella::{
@@ -17,6 +16,7 @@ use corella_model::{
     WeightFormat,
 };
 use corella_quantize::{QuantizeFormat, QuantizePlan};
+use corella_test::wait_until;
 
 /// A folder that only one test uses.
 struct Scratch(PathBuf);
@@ -543,11 +543,7 @@ fn start_slow(scratch: &Scratch) -> Child {
         text.to_str().unwrap(),
     ];
     let child = corella(&arguments).stderr(Stdio::piped()).spawn().unwrap();
-    let start = Instant::now();
-    while scratch.names().len() < 2 {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the folder is begun", || scratch.names().len() == 2);
     child
 }
 
