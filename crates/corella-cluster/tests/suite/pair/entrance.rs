@@ -28,7 +28,7 @@ struct Node {
 
 impl Node {
     fn start(model: &MockConfig, incarnation: u64) -> Self {
-        Self::start_with(model, incarnation, None, session_config())
+        Self::start_with(model, incarnation, None, session_config(), CONNECT_TIMEOUT)
     }
 
     fn start_with(
@@ -36,6 +36,7 @@ impl Node {
         incarnation: u64,
         max_bandwidth: Option<u64>,
         times: SessionConfig,
+        connect_timeout: Duration,
     ) -> Self {
         let (engine, pages) = start_engine(Box::new(MockExecutor::new(model.clone())));
         let threads = TransferThreads::start(1).expect("threads start");
@@ -56,7 +57,10 @@ impl Node {
         };
         let kept = KeptPrompts::new(engine.clone(), sender, keep);
         kept.follow().expect("a thread starts");
-        let config = ReceiverConfig::new(incarnation, FINGERPRINT);
+        let config = ReceiverConfig {
+            connect_timeout,
+            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+        };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
         let puller = Puller::new(engine.clone(), receiver, None, FINGERPRINT, times);
         let entrance = Entrance {
@@ -182,7 +186,10 @@ async fn choices_share_what_the_first_has_pulled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_pulled_is_computed() {
     let model = model(256);
-    let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
+    let prefill = Node::start(&model, 7);
+    // An attempt to connect that fails takes as long.
+    let connect_timeout = Duration::from_millis(250);
+    let decode = Node::start_with(&model, 11, None, session_config(), connect_timeout);
     let prompt = prompt(0, 30);
     let expected = [model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12)];
     let asked = || submission(prompt.clone(), 12, SamplingParams::GREEDY);
@@ -314,13 +321,13 @@ async fn a_node_without_room_computes_the_prompt_when_it_has() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
     let model = model(256);
-    let prefill = Node::start_with(&model, 7, Some(1), session_config());
+    let prefill = Node::start_with(&model, 7, Some(1), session_config(), CONNECT_TIMEOUT);
     let times = SessionConfig {
         lost_after_us: 500_000,
         load_base_us: 3_600_000_000,
         ..session_config()
     };
-    let decode = Node::start_with(&model, 11, None, times);
+    let decode = Node::start_with(&model, 11, None, times, CONNECT_TIMEOUT);
     let prompt = prompt(0, 100);
     let params = prefill.keep(&prompt).await;
     let expected = model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12);
