@@ -148,12 +148,7 @@ async fn a_granted_reservation_counts_here_until_the_nodes_own_report_counts_it(
 async fn a_refused_reservation_leaves_the_books_at_once() {
     let pair = Pair::start(model(16), model(16), None).await;
     let there = &pair.decode.engine;
-    let others = submission(vec![3; 40], 20, SamplingParams::GREEDY);
-    let others = there.reserve(others, HOUR).expect("it has room");
-    wait_until_async("others have pages", || {
-        there.stats().scheduler.num_in_use_pages >= 10
-    })
-    .await;
+    let others = KeptPages::new(there, 40).await;
     let report = pair.seen().and_then(|node| node.report);
     assert_eq!(report.map(|it| it.num_free_pages), Some(16));
     assert!(!pair.goes_away(1, 40).await, "it has six pages");

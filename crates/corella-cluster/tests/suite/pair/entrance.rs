@@ -12,6 +12,7 @@ use corella_core::session::SessionConfig;
 use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, Submission};
 use corella_model::{MockConfig, MockExecutor};
+use corella_test::wait_until_async;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
@@ -295,25 +296,21 @@ async fn a_client_that_leaves_takes_everything_along() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_room_computes_the_prompt_when_it_has() {
-    // A context of 64 rows is all that the decode node has.
     let prefill = Node::start(&model(256), 7);
     let small = model(16);
     let decode = Node::start(&small, 11);
-    let (long, short) = (prompt(0, 30), prompt(1, 20));
-    let params = prefill.keep(&short).await;
-    let first = decode
-        .engine
-        .submit(submission(long.clone(), 34, SamplingParams::GREEDY));
-    let first = first.expect("it is taken").remove(0);
-    let asked = submission(short.clone(), 30, SamplingParams::GREEDY);
-    let expected = small.lone_tokens(&short, &SamplingParams::GREEDY, 30);
-    assert_eq!(decode.answer(&params, asked).await, [expected]);
-    assert_eq!(
-        decode.num(PullOutcome::NoRoom) + decode.num(PullOutcome::Loaded),
-        1
-    );
-    let expected = small.lone_tokens(&long, &SamplingParams::GREEDY, 34);
-    assert_eq!(finish(first).await, (expected, FinishReason::Length));
+    let prompt = prompt(1, 20);
+    let params = prefill.keep(&prompt).await;
+    let others = KeptPages::new(&decode.engine, 60).await;
+    let asked = submission(prompt.clone(), 30, SamplingParams::GREEDY);
+    let make_room = async {
+        wait_until_async("there is no room", || decode.num(PullOutcome::NoRoom) == 1).await;
+        drop(others);
+    };
+    let (answer, ()) = tokio::join!(decode.answer(&params, asked), make_room);
+    let expected = small.lone_tokens(&prompt, &SamplingParams::GREEDY, 30);
+    assert_eq!(answer, [expected]);
+    assert_eq!(decode.num(PullOutcome::Loaded), 0);
     at_rest(&decode.engine).await;
 }
 

@@ -14,10 +14,12 @@ use corella_cluster::transport::{
 };
 use corella_core::session::{Hello, KvShape, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, Namespace, NodeId, PromptLogprob, SamplingParams, SchedulerConfig,
-    StoppingCriteria, TokenId,
+    FinishReason, Incarnation, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
 };
-use corella_engine::{Engine, EngineConfig, Generate, StreamEvent, Submission, TokenStream};
+use corella_engine::{
+    Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
+};
 use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
 use tokio::net::TcpListener;
@@ -285,6 +287,38 @@ pub async fn finish_scored(
     let reason = tokio::time::timeout(ANSWER_TIMEOUT, read).await;
     let reason = reason.expect("the stream ends");
     (tokens, reason, logprobs)
+}
+
+/// Pages that an engine keeps for KV which never comes, until this is dropped.
+pub struct KeptPages {
+    engine: Engine,
+    receipt: Option<Receipt>,
+}
+
+impl KeptPages {
+    pub async fn new(engine: &Engine, num_tokens: u32) -> Self {
+        let asked = submission(vec![3; num_tokens as usize], 1, SamplingParams::GREEDY);
+        let receipt = engine.reserve(asked, Duration::from_hours(1));
+        let mut receipt = receipt.expect("the engine runs");
+        let answer = poll_fn(|cx| receipt.stream.poll_next(cx)).await;
+        assert!(matches!(answer, Some(StreamEvent::Accepted)), "{answer:?}");
+        Self {
+            engine: engine.clone(),
+            receipt: Some(receipt),
+        }
+    }
+}
+
+impl Drop for KeptPages {
+    fn drop(&mut self) {
+        let Some(receipt) = self.receipt.take() else {
+            return;
+        };
+        let id = receipt.stream.id();
+        drop(receipt);
+        let how = LostKv::End("nobody wants it any more".into());
+        self.engine.kv_exchange().handle_kv_lost(id, how);
+    }
 }
 
 /// Waits until an engine holds nothing for anybody.
