@@ -125,7 +125,7 @@ pub struct SenderStats {
 
 /// Listens for receivers and sends them what is stored for them. All calls return at once.
 pub struct KvSender {
-    state: Arc<SenderState>,
+    pub(super) state: Arc<SenderState>,
     pages: Arc<dyn KvPages>,
     threads: TransferThreads,
     stop: watch::Sender<bool>,

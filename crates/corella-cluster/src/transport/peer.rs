@@ -307,3 +307,6 @@ fn read_word(socket: &Socket, address: u64) -> Option<u64> {
     unsafe { memory.copy(&mut parts, |_| {}) }.ok()?;
     Some(u64::from_ne_bytes(bytes))
 }
+
+#[cfg(test)]
+mod tests;

@@ -336,3 +336,6 @@ impl FrameReader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,6 +2,7 @@
 
 mod addresses;
 mod etcd;
+mod etcd_lease;
 mod etcd_server;
 mod fleet;
 mod folder;

@@ -9,7 +9,6 @@ mod hostile_sender;
 mod loss;
 mod nixl;
 mod nixl_process;
-mod proxy;
 mod raw_peer;
 mod round_trip;
 mod tls;

@@ -12,6 +12,7 @@ use corella_core::session::SessionConfig;
 use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, Submission};
 use corella_model::{MockConfig, MockExecutor};
+use corella_test::wait_until_async;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
@@ -28,7 +29,7 @@ struct Node {
 
 impl Node {
     fn start(model: &MockConfig, incarnation: u64) -> Self {
-        Self::start_with(model, incarnation, None, session_config())
+        Self::start_with(model, incarnation, None, session_config(), CONNECT_TIMEOUT)
     }
 
     fn start_with(
@@ -36,6 +37,7 @@ impl Node {
         incarnation: u64,
         max_bandwidth: Option<u64>,
         times: SessionConfig,
+        connect_timeout: Duration,
     ) -> Self {
         let (engine, pages) = start_engine(Box::new(MockExecutor::new(model.clone())));
         let threads = TransferThreads::start(1).expect("threads start");
@@ -56,7 +58,10 @@ impl Node {
         };
         let kept = KeptPrompts::new(engine.clone(), sender, keep);
         kept.follow().expect("a thread starts");
-        let config = ReceiverConfig::new(incarnation, FINGERPRINT);
+        let config = ReceiverConfig {
+            connect_timeout,
+            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+        };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
         let puller = Puller::new(engine.clone(), receiver, None, FINGERPRINT, times);
         let entrance = Entrance {
@@ -182,7 +187,10 @@ async fn choices_share_what_the_first_has_pulled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_pulled_is_computed() {
     let model = model(256);
-    let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
+    let prefill = Node::start(&model, 7);
+    // An attempt to connect that fails takes as long.
+    let connect_timeout = Duration::from_millis(250);
+    let decode = Node::start_with(&model, 11, None, session_config(), connect_timeout);
     let prompt = prompt(0, 30);
     let expected = [model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12)];
     let asked = || submission(prompt.clone(), 12, SamplingParams::GREEDY);
@@ -288,25 +296,21 @@ async fn a_client_that_leaves_takes_everything_along() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_room_computes_the_prompt_when_it_has() {
-    // A context of 64 rows is all that the decode node has.
     let prefill = Node::start(&model(256), 7);
     let small = model(16);
     let decode = Node::start(&small, 11);
-    let (long, short) = (prompt(0, 30), prompt(1, 20));
-    let params = prefill.keep(&short).await;
-    let first = decode
-        .engine
-        .submit(submission(long.clone(), 34, SamplingParams::GREEDY));
-    let first = first.expect("it is taken").remove(0);
-    let asked = submission(short.clone(), 30, SamplingParams::GREEDY);
-    let expected = small.lone_tokens(&short, &SamplingParams::GREEDY, 30);
-    assert_eq!(decode.answer(&params, asked).await, [expected]);
-    assert_eq!(
-        decode.num(PullOutcome::NoRoom) + decode.num(PullOutcome::Loaded),
-        1
-    );
-    let expected = small.lone_tokens(&long, &SamplingParams::GREEDY, 34);
-    assert_eq!(finish(first).await, (expected, FinishReason::Length));
+    let prompt = prompt(1, 20);
+    let params = prefill.keep(&prompt).await;
+    let others = KeptPages::new(&decode.engine, 60).await;
+    let asked = submission(prompt.clone(), 30, SamplingParams::GREEDY);
+    let make_room = async {
+        wait_until_async("there is no room", || decode.num(PullOutcome::NoRoom) == 1).await;
+        drop(others);
+    };
+    let (answer, ()) = tokio::join!(decode.answer(&params, asked), make_room);
+    let expected = small.lone_tokens(&prompt, &SamplingParams::GREEDY, 30);
+    assert_eq!(answer, [expected]);
+    assert_eq!(decode.num(PullOutcome::Loaded), 0);
     at_rest(&decode.engine).await;
 }
 
@@ -314,13 +318,13 @@ async fn a_node_without_room_computes_the_prompt_when_it_has() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
     let model = model(256);
-    let prefill = Node::start_with(&model, 7, Some(1), session_config());
+    let prefill = Node::start_with(&model, 7, Some(1), session_config(), CONNECT_TIMEOUT);
     let times = SessionConfig {
         lost_after_us: 500_000,
         load_base_us: 3_600_000_000,
         ..session_config()
     };
-    let decode = Node::start_with(&model, 11, None, times);
+    let decode = Node::start_with(&model, 11, None, times, CONNECT_TIMEOUT);
     let prompt = prompt(0, 100);
     let params = prefill.keep(&prompt).await;
     let expected = model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12);

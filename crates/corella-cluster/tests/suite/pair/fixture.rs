@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corella_cluster::session::{
     Choice, DecodeNode, DecodePeers, KvAddress, PrefillNode, Search, serve_sessions,
@@ -14,18 +14,24 @@ use corella_cluster::transport::{
 };
 use corella_core::session::{Hello, KvShape, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, Namespace, NodeId, PromptLogprob, SamplingParams, SchedulerConfig,
-    StoppingCriteria, TokenId,
+    FinishReason, Incarnation, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
 };
-use corella_engine::{Engine, EngineConfig, Generate, StreamEvent, Submission, TokenStream};
+use corella_engine::{
+    Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
+};
 use corella_model::{Executor, KvPages, MockConfig, MockExecutor};
+use corella_test::wait_until_async;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
 pub const PAGE_SIZE: u32 = 4;
 pub const FINGERPRINT: u128 = 0x5eed;
-const LONG: Duration = Duration::from_secs(60);
+/// Ends an answer that would hang. No passing test comes near it.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(5);
+/// For one attempt to connect to a node that is there.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 
 pub fn model(num_pages: u32) -> MockConfig {
     MockConfig {
@@ -105,7 +111,10 @@ impl Decode {
         let (engine, pages) = start_engine(executor);
         let hello = hello(&format!("decode-{incarnation}"), incarnation, &*pages);
         let threads = TransferThreads::start(1).expect("threads start");
-        let config = ReceiverConfig::new(incarnation, FINGERPRINT);
+        let config = ReceiverConfig {
+            connect_timeout: CONNECT_TIMEOUT,
+            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+        };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
         let node = DecodeNode::start(session_config(), hello, engine.clone(), receiver, None);
         let node = node.expect("its configuration is valid");
@@ -275,15 +284,46 @@ pub async fn finish_scored(
         }
         panic!("the stream ended without a terminal event");
     };
-    let reason = tokio::time::timeout(LONG, read).await;
-    let reason = reason.expect("an answer takes no minute");
+    let reason = tokio::time::timeout(ANSWER_TIMEOUT, read).await;
+    let reason = reason.expect("the stream ends");
     (tokens, reason, logprobs)
+}
+
+/// Pages that an engine keeps for KV which never comes, until this is dropped.
+pub struct KeptPages {
+    engine: Engine,
+    receipt: Option<Receipt>,
+}
+
+impl KeptPages {
+    pub async fn new(engine: &Engine, num_tokens: u32) -> Self {
+        let asked = submission(vec![3; num_tokens as usize], 1, SamplingParams::GREEDY);
+        let receipt = engine.reserve(asked, Duration::from_hours(1));
+        let mut receipt = receipt.expect("the engine runs");
+        let answer = poll_fn(|cx| receipt.stream.poll_next(cx)).await;
+        assert!(matches!(answer, Some(StreamEvent::Accepted)), "{answer:?}");
+        Self {
+            engine: engine.clone(),
+            receipt: Some(receipt),
+        }
+    }
+}
+
+impl Drop for KeptPages {
+    fn drop(&mut self) {
+        let Some(receipt) = self.receipt.take() else {
+            return;
+        };
+        let id = receipt.stream.id();
+        drop(receipt);
+        let how = LostKv::End("nobody wants it any more".into());
+        self.engine.kv_exchange().handle_kv_lost(id, how);
+    }
 }
 
 /// Waits until an engine holds nothing for anybody.
 pub async fn at_rest(engine: &Engine) {
-    let since = Instant::now();
-    loop {
+    wait_until_async("the engine is at rest", || {
         let stats = engine.stats();
         let scheduler = stats.scheduler;
         let num_busy = scheduler.num_in_use_pages
@@ -291,10 +331,7 @@ pub async fn at_rest(engine: &Engine) {
             + scheduler.num_receiving
             + scheduler.num_inflight_steps
             + stats.num_live_requests;
-        if num_busy == 0 {
-            return;
-        }
-        assert!(since.elapsed() < LONG, "{scheduler:?}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+        num_busy == 0
+    })
+    .await;
 }

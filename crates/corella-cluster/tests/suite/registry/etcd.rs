@@ -1,18 +1,37 @@
 //! Nodes in a real etcd.
 
-use std::process::{Child, Command};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use corella_cluster::{Registry, Role};
+use corella_test::HeldProcess;
 
-use crate::registry::etcd_server::{EtcdServer, send_signal};
+use crate::proxy::Proxy;
+use crate::registry::etcd_lease::until_renewed;
+use crate::registry::etcd_server::{EtcdServer, url_at};
 use crate::registry::fleet::{
-    LEASE_TTL, decode, greet, instances, is_healthy, node, observer, peer_id, prefill, record,
-    start, until,
+    decode, greet, instances, is_healthy, node, observer, peer_id, prefill, record, start, until,
 };
 
 /// Tells `a_node_in_a_process_of_its_own` where to register.
 const CHILD_REGISTRY: &str = "CORELLA_TEST_CHILD_REGISTRY";
+/// Renewed every three seconds, and six seconds more for a node on a busy machine to say that it lives.
+const KEPT_LEASE_TTL: Duration = Duration::from_secs(9);
+
+/// Between nodes and etcd, to count how often they try.
+fn counting_proxy(server: &EtcdServer) -> Proxy {
+    let proxy = Proxy::new(server.address());
+    proxy.allow_all();
+    proxy
+}
+
+/// Waits until nodes have tried that often to reach an etcd that is away. A node tries again when a try has
+/// failed.
+async fn until_tried(proxy: &Proxy, num_tries: u64) {
+    let before = proxy.num_accepted();
+    until(true, || proxy.num_accepted() >= before + num_tries).await;
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_find_each_other() {
@@ -46,7 +65,7 @@ async fn nodes_find_each_other() {
 
     let third = start(&server.url(), node("decode-3", Role::Decode), lease_ttl);
     until(2, || instances(&first).len()).await;
-    second.deregister(Duration::from_secs(10)).await.unwrap();
+    second.deregister(Duration::from_mins(5)).await.unwrap();
     until(vec!["decode-3".to_owned()], || instances(&first)).await;
     assert_eq!(
         instances(&second),
@@ -59,8 +78,10 @@ async fn nodes_find_each_other() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outage_takes_nobody_away_and_all_register_again() {
     let mut server = EtcdServer::start("outage");
-    let first = prefill(&server.url(), "prefill-1");
-    let second = decode(&server.url(), "decode-1");
+    let proxy = counting_proxy(&server);
+    let start = |id, role| start(&url_at(proxy.address), node(id, role), KEPT_LEASE_TTL);
+    let first = start("prefill-1", Role::Prefill);
+    let second = start("decode-1", Role::Decode);
     until(vec!["decode-1".to_owned()], || instances(&first)).await;
     until(vec!["prefill-1".to_owned()], || instances(&second)).await;
     let life = greet(&first, "decode-1");
@@ -68,8 +89,7 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
 
     for loses_data in [false, true] {
         server.kill();
-        // Longer than the leases last.
-        tokio::time::sleep(LEASE_TTL + Duration::from_secs(1)).await;
+        until_tried(&proxy, 10).await;
         assert_eq!(peer_id(&first, "decode-1"), Some(life));
         if loses_data {
             server.lose_data();
@@ -81,8 +101,9 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
             record(&newcomer, "decode-1").map(|node| node.incarnation)
         })
         .await;
-        // Two more leases later all are still there: they are kept alive.
-        tokio::time::sleep(2 * LEASE_TTL).await;
+        for instance_id in ["prefill-1", "decode-1"] {
+            until_renewed(server.address(), instance_id).await;
+        }
         assert_eq!(instances(&newcomer), ["decode-1"]);
         assert_eq!(
             peer_id(&first, "decode-1"),
@@ -103,14 +124,14 @@ async fn who_registers_late_after_an_outage_is_waited_for() {
     let child = NodeProcess::start(&server);
     until(2, || instances(&first).len()).await;
     let life = greet(&first, "decode-child");
-    send_signal(&child.0, "STOP");
+    let held = child.hold();
     server.kill();
     server.lose_data();
     server.restart();
     let _newcomer = decode(&server.url(), "decode-3");
     until(true, || instances(&first).contains(&"decode-3".to_owned())).await;
     assert_eq!(peer_id(&first, "decode-child"), Some(life));
-    send_signal(&child.0, "CONT");
+    drop(held);
     let other = observer(&server.url());
     until(3, || instances(&other).len()).await;
     assert_eq!(peer_id(&first, "decode-child"), Some(life));
@@ -119,17 +140,18 @@ async fn who_registers_late_after_an_outage_is_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registry_that_hangs_takes_nobody_away() {
     let server = EtcdServer::start("hang");
-    let first = prefill(&server.url(), "prefill-1");
-    let second = decode(&server.url(), "decode-1");
+    let proxy = counting_proxy(&server);
+    let first = prefill(&url_at(proxy.address), "prefill-1");
+    let second = decode(&url_at(proxy.address), "decode-1");
     until(vec!["decode-1".to_owned()], || instances(&first)).await;
     let life = greet(&first, "decode-1");
-    server.signal("STOP");
-    tokio::time::sleep(2 * LEASE_TTL).await;
+    let held = server.hold();
+    until_tried(&proxy, 6).await;
     assert!(is_healthy(&first, life));
     let mut own = node("decode-1", Role::Decode);
     own.group = "long".into();
     second.publish(own.clone()).unwrap();
-    server.signal("CONT");
+    drop(held);
     until(Some(own), || record(&first, "decode-1")).await;
     assert!(is_healthy(&first, life));
 }
@@ -137,9 +159,10 @@ async fn a_registry_that_hangs_takes_nobody_away() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_registry_may_come_later() {
     let mut server = EtcdServer::not_started("later");
-    let first = prefill(&server.url(), "prefill-1");
-    let second = decode(&server.url(), "decode-1");
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    let proxy = counting_proxy(&server);
+    let first = prefill(&url_at(proxy.address), "prefill-1");
+    let second = decode(&url_at(proxy.address), "decode-1");
+    until_tried(&proxy, 4).await;
     assert!(!first.is_published() && instances(&first).is_empty());
     server.restart();
     until(vec!["decode-1".to_owned()], || instances(&first)).await;
@@ -202,9 +225,9 @@ async fn a_stopped_node_is_back_when_it_goes_on() {
     let _second = decode(&server.url(), "decode-1");
     let child = NodeProcess::start(&server);
     until(2, || instances(&first).len()).await;
-    send_signal(&child.0, "STOP");
+    let held = child.hold();
     until(vec!["decode-1".to_owned()], || instances(&first)).await;
-    send_signal(&child.0, "CONT");
+    drop(held);
     let both = ["decode-1", "decode-child"].map(String::from);
     until(both.to_vec(), || instances(&first)).await;
 }
@@ -218,8 +241,13 @@ impl NodeProcess {
         let child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--ignored", "--nocapture"])
             .env(CHILD_REGISTRY, server.url())
+            .stdin(Stdio::piped())
             .spawn();
         Self(child.unwrap())
+    }
+
+    fn hold(&self) -> HeldProcess {
+        HeldProcess::new(self.0.id())
     }
 
     fn kill(&mut self) {
@@ -242,6 +270,7 @@ async fn a_node_in_a_process_of_its_own() {
         return;
     };
     let _registry: Registry = decode(&url, "decode-child");
-    // Nobody needs it longer, should whoever started it be gone.
-    tokio::time::sleep(Duration::from_secs(120)).await;
+    // Nobody needs it longer when whoever started it is gone.
+    let wait = || std::io::stdin().read(&mut [0]);
+    let _ = tokio::task::spawn_blocking(wait).await;
 }

@@ -1,14 +1,13 @@
 //! An etcd of its own for each test, which can be killed and started again.
 
 use std::fs::{self, File};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+
+use corella_test::{HeldProcess, wait_until};
 
 use crate::registry::fleet::TestFolder;
-
-const START_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub struct EtcdServer {
     folder: TestFolder,
@@ -34,9 +33,13 @@ impl EtcdServer {
         }
     }
 
+    pub fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.client_port).into()
+    }
+
     /// For `--registry`.
     pub fn url(&self) -> String {
-        format!("etcd:127.0.0.1:{}/test", self.client_port)
+        url_at(self.address())
     }
 
     /// Starts it with whatever data there is.
@@ -58,18 +61,14 @@ impl EtcdServer {
         self.process = Some(process.unwrap_or_else(|error| {
             panic!("etcd does not start ({error}); on Debian: `apt-get install etcd-server`")
         }));
-        let start = Instant::now();
-        while TcpStream::connect(("127.0.0.1", self.client_port)).is_err() {
+        wait_until("etcd listens", || {
             let exited = self.process.as_mut().unwrap().try_wait().unwrap();
-            if exited.is_some() || start.elapsed() > START_TIMEOUT {
+            if exited.is_some() {
                 let log = fs::read_to_string(self.folder.0.join("etcd.log"));
-                panic!(
-                    "etcd does not listen ({exited:?}): {}",
-                    log.unwrap_or_default()
-                );
+                panic!("etcd has ended ({exited:?}): {}", log.unwrap_or_default());
             }
-            std::thread::sleep(Duration::from_millis(20));
-        }
+            TcpStream::connect(self.address()).is_ok()
+        });
     }
 
     /// As by `kill -9`.
@@ -80,9 +79,9 @@ impl EtcdServer {
         }
     }
 
-    /// Lets it hang, or go on.
-    pub fn signal(&self, signal: &str) {
-        send_signal(self.process.as_ref().unwrap(), signal);
+    /// Lets it hang until what is returned is dropped.
+    pub fn hold(&self) -> HeldProcess {
+        HeldProcess::new(self.process.as_ref().unwrap().id())
     }
 
     pub fn lose_data(&self) {
@@ -91,10 +90,8 @@ impl EtcdServer {
     }
 }
 
-pub fn send_signal(process: &Child, signal: &str) {
-    let id = process.id().to_string();
-    let status = Command::new("kill").args(["-s", signal, &id]).status();
-    assert!(status.unwrap().success());
+pub fn url_at(address: SocketAddr) -> String {
+    format!("etcd:{address}/test")
 }
 
 impl Drop for EtcdServer {

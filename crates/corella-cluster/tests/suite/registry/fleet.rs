@@ -1,17 +1,17 @@
-//! A few nodes for a test, and patience.
+//! A few nodes for a test.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
 use corella_core::{PeerFacts, PeerId, PeerStanding};
-
-/// Far longer than anything here takes on a machine that does something else as well.
-const PATIENCE: Duration = Duration::from_secs(30);
+use corella_test::wait_until_async;
 
 /// Long enough for a node on a busy machine to say in time that it lives.
 pub const LEASE_TTL: Duration = Duration::from_secs(3);
+
+const HOUR_US: u64 = 3_600_000_000;
 
 pub fn node(instance_id: &str, role: Role) -> NodeRecord {
     let mut node = NodeRecord::at(instance_id, &format!("{instance_id}:9000"));
@@ -27,6 +27,9 @@ pub fn config(peer_role: Role) -> RegistryConfig {
     // Nobody lists anew but for a reason.
     config.list_interval = Duration::from_secs(600);
     config.max_retry = Duration::from_millis(500);
+    // A machine may be so busy that a node which has to register again does so late.
+    config.peer_table.outage_grace_us = HOUR_US;
+    config.peer_table.empty_lists_us = HOUR_US;
     config
 }
 
@@ -97,18 +100,7 @@ pub fn is_healthy(registry: &Registry, peer_id: PeerId) -> bool {
 
 /// Waits until `look` sees what is expected.
 pub async fn until<T: PartialEq + Debug>(expected: T, mut look: impl FnMut() -> T) {
-    let start = Instant::now();
-    loop {
-        let seen = look();
-        if seen == expected {
-            return;
-        }
-        assert!(
-            start.elapsed() < PATIENCE,
-            "saw {seen:?}, and not {expected:?}"
-        );
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_until_async(&format!("{expected:?}"), || look() == expected).await;
 }
 
 /// A folder for one test, removed when it ends.

@@ -6,12 +6,22 @@ use std::time::Duration;
 use corella_cluster::Role;
 
 use crate::registry::fleet::{
-    LEASE_TTL, TestFolder, decode, greet, instances, is_healthy, node, peer_id, prefill, record,
-    until,
+    TestFolder, decode, greet, instances, is_healthy, node, peer_id, prefill, record, until,
 };
 
 fn url(folder: &TestFolder) -> String {
     format!("file:{}", folder.0.join("nodes").display())
+}
+
+/// Waits until a node has read its folder anew: it touches its own file before each time.
+async fn until_read(folder: &TestFolder, instance_id: &str) {
+    let file = folder.0.join(format!("nodes/{instance_id}.json"));
+    let touched_at = || fs::metadata(&file).and_then(|it| it.modified()).ok();
+    // What it read behind the first touch has been taken in by the second one.
+    for _ in 0..2 {
+        let before = touched_at();
+        until(true, || touched_at().is_some() && touched_at() != before).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -29,7 +39,7 @@ async fn nodes_find_each_other() {
 
     let _third = decode(&url(&folder), "decode-3");
     until(2, || instances(&first).len()).await;
-    second.deregister(Duration::from_secs(10)).await.unwrap();
+    second.deregister(Duration::from_mins(5)).await.unwrap();
     assert!(!folder.0.join("nodes/decode-1.json").exists());
     until(vec!["decode-3".to_owned()], || instances(&first)).await;
 }
@@ -62,7 +72,7 @@ async fn a_folder_that_was_cleaned_fills_again() {
     let life = greet(&first, "decode-1");
     fs::remove_dir_all(folder.0.join("nodes")).unwrap();
     until(true, || folder.0.join("nodes/decode-1.json").exists()).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    until_read(&folder, "prefill-1").await;
     assert_eq!(peer_id(&first, "decode-1"), Some(life));
     assert!(second.is_published());
 }
@@ -75,16 +85,22 @@ async fn a_folder_that_cannot_be_read_takes_nobody_away() {
     let _second = decode(&url(&folder), "decode-1");
     until(vec!["decode-1".to_owned()], || instances(&first)).await;
     let life = greet(&first, "decode-1");
+    let elsewhere = TestFolder::new("folder-no-outage");
+    let reader = prefill(&url(&elsewhere), "prefill-9");
+    let _stays = decode(&url(&elsewhere), "decode-8");
+    let lost = decode(&url(&elsewhere), "decode-9");
+    until(2, || instances(&reader).len()).await;
 
     fs::rename(&nodes, folder.0.join("away")).unwrap();
     fs::write(&nodes, "a file where the folder was").unwrap();
-    // Longer than a node without heartbeat would stay.
-    tokio::time::sleep(LEASE_TTL + Duration::from_secs(1)).await;
+    // In a folder that can be read, a node that is lost now is gone by and by.
+    drop(lost);
+    until(vec!["decode-8".to_owned()], || instances(&reader)).await;
     assert!(is_healthy(&first, life));
 
     fs::remove_file(&nodes).unwrap();
     until(true, || nodes.join("decode-1.json").exists()).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    until_read(&folder, "prefill-1").await;
     assert!(is_healthy(&first, life));
 }
 

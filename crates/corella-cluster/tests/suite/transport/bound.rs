@@ -1,50 +1,55 @@
 //! Speeds that differ, and everything that has a limit.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
-    Frame, LoadFailure, LoadRejection, LoadRequest, LoadStatus, PeerAddress, Refusal, StoreError,
+    Frame, LoadFailure, LoadRejection, LoadRequest, LoadStatus, PeerAddress, Refusal, SendStatus,
+    StoreError,
 };
+use corella_test::wait_until;
 
+use crate::proxy::Proxy;
 use crate::transport::fixture::{
-    DECODE, LONG, ReceivingNode, SendingNode, geometry, key, loopback, page_ids, until, wait,
-    wait_for_bytes,
+    DECODE, HOUR, ReceivingNode, SendingNode, assert_not_before, geometry, key, loopback, page_ids,
+    wait, wait_for_bytes, wait_for_status,
 };
-use crate::transport::proxy::Proxy;
 use crate::transport::raw_peer::RawPeer;
 
-/// A decode node behind a link of 1 MB/s, and another beside it.
+/// A decode node behind a link that stands still, and another beside it.
 #[test]
-fn a_slow_peer_holds_up_nobody_and_shows_in_its_bandwidth() {
+fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     let geometry = geometry(4, 16, 512);
     let node = SendingNode::new(geometry.clone());
     let slow = ReceivingNode::new(geometry.clone());
     let fast = ReceivingNode::configured(geometry, |config| config.incarnation = DECODE + 1);
     let proxy = Proxy::new(node.address);
-    proxy.throttle(1_000_000);
+    let num_allowed = 4 << 20;
+    proxy.allow(num_allowed);
     // 16 MiB.
     let table = page_ids(0..512);
     node.store_whole(&key(1), &table, 8192);
-    let mut slow_load = slow.load(&key(1), proxy.address, 0, 8192, &table);
-    wait_for_bytes(&mut slow_load);
+    let slow_load = slow.load(&key(1), proxy.address, 0, 8192, &table);
+    wait_for_bytes(&slow_load);
+    assert_eq!(node.sender.bandwidth_bytes_per_s(DECODE + 1), None);
     let mut fast_key = key(2);
     fast_key.decode_incarnation.0 += 1;
     // The same pages: what they hold for the fast session is the slow one's content.
     node.store(&fast_key, 8192);
     node.make_readable(&fast_key, &table, 8192);
-    let mut fast_load = fast.load(&fast_key, node.address, 0, 8192, &table);
-    assert_eq!(wait(&mut fast_load), LoadStatus::Done { num_rows: 8192 });
+    let fast_load = fast.load(&fast_key, node.address, 0, 8192, &table);
+    assert_eq!(wait(&fast_load), LoadStatus::Done { num_rows: 8192 });
     fast.assert_holds(&key(1), &table, 0);
-    assert!(
-        slow_load.account().num_bytes < 8 << 20,
-        "the slow load is still running"
-    );
-    until("the slow one is measured", || {
+    assert!(!slow_load.status().is_over());
+    assert!(slow_load.account().num_bytes <= num_allowed);
+    // A speed is measured over 50 ms, which this takes because a condition is looked at every 2 ms.
+    wait_until("the slow one is measured", || {
+        proxy.allow(16 << 10);
         node.sender.bandwidth_bytes_per_s(DECODE).is_some()
     });
-    let bandwidth = |incarnation| node.sender.bandwidth_bytes_per_s(incarnation).unwrap();
-    assert!(bandwidth(DECODE) < 3e6, "{}", bandwidth(DECODE));
-    assert!(bandwidth(DECODE + 1) > 2.0 * bandwidth(DECODE));
+    proxy.allow_all();
+    assert_eq!(wait(&slow_load), LoadStatus::Done { num_rows: 8192 });
+    slow.assert_holds(&key(1), &table, 0);
 }
 
 /// What is sent in a time is bounded, by all sessions and connections together.
@@ -56,7 +61,10 @@ fn a_node_sends_no_more_than_its_bandwidth() {
         config.max_bandwidth = Some(bytes_per_s);
     });
     let other = ReceivingNode::new(geometry);
-    let started_at = Instant::now();
+    let num_bytes = 4.0 * 64.0 * 8192.0;
+    // 20 ms' worth may go at once.
+    let least = Duration::from_secs_f64(num_bytes / bytes_per_s as f64 - 0.02);
+    let earliest = Instant::now() + least;
     let tables: Vec<_> = (0..4).map(|i| page_ids(32 * i..32 * (i + 1))).collect();
     let mut loads = Vec::new();
     for (uuid, table) in tables.iter().enumerate() {
@@ -64,18 +72,11 @@ fn a_node_sends_no_more_than_its_bandwidth() {
         node.store_whole(&key, table, 512);
         loads.push(other.load(&key, node.address, 0, 512, table));
     }
-    for load in &mut loads {
+    for load in &loads {
         assert_eq!(wait(load), LoadStatus::Done { num_rows: 512 });
     }
-    let num_bytes = 4.0 * 64.0 * 8192.0;
     assert_eq!(node.sender.stats().num_bytes_sent as f64, num_bytes);
-    // 20 ms' worth may go at once.
-    let least = num_bytes / bytes_per_s as f64 - 0.02;
-    assert!(
-        started_at.elapsed().as_secs_f64() >= least,
-        "{:?}",
-        started_at.elapsed()
-    );
+    assert_not_before(earliest, "all bytes were there");
 }
 
 /// Chunk by chunk: whoever is asked for later does not wait for the end of who was first.
@@ -85,8 +86,6 @@ fn sessions_of_a_connection_take_turns() {
     let layer_bytes = geometry.layer_bytes();
     let node = SendingNode::configured(geometry.clone(), |config| {
         config.chunk_bytes = 2 * layer_bytes;
-        // A chunk takes 8 ms, so that all have credit before the first is through.
-        config.max_bandwidth = Some(2_000_000);
     });
     let mut peer = RawPeer::connect(node.address, &geometry);
     for uuid in 0..3 {
@@ -95,15 +94,16 @@ fn sessions_of_a_connection_take_turns() {
         peer.load(uuid.into(), &key(uuid.into()), 640, 0);
     }
     peer.load(9, &key(9), 16, 0);
-    until("all have asked", || {
+    wait_until("all have asked", || {
         node.sender.stats().num_waiting_loads == 1
     });
-    for load_id in 0..3 {
-        peer.send(&Frame::Credit {
-            load_id,
-            num_bytes: u32::MAX,
-        });
-    }
+    // At once, so that the sender reads all of it before it sends anything.
+    let credit = |load_id| Frame::Credit {
+        load_id,
+        num_bytes: u32::MAX,
+    };
+    let credit = [0, 1, 2].map(|load_id| credit(load_id).encode());
+    peer.stream.write_all(&credit.concat()).unwrap();
     let mut order = Vec::new();
     while order.len() < 60 {
         match peer.receive().unwrap() {
@@ -114,15 +114,8 @@ fn sessions_of_a_connection_take_turns() {
             frame => assert!(matches!(frame, Frame::Complete { .. }), "{frame:?}"),
         }
     }
-    // The first may be ahead by what it sent before the others' credit was there.
-    let begin = order.iter().position(|&load_id| load_id == 2).unwrap();
-    let end = order.iter().rposition(|&load_id| load_id == 0).unwrap();
-    assert!(end - begin > 20, "{order:?}");
-    for turns in order[begin..=end].windows(3) {
-        let mut turns = turns.to_vec();
-        turns.sort_unstable();
-        turns.dedup();
-        assert!(turns.len() >= 2, "{order:?}");
+    for turns in order.chunks(3) {
+        assert_eq!(turns, [0, 1, 2], "{order:?}");
     }
 }
 
@@ -158,16 +151,16 @@ fn everything_that_peers_can_fill_has_a_limit() {
     );
     // One that ends makes room for another.
     peers[0].send(&Frame::Cancel { load_id: 0 });
-    until("it is gone", || node.sender.stats().num_waiting_loads == 3);
+    wait_until("it is gone", || node.sender.stats().num_waiting_loads == 3);
     peers[1].load(12, &key(12), 16, 0);
-    until("it waits", || node.sender.stats().num_waiting_loads == 4);
+    wait_until("it waits", || node.sender.stats().num_waiting_loads == 4);
     node.store(&key(50), 16);
     node.store(&key(51), 16);
     // SAFETY: nothing is stored.
     let third = unsafe { node.sender.store(key(52), 16) };
     assert_eq!(third.err(), Some(StoreError::Full));
     drop(peers);
-    until("all is free", || {
+    wait_until("all is free", || {
         let stats = node.sender.stats();
         stats.num_connections + stats.num_waiting_loads == 0
     });
@@ -178,6 +171,7 @@ fn loads_that_cannot_be_are_not_begun() {
     let other = ReceivingNode::configured(geometry(1, 16, 8), |config| {
         config.max_loads = 2;
         config.max_peers = 1;
+        config.connect_timeout = HOUR;
     });
     let request = |first_row, num_rows, pages: &[u32], port| LoadRequest {
         key: key(1),
@@ -185,7 +179,7 @@ fn loads_that_cannot_be_are_not_begun() {
         first_row,
         num_rows,
         table: page_ids(pages.iter().copied()),
-        deadline: Instant::now() + LONG,
+        deadline: Instant::now() + HOUR,
     };
     // SAFETY: no load writes anything: nobody listens.
     let load = |request| unsafe { other.receiver.load(request) };
@@ -211,7 +205,7 @@ fn loads_that_cannot_be_are_not_begun() {
         Some(LoadRejection::Full)
     );
     drop((first, second));
-    until("the peer has no loads", || {
+    wait_until("the peer has no loads", || {
         let third = load(another_peer.clone());
         third.is_ok()
     });
@@ -220,25 +214,28 @@ fn loads_that_cannot_be_are_not_begun() {
 /// A load never lasts longer than its deadline, however slowly rows come.
 #[test]
 fn a_load_in_the_middle_ends_at_its_deadline() {
-    let geometry = geometry(4, 16, 128);
+    let geometry = geometry(4, 16, 256);
     let node = SendingNode::new(geometry.clone());
-    let other = ReceivingNode::new(geometry);
+    let other = ReceivingNode::configured(geometry, |config| config.connections_per_peer = 1);
     let proxy = Proxy::new(node.address);
-    proxy.allow(200 << 10);
-    let table = page_ids(0..128);
-    node.store_whole(&key(1), &table, 2048);
-    let deadline = Instant::now() + Duration::from_millis(700);
-    let mut load = other.load_until(&key(1), proxy.address, 0, 2048, &table, deadline);
-    assert_eq!(
-        wait(&mut load),
-        LoadStatus::Failed(LoadFailure::DeadlinePassed)
-    );
-    let late = Instant::now().duration_since(deadline);
-    assert!(late < 5 * Duration::from_millis(50), "{late:?}");
-    other.fill(&table, 9);
-    proxy.allow_all();
-    until("nobody serves it", || {
-        node.sender.account(&key(1)).is_some()
+    let (table, further) = (page_ids(0..128), page_ids(128..256));
+    let status = node.store_whole(&key(1), &table, 2048);
+    // The proxy holds the load in its middle, unless the deadline passes before it is there.
+    wait_until("a load that has begun ends", || {
+        proxy.allow(200 << 10);
+        let deadline = Instant::now() + Duration::from_millis(700);
+        let load = other.load_until(&key(1), proxy.address, 0, 2048, &table, deadline);
+        let failed = LoadStatus::Failed(LoadFailure::DeadlinePassed);
+        assert_eq!(wait(&load), failed);
+        assert_not_before(deadline, "the load ended");
+        load.account().num_bytes > 0
     });
+    other.fill(&table, 9);
+    wait_for_status(&status, SendStatus::Stopped);
+    // What comes next on the connection is behind the load's rows.
+    proxy.allow_all();
+    let next = other.load(&key(1), proxy.address, 0, 2048, &further);
+    assert_eq!(wait(&next), LoadStatus::Done { num_rows: 2048 });
+    other.assert_holds(&key(1), &further, 0);
     other.assert_filled(&table, 9);
 }

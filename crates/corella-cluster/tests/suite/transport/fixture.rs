@@ -11,14 +11,20 @@ use corella_cluster::transport::{
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, PageId, SessionId};
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvPages};
-use tokio::runtime::{Builder, Runtime};
+use corella_test::{wait_for, wait_until};
 use tokio::sync::watch;
 
 pub const PREFILL: u64 = 0x70;
 pub const DECODE: u64 = 0xdec0de;
 pub const MODEL: u128 = 0x1234_5678_9abc_def0_1111;
-/// For what must happen: it is there to end a test that waits in vain.
-pub const LONG: Duration = Duration::from_secs(30);
+/// For deadlines and limits that are not the test's subject: no test lives to see them.
+pub const HOUR: Duration = Duration::from_hours(1);
+/// Ends a read that would hang. No passing test comes near it.
+pub const READ_TIMEOUT: Duration = Duration::from_mins(5);
+/// For one attempt to connect that succeeds.
+const CONNECT_TIMEOUT: Duration = Duration::from_mins(1);
+/// For one attempt to connect that fails in the end, which takes as long, and may succeed before.
+pub const FAILED_CONNECT_TIME: Duration = Duration::from_secs(1);
 
 pub fn geometry(num_layers: u32, page_size: u32, num_pages: u32) -> KvGeometry {
     KvGeometry {
@@ -61,9 +67,23 @@ impl SendingNode {
     }
 
     pub fn configured(geometry: KvGeometry, change: impl FnOnce(&mut SenderConfig)) -> Self {
-        let threads = TransferThreads::start(2).unwrap();
-        let mut config = SenderConfig::new(PREFILL, MODEL);
-        config.chunk_bytes = 64 << 10;
+        Self::on_threads(2, geometry, change)
+    }
+
+    pub fn on_threads(
+        num_threads: usize,
+        geometry: KvGeometry,
+        change: impl FnOnce(&mut SenderConfig),
+    ) -> Self {
+        let threads = TransferThreads::start(num_threads).unwrap();
+        let mut config = SenderConfig {
+            max_wait: HOUR,
+            tombstone_time: HOUR,
+            stall_timeout: HOUR,
+            idle_timeout: HOUR,
+            chunk_bytes: 64 << 10,
+            ..SenderConfig::new(PREFILL, MODEL)
+        };
         change(&mut config);
         let pages = Arc::new(PlainPages::new(geometry));
         let sender = KvSender::start(config, pages.clone(), &threads);
@@ -92,6 +112,22 @@ impl SendingNode {
     pub fn store(&self, key: &SessionKey, num_rows: u32) -> watch::Receiver<SendStatus> {
         // SAFETY: tests change pages that may be read only where they say so.
         unsafe { self.sender.store(*key, num_rows) }.unwrap()
+    }
+
+    /// The first layers. The others never come.
+    pub fn store_layers(
+        &self,
+        key: &SessionKey,
+        table: &[PageId],
+        num_rows: u32,
+        num_layers: u32,
+    ) -> watch::Receiver<SendStatus> {
+        self.fill(key, table);
+        let status = self.store(key, num_rows);
+        self.sender.add_pages(key, table);
+        self.sender
+            .handle_rows_readable(key, 0..num_layers, num_rows);
+        status
     }
 
     /// Everything at once.
@@ -134,6 +170,7 @@ impl ReceivingNode {
     pub fn configured(geometry: KvGeometry, change: impl FnOnce(&mut ReceiverConfig)) -> Self {
         let threads = TransferThreads::start(2).unwrap();
         let mut config = ReceiverConfig::new(DECODE, MODEL);
+        config.connect_timeout = CONNECT_TIMEOUT;
         change(&mut config);
         let pages = Arc::new(PlainPages::new(geometry));
         let receiver = KvReceiver::new(config, pages.clone(), &threads);
@@ -148,7 +185,7 @@ impl ReceivingNode {
         num_rows: u32,
         table: &[PageId],
     ) -> LoadHandle {
-        self.load_until(key, peer, first_row, num_rows, table, Instant::now() + LONG)
+        self.load_until(key, peer, first_row, num_rows, table, Instant::now() + HOUR)
     }
 
     pub fn load_until(
@@ -222,28 +259,17 @@ pub fn listen(sender: &KvSender) -> SocketAddr {
     }
 }
 
-pub fn runtime() -> Runtime {
-    Builder::new_current_thread().enable_all().build().unwrap()
-}
-
 /// Waits until a load is over.
-pub fn wait(load: &mut LoadHandle) -> LoadStatus {
-    runtime().block_on(async {
-        let over = tokio::time::timeout(LONG, load.wait());
-        over.await.expect("the load ends")
+pub fn wait(load: &LoadHandle) -> LoadStatus {
+    wait_for("the load ends", || {
+        let status = load.status();
+        status.is_over().then_some(status)
     })
 }
 
 /// Waits until rows have come.
-pub fn wait_for_bytes(load: &mut LoadHandle) {
-    runtime().block_on(async {
-        let begins = tokio::time::timeout(LONG, async {
-            while matches!(load.status(), LoadStatus::Opening) {
-                load.changed().await;
-            }
-        });
-        begins.await.expect("rows come");
-    });
+pub fn wait_for_bytes(load: &LoadHandle) {
+    wait_until("rows come", || load.status() != LoadStatus::Opening);
     assert!(
         matches!(load.status(), LoadStatus::Receiving { .. }),
         "{:?}",
@@ -251,21 +277,14 @@ pub fn wait_for_bytes(load: &mut LoadHandle) {
     );
 }
 
-pub fn wait_for(status: &mut watch::Receiver<SendStatus>, wanted: SendStatus) {
-    runtime().block_on(async {
-        let changed = tokio::time::timeout(LONG, status.wait_for(|&status| status == wanted));
-        changed
-            .await
-            .expect("the status comes")
-            .expect("the session is stored");
+pub fn wait_for_status(status: &watch::Receiver<SendStatus>, wanted: SendStatus) {
+    wait_until(&format!("the session is {wanted:?}"), || {
+        *status.borrow() == wanted
     });
 }
 
-/// Looks again until it is so; what is looked at changes on other threads.
-pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + LONG;
-    while !is_so() {
-        assert!(Instant::now() < end, "in vain: {what}");
-        std::thread::yield_now();
-    }
+/// Lower bounds hold however slow the machine is, and they are the only ones on wall-clock time.
+pub fn assert_not_before(earliest: Instant, what: &str) {
+    let left = earliest.saturating_duration_since(Instant::now());
+    assert!(left.is_zero(), "{what}, {left:?} too early");
 }

@@ -11,11 +11,12 @@ use corella_cluster::transport::{
     SendStatus, Trailer,
 };
 use corella_core::PageId;
+use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::transport::fixture::{
-    DECODE, LONG, MODEL, PREFILL, ReceivingNode, SendingNode, content, geometry, key, page_ids,
-    until, wait, wait_for,
+    DECODE, FAILED_CONNECT_TIME, MODEL, PREFILL, READ_TIMEOUT, ReceivingNode, SendingNode, content,
+    geometry, key, page_ids, wait, wait_for_status,
 };
 use crate::transport::raw_peer::run;
 
@@ -72,13 +73,16 @@ fn rows_come_from_the_memory_of_another_process() {
         .unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap() == "ready"));
-    let other = ReceivingNode::new(geometry(3, 16, 2 * NUM_PAGES));
+    let other = ReceivingNode::configured(geometry(3, 16, 2 * NUM_PAGES), |config| {
+        // The process cannot be reached once it has been killed.
+        config.connect_timeout = FAILED_CONNECT_TIME;
+    });
     let everywhere = page_ids(0..2 * NUM_PAGES);
     other.fill(&everywhere, 0xcc);
     let to = page_ids((0..NUM_PAGES).map(|page| 2 * page));
     // Session 2 was stored last, and where both are is its content.
-    let mut load = other.load(&key(2), address.clone(), 32, NUM_ROWS, &to);
-    assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: NUM_ROWS });
+    let load = other.load(&key(2), address.clone(), 32, NUM_ROWS, &to);
+    assert_eq!(wait(&load), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(2), &to, 2);
     let others: Vec<_> = everywhere
         .into_iter()
@@ -87,10 +91,10 @@ fn rows_come_from_the_memory_of_another_process() {
     other.assert_filled(&others, 0xcc);
     assert_eq!(load.account().num_pages, 3 * u64::from(NUM_PAGES - 2));
 
-    let mut waiting = other.load(&key(3), address.clone(), 0, NUM_ROWS, &to);
+    let waiting = other.load(&key(3), address.clone(), 0, NUM_ROWS, &to);
     process.kill().unwrap();
     process.wait().unwrap();
-    let status = wait(&mut waiting);
+    let status = wait(&waiting);
     assert!(
         matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
         "{status:?}"
@@ -104,17 +108,17 @@ fn a_socket_lives_as_long_as_its_sender() {
     let address = address_of("socket");
     let node = sending_node(&address);
     let table = page_ids(0..NUM_PAGES);
-    let mut status = node.store_whole(&key(1), &table, NUM_ROWS);
+    let status = node.store_whole(&key(1), &table, NUM_ROWS);
     let other = ReceivingNode::new(geometry(3, 16, 2 * NUM_PAGES));
-    let mut load = other.load(&key(1), address.clone(), 0, NUM_ROWS, &table);
-    assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: NUM_ROWS });
+    let load = other.load(&key(1), address.clone(), 0, NUM_ROWS, &table);
+    assert_eq!(wait(&load), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(1), &table, 0);
-    wait_for(&mut status, SendStatus::Received);
+    wait_for_status(&status, SendStatus::Received);
     // Where somebody listens there is no room.
     let second = SendingNode::new(geometry(3, 16, 2 * NUM_PAGES));
     assert!(second.sender.listen(address.clone()).is_err());
     drop(node);
-    until("the name is free", || {
+    wait_until("the name is free", || {
         second.sender.listen(address.clone()).is_ok()
     });
 }
@@ -153,8 +157,8 @@ fn rows_are_not_loaded_from_another_users_process() {
     let address = address_of("foreign-sender");
     let listener = as_another_user(|| UnixListener::bind_addr(&system_address(&address)).unwrap());
     let scene = Scene::listening(address, listener);
-    let mut load = scene.load(&page_ids(0..2), 32);
-    let status = wait(&mut load);
+    let load = scene.load(&page_ids(0..2), 32);
+    let status = wait(&load);
     let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
         panic!("{status:?}");
     };
@@ -173,7 +177,7 @@ fn rows_are_not_sent_to_another_users_process() {
     let connect = || UnixStream::connect_addr(&system_address(&address)).unwrap();
     let hello = Hello::new(DECODE, MODEL, &geometry(3, 16, 2 * NUM_PAGES));
     let ask = |mut stream: UnixStream| {
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         // The other end may have closed it already.
         stream.write_all(&Frame::Hello(hello.clone()).encode()).ok();
         let mut bytes = [0; FRAME_BYTES];
@@ -181,7 +185,7 @@ fn rows_are_not_sent_to_another_users_process() {
     };
     assert!(ask(connect()), "this user is answered");
     assert!(!ask(as_another_user(connect)), "another user is not");
-    until("it is counted", || {
+    wait_until("it is counted", || {
         node.sender.stats().num_refused_connections == 1
     });
 }
@@ -204,6 +208,7 @@ impl Scene {
         let other = ReceivingNode::configured(geometry(1, 16, 8), |config| {
             config.connections_per_peer = 1;
             config.num_connect_attempts = 1;
+            config.connect_timeout = FAILED_CONNECT_TIME;
         });
         other.fill(&page_ids(0..8), 0xaa);
         Self {
@@ -220,7 +225,7 @@ impl Scene {
 
     fn greet(&self, memory: &Frame) -> UnixStream {
         let (mut stream, _) = self.listener.accept().unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         assert!(matches!(receive(&mut stream), Frame::Hello(_)));
         let hello = Hello::new(PREFILL, MODEL, &geometry(1, 16, 8));
         stream.write_all(&Frame::Hello(hello).encode()).unwrap();
@@ -241,9 +246,9 @@ fn a_memory_that_cannot_be_read_is_said_before_any_load() {
     let word = 0x1122_3344_u64;
     let address = std::ptr::from_ref(&word).addr() as u64;
     for (address, content) in [(0, 0), (address, word + 1)] {
-        let mut load = scene.load(&page_ids(0..2), 32);
+        let load = scene.load(&page_ids(0..2), 32);
         let _stream = scene.greet(&Frame::Memory { address, content });
-        let status = wait(&mut load);
+        let status = wait(&load);
         let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
             panic!("{status:?}");
         };
@@ -298,10 +303,10 @@ fn wrong_places_fail_their_load() {
         num_rows,
     };
     let corrupt = LoadStatus::Failed(LoadFailure::Corrupt);
-    assert_eq!(wait(&mut loads[0]), corrupt);
-    assert_eq!(wait(&mut loads[1]), corrupt);
+    assert_eq!(wait(&loads[0]), corrupt);
+    assert_eq!(wait(&loads[1]), corrupt);
     send_frame(&mut stream, &frame);
-    assert_eq!(wait(&mut loads[2]), LoadStatus::Done { num_rows });
+    assert_eq!(wait(&loads[2]), LoadStatus::Done { num_rows });
     scene.other.assert_holds(&key(1), &page_ids([2]), 0);
 
     let bytes = [
@@ -316,7 +321,7 @@ fn wrong_places_fail_their_load() {
     ];
     stream.write_all(&bytes.concat()).unwrap();
     let failure = LoadFailure::Violation("places of another size than the pages");
-    assert_eq!(wait(&mut loads[3]), LoadStatus::Failed(failure));
+    assert_eq!(wait(&loads[3]), LoadStatus::Failed(failure));
     scene.other.assert_filled(&page_ids([3, 4, 5, 6, 7]), 0xaa);
 }
 

@@ -6,11 +6,12 @@ use std::time::Duration;
 use corella_cluster::transport::{
     Frame, Hello, Incompatibility, LoadStatus, PageRun, Refusal, SendStatus, Trailer,
 };
+use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::transport::fixture::{
-    DECODE, MODEL, ReceivingNode, SendingNode, content, geometry, key, page_ids, until, wait,
-    wait_for,
+    DECODE, MODEL, ReceivingNode, SendingNode, content, geometry, key, page_ids, wait,
+    wait_for_status,
 };
 use crate::transport::raw_peer::{RawPeer, run};
 
@@ -35,7 +36,7 @@ fn whoever_does_not_speak_frames_loses_the_connection() {
         let mut peer = RawPeer::connect_silently(node.address);
         peer.stream.write_all(bytes).unwrap();
         assert_eq!(peer.receive(), None);
-        until("it is counted", || {
+        wait_until("it is counted", || {
             node.sender.stats().num_refused_connections == index as u64 + 1
         });
     }
@@ -52,11 +53,11 @@ fn whoever_does_not_speak_frames_loses_the_connection() {
         let mut peer = RawPeer::connect(node.address, &geometry);
         peer.stream.write_all(bytes).unwrap();
         assert_eq!(peer.receive(), None);
-        until("it is counted", || {
+        wait_until("it is counted", || {
             node.sender.stats().num_refused_connections == index as u64 + 1 + load_twice
         });
     }
-    until("nothing is left", || {
+    wait_until("nothing is left", || {
         let stats = node.sender.stats();
         stats.num_connections + stats.num_waiting_loads == 0
     });
@@ -158,18 +159,19 @@ fn a_receiver_that_stops_reading_is_given_up() {
     let other = ReceivingNode::new(geometry.clone());
     // 64 MiB: more than socket buffers hold.
     let table = page_ids(0..2048);
-    let mut status = node.store_whole(&key(1), &table, 2048 * 16);
+    let status = node.store_whole(&key(1), &table, 2048 * 16);
     let mut peer = RawPeer::connect(node.address, &geometry);
     peer.load(1, &key(1), 2048 * 16, u32::MAX);
-    wait_for(&mut status, SendStatus::Sending);
+    wait_until("rows are sent", || node.sender.stats().num_bytes_sent > 0);
     let small = page_ids(0..4);
     node.store(&key(2), 64);
     node.make_readable(&key(2), &small, 64);
-    let mut load = other.load(&key(2), node.address, 0, 64, &small);
-    assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 64 });
-    wait_for(&mut status, SendStatus::Stopped);
-    until("its connection is closed", || {
-        node.sender.stats().num_connections <= 2
+    let load = other.load(&key(2), node.address, 0, 64, &small);
+    assert_eq!(wait(&load), LoadStatus::Done { num_rows: 64 });
+    wait_for_status(&status, SendStatus::Stopped);
+    // The other one has a connection.
+    wait_until("its connection is closed", || {
+        node.sender.stats().num_connections == 1
     });
 }
 
@@ -184,7 +186,7 @@ fn a_newer_load_takes_the_place_of_an_older_one() {
     assert_eq!(peer.receive(), Some(Frame::Failed { load_id: 1, reason }));
     assert_eq!(node.sender.stats().num_waiting_loads, 1);
     let table = page_ids(0..2);
-    let mut status = node.store_whole(&key(1), &table, 32);
+    let status = node.store_whole(&key(1), &table, 32);
     assert!(matches!(peer.receive(), Some(Frame::Data(run)) if run.load_id == 2));
     peer.payload(&run(2, 0, 0, 32), &geometry);
     let num_rows = 32;
@@ -208,5 +210,5 @@ fn a_newer_load_takes_the_place_of_an_older_one() {
         })
     );
     peer.send(&Frame::Received { load_id: 3 });
-    wait_for(&mut status, SendStatus::Received);
+    wait_for_status(&status, SendStatus::Received);
 }

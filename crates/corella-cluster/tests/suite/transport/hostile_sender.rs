@@ -4,9 +4,10 @@ use std::io::Write;
 
 use corella_cluster::transport::{Frame, LoadFailure, LoadHandle, LoadStatus, PageRun, Refusal};
 use corella_model::PageForm;
+use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::transport::fixture::{ReceivingNode, content, geometry, key, page_ids, until, wait};
+use crate::transport::fixture::{ReceivingNode, content, geometry, key, page_ids, wait};
 use crate::transport::raw_peer::{RawListener, RawPeer, run};
 
 const NUM_ROWS: u32 = 40;
@@ -67,7 +68,7 @@ impl Scene {
 
     /// The load fails, the connection ends, and no page but those of the load was written.
     fn assert_fails(mut self, failure: LoadFailure) {
-        assert_eq!(wait(&mut self.load), LoadStatus::Failed(failure));
+        assert_eq!(wait(&self.load), LoadStatus::Failed(failure));
         while self.peer.receive().is_some() {}
         let others = page_ids((0..16).filter(|page| !(6..8).contains(page)));
         self.other.assert_filled(&others, 0xaa);
@@ -84,7 +85,7 @@ fn what_was_asked_for_is_taken() {
     }
     let num_rows = NUM_ROWS;
     scene.peer.send(&Frame::Complete { load_id, num_rows });
-    assert_eq!(wait(&mut scene.load), LoadStatus::Done { num_rows });
+    assert_eq!(wait(&scene.load), LoadStatus::Done { num_rows });
     scene.other.assert_holds(&key(1), &page_ids([5, 6, 7]), 1);
     scene.other.assert_filled(&page_ids([5]), 0xaa);
     let mut num_credit = 0;
@@ -147,14 +148,14 @@ fn rows_that_come_twice_or_beyond_the_credit_fail_the_load() {
     });
     let listener = RawListener::new();
     let table = page_ids(0..32);
-    let mut load = other.load(&key(1), listener.address, 0, 512, &table);
+    let load = other.load(&key(1), listener.address, 0, 512, &table);
     let mut peer = listener.accept(&geometry);
     let Some(Frame::Load(frame)) = peer.receive() else {
         panic!("a load");
     };
     peer.send(&Frame::Data(run(frame.load_id, 0, 0, 64)));
     let failure = LoadFailure::Violation("more bytes than it has credit for");
-    assert_eq!(wait(&mut load), LoadStatus::Failed(failure));
+    assert_eq!(wait(&load), LoadStatus::Failed(failure));
     while peer.receive().is_some() {}
 }
 
@@ -177,10 +178,7 @@ fn a_wrong_checksum_fails_the_load_and_ends_the_connection() {
     let bytes = vec![3; 16384];
     let run = run(scene.load_id, 0, 16, 24);
     scene.peer.send_run(run, &bytes, xxh3_64(&bytes) ^ 1);
-    assert_eq!(
-        wait(&mut scene.load),
-        LoadStatus::Failed(LoadFailure::Corrupt)
-    );
+    assert_eq!(wait(&scene.load), LoadStatus::Failed(LoadFailure::Corrupt));
     assert_eq!(scene.other.receiver.stats().num_corrupt_frames, 1);
     scene.assert_fails(LoadFailure::Corrupt);
 }
@@ -224,7 +222,7 @@ fn rows_of_unknown_loads_go_nowhere() {
     }
     let num_rows = NUM_ROWS;
     scene.peer.send(&Frame::Complete { load_id, num_rows });
-    assert_eq!(wait(&mut scene.load), LoadStatus::Done { num_rows });
+    assert_eq!(wait(&scene.load), LoadStatus::Done { num_rows });
     assert_eq!(scene.other.receiver.stats().num_unknown_frames, 3);
     scene.other.assert_holds(&key(1), &page_ids([5, 6, 7]), 1);
     let others = page_ids((0..16).filter(|page| !(6..8).contains(page)));
@@ -237,20 +235,20 @@ fn a_damaged_byte_is_noticed() {
     let geometry = geometry(2, 16, 64);
     let node = crate::transport::fixture::SendingNode::new(geometry.clone());
     let other = ReceivingNode::new(geometry);
-    let proxy = crate::transport::proxy::Proxy::new(node.address);
+    let proxy = crate::proxy::Proxy::new(node.address);
     let table = page_ids(0..64);
     node.store_whole(&key(1), &table, 1024);
-    let mut load = other.load(&key(1), proxy.address, 0, 1024, &table);
+    let load = other.load(&key(1), proxy.address, 0, 1024, &table);
     // Into the first page: greetings of two connections at most, and a frame.
     proxy.allow(64 + 64 + 4096);
-    until("it is on its way", || {
+    wait_until("it is on its way", || {
         proxy.num_forwarded() >= 64 + 64 + 4096
     });
     proxy.damage_next_byte();
     proxy.allow_all();
-    assert_eq!(wait(&mut load), LoadStatus::Failed(LoadFailure::Corrupt));
+    assert_eq!(wait(&load), LoadStatus::Failed(LoadFailure::Corrupt));
     assert_eq!(other.receiver.stats().num_corrupt_frames, 1);
-    let mut again = other.load(&key(1), proxy.address, 0, 1024, &table);
-    assert_eq!(wait(&mut again), LoadStatus::Done { num_rows: 1024 });
+    let again = other.load(&key(1), proxy.address, 0, 1024, &table);
+    assert_eq!(wait(&again), LoadStatus::Done { num_rows: 1024 });
     other.assert_holds(&key(1), &table, 0);
 }

@@ -1,16 +1,18 @@
 //! Connections and processes that are lost.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use corella_cluster::transport::{LoadFailure, LoadStatus, SendStatus};
+use corella_cluster::transport::{FRAME_BYTES, LoadFailure, LoadStatus, SendStatus};
+use corella_test::wait_until;
 
+use crate::proxy::Proxy;
 use crate::transport::fixture::{
-    LONG, ReceivingNode, SendingNode, geometry, key, loopback, page_ids, until, wait, wait_for,
-    wait_for_bytes,
+    FAILED_CONNECT_TIME, ReceivingNode, SendingNode, assert_not_before, geometry, key, loopback,
+    page_ids, wait, wait_for_bytes, wait_for_status,
 };
-use crate::transport::proxy::Proxy;
 
 const NUM_PAGES: u32 = 64;
 const NUM_ROWS: u32 = NUM_PAGES * 16;
@@ -22,26 +24,23 @@ fn a_connection_cut_in_a_frame_fails_its_loads_and_the_next_one_works() {
     let other = ReceivingNode::new(geometry);
     let proxy = Proxy::new(node.address);
     let table = page_ids(0..NUM_PAGES);
-    let mut status = node.store_whole(&key(1), &table, NUM_ROWS);
+    let status = node.store_whole(&key(1), &table, NUM_ROWS);
     // Two greetings, a whole frame and a part of the next one.
     proxy.allow(64 + 64 + (64 << 10) + 16 + 3000);
-    let mut load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
-    wait_for_bytes(&mut load);
+    let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    wait_for_bytes(&load);
     proxy.cut();
-    assert_eq!(
-        wait(&mut load),
-        LoadStatus::Failed(LoadFailure::ConnectionLost)
-    );
+    assert_eq!(wait(&load), LoadStatus::Failed(LoadFailure::ConnectionLost));
     other.fill(&table, 0x11);
-    wait_for(&mut status, SendStatus::Stopped);
-    until("both ends are closed", || {
+    wait_for_status(&status, SendStatus::Stopped);
+    wait_until("both ends are closed", || {
         node.sender.stats().num_connections == 0
     });
     other.assert_filled(&table, 0x11);
 
     proxy.allow_all();
-    let mut again = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
-    assert_eq!(wait(&mut again), LoadStatus::Done { num_rows: NUM_ROWS });
+    let again = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
+    assert_eq!(wait(&again), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(1), &table, 0);
 }
 
@@ -55,17 +54,23 @@ fn connections_are_there_before_loads_and_come_back() {
     let num_connections = || node.sender.stats().num_connections;
     let table = page_ids(0..2);
     for uuid in 0..3 {
+        let num_delivered = proxy.num_delivered();
         // As often as it is said: there are two.
         for _ in 0..10 {
             other.receiver.expect_loads(&proxy.address.into());
         }
-        until("they are made", || num_connections() == 2);
+        wait_until("they are made", || num_connections() == 2);
+        // A receiver that has no greeting yet would connect again by itself.
+        let num_greetings = 2 * FRAME_BYTES as u64;
+        wait_until("they have greetings", || {
+            proxy.num_delivered() >= num_delivered + num_greetings
+        });
         node.store_whole(&key(uuid), &table, 32);
-        let mut load = other.load(&key(uuid), proxy.address, 0, 32, &table);
-        assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 32 });
+        let load = other.load(&key(uuid), proxy.address, 0, 32, &table);
+        assert_eq!(wait(&load), LoadStatus::Done { num_rows: 32 });
         assert_eq!(num_connections(), 2);
         proxy.cut();
-        until("they are lost", || num_connections() == 0);
+        wait_until("they are lost", || num_connections() == 0);
     }
 }
 
@@ -80,8 +85,8 @@ fn a_load_that_meets_a_dead_connection_has_another() {
     let table = page_ids(0..2);
     for uuid in 0..20 {
         node.store_whole(&key(uuid), &table, 32);
-        let mut load = other.load(&key(uuid), proxy.address, 0, 32, &table);
-        assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 32 });
+        let load = other.load(&key(uuid), proxy.address, 0, 32, &table);
+        assert_eq!(wait(&load), LoadStatus::Done { num_rows: 32 });
         // The receiver may or may not notice before the next load.
         proxy.cut();
     }
@@ -89,45 +94,45 @@ fn a_load_that_meets_a_dead_connection_has_another() {
 
 #[test]
 fn where_nobody_listens_a_load_fails_after_few_attempts() {
-    let other = ReceivingNode::new(geometry(1, 16, 8));
+    let connect_timeout = Duration::from_millis(100);
+    let other = ReceivingNode::configured(geometry(1, 16, 8), |config| {
+        config.connect_timeout = connect_timeout;
+    });
     let nobody = {
-        let listener = std::net::TcpListener::bind(loopback(0)).unwrap();
+        let listener = TcpListener::bind(loopback(0)).unwrap();
         listener.local_addr().unwrap()
     };
-    let started_at = Instant::now();
-    let mut loads: Vec<_> = (0..8)
-        .map(|uuid| other.load(&key(uuid), nobody, 0, 32, &page_ids(0..2)))
-        .collect();
-    for load in &mut loads {
-        let status = wait(load);
-        let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
-            panic!("{status:?}");
-        };
-        assert!(
-            reason.contains(&nobody.to_string()) && reason.contains("refused"),
-            "{reason}"
-        );
-    }
-    // Three attempts in 250 ms each, which all loads share.
-    let elapsed = started_at.elapsed();
-    assert!(elapsed >= Duration::from_millis(500), "{elapsed:?}");
-    assert!(elapsed < 5 * Duration::from_millis(750), "{elapsed:?}");
+    let began_at = Instant::now();
+    let load = other.load(&key(1), nobody, 0, 32, &page_ids(0..2));
+    let status = wait(&load);
+    let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
+        panic!("{status:?}");
+    };
+    assert!(
+        reason.contains(&nobody.to_string()) && reason.contains("refused"),
+        "{reason}"
+    );
+    // The peer may be about to listen: there is a pause behind each of three attempts.
+    assert_not_before(began_at + 3 * connect_timeout, "the load failed");
 }
 
 /// It accepts, as a stopped process would, and says nothing.
 #[test]
 fn whoever_does_not_greet_is_given_up() {
-    let other = ReceivingNode::new(geometry(1, 16, 8));
-    let silent = std::net::TcpListener::bind(loopback(0)).unwrap();
-    let started_at = Instant::now();
+    let other = ReceivingNode::configured(geometry(1, 16, 8), |config| {
+        config.connect_timeout = Duration::from_millis(100);
+    });
+    let silent = TcpListener::bind(loopback(0)).unwrap();
     let address = silent.local_addr().unwrap();
-    let mut load = other.load(&key(1), address, 0, 32, &page_ids(0..2));
-    let status = wait(&mut load);
+    let load = other.load(&key(1), address, 0, 32, &page_ids(0..2));
+    let status = wait(&load);
     assert!(
         matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
         "{status:?}"
     );
-    assert!(started_at.elapsed() < 5 * Duration::from_millis(750));
+    // How often it was tried.
+    silent.set_nonblocking(true).unwrap();
+    assert_eq!(silent.incoming().map_while(Result::ok).count(), 3);
 }
 
 /// Not a test: the process that the next one kills. It says its port and sends nothing but the
@@ -142,11 +147,11 @@ fn process_that_sends() {
     node.sender.add_pages(&key(1), &table);
     node.sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
     println!("\nport {}", node.address.port());
-    std::thread::sleep(2 * LONG);
+    std::io::stdin().read_exact(&mut [0]).ok();
 }
 
 #[test]
-fn a_sender_that_is_killed_fails_its_loads_soon() {
+fn a_sender_that_is_killed_fails_its_loads_before_their_deadline() {
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
@@ -154,6 +159,7 @@ fn a_sender_that_is_killed_fails_its_loads_soon() {
             "--ignored",
             "--nocapture",
         ])
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -162,27 +168,24 @@ fn a_sender_that_is_killed_fails_its_loads_soon() {
         .map(Result::unwrap)
         .find_map(|line| line.strip_prefix("port ")?.parse().ok())
         .expect("it says its port");
-    let other = ReceivingNode::new(geometry(4, 16, 2 * NUM_PAGES));
+    let other = ReceivingNode::configured(geometry(4, 16, 2 * NUM_PAGES), |config| {
+        config.connect_timeout = FAILED_CONNECT_TIME;
+    });
     let tables = [page_ids(0..NUM_PAGES), page_ids(NUM_PAGES..2 * NUM_PAGES)];
-    let mut load = other.load(&key(1), loopback(port), 0, NUM_ROWS, &tables[0]);
+    let load = other.load(&key(1), loopback(port), 0, NUM_ROWS, &tables[0]);
     // Nobody will ever store this one.
-    let mut waiting = other.load(&key(2), loopback(port), 0, NUM_ROWS, &tables[1]);
-    until("two layers", || {
+    let waiting = other.load(&key(2), loopback(port), 0, NUM_ROWS, &tables[1]);
+    wait_until("two layers", || {
         load.account().num_pages == 2 * u64::from(NUM_PAGES)
     });
-    let killed_at = Instant::now();
     process.kill().unwrap();
     process.wait().unwrap();
-    assert_eq!(
-        wait(&mut load),
-        LoadStatus::Failed(LoadFailure::ConnectionLost)
-    );
+    assert_eq!(wait(&load), LoadStatus::Failed(LoadFailure::ConnectionLost));
     // It tries to connect again, in vain.
-    let status = wait(&mut waiting);
+    let status = wait(&waiting);
     assert!(
         matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
         "{status:?}"
     );
-    assert!(killed_at.elapsed() < Duration::from_secs(3));
     assert_eq!(other.receiver.stats().num_loads, 0);
 }

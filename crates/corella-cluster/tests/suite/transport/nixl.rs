@@ -2,16 +2,17 @@
 
 use std::io::{Read, Write};
 use std::process::Command;
-use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
     Frame, Hello, LoadFailure, LoadStatus, NixlAgent, PageRun, ReceiverConfig, SendStatus, Trailer,
 };
+use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::proxy::Proxy;
 use crate::transport::fixture::{
-    DECODE, MODEL, PREFILL, ReceivingNode, content, key, page_ids, until, wait, wait_for,
-    wait_for_bytes,
+    DECODE, FAILED_CONNECT_TIME, MODEL, PREFILL, ReceivingNode, content, key, page_ids, wait,
+    wait_for_bytes, wait_for_status,
 };
 use crate::transport::nixl_process::{
     NUM_PAGES, NUM_ROWS, SendingProcess, key_of, large_geometry, library, sending_node, table,
@@ -19,6 +20,8 @@ use crate::transport::nixl_process::{
 use crate::transport::raw_peer::{RawListener, RawPeer, run};
 
 const DONE: LoadStatus = LoadStatus::Done { num_rows: NUM_ROWS };
+/// At least what a frame with the places of a chunk takes: 1 MiB has 32 pages of two parts.
+const CHUNK_FRAME_BYTES: u64 = 2 << 10;
 const SESSION_BYTES: u64 = (NUM_PAGES * 16 * 4 * 2048) as u64;
 
 fn receiving_node(change: impl FnOnce(&mut ReceiverConfig)) -> ReceivingNode {
@@ -32,13 +35,13 @@ fn receiving_node(change: impl FnOnce(&mut ReceiverConfig)) -> ReceivingNode {
 
 #[test]
 fn rows_come_from_another_process_as_they_are() {
-    let process = SendingProcess::start(PREFILL, None);
+    let process = SendingProcess::start(PREFILL);
     let other = receiving_node(|_| {});
     let everywhere = page_ids(0..2 * NUM_PAGES);
     other.fill(&everywhere, 0xcc);
     let to = page_ids((0..NUM_PAGES).map(|page| 2 * page));
-    let mut load = other.load(&key(1), process.address, 32, NUM_ROWS, &to);
-    assert_eq!(wait(&mut load), DONE);
+    let load = other.load(&key(1), process.address, 32, NUM_ROWS, &to);
+    assert_eq!(wait(&load), DONE);
     other.assert_holds(&key(1), &to, 2);
     let is_other = |page: &corella_core::PageId| !to[2..].contains(page);
     let others: Vec<_> = everywhere.into_iter().filter(is_other).collect();
@@ -55,23 +58,20 @@ fn rows_come_from_another_process_as_they_are() {
 fn a_killed_sender_fails_its_load_and_its_next_life_is_read() {
     let other = receiving_node(|config| config.connections_per_peer = 2);
     for life in 1..4 {
-        // 32 MB take two seconds.
-        let mut process = SendingProcess::start(life, Some(16 << 20));
+        let mut process = SendingProcess::start_with_layers(life, 3);
         let key = key_of(1, life);
-        let mut load = other.load(&key, process.address, 0, NUM_ROWS, &table());
-        wait_for_bytes(&mut load);
+        let load = other.load(&key, process.address, 0, NUM_ROWS, &table());
+        wait_for_bytes(&load);
         process.kill();
-        let killed_at = Instant::now();
-        let status = wait(&mut load);
+        let status = wait(&load);
         assert_eq!(status, LoadStatus::Failed(LoadFailure::ConnectionLost));
-        assert!(killed_at.elapsed() < Duration::from_secs(5));
         assert!(other.receiver.stats().num_nixl_bytes > 0);
 
-        let process = SendingProcess::start(life + 10, None);
+        let process = SendingProcess::start(life + 10);
         let key = key_of(1, life + 10);
         let num_before = other.receiver.stats().num_nixl_bytes;
-        let mut load = other.load(&key, process.address, 0, NUM_ROWS, &table());
-        assert_eq!(wait(&mut load), DONE);
+        let load = other.load(&key, process.address, 0, NUM_ROWS, &table());
+        assert_eq!(wait(&load), DONE);
         other.assert_holds(&key, &table(), 0);
         assert_eq!(
             other.receiver.stats().num_nixl_bytes - num_before,
@@ -85,20 +85,33 @@ fn a_killed_sender_fails_its_load_and_its_next_life_is_read() {
 #[test]
 #[ignore = "run by the next test, with other networks"]
 fn a_read_that_ends_after_its_load_changes_no_page() {
-    let process = SendingProcess::start(PREFILL, Some(16 << 20));
+    let process = SendingProcess::start(PREFILL);
+    let proxy = Proxy::new(process.address);
+    proxy.allow_all();
     let other = receiving_node(|_| {});
-    let deadline = Instant::now() + Duration::from_secs(1);
-    let mut load = other.load_until(&key(1), process.address, 0, NUM_ROWS, &table(), deadline);
-    wait_for_bytes(&mut load);
-    process.signal(libc::SIGSTOP);
-    let status = wait(&mut load);
-    assert_eq!(status, LoadStatus::Failed(LoadFailure::DeadlinePassed));
-    other.fill(&table(), 0xcc);
-    process.signal(libc::SIGCONT);
-    // On the same connection: what was read before it is through.
+    // It makes the connection: the last page alone.
     let to = page_ids(NUM_PAGES..2 * NUM_PAGES);
-    let mut next = other.load(&key(1), process.address, 0, NUM_ROWS, &to);
-    assert_eq!(wait(&mut next), DONE);
+    let first_row = (NUM_PAGES - 1) * 16;
+    let load = other.load(&key(1), proxy.address, first_row, NUM_ROWS, &to);
+    assert_eq!(wait(&load), DONE);
+    // Where the rows lie is on its way when the process is stopped, and then the receiver hears of it.
+    proxy.hold();
+    let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table());
+    wait_until("the places of a chunk are held", || {
+        proxy.num_held() >= CHUNK_FRAME_BYTES
+    });
+    let held = process.hold();
+    proxy.allow(CHUNK_FRAME_BYTES);
+    wait_until("the receiver reads", || {
+        load.account().first_byte_at.is_some()
+    });
+    load.cancel();
+    other.fill(&table(), 0xcc);
+    drop(held);
+    proxy.allow_all();
+    // On the same connection: what was read before it is through.
+    let next = other.load(&key(1), proxy.address, 0, NUM_ROWS, &to);
+    assert_eq!(wait(&next), DONE);
     other.assert_holds(&key(1), &to, 0);
     other.assert_filled(&table(), 0xcc);
 }
@@ -127,34 +140,36 @@ fn tcp_does_as_well() {
 
 #[test]
 fn a_cancelled_load_changes_no_page_after_that() {
-    let node = sending_node(PREFILL, |config| config.max_bandwidth = Some(64 << 20));
+    let node = sending_node(PREFILL, |_| {});
     let other = receiving_node(|_| {});
-    let mut status = node.store_whole(&key(1), &table(), NUM_ROWS);
+    // The last layer never comes, so that rows come and the load does not end.
+    let status = node.store_layers(&key(1), &table(), NUM_ROWS, 3);
     let further = page_ids(NUM_PAGES..2 * NUM_PAGES);
     node.store_whole(&key(2), &further, NUM_ROWS);
-    let mut load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
-    wait_for_bytes(&mut load);
+    let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
+    wait_for_bytes(&load);
     load.cancel();
     other.fill(&table(), 0x55);
-    let mut next = other.load(&key(2), node.address, 0, NUM_ROWS, &further);
-    assert_eq!(wait(&mut next), DONE);
+    let next = other.load(&key(2), node.address, 0, NUM_ROWS, &further);
+    assert_eq!(wait(&next), DONE);
     other.assert_filled(&table(), 0x55);
     other.assert_holds(&key(2), &further, 0);
-    wait_for(&mut status, SendStatus::Stopped);
+    wait_for_status(&status, SendStatus::Stopped);
 }
 
 /// The sender's pages belong to somebody else as soon as `delete` has returned. What is read of them
 /// then is no part of any load.
 #[test]
 fn a_deleted_session_fails_its_load_and_no_other() {
-    let node = sending_node(PREFILL, |config| config.max_bandwidth = Some(64 << 20));
+    let node = sending_node(PREFILL, |_| {});
     let other = receiving_node(|_| {});
-    node.store_whole(&key(1), &table(), NUM_ROWS);
+    // The last layer never comes, so that rows come and the load does not end.
+    node.store_layers(&key(1), &table(), NUM_ROWS, 3);
     let further = page_ids(NUM_PAGES..2 * NUM_PAGES);
     node.store_whole(&key(2), &further, NUM_ROWS);
-    let mut load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
-    let mut beside = other.load(&key(2), node.address, 0, NUM_ROWS, &further);
-    wait_for_bytes(&mut load);
+    let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
+    let beside = other.load(&key(2), node.address, 0, NUM_ROWS, &further);
+    wait_for_bytes(&load);
     node.sender.delete(&key(1));
     for page in table() {
         for layer in 0..node.num_layers() {
@@ -162,9 +177,9 @@ fn a_deleted_session_fails_its_load_and_no_other() {
             unsafe { node.pages.fill(layer, page, |i| i as u8) };
         }
     }
-    let status = wait(&mut load);
+    let status = wait(&load);
     assert!(matches!(status, LoadStatus::Failed(_)), "{status:?}");
-    assert_eq!(wait(&mut beside), DONE);
+    assert_eq!(wait(&beside), DONE);
     other.assert_holds(&key(2), &further, 0);
 }
 
@@ -178,14 +193,14 @@ fn without_nixl_at_one_end_rows_go_over_the_socket() {
     );
     for (node, other) in [(&node, &other_without), (&without, &other)] {
         node.store_whole(&key(1), &table(), NUM_ROWS);
-        let mut load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
-        assert_eq!(wait(&mut load), DONE);
+        let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
+        assert_eq!(wait(&load), DONE);
         other.assert_holds(&key(1), &table(), 0);
         assert_eq!(other.receiver.stats().num_nixl_bytes, 0);
     }
     node.store_whole(&key(2), &table(), NUM_ROWS);
-    let mut load = other.load(&key(2), node.address, 0, NUM_ROWS, &table());
-    assert_eq!(wait(&mut load), DONE);
+    let load = other.load(&key(2), node.address, 0, NUM_ROWS, &table());
+    assert_eq!(wait(&load), DONE);
     assert_eq!(other.receiver.stats().num_nixl_bytes, SESSION_BYTES);
 }
 
@@ -202,7 +217,7 @@ fn a_description_that_nixl_cannot_read_is_refused_and_rows_come_over_the_socket(
     let listener = RawListener::new();
     let other = receiving_node(|_| {});
     let to = page_ids([3]);
-    let mut load = other.load(&key(1), listener.address, 0, 16, &to);
+    let load = other.load(&key(1), listener.address, 0, 16, &to);
     let mut peer = listener.accept_as(hello_with_nixl(PREFILL));
     peer.send(&Frame::Agent {
         address: 16,
@@ -224,22 +239,25 @@ fn a_description_that_nixl_cannot_read_is_refused_and_rows_come_over_the_socket(
         load_id,
         num_rows: 16,
     });
-    assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 16 });
+    assert_eq!(wait(&load), LoadStatus::Done { num_rows: 16 });
     other.assert_holds(&key(1), &to, 0);
 }
 
 #[test]
 fn a_description_without_end_is_not_read() {
     let listener = RawListener::new();
-    let other = receiving_node(|config| config.num_connect_attempts = 1);
-    let mut load = other.load(&key(1), listener.address, 0, 16, &page_ids([3]));
+    let other = receiving_node(|config| {
+        config.num_connect_attempts = 1;
+        config.connect_timeout = FAILED_CONNECT_TIME;
+    });
+    let load = other.load(&key(1), listener.address, 0, 16, &page_ids([3]));
     let mut peer = listener.accept_as(hello_with_nixl(PREFILL));
     peer.send(&Frame::Agent {
         address: 16,
         content: 1,
         num_bytes: (1 << 20) + 1,
     });
-    let status = wait(&mut load);
+    let status = wait(&load);
     let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
         panic!("{status:?}");
     };
@@ -255,7 +273,7 @@ fn a_receiver_that_does_not_answer_about_nixl_is_refused() {
     };
     assert!((1..1 << 20).contains(&num_bytes));
     peer.load(1, &key(1), 16, 1 << 20);
-    until("the sender closes the connection", || {
+    wait_until("the sender closes the connection", || {
         node.sender.stats().num_refused_connections == 1
     });
 }
@@ -277,7 +295,7 @@ fn places_that_were_not_offered_are_not_read() {
     let other = receiving_node(|_| {});
     let everywhere = page_ids(0..2 * NUM_PAGES);
     other.fill(&everywhere, 0xcc);
-    let mut load = other.load(&key(1), listener.address, 0, 16, &page_ids([3]));
+    let load = other.load(&key(1), listener.address, 0, 16, &page_ids([3]));
     let mut peer = listener.accept_as(hello_with_nixl(PREFILL));
     peer.send(&agent);
     peer.stream.write_all(&metadata).unwrap();
@@ -296,13 +314,13 @@ fn places_that_were_not_offered_are_not_read() {
     peer.stream
         .write_all(&Trailer::Whole { checksum: 1 }.encode())
         .unwrap();
-    let status = wait(&mut load);
+    let status = wait(&load);
     assert_eq!(status, LoadStatus::Failed(LoadFailure::ConnectionLost));
     other.assert_filled(&everywhere, 0xcc);
 
     node.store_whole(&key(1), &table(), NUM_ROWS);
-    let mut load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
-    assert_eq!(wait(&mut load), DONE);
+    let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
+    assert_eq!(wait(&load), DONE);
     other.assert_holds(&key(1), &table(), 0);
     assert_eq!(other.receiver.stats().num_nixl_bytes, SESSION_BYTES);
 }

@@ -12,15 +12,16 @@ use corella_cluster::transport::{
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, PageId};
 use corella_model::KvGeometry;
+use corella_test::HeldProcess;
 
-use crate::transport::fixture::{MODEL, SendingNode, geometry, key, listen, page_ids};
+use crate::transport::fixture::{HOUR, MODEL, SendingNode, geometry, key, listen, page_ids};
 
 pub const NUM_PAGES: u32 = 256;
 pub const NUM_ROWS: u32 = NUM_PAGES * 16 - 5;
 
 const ROLE: &str = "transport::nixl_process::process_that_stores";
 const INCARNATION: &str = "CORELLA_TEST_INCARNATION";
-const BANDWIDTH: &str = "CORELLA_TEST_BANDWIDTH";
+const LAYERS: &str = "CORELLA_TEST_LAYERS";
 
 /// A session has 32 MB.
 pub fn large_geometry() -> KvGeometry {
@@ -61,6 +62,8 @@ pub fn sending_node(incarnation: u64, change: impl FnOnce(&mut SenderConfig)) ->
     let agent = NixlAgent::start(&library(), incarnation).unwrap();
     let mut config = SenderConfig::new(incarnation, MODEL);
     config.nixl = Some(Arc::new(agent.offer(pages.clone()).unwrap()));
+    config.max_wait = HOUR;
+    config.stall_timeout = HOUR;
     change(&mut config);
     let sender = KvSender::start(config, pages.clone(), &threads);
     let address = listen(&sender);
@@ -77,10 +80,12 @@ pub fn sending_node(incarnation: u64, change: impl FnOnce(&mut SenderConfig)) ->
 fn process_that_stores() {
     let number = |name: &str| std::env::var(name).ok()?.parse().ok();
     let incarnation = number(INCARNATION).expect("a number");
-    let node = sending_node(incarnation, |config| {
-        config.max_bandwidth = number(BANDWIDTH)
-    });
-    node.store_whole(&key_of(1, incarnation), &table(), NUM_ROWS);
+    let node = sending_node(incarnation, |_| {});
+    let key = key_of(1, incarnation);
+    match number(LAYERS) {
+        None => node.store_whole(&key, &table(), NUM_ROWS),
+        Some(num_layers) => node.store_layers(&key, &table(), NUM_ROWS, num_layers as u32),
+    };
     println!("\naddress {}", node.address);
     std::io::stdin().read_exact(&mut [0]).ok();
 }
@@ -91,16 +96,24 @@ pub struct SendingProcess {
 }
 
 impl SendingProcess {
-    /// What it sends is limited to `bandwidth` bytes a second.
-    pub fn start(incarnation: u64, bandwidth: Option<u64>) -> Self {
+    pub fn start(incarnation: u64) -> Self {
+        Self::start_with(incarnation, None)
+    }
+
+    /// A load never ends, because only the first layers are there.
+    pub fn start_with_layers(incarnation: u64, num_layers: u32) -> Self {
+        Self::start_with(incarnation, Some(num_layers))
+    }
+
+    fn start_with(incarnation: u64, num_layers: Option<u32>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args(["--exact", ROLE, "--ignored", "--nocapture"])
             .env(INCARNATION, incarnation.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        if let Some(bandwidth) = bandwidth {
-            command.env(BANDWIDTH, bandwidth.to_string());
+        if let Some(num_layers) = num_layers {
+            command.env(LAYERS, num_layers.to_string());
         }
         let mut process = command.spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
@@ -119,9 +132,9 @@ impl SendingProcess {
         self.process.wait().unwrap();
     }
 
-    pub fn signal(&self, signal: i32) {
-        // SAFETY: a process that this one has started and not yet waited for.
-        assert_eq!(unsafe { libc::kill(self.process.id() as i32, signal) }, 0);
+    /// Keeps it still until what is returned is dropped.
+    pub fn hold(&self) -> HeldProcess {
+        HeldProcess::new(self.process.id())
     }
 }
 

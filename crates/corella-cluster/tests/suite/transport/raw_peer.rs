@@ -9,7 +9,7 @@ use corella_cluster::transport::{
 use corella_core::session::SessionKey;
 use corella_model::{KvGeometry, PageForm};
 
-use crate::transport::fixture::{DECODE, LONG, MODEL, PREFILL, loopback};
+use crate::transport::fixture::{DECODE, HOUR, MODEL, PREFILL, READ_TIMEOUT, loopback};
 
 pub struct RawPeer {
     pub stream: TcpStream,
@@ -32,7 +32,7 @@ impl RawPeer {
 
     pub fn connect_silently(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         Self { stream }
     }
 
@@ -60,7 +60,7 @@ impl RawPeer {
             first_row: 0,
             num_rows,
             credit_bytes,
-            wait_ms: LONG.as_millis() as u32,
+            wait_ms: HOUR.as_millis() as u32,
         }));
     }
 
@@ -102,7 +102,7 @@ impl RawListener {
 
     pub fn accept_as(&self, hello: Hello) -> RawPeer {
         let (stream, _) = self.listener.accept().unwrap();
-        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         let mut peer = RawPeer { stream };
         assert!(matches!(peer.receive(), Some(Frame::Hello(hello)) if hello.incarnation == DECODE));
         peer.send(&Frame::Hello(hello));

@@ -8,11 +8,13 @@ use std::process::Command;
 
 use corella_cluster::transport::{LoadFailure, LoadStatus, SendStatus};
 use corella_cluster::{ClusterTls, TlsFiles};
+use corella_test::wait_until;
 
+use crate::proxy::Proxy;
 use crate::transport::fixture::{
-    LONG, ReceivingNode, SendingNode, geometry, key, page_ids, until, wait, wait_for,
+    FAILED_CONNECT_TIME, READ_TIMEOUT, ReceivingNode, SendingNode, geometry, key, page_ids, wait,
+    wait_for_status,
 };
-use crate::transport::proxy::Proxy;
 
 /// A folder in which openssl issues certificates.
 struct Authority(PathBuf);
@@ -86,20 +88,20 @@ fn rows_arrive_as_they_were_and_nobody_else_can_read_them() {
     });
     let proxy = Proxy::new(node.address);
     let (from, to) = (page_ids(0..20), page_ids((0..20).map(|i| 39 - i)));
-    let mut status = node.store_whole(&key(1), &from, 5000);
+    let status = node.store_whole(&key(1), &from, 5000);
     // The sender's socket fills, so that records go out in parts.
     proxy.allow(200_000);
-    let mut load = other.load(&key(1), proxy.address, 0, 5000, &to);
-    until("the sender is held up", || proxy.num_forwarded() == 200_000);
+    let load = other.load(&key(1), proxy.address, 0, 5000, &to);
+    wait_until("the sender is held up", || proxy.num_forwarded() == 200_000);
     proxy.allow_all();
-    assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 5000 });
+    assert_eq!(wait(&load), LoadStatus::Done { num_rows: 5000 });
     other.assert_holds(&key(1), &to, 0);
-    wait_for(&mut status, SendStatus::Received);
+    wait_for_status(&status, SendStatus::Received);
     // A name is looked up, and must be in the certificate as well.
     let by_name = format!("localhost:{}", node.address.port());
     let by_name: corella_cluster::transport::PeerAddress = by_name.parse().unwrap();
-    let mut load = other.load(&key(1), by_name, 0, 5000, &to);
-    assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 5000 });
+    let load = other.load(&key(1), by_name, 0, 5000, &to);
+    assert_eq!(wait(&load), LoadStatus::Done { num_rows: 5000 });
 }
 
 /// Who has no certificate, or one that is not good for this, gets no rows, and the sender goes on.
@@ -115,9 +117,10 @@ fn strangers_get_nothing() {
         let receiver = ReceivingNode::configured(geometry.clone(), |config| {
             config.tls = tls;
             config.num_connect_attempts = 1;
+            config.connect_timeout = FAILED_CONNECT_TIME;
         });
-        let mut load = receiver.load(&key(1), node.address, 0, 20, &page_ids(4..6));
-        let status = wait(&mut load);
+        let load = receiver.load(&key(1), node.address, 0, 20, &page_ids(4..6));
+        let status = wait(&load);
         assert!(
             matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
             "{status:?}"
@@ -125,7 +128,7 @@ fn strangers_get_nothing() {
     }
     // Nor does one who knows the protocol but speaks no TLS.
     let mut plain = TcpStream::connect(node.address).unwrap();
-    plain.set_read_timeout(Some(LONG)).unwrap();
+    plain.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
     plain
         .write_all(b"CKVT greetings, and more than a record's head")
         .unwrap();
@@ -133,14 +136,14 @@ fn strangers_get_nothing() {
     let _ = plain.read_to_end(&mut answer);
     // An alert at most: kind, version and length of a record, then level and description.
     assert!(answer.len() <= 7, "{answer:?}");
-    until("no connection is left", || {
+    wait_until("no connection is left", || {
         node.sender.stats().num_connections == 0
     });
     let receiver = ReceivingNode::configured(geometry, |config| {
         config.tls = authority.tls("decode");
     });
-    let mut load = receiver.load(&key(1), node.address, 0, 20, &page_ids(4..6));
-    assert_eq!(wait(&mut load), LoadStatus::Done { num_rows: 20 });
+    let load = receiver.load(&key(1), node.address, 0, 20, &page_ids(4..6));
+    assert_eq!(wait(&load), LoadStatus::Done { num_rows: 20 });
 }
 
 #[test]
@@ -155,9 +158,10 @@ fn a_sender_must_have_the_name_by_which_it_is_reached() {
     let receiver = ReceivingNode::configured(geometry, |config| {
         config.tls = authority.tls("decode");
         config.num_connect_attempts = 1;
+        config.connect_timeout = FAILED_CONNECT_TIME;
     });
-    let mut load = receiver.load(&key(1), node.address, 0, 20, &page_ids(4..6));
-    assert!(matches!(wait(&mut load), LoadStatus::Failed(_)));
+    let load = receiver.load(&key(1), node.address, 0, 20, &page_ids(4..6));
+    assert!(matches!(wait(&load), LoadStatus::Failed(_)));
 }
 
 #[test]
@@ -172,16 +176,25 @@ fn renewed_files_are_used_for_new_connections() {
         config.tls = Some(tls.clone());
     });
     let mut uuid = 0;
-    let mut is_served = |authority: &Authority| {
+    // `None` when the machine was too busy for an answer.
+    let mut try_load = |authority: &Authority| {
         uuid += 1;
         node.store_whole(&key(uuid), &page_ids(0..2), 20);
         let receiver = ReceivingNode::configured(geometry.clone(), |config| {
             config.tls = authority.tls("decode");
             config.num_connect_attempts = 1;
+            config.connect_timeout = FAILED_CONNECT_TIME;
         });
-        let mut load = receiver.load(&key(uuid), node.address, 0, 20, &page_ids(4..6));
-        wait(&mut load) == LoadStatus::Done { num_rows: 20 }
+        let load = receiver.load(&key(uuid), node.address, 0, 20, &page_ids(4..6));
+        match wait(&load) {
+            LoadStatus::Done { num_rows: 20 } => Some(true),
+            LoadStatus::Failed(LoadFailure::Unreachable(reason)) => {
+                (!reason.contains("does not answer")).then_some(false)
+            }
+            status => panic!("{status:?}"),
+        }
     };
+    let mut is_served = |authority| corella_test::wait_for("an answer", || try_load(authority));
     assert!(is_served(&old) && !is_served(&new));
     assert!(!tls.reload().unwrap(), "nothing has changed");
     let renewed = new.issue("renewed", "IP:127.0.0.1", 2);

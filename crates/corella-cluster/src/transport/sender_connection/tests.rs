@@ -1,0 +1,154 @@
+//! Deadlines of loads that wait, at chosen times. The sender's own clock is an hour behind them, so that its
+//! thread sees none of them pass.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_core::session::SessionKey;
+use corella_core::{Incarnation, SessionId};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, PageForm};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::SenderConnection;
+use crate::transport::frame::{FRAME_BYTES, Frame, LoadFrame, Refusal};
+use crate::transport::kv_sender::SenderState;
+use crate::transport::outgoing::Outgoing;
+use crate::transport::socket::Socket;
+use crate::transport::{KvSender, PlainPages, SenderConfig, TransferThreads};
+
+const OWN: Incarnation = Incarnation(7);
+const THEIRS: Incarnation = Incarnation(9);
+const MAX_WAIT: Duration = Duration::from_secs(60);
+const TOMBSTONE_TIME: Duration = Duration::from_secs(30);
+const US: Duration = Duration::from_micros(1);
+const NOTHING: [Frame; 0] = [];
+
+struct Scene {
+    sender: KvSender,
+    pages: Arc<PlainPages>,
+    connection: Arc<SenderConnection>,
+    start: Instant,
+    // The other end of the connection, which nobody reads.
+    _peer: TcpStream,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let geometry = KvGeometry {
+            num_layers: 1,
+            num_kv_heads: 1,
+            head_dim: 64,
+            page_size: 16,
+            num_pages: 2,
+            format: KvFormat::Float(DType::Bf16),
+            order: ElementOrder::Plain,
+        };
+        let config = SenderConfig {
+            max_wait: MAX_WAIT,
+            tombstone_time: TOMBSTONE_TIME,
+            ..SenderConfig::new(OWN.0, 0)
+        };
+        let pages = Arc::new(PlainPages::new(geometry));
+        let threads = TransferThreads::start(1).unwrap();
+        let sender = KvSender::start(config, pages.clone(), &threads);
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let peer = TcpStream::connect(listener.local_addr().unwrap());
+        let (accepted, peer) = tokio::join!(listener.accept(), peer);
+        let socket = Socket::tcp(accepted.unwrap().0).unwrap();
+        let connection = SenderConnection::new(
+            socket,
+            PageForm::Native,
+            false,
+            THEIRS.0,
+            100,
+            Arc::default(),
+        );
+        Self {
+            sender,
+            pages,
+            connection: Arc::new(connection),
+            start: Instant::now() + Duration::from_hours(1),
+            _peer: peer.unwrap(),
+        }
+    }
+
+    fn state(&self) -> &Arc<SenderState> {
+        &self.sender.state
+    }
+
+    /// A load comes at the start.
+    fn load(&self, load_id: u64, key: SessionKey, wait_ms: u32) {
+        let load = LoadFrame {
+            load_id,
+            key,
+            first_row: 0,
+            num_rows: 16,
+            credit_bytes: 0,
+            wait_ms,
+        };
+        let handled = self.connection.handle_load(self.state(), load, self.start);
+        handled.unwrap();
+    }
+
+    /// What the peer is told, now that it is so late.
+    fn told_at(&self, time: Duration) -> Vec<Frame> {
+        self.state().table().expire(self.start + time);
+        let mut bytes = Vec::new();
+        self.connection.frames.take(&mut bytes);
+        let (frames, _) = bytes.as_chunks::<FRAME_BYTES>();
+        frames.iter().map(|it| Frame::decode(it).unwrap()).collect()
+    }
+
+    fn store_at(&self, key: SessionKey, time: Duration) -> Result<(), Refusal> {
+        let outgoing = Arc::new(Outgoing::new(key, self.pages.clone(), 16));
+        self.state().table().insert(outgoing, self.start + time)
+    }
+}
+
+fn key(session: u128, decode_incarnation: Incarnation) -> SessionKey {
+    SessionKey {
+        session: SessionId(session),
+        attempt: 0,
+        prefill_incarnation: OWN,
+        decode_incarnation,
+    }
+}
+
+fn not_stored(load_id: u64) -> Frame {
+    let reason = Refusal::NotStored;
+    Frame::Failed { load_id, reason }
+}
+
+/// Rule 41, with the times of the wire and of the configuration.
+#[tokio::test]
+async fn a_load_is_refused_at_its_deadline_and_remembered_as_long_as_a_tombstone_stays() {
+    let scene = Scene::new().await;
+    let (key, wait) = (key(1, THEIRS), Duration::from_millis(200));
+    scene.load(5, key, 200);
+    assert_eq!(scene.told_at(wait - US), NOTHING);
+    assert_eq!(scene.told_at(wait), [not_stored(5)]);
+    assert_eq!(scene.told_at(wait), NOTHING);
+    let over = Err(Refusal::NotStored);
+    assert_eq!(scene.store_at(key, wait), over);
+    assert_eq!(scene.store_at(key, wait + TOMBSTONE_TIME - US), over);
+    assert_eq!(scene.store_at(key, wait + TOMBSTONE_TIME), Ok(()));
+}
+
+#[tokio::test]
+async fn no_load_waits_for_longer_than_the_sender_allows() {
+    let scene = Scene::new().await;
+    scene.load(1, key(1, THEIRS), u32::MAX);
+    assert_eq!(scene.told_at(MAX_WAIT - US), NOTHING);
+    assert_eq!(scene.told_at(MAX_WAIT), [not_stored(1)]);
+}
+
+/// What is stored for anybody is there when others hear of it, or comes at once.
+#[tokio::test]
+async fn a_load_of_what_is_stored_for_anybody_waits_for_a_second() {
+    let scene = Scene::new().await;
+    scene.load(1, key(1, Incarnation::ANY), 60_000);
+    let second = Duration::from_secs(1);
+    assert_eq!(scene.told_at(second - US), NOTHING);
+    assert_eq!(scene.told_at(second), [not_stored(1)]);
+}

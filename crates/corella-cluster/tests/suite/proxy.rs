@@ -1,0 +1,207 @@
+//! A proxy whose gate a test opens and closes, and whose connections it cuts.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::thread;
+
+/// Forwards everything to a server; what comes back from it goes on only as far as was allowed.
+pub struct Proxy {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    num_allowed: u64,
+    /// Bytes that have come back from the server.
+    num_read: u64,
+    num_forwarded: u64,
+    /// Bytes that the client's socket has by now.
+    num_delivered: u64,
+    num_accepted: u64,
+    /// The next byte forwarded is another one than the server's.
+    damages: bool,
+    streams: Vec<TcpStream>,
+    num_cuts: u64,
+    is_over: bool,
+}
+
+impl Proxy {
+    /// At first nothing comes back.
+    pub fn new(upstream: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared::default());
+        let accepting = shared.clone();
+        thread::spawn(move || {
+            while let Ok((near, _)) = listener.accept() {
+                if !accepting.connect(near, upstream) {
+                    return;
+                }
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Lets `num_bytes` more come back.
+    pub fn allow(&self, num_bytes: u64) {
+        let mut state = self.shared.lock();
+        state.num_allowed = state.num_allowed.saturating_add(num_bytes);
+        self.shared.changed.notify_all();
+    }
+
+    pub fn allow_all(&self) {
+        self.allow(u64::MAX);
+    }
+
+    /// Lets nothing more come back.
+    pub fn hold(&self) {
+        let mut state = self.shared.lock();
+        state.num_allowed = state.num_forwarded;
+    }
+
+    pub fn num_forwarded(&self) -> u64 {
+        self.shared.lock().num_forwarded
+    }
+
+    pub fn num_delivered(&self) -> u64 {
+        self.shared.lock().num_delivered
+    }
+
+    /// Bytes that have come from the server and wait here.
+    pub fn num_held(&self) -> u64 {
+        let state = self.shared.lock();
+        state.num_read - state.num_forwarded
+    }
+
+    /// How often clients have connected, whether or not the server was there.
+    pub fn num_accepted(&self) -> u64 {
+        self.shared.lock().num_accepted
+    }
+
+    pub fn damage_next_byte(&self) {
+        self.shared.lock().damages = true;
+    }
+
+    /// Closes what is open.
+    pub fn cut(&self) {
+        self.shared.lock().cut();
+        self.shared.changed.notify_all();
+    }
+}
+
+/// So that what the proxy holds up is held up at the server.
+fn limit_receive_buffer(stream: &TcpStream) {
+    let num_bytes: libc::c_int = 64 << 10;
+    // SAFETY: an option of an open descriptor, and its value.
+    let result = unsafe {
+        libc::setsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUF,
+            (&raw const num_bytes).cast(),
+            size_of_val(&num_bytes) as libc::socklen_t,
+        )
+    };
+    assert_eq!(result, 0);
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// Returns false when the proxy is gone.
+    fn connect(self: &Arc<Self>, near: TcpStream, upstream: SocketAddr) -> bool {
+        // Under the lock, so that no connection which the server knows of escapes a cut.
+        let mut state = self.lock();
+        if state.is_over {
+            return false;
+        }
+        state.num_accepted += 1;
+        let Ok(far) = TcpStream::connect(upstream) else {
+            return true;
+        };
+        limit_receive_buffer(&far);
+        let (near_in, mut far_out) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+        let ends = [near.try_clone().unwrap(), far.try_clone().unwrap()];
+        state.streams.extend(ends);
+        let (shared, num_cuts) = (self.clone(), state.num_cuts);
+        thread::spawn(move || {
+            std::io::copy(&mut &near_in, &mut far_out).ok();
+            far_out.shutdown(Shutdown::Both).ok();
+        });
+        thread::spawn(move || shared.forward(far, near, num_cuts));
+        true
+    }
+
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream, num_cuts: u64) {
+        let mut buffer = [0; 16 << 10];
+        while let Ok(num_bytes @ 1..) = from.read(&mut buffer) {
+            self.lock().num_read += num_bytes as u64;
+            let mut rest = &mut buffer[..num_bytes];
+            while !rest.is_empty() {
+                let Some(num_bytes) = self.take_allowance(rest, num_cuts) else {
+                    break;
+                };
+                let (bytes, others) = rest.split_at_mut(num_bytes);
+                if to.write_all(bytes).is_err() {
+                    break;
+                }
+                self.lock().num_delivered += num_bytes as u64;
+                rest = others;
+            }
+            if !rest.is_empty() {
+                break;
+            }
+        }
+        to.shutdown(Shutdown::Both).ok();
+        from.shutdown(Shutdown::Both).ok();
+    }
+
+    /// Waits until some of the bytes may go on, and says how many. `None` when their connection has been cut.
+    fn take_allowance(&self, bytes: &mut [u8], num_cuts: u64) -> Option<usize> {
+        let mut state = self.lock();
+        while state.num_forwarded >= state.num_allowed && state.num_cuts == num_cuts {
+            state = self.changed.wait(state).unwrap();
+        }
+        if state.num_cuts != num_cuts {
+            return None;
+        }
+        let num_allowed = state.num_allowed - state.num_forwarded;
+        let num_bytes = num_allowed.min(bytes.len() as u64) as usize;
+        state.num_forwarded += num_bytes as u64;
+        if std::mem::take(&mut state.damages) {
+            bytes[num_bytes / 2] ^= 4;
+        }
+        Some(num_bytes)
+    }
+}
+
+impl State {
+    fn cut(&mut self) {
+        self.num_cuts += 1;
+        // What waited here goes nowhere.
+        self.num_read = self.num_forwarded;
+        for stream in self.streams.drain(..) {
+            stream.shutdown(Shutdown::Both).ok();
+        }
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.lock().is_over = true;
+        self.cut();
+        // Wakes the thread that accepts.
+        TcpStream::connect(self.address).ok();
+    }
+}
