@@ -135,12 +135,12 @@ for n in (4096, 8192):
 def conformance(run):
     """Each kernel beside plain loops; chunked equals whole, batched equals alone, cached equals recomputed."""
     kernels = run.test("corella_cuda", "--skip", "device::emulated", "--test-threads", "8")
-    return run.test("conformance", "--test-threads", "4") and kernels
+    return run.test("suite", "conformance::", "--test-threads", "4") and kernels
 
 
 def goldens(run):
     """Logits and tokens of Transformers."""
-    return run.test("golden", "--test-threads", "4")
+    return run.test("suite", "golden::", "--test-threads", "4")
 
 
 def speed(run):

@@ -10,8 +10,8 @@ use crate::repository::{Repository, output, run};
 /// What a machine takes of a tree at once: the repository's files and the pack.
 const MAX_TREE_BYTES: u64 = 63 << 20;
 
-/// Binaries of corella-cuda by their targets' names: the kernels' tests, conformance, goldens, and what measures.
-const OF_CORELLA_CUDA: [&str; 4] = ["corella_cuda", "conformance", "golden", "speed"];
+/// Binaries of corella-cuda by their targets' names: the kernels' tests, conformance and goldens, and what measures.
+const OF_CORELLA_CUDA: [&str; 3] = ["corella_cuda", "suite", "speed"];
 
 /// Packs binaries into `target/gpu/pack.tar.xz`. `--run` then runs them on this machine; what follows goes to `bench/gpu.py`.
 pub fn gpu(repository: &Repository, arguments: &[String]) -> Result<(), String> {

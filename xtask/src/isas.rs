@@ -21,7 +21,15 @@ const TILES: &str = "amx";
 const TESTS: [(&str, &[&str]); 2] = [
     (
         "corella-cpu",
-        &["batch::", "conformance::", "golden::", "pipeline::"],
+        &[
+            "adapter::",
+            "batch::",
+            "conformance::",
+            "decoder::",
+            "golden::",
+            "kv_pages::",
+            "pipeline::",
+        ],
     ),
     (
         "corella",
@@ -33,22 +41,6 @@ const TESTS: [(&str, &[&str]); 2] = [
             "weight_cache::",
         ],
     ),
-];
-
-/// Tests that `cargo xtask test` runs with every set, one after the other.
-const RUN_WITH_EVERY_SET: [&str; 12] = [
-    "bf16_kv_stays_close",
-    "blocks_in_4_bits_stay_close",
-    "blocks_reach_no_bit",
-    "f32_kv_gives_the_golden_logits_and_tokens",
-    "groups_of_8_bits",
-    "pages_in_8_bits",
-    "quantised_checkpoints_stay_close",
-    "rounded_rows_stay_close",
-    "weights_in_4_bits",
-    "weights_in_8_bits",
-    "weights_in_bf16",
-    "windows_in_every_second_layer",
 ];
 
 /// Runs the tests held to one instruction set, if this machine has it.
@@ -70,7 +62,6 @@ pub fn held(repository: &Repository, isa: &str) -> Result<(), String> {
             .ok_or_else(|| format!("{package} has no suite of tests"))?;
         let mut command = binary.command();
         command.args(modules).env(VARIABLE, isa);
-        command.args(RUN_WITH_EVERY_SET.iter().flat_map(|name| ["--skip", name]));
         run(&mut command, &format!("tests failed, held to {isa}, above"))?;
     }
     Ok(())

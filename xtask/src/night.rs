@@ -21,29 +21,89 @@ pub struct Part {
 }
 
 pub const PARTS: [Part; 15] = [
-    part("release", "the release build from nothing, its time, its size, and an answer of the binary", release::check),
-    part("isa-portable", "executor, goldens and command line held to portable kernels", |repository| isas::held(repository, "portable")),
-    part("isa-avx2", "executor, goldens and command line held to AVX2", |repository| isas::held(repository, "avx2")),
-    part("isa-avx512", "executor, goldens and command line held to AVX-512", |repository| isas::held(repository, "avx512")),
-    part("isa-avx512-bf16", "executor, goldens and command line held to AVX-512 with bf16", |repository| isas::held(repository, "avx512-bf16")),
-    part("tiles", "the CPU executor held to AMX, which is emulated where it is missing", isas::tiles),
-    part("kernels-12", "kernels for GPUs by NVRTC 12, their registers and shared memory, and their host's side", kernels::kernels_12),
-    part("kernels-13", "kernels for GPUs by NVRTC 13", kernels::kernels_13),
-    part("sim-nodes", "10,000 simulated runs of one node", |repository| seeds(repository, &[])),
-    part("sim-pairs", "10,000 simulated runs of pairs and small fleets", |repository| seeds(repository, &["--pairs"])),
-    part("fuzz", "20 s for each parser that meets bytes from outside", |repository| fuzz(repository, 20)),
-    part("clients", "clients and faults that take long: frameworks, Node, deployment, soaks of a minute", night_clients),
-    long_part("soak", "12 minutes of mixed traffic with kills on a fleet", soak),
-    long_part("fuzz-long", "5 minutes for each parser, and 10 minutes of requests to the binary", |repository| {
-        fuzz(repository, 300)?;
-        fuzz_requests(repository, 600)
-    }),
-    long_part("sim-long", "100,000 simulated runs of one node, and as many of pairs", |repository| {
-        for kind in [&[][..], &["--pairs"]] {
-            play_seeds(repository, kind, 100_000)?;
-        }
-        Ok(())
-    }),
+    part(
+        "release",
+        "the release build from nothing, its time, its size, and an answer of the binary",
+        release::check,
+    ),
+    part(
+        "isa-portable",
+        "executor, goldens and command line held to portable kernels",
+        |repository| isas::held(repository, "portable"),
+    ),
+    part(
+        "isa-avx2",
+        "executor, goldens and command line held to AVX2",
+        |repository| isas::held(repository, "avx2"),
+    ),
+    part(
+        "isa-avx512",
+        "executor, goldens and command line held to AVX-512",
+        |repository| isas::held(repository, "avx512"),
+    ),
+    part(
+        "isa-avx512-bf16",
+        "executor, goldens and command line held to AVX-512 with bf16",
+        |repository| isas::held(repository, "avx512-bf16"),
+    ),
+    part(
+        "tiles",
+        "the CPU executor held to AMX, which is emulated where it is missing",
+        isas::tiles,
+    ),
+    part(
+        "kernels-12",
+        "kernels for GPUs by NVRTC 12, their registers and shared memory, and their host's side",
+        kernels::kernels_12,
+    ),
+    part(
+        "kernels-13",
+        "kernels for GPUs by NVRTC 13",
+        kernels::kernels_13,
+    ),
+    part(
+        "sim-nodes",
+        "10,000 simulated runs of one node",
+        |repository| seeds(repository, &[]),
+    ),
+    part(
+        "sim-pairs",
+        "10,000 simulated runs of pairs and small fleets",
+        |repository| seeds(repository, &["--pairs"]),
+    ),
+    part(
+        "fuzz",
+        "20 s for each parser that meets bytes from outside",
+        |repository| fuzz(repository, 20),
+    ),
+    part(
+        "clients",
+        "clients and faults that take long: frameworks, Node, deployment, soaks of a minute",
+        night_clients,
+    ),
+    long_part(
+        "soak",
+        "12 minutes of mixed traffic with kills on a fleet",
+        soak,
+    ),
+    long_part(
+        "fuzz-long",
+        "5 minutes for each parser, and 10 minutes of requests to the binary",
+        |repository| {
+            fuzz(repository, 300)?;
+            fuzz_requests(repository, 600)
+        },
+    ),
+    long_part(
+        "sim-long",
+        "100,000 simulated runs of one node, and as many of pairs",
+        |repository| {
+            for kind in [&[][..], &["--pairs"]] {
+                play_seeds(repository, kind, 100_000)?;
+            }
+            Ok(())
+        },
+    ),
 ];
 
 const fn part(
@@ -52,7 +112,12 @@ const fn part(
     run: fn(&Repository) -> Result<(), String>,
 ) -> Part {
     let is_long = false;
-    Part { name, about, is_long, run }
+    Part {
+        name,
+        about,
+        is_long,
+        run,
+    }
 }
 
 const fn long_part(
@@ -61,7 +126,12 @@ const fn long_part(
     run: fn(&Repository) -> Result<(), String>,
 ) -> Part {
     let is_long = true;
-    Part { name, about, is_long, run }
+    Part {
+        name,
+        about,
+        is_long,
+        run,
+    }
 }
 
 /// Runs the parts that are named, or all that are not long.
@@ -81,10 +151,17 @@ pub fn night(repository: &Repository, names: &[String]) -> Result<(), String> {
             failures.push(part.name);
         }
     }
-    println!("night: {} parts passed, {} failed", chosen.len() - failures.len(), failures.len());
+    println!(
+        "night: {} parts passed, {} failed",
+        chosen.len() - failures.len(),
+        failures.len()
+    );
     match failures.as_slice() {
         [] => Ok(()),
-        failures => Err(format!("parts of the night failed: {}", failures.join(", "))),
+        failures => Err(format!(
+            "parts of the night failed: {}",
+            failures.join(", ")
+        )),
     }
 }
 
@@ -107,9 +184,16 @@ fn run_part(repository: &Repository, part: &Part) -> Result<(), String> {
     println!("\n==> night: {}: {}", part.name, part.about);
     let start = Instant::now();
     (part.run)(repository).map_err(|reason| {
-        format!("{reason}\nonly this part: `cargo xtask night {}`", part.name)
+        format!(
+            "{reason}\nonly this part: `cargo xtask night {}`",
+            part.name
+        )
     })?;
-    println!("==> night: {} passed in {}", part.name, minutes(start.elapsed()));
+    println!(
+        "==> night: {} passed in {}",
+        part.name,
+        minutes(start.elapsed())
+    );
     if !part.is_long {
         limit::print_time(part.name, start.elapsed(), limit::NIGHT_PART);
     }
@@ -137,13 +221,19 @@ fn play_seeds(repository: &Repository, kind: &[&str], number: u32) -> Result<(),
     let (first, number) = (first.to_string(), number.to_string());
     let arguments = ["--first", &first, "--seeds", &number];
     let arguments = kind.iter().chain(&arguments);
-    play(repository, &arguments.map(ToString::to_string).collect::<Vec<_>>())
+    play(
+        repository,
+        &arguments.map(ToString::to_string).collect::<Vec<_>>(),
+    )
 }
 
 fn fuzz(repository: &Repository, seconds: u32) -> Result<(), String> {
     let binaries = test::binaries(repository)?;
     let is_it = |binary: &&TestBinary| binary.package == "corella-fuzz" && binary.name == "suite";
-    let binary = binaries.iter().find(is_it).ok_or("corella-fuzz has no tests")?;
+    let binary = binaries
+        .iter()
+        .find(is_it)
+        .ok_or("corella-fuzz has no tests")?;
     let mut command = binary.command();
     command.env("CORELLA_FUZZ_SECONDS", seconds.to_string());
     run(&mut command, "a parser failed, above")
@@ -182,7 +272,10 @@ mod tests {
         let names: std::collections::BTreeSet<&str> = (0..100u32)
             .map(|number| drawn(&format!("{number:08x}c0ffee")).unwrap().name)
             .collect();
-        let expected = PARTS.iter().filter(|part| !part.is_long).map(|part| part.name);
+        let expected = PARTS
+            .iter()
+            .filter(|part| !part.is_long)
+            .map(|part| part.name);
         assert_eq!(names, expected.collect());
         assert!(drawn("").is_err() && drawn("no commit").is_err());
     }

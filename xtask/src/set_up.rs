@@ -18,7 +18,11 @@ const PROGRAMS: [(&str, &str, &str, &str); 3] = [
 pub fn for_ci(repository: &Repository) -> Result<(), String> {
     together(&[
         &|| rust_components(repository),
-        &|| PROGRAMS.iter().try_for_each(|program| install(repository, *program)),
+        &|| {
+            PROGRAMS
+                .iter()
+                .try_for_each(|program| install(repository, *program))
+        },
         &|| {
             let python = python::environment(repository)?;
             println!("Python environment: {}", python.display());
@@ -86,9 +90,8 @@ fn install(
     let tell_version = || -> Command { repository.command(program.as_ref(), &[version]) };
     if !succeeds(&mut tell_version()) {
         println!("installing {program}");
-        let install = format!(
-            "install {program}, in PATH (on Debian: `sudo apt-get install {package}`)"
-        );
+        let install =
+            format!("install {program}, in PATH (on Debian: `sudo apt-get install {package}`)");
         apt::install(repository, &[package], &install)?;
     }
     run(

@@ -13,11 +13,7 @@ pub struct Stage {
 }
 
 /// Runs stages in order, prints their times and returns the sum. The first failure ends the run.
-pub fn run_all(
-    repository: &Repository,
-    task: &str,
-    stages: &[&Stage],
-) -> Result<Duration, String> {
+pub fn run_all(repository: &Repository, task: &str, stages: &[&Stage]) -> Result<Duration, String> {
     let start = Instant::now();
     let mut times = Vec::new();
     for (index, stage) in stages.iter().enumerate() {

@@ -27,7 +27,9 @@ pub fn check(repository: &Repository) -> Result<(), String> {
     answer(&binary)?;
     let kept = repository.release_binary();
     let failed = |error| format!("{}: {error}", kept.display());
-    kept.parent().map_or(Ok(()), fs::create_dir_all).map_err(failed)?;
+    kept.parent()
+        .map_or(Ok(()), fs::create_dir_all)
+        .map_err(failed)?;
     fs::rename(binary, &kept).map_err(failed)?;
     let _ = fs::remove_dir_all(&folder);
     limit::check_binary(repository)
@@ -35,7 +37,12 @@ pub fn check(repository: &Repository) -> Result<(), String> {
 
 /// Generates some tokens with the built-in model.
 fn answer(binary: &Path) -> Result<(), String> {
-    let arguments = ["generate", "Tell me a story about a fox.", "--max-tokens", "8"];
+    let arguments = [
+        "generate",
+        "Tell me a story about a fox.",
+        "--max-tokens",
+        "8",
+    ];
     let text = output(Command::new(binary).args(arguments))?;
     match text.trim() {
         "" => Err(format!("{} generates nothing", binary.display())),

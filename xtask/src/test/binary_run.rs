@@ -110,7 +110,8 @@ impl<'a> Line<'a> {
             return Self::Failed { name };
         }
         let time = outcome.strip_prefix("ok").map(str::trim);
-        let seconds = time.and_then(|time| time.strip_prefix('<')?.strip_suffix("s>")?.parse().ok());
+        let seconds =
+            time.and_then(|time| time.strip_prefix('<')?.strip_suffix("s>")?.parse().ok());
         match (time, seconds) {
             (Some(_), seconds) => Self::Passed {
                 name,

@@ -46,6 +46,9 @@ mod tests {
         let tree = Tree::of(&[("crates/a/tests/b.rs", "#[test]\nfn slow() {}\n")]);
         assert!(complaints(&tree, &[("slow", "It plays all seeds.")]).is_empty());
         assert_eq!(complaints(&tree, &[("slow", "seeds")]).len(), 1);
-        assert_eq!(complaints(&tree, &[("gone", "It plays all seeds.")]).len(), 1);
+        assert_eq!(
+            complaints(&tree, &[("gone", "It plays all seeds.")]).len(),
+            1
+        );
     }
 }
