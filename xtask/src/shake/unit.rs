@@ -7,10 +7,9 @@ use std::process::{Command, Stdio};
 
 use super::harness::Harness;
 use super::options::Options;
-use crate::ci::WITH_EMULATED_GPU;
 use crate::repository::Repository;
 use crate::test_binary::{self, TestBinary};
-use crate::{deploy, python};
+use crate::{deploy, python, test};
 
 const CLIENT_FOLDER: &str = "tests/client/";
 
@@ -73,7 +72,7 @@ fn binaries(repository: &Repository, options: &Options) -> Result<Vec<Unit>, Str
     let mut arguments: Vec<&str> = packages.collect();
     if arguments.is_empty() {
         arguments.push("--workspace");
-        arguments.extend(WITH_EMULATED_GPU);
+        arguments.extend(test::FEATURES);
     }
     let mut units = Vec::new();
     for binary in test_binary::find(repository, &arguments)? {
@@ -106,12 +105,13 @@ fn files(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String
     let pytest = |file: &str| {
         let mut command = python::pytest(repository, &python, file);
         command
+            .arg("-v")
             .env("PATH", &path)
             .env("CORELLA_BIN", repository.binary());
         command
     };
     let mut collect = pytest(CLIENT_FOLDER);
-    // Beside the -v that is there already, one -q more lets pytest write one test a line.
+    // Beside -v, one -q more lets pytest write one test a line.
     collect.args(["--collect-only", "-qq"]);
     collect.args(options.pattern.iter().flat_map(|pattern| ["-k", pattern]));
     let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
