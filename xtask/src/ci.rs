@@ -124,10 +124,8 @@ pub fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> 
 
 /// Plays simulated runs with these arguments of the simulator.
 pub fn play(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    // All that tests are built with, so that the simulator is not built once more with other features.
-    let mut build = repository.cargo(&["build", "--locked", "--workspace"]);
-    build.args(test::FEATURES);
-    run(&mut build, "the simulator does not build, above")?;
+    // `cargo build` would build the simulator once more: without tests, its dependencies have other features.
+    test::binaries(repository)?;
     let program = repository.target.join("debug/corella-sim");
     let mut command = repository.command(&program, &[]);
     run(

@@ -7,6 +7,8 @@ mod job;
 
 use std::ffi::OsString;
 
+use getrandom as _;
+
 use pyo3::prelude::*;
 
 /// Ends the process when the command has.

@@ -164,7 +164,7 @@ fn texts(max_pieces: usize) -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(100))]
 
     #[test]
     fn texts_have_the_tokens_of_the_reference(text in texts(60), add_special_tokens: bool) {
