@@ -1,13 +1,11 @@
 //! `/openapi.json`: what this server answers, as an OpenAPI 3.1 document.
 //!
 //! The fields of a body come from the tables by which requests are checked, so that the document says of
-//! each field what the server does with it.
+//! each field what the server does with it. What does not depend on a table is in JSON files.
 
-mod answer_schema;
 mod field_schema;
-mod ollama;
 mod operation;
-mod stored;
+mod template;
 
 use std::sync::Arc;
 
@@ -20,18 +18,40 @@ use crate::field_table::{Endpoint, FieldTable, Treatment};
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 
-use field_schema::{FieldSchemas, object_schemas};
-use operation::{OPERATIONS, Operation, SIMPLE, Simple};
+use field_schema::FieldSchemas;
+use operation::{OPERATIONS, Operation};
+use template::Blanks;
+
+const DOCUMENT: &str = include_str!("openapi/document.json");
+
+/// What is answered without a table of fields. Each operation may fail, which is added to it.
+const PATHS: [&str; 3] = [
+    include_str!("openapi/paths/server.json"),
+    include_str!("openapi/paths/stored.json"),
+    include_str!("openapi/paths/page.json"),
+];
+
+const ANSWERS: [&str; 8] = [
+    include_str!("openapi/answers/completion.json"),
+    include_str!("openapi/answers/ollama.json"),
+    include_str!("openapi/answers/stored.json"),
+    include_str!("openapi/answers/response.json"),
+    include_str!("openapi/answers/message.json"),
+    include_str!("openapi/answers/pooling.json"),
+    include_str!("openapi/answers/server.json"),
+    include_str!("openapi/answers/error.json"),
+];
 
 pub async fn openapi(State(state): State<Arc<ServerState>>) -> Response {
     json_response(&document(&state.config))
 }
 
 fn document(config: &ServeConfig) -> Value {
-    let schemas = FieldSchemas { config };
+    let blanks = Blanks::of(config);
+    let schemas = FieldSchemas::new(&blanks);
     let mut paths = Map::new();
-    let mut components = object_schemas();
-    components.extend(answer_schema::answer_schemas());
+    let mut components = schemas.objects();
+    components.extend(blanks.fill_all(&ANSWERS));
     for operation in OPERATIONS {
         let name = format!("{:?}Request", operation.endpoint);
         components.insert(name.clone(), body_schema(operation, &schemas));
@@ -44,126 +64,44 @@ fn document(config: &ServeConfig) -> Value {
         let path = operation.endpoint.path().to_owned();
         paths.insert(path, json!({"post": object}));
     }
-    for simple in SIMPLE {
-        let path = paths.entry(simple.path).or_insert_with(|| json!({}));
-        path[simple.method] = simple_object(simple);
+    for (path, methods) in PATHS.iter().flat_map(|file| blanks.fill_all(&[file])) {
+        let known = paths.entry(path).or_insert_with(|| json!({}));
+        if let (Value::Object(known), Value::Object(methods)) = (known, methods) {
+            known.extend(methods);
+        }
     }
-    paths["/role"]["post"] = json!({
-        "operationId": "changeRole",
-        "summary": "Changes the role among other nodes, and answers when it has changed.",
-        "requestBody": json_body(json!({
-            "type": "object", "required": ["role"], "additionalProperties": false,
-            "properties": {"role": {"enum": ["unified", "prefill", "decode"]}},
-        })),
-        "responses": responses("Role", None, "Error"),
-    });
-    paths.insert(
-        "/v1/models/{model}".to_owned(),
-        json!({"get": {
-            "operationId": "retrieveModel",
-            "summary": "Tells about the model under one of its names.",
-            "parameters": [{
-                "name": "model", "in": "path", "required": true,
-                "schema": {"type": "string", "minLength": 1},
-            }],
-            "responses": responses("Model", None, "Error"),
-        }}),
-    );
-    paths.insert(
-        "/metrics".to_owned(),
-        json!({"get": {
-            "operationId": "getMetrics",
-            "summary": "The metrics, as OpenMetrics text.",
-            "security": [],
-            "responses": {
-                "200": {"description": "The metrics.", "content": {"application/openmetrics-text": {
-                    "schema": {"type": "string"},
-                }}},
-                "default": error("Error"),
-            },
-        }}),
-    );
-    paths.insert(
-        "/engine/events".to_owned(),
-        json!({"get": {
-            "operationId": "watchEngine",
-            "summary": "Tells what the engine does, several times a second, until the client leaves.",
-            "responses": {
-                "200": {"description": "Events `server` and `snapshot`.", "content": {"text/event-stream": {}}},
-                "default": error("Error"),
-            },
-        }}),
-    );
-    paths.insert(
-        "/".to_owned(),
-        json!({"get": {
-            "operationId": "getPage",
-            "summary": "A page to chat with the model and to see what the engine does.",
-            "security": [],
-            "responses": {
-                "200": {"description": "The page.", "content": {"text/html": {"schema": {"type": "string"}}}},
-                "default": error("Error"),
-            },
-        }}),
-    );
-    paths["/v1/batches"]["get"] = stored::list_batches();
-    paths.extend(stored::paths());
-    let file = json!({"schema": {"type": "string"}});
-    paths.insert(
-        "/page/{file}".to_owned(),
-        json!({"get": {
-            "operationId": "getPageFile",
-            "summary": "A file that the page is made of.",
-            "security": [],
-            "parameters": [{
-                "name": "file", "in": "path", "required": true,
-                "schema": {"type": "string", "minLength": 1},
-            }],
-            "responses": {
-                "200": {"description": "The file.", "content": {
-                    "text/javascript": file, "text/css": file, "image/svg+xml": file,
-                }},
-                "default": error("Error"),
-            },
-        }}),
-    );
-    let security = match config.api_keys.is_empty() {
-        true => json!([]),
-        false => json!([{"bearer": []}, {"header": []}]),
-    };
-    json!({
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Corella",
-            "version": env!("CARGO_PKG_VERSION"),
-            "description": "A server of language models that speaks OpenAI's API, Anthropic's and Ollama's. \
-                Fields that are not in a schema are refused with 400.",
-            "license": {"name": env!("CARGO_PKG_LICENSE")},
-        },
-        "security": security,
-        "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {
-                "bearer": {"type": "http", "scheme": "bearer"},
-                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
-            },
-        },
-    })
+    for (path, methods) in &mut paths {
+        let operations = methods
+            .as_object_mut()
+            .into_iter()
+            .flat_map(Map::values_mut);
+        for operation in operations {
+            operation["responses"]["default"] = error(path);
+        }
+    }
+    let mut document = blanks.fill(DOCUMENT);
+    if config.api_keys.is_empty() {
+        document["security"] = json!([]);
+    }
+    document["paths"] = Value::Object(paths);
+    document["components"]["schemas"] = Value::Object(components);
+    document
 }
 
 fn operation_object(operation: &Operation, body: &str) -> Value {
-    let (errors, stream) = match operation.endpoint {
-        Endpoint::Messages | Endpoint::CountTokens => ("AnthropicError", "text/event-stream"),
-        endpoint if is_of_ollama(endpoint.path()) => ("OllamaError", "application/x-ndjson"),
-        _ => ("Error", "text/event-stream"),
-    };
-    let stream = operation.may_stream.then_some(stream);
+    let mut content = json_content(operation.answer);
+    if operation.may_stream {
+        let stream = match is_of_ollama(operation.endpoint.path()) {
+            true => "application/x-ndjson",
+            false => "text/event-stream",
+        };
+        content[stream] = json!({});
+    }
     json!({
         "operationId": operation.id,
         "summary": operation.summary,
-        "requestBody": json_body(reference(body)),
-        "responses": responses(operation.answer, stream, errors),
+        "requestBody": {"required": true, "content": json_content(body)},
+        "responses": {"200": {"description": "The answer.", "content": content}},
     })
 }
 
@@ -171,50 +109,19 @@ fn is_of_ollama(path: &str) -> bool {
     path.starts_with("/api/")
 }
 
-fn simple_object(simple: &Simple) -> Value {
-    let errors = match is_of_ollama(simple.path) {
-        true => "OllamaError",
-        false => "Error",
+fn error(path: &str) -> Value {
+    let schema = match path {
+        path if is_of_ollama(path) => "OllamaError",
+        path if path.starts_with(Endpoint::Messages.path()) => "AnthropicError",
+        _ => "Error",
     };
-    let mut object = json!({
-        "operationId": simple.id,
-        "summary": simple.summary,
-        "responses": match simple.answer {
-            Some(answer) => responses(answer, None, errors),
-            None => json!({"200": {"description": "Done."}, "default": error(errors)}),
-        },
-    });
-    if !simple.needs_key {
-        object["security"] = json!([]);
-    }
-    object
+    json!({"description": "Why there is no answer.", "content": json_content(schema)})
 }
 
-fn json_body(schema: Value) -> Value {
-    json!({"required": true, "content": {"application/json": {"schema": schema}}})
-}
-
-/// `stream` is the media type of a streamed answer, if there may be one.
-fn responses(answer: &str, stream: Option<&str>, errors: &str) -> Value {
-    let mut content = json!({"application/json": {"schema": reference(answer)}});
-    if let Some(stream) = stream {
-        content[stream] = json!({});
-    }
-    json!({
-        "200": {"description": "The answer.", "content": content},
-        "default": error(errors),
-    })
-}
-
-fn error(schema: &str) -> Value {
-    json!({
-        "description": "Why there is no answer.",
-        "content": {"application/json": {"schema": reference(schema)}},
-    })
-}
-
-fn reference(name: &str) -> Value {
-    json!({"$ref": format!("#/components/schemas/{name}")})
+/// A body of JSON with the schema of this name.
+fn json_content(schema: &str) -> Value {
+    let reference = format!("#/components/schemas/{schema}");
+    json!({"application/json": {"schema": {"$ref": reference}}})
 }
 
 /// The schema of a body, with the fields that are read and those that are accepted without effect.
@@ -283,14 +190,17 @@ fn table_schema(
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::field_schema::{FIELDS, TABLES};
     use super::*;
-    use crate::field_table;
 
     /// A field that is read and has no schema would be described as taking anything.
     #[test]
     fn every_field_that_is_read_has_a_schema() {
-        let config = ServeConfig::new("model", 64, 100, 16);
-        let schemas = FieldSchemas { config: &config };
+        let blanks = Blanks::of(&ServeConfig::new("model", 64, 100, 16));
+        let schemas = FieldSchemas::new(&blanks);
         let mut missing = Vec::new();
         for operation in OPERATIONS {
             let endpoint = operation.endpoint;
@@ -302,49 +212,17 @@ mod tests {
                 }
             }
         }
-        let objects = [
-            ("stream_options", &field_table::STREAM_OPTIONS),
-            ("messages[]", &field_table::MESSAGE),
-            ("messages[].content[]", &field_table::CONTENT_PART),
-            ("messages[].tool_calls[]", &field_table::CALL),
-            (
-                "messages[].tool_calls[].function",
-                &field_table::CALLED_FUNCTION,
-            ),
-            ("tools[]", &field_table::TOOL),
-            ("tools[].function", &field_table::FUNCTION),
-            ("messages[]", &field_table::ollama::MESSAGE),
-            ("messages[].tool_calls[]", &field_table::ollama::CALL),
-            ("messages[]", &field_table::messages::MESSAGE),
-            ("messages[].content[]", &field_table::messages::BLOCK),
-            ("input[]", &field_table::responses::MESSAGE),
-            ("input[].content[]", &field_table::responses::CONTENT),
-            ("reasoning", &field_table::responses::REASONING),
-            ("tools[]", &field_table::responses::TOOL),
-            ("input[]", &field_table::responses::CALL),
-            ("input[]", &field_table::responses::CALL_OUTPUT),
-            ("input[]", &field_table::responses::THOUGHT),
-            ("thinking", &field_table::messages::THINKING),
-            ("tools[]", &field_table::messages::TOOL),
-            ("tool_choice", &field_table::messages::TOOL_CHOICE),
-            ("messages[].content[]", &field_table::messages::TOOL_USE),
-            ("messages[].content[]", &field_table::messages::TOOL_RESULT),
-            (
-                "messages[].content[]",
-                &field_table::messages::THINKING_BLOCK,
-            ),
-        ];
-        for (object, table) in objects {
+        for (object, table) in TABLES {
             for name in table.names() {
                 let is_read = matches!(table.find(name), Some(Treatment::Read));
-                if is_read && field_schema::of_member(name).is_none() {
+                if is_read && schemas.of_member(name).is_none() {
                     missing.push(format!("{name} of {object}"));
                 }
             }
         }
         assert!(
             missing.is_empty(),
-            "no schema in field_schema.rs: {missing:?}"
+            "no schema in fields/*.json: {missing:?}"
         );
     }
 
@@ -363,6 +241,75 @@ mod tests {
                 document["paths"].get(&path).is_some(),
                 "{path} is not described"
             );
+        }
+    }
+    #[test]
+    fn every_reference_leads_to_a_schema() {
+        let document = document(&ServeConfig::new("model", 64, 100, 16));
+        let mut num_references = 0;
+        for_each_text(&document, &mut |name, text| {
+            if name == "$ref" {
+                let place = text.strip_prefix('#').unwrap_or_default();
+                let schema = document.pointer(place);
+                assert!(schema.is_some_and(Value::is_object), "{text}");
+                num_references += 1;
+            }
+        });
+        assert!(num_references > 100, "{num_references}");
+    }
+
+    /// A name in angle brackets that is misspelt would stay in the document.
+    #[test]
+    fn every_file_is_json_whose_blanks_are_known() {
+        let blanks = Blanks::of(&ServeConfig::new("model", 64, 100, 16));
+        let mut folders = vec![
+            PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+                .join("src")
+                .join("openapi"),
+        ];
+        let mut num_files = 0;
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).expect("it can be listed") {
+                let path = entry.expect("it can be listed").path();
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path
+                    .extension()
+                    .is_some_and(|extension| extension == "json")
+                {
+                    let file = fs::read_to_string(&path).expect("it can be read");
+                    for_each_text(&blanks.fill(&file), &mut |name, text| {
+                        let is_blank = text.starts_with('<');
+                        assert!(!is_blank, "{}: {name}: {text}", path.display());
+                    });
+                    num_files += 1;
+                }
+            }
+        }
+        let num_included = ANSWERS.len() + PATHS.len() + FIELDS.len() + 2;
+        assert_eq!(num_files, num_included, "a file that is not read");
+    }
+
+    /// Calls `visit` with each text in a value, and the name of the member that has it.
+    fn for_each_text(value: &Value, visit: &mut impl FnMut(&str, &str)) {
+        match value {
+            Value::Array(items) => {
+                for item in items {
+                    for_each_text(item, visit);
+                    if let Value::String(text) = item {
+                        visit("", text);
+                    }
+                }
+            }
+            Value::Object(members) => {
+                for (name, member) in members {
+                    for_each_text(member, visit);
+                    if let Value::String(text) = member {
+                        visit(name, text);
+                    }
+                }
+            }
+            _ => {}
         }
     }
 }

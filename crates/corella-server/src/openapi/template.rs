@@ -1,0 +1,87 @@
+//! The JSON files of this folder, in which a text such as `<max_model_len>` stands for what only the program
+//! knows: a limit of the server, or a constant that requests are checked by.
+
+use serde_json::{Map, Value, json};
+
+use crate::batches::ENDPOINTS;
+use crate::files::DEFAULT_LIFE_S;
+use crate::output_format::MAX_CHOICES;
+use crate::pooled_call::MAX_NUM_PROMPTS;
+use crate::sampling_fields::{
+    F32_BOUND, MAX_CACHE_SALT_BYTES, MAX_STOP_BYTES, MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS,
+};
+use crate::serve_config::ServeConfig;
+use crate::token_rule::{MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS};
+use crate::tool_fields::MAX_NAME_BYTES as MAX_TOOL_NAME_BYTES;
+
+/// What the texts in angle brackets stand for.
+pub struct Blanks(Vec<(&'static str, Value)>);
+
+impl Blanks {
+    pub fn of(config: &ServeConfig) -> Self {
+        let mut model_names: Vec<Value> = { config.served_model_names.iter() }
+            .map(|name| json!(name))
+            .collect();
+        model_names.push(Value::Null);
+        let mut blanks = vec![
+            ("<version>", json!(env!("CARGO_PKG_VERSION"))),
+            ("<license>", json!(env!("CARGO_PKG_LICENSE"))),
+            ("<model_names>", Value::Array(model_names)),
+            ("<batch_endpoints>", json!(ENDPOINTS)),
+            ("<f32_bound>", json!(F32_BOUND)),
+        ];
+        let numbers = [
+            ("<hidden_size>", config.hidden_size as u64),
+            ("<max_logprobs>", config.max_logprobs.into()),
+            ("<max_model_len>", config.max_model_len.into()),
+            ("<max_num_choices>", config.max_num_choices.into()),
+            ("<max_token_id>", config.vocab_size.saturating_sub(1) as u64),
+            ("<max_allowed_token_ids>", MAX_ALLOWED_TOKEN_IDS as u64),
+            ("<max_bad_word_bytes>", MAX_BAD_WORD_BYTES as u64),
+            ("<max_bad_words>", MAX_BAD_WORDS as u64),
+            ("<max_cache_salt_bytes>", MAX_CACHE_SALT_BYTES as u64),
+            ("<max_file_life_s>", DEFAULT_LIFE_S),
+            ("<max_guided_choices>", MAX_CHOICES as u64),
+            ("<max_num_prompts>", MAX_NUM_PROMPTS as u64),
+            ("<max_stop_bytes>", MAX_STOP_BYTES as u64),
+            ("<max_stop_strings>", MAX_STOP_STRINGS as u64),
+            ("<max_stop_token_ids>", MAX_STOP_TOKEN_IDS as u64),
+            ("<max_tool_name_bytes>", MAX_TOOL_NAME_BYTES as u64),
+        ];
+        blanks.extend(numbers.map(|(blank, number)| (blank, number.into())));
+        Self(blanks)
+    }
+
+    /// The value of a file.
+    pub fn fill(&self, file: &str) -> Value {
+        let mut value = serde_json::from_str(file).expect("a file of this folder is JSON");
+        self.fill_value(&mut value);
+        value
+    }
+
+    /// The objects of several files, as one.
+    pub fn fill_all(&self, files: &[&str]) -> Map<String, Value> {
+        let mut objects = Map::new();
+        for file in files {
+            if let Value::Object(object) = self.fill(file) {
+                objects.extend(object);
+            }
+        }
+        objects
+    }
+
+    fn fill_value(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => {
+                if let Some((_, known)) = self.0.iter().find(|(blank, _)| blank == text) {
+                    *value = known.clone();
+                }
+            }
+            Value::Array(items) => items.iter_mut().for_each(|item| self.fill_value(item)),
+            Value::Object(members) => members
+                .values_mut()
+                .for_each(|member| self.fill_value(member)),
+            _ => {}
+        }
+    }
+}
