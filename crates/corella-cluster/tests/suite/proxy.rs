@@ -147,24 +147,27 @@ impl Shared {
         let mut buffer = [0; 16 << 10];
         while let Ok(num_bytes @ 1..) = from.read(&mut buffer) {
             self.lock().num_read += num_bytes as u64;
-            let mut rest = &mut buffer[..num_bytes];
-            while !rest.is_empty() {
-                let Some(num_bytes) = self.take_allowance(rest, num_cuts) else {
-                    break;
-                };
-                let (bytes, others) = rest.split_at_mut(num_bytes);
-                if to.write_all(bytes).is_err() {
-                    break;
-                }
-                self.lock().num_delivered += num_bytes as u64;
-                rest = others;
-            }
-            if !rest.is_empty() {
+            if !self.pass_on(&mut buffer[..num_bytes], &mut to, num_cuts) {
                 break;
             }
         }
         to.shutdown(Shutdown::Both).ok();
         from.shutdown(Shutdown::Both).ok();
+    }
+
+    /// Returns false when the connection has ended.
+    fn pass_on(&self, mut bytes: &mut [u8], to: &mut TcpStream, num_cuts: u64) -> bool {
+        while !bytes.is_empty() {
+            let Some(num_bytes) = self.take_allowance(bytes, num_cuts) else {
+                return false;
+            };
+            if to.write_all(&bytes[..num_bytes]).is_err() {
+                return false;
+            }
+            self.lock().num_delivered += num_bytes as u64;
+            bytes = &mut bytes[num_bytes..];
+        }
+        true
     }
 
     /// Waits until some of the bytes may go on, and says how many. `None` when their connection has been cut.
