@@ -110,7 +110,7 @@ fn a_draft_model_that_fails_is_let_go_and_no_request_notices() {
 /// The loop waits for the draft step and can do nothing else.
 #[test]
 fn a_draft_step_that_never_returns_loses_the_engine() {
-    let mut pair = Pair::new(0, 10);
+    let pair = Pair::new(0, 10);
     pair.draft.gate.close();
     pair.draft.gate.let_through(2);
     let mut config = EngineConfig::new(pair.limits.clone());

@@ -92,7 +92,8 @@ mod tests {
         let mut ends = vec![plan(&batches.build(), Duration::ZERO)];
         batches.span_from_step(0, 2, 0);
         ends.push(plan(&batches.build(), MS));
-        for at in [2, 50] {
+        for (position, at) in [(3, 2), (4, 50)] {
+            batches.span(0, position, &[1], true);
             ends.push(plan(&batches.build(), at * MS));
         }
         ends
@@ -124,7 +125,9 @@ mod tests {
         config.num_layers = 4;
         let start = Instant::now();
         let mut clock = StepClock::new(start);
-        let time = clock.plan(&config, &BatchBuilder::new(0).build(), start);
+        let mut batches = BatchBuilder::new(0);
+        batches.span(0, 0, &[1, 2], true);
+        let time = clock.plan(&config, &batches.build(), start);
         let ready = [0, 1, 2, 3].map(|layer| time.ready_at(layer) - start);
         assert_eq!(ready, [2500, 5000, 7500, 10_000].map(Duration::from_micros));
     }
