@@ -148,9 +148,12 @@ fn list_output(command: &mut Command) -> Result<String, String> {
     if output.status.success() || output.status.code() == Some(NO_TESTS) {
         return Ok(text);
     }
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let text = text + &String::from_utf8_lossy(&output.stderr);
+    // The list may be long, and what went wrong is at its end.
+    let lines: Vec<&str> = text.lines().collect();
+    let end = lines[lines.len().saturating_sub(30)..].join("\n");
     Err(format!(
-        "{program} cannot list its tests: {}\n{text}{errors}",
+        "{program} cannot list its tests: {}\n{end}",
         output.status
     ))
 }

@@ -1,3 +1,5 @@
+//! Loads of one connection share its attempts to connect.
+
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
