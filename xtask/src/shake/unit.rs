@@ -69,14 +69,22 @@ pub fn find(repository: &Repository, options: &Options) -> Result<Vec<Unit>, Str
 }
 
 fn binaries(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String> {
-    let packages = { options.packages.iter() }.flat_map(|package| ["--package", package]);
-    let mut arguments: Vec<&str> = packages.collect();
-    if arguments.is_empty() {
-        arguments.push("--workspace");
-        arguments.extend(WITH_EMULATED_GPU);
+    // All packages are built, as for `cargo xtask test`: for one alone, dependencies would have other features and be
+    // compiled again.
+    let arguments = [&["--workspace"][..], &WITH_EMULATED_GPU].concat();
+    let mut binaries = test_binary::find(repository, &arguments)?;
+    let is_of = |binary: &TestBinary, package: &String| binary.package == *package;
+    for package in &options.packages {
+        if !binaries.iter().any(|binary| is_of(binary, package)) {
+            return Err(format!("shake: no package {package} has tests"));
+        }
     }
+    let packages = &options.packages;
+    binaries.retain(|binary| {
+        packages.is_empty() || packages.iter().any(|package| is_of(binary, package))
+    });
     let mut units = Vec::new();
-    for binary in test_binary::find(repository, &arguments)? {
+    for binary in binaries {
         let mut list = binary.command();
         let output = list_output(list.arg("--list").args(&options.pattern))?;
         let tests = Harness::Libtest.listed(&output);
@@ -148,9 +156,12 @@ fn list_output(command: &mut Command) -> Result<String, String> {
     if output.status.success() || output.status.code() == Some(NO_TESTS) {
         return Ok(text);
     }
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let text = text + &String::from_utf8_lossy(&output.stderr);
+    // The list may be long, and what went wrong is at its end.
+    let lines: Vec<&str> = text.lines().collect();
+    let end = lines[lines.len().saturating_sub(30)..].join("\n");
     Err(format!(
-        "{program} cannot list its tests: {}\n{text}{errors}",
+        "{program} cannot list its tests: {}\n{end}",
         output.status
     ))
 }
