@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::harness::Harness;
 use super::options::Options;
 use crate::repository::Repository;
-use crate::test_binary::{self, TestBinary};
+use crate::test_binary::TestBinary;
 use crate::{deploy, python, test};
 
 const CLIENT_FOLDER: &str = "tests/client/";
@@ -68,14 +68,21 @@ pub fn find(repository: &Repository, options: &Options) -> Result<Vec<Unit>, Str
 }
 
 fn binaries(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String> {
-    let packages = { options.packages.iter() }.flat_map(|package| ["--package", package]);
-    let mut arguments: Vec<&str> = packages.collect();
-    if arguments.is_empty() {
-        arguments.push("--workspace");
-        arguments.extend(test::FEATURES);
+    // All packages are built, as for `cargo xtask test`: for one alone, dependencies would have other features and be
+    // compiled again.
+    let mut binaries = test::binaries(repository)?;
+    let is_of = |binary: &TestBinary, package: &String| binary.package == *package;
+    for package in &options.packages {
+        if !binaries.iter().any(|binary| is_of(binary, package)) {
+            return Err(format!("shake: no package {package} has tests"));
+        }
     }
+    let packages = &options.packages;
+    binaries.retain(|binary| {
+        packages.is_empty() || packages.iter().any(|package| is_of(binary, package))
+    });
     let mut units = Vec::new();
-    for binary in test_binary::find(repository, &arguments)? {
+    for binary in binaries {
         let mut list = binary.command();
         let output = list_output(list.arg("--list").args(&options.pattern))?;
         let tests = Harness::Libtest.listed(&output);

@@ -106,7 +106,9 @@ impl Setup {
     /// Lets so many steps return and holds the next, until the test opens the gate. No token is half a character,
     /// which would be held back until the next one.
     pub fn holding_behind(mut self, num_steps: u64) -> Self {
-        self.mock.drawable.retain(|token| ![0xC3, 0xA9].contains(token));
+        self.mock
+            .drawable
+            .retain(|token| ![0xC3, 0xA9].contains(token));
         self.mock.gate.close();
         self.mock.gate.let_through(num_steps);
         self
