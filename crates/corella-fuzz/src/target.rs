@@ -35,7 +35,7 @@ pub struct Target {
 }
 
 /// Seconds for each target where `CORELLA_FUZZ_SECONDS` does not say otherwise.
-const SECONDS: f64 = 3.0;
+const SECONDS: f64 = 1.0;
 /// The longest that one input may take, on a machine that does other things as well.
 const MAX_CASE_TIME: Duration = Duration::from_secs(60);
 /// How much above a target's bound the process is ended instead of the test.

@@ -6,7 +6,16 @@ use crate::tidy::Tree;
 pub const BOUND_S: f64 = 20.0;
 
 /// The last part of a test's name, and why it takes longer.
-const REASONS: [(&str, &str); 0] = [];
+const REASONS: [(&str, &str); 2] = [
+    (
+        "four_stages_of_unequal_length",
+        "Of the models here only the built-in one has layers for four stages, and it is the largest.",
+    ),
+    (
+        "calls_that_are_demanded_are_made_in_every_format_whole_and_streamed",
+        "Replies are drawn at random in seven formats, and a mask is made for each token.",
+    ),
+];
 
 /// Whether a test, named with its package and binary, may take longer.
 pub fn has_reason(test: &str) -> bool {
