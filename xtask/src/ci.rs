@@ -42,7 +42,7 @@ pub const STAGES: [Stage; 12] = [
     },
     Stage {
         name: "programs",
-        about: "tests in Rust that need etcd, openssl, NIXL or a C++ compiler",
+        about: "tests in Rust that need etcd, openssl or NIXL",
         takes_arguments: false,
         run: |repository, _| test::programs(repository),
     },

@@ -20,7 +20,7 @@ pub struct Part {
     run: fn(&Repository) -> Result<(), String>,
 }
 
-pub const PARTS: [Part; 15] = [
+pub const PARTS: [Part; 16] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -50,6 +50,11 @@ pub const PARTS: [Part; 15] = [
         "tiles",
         "the CPU executor held to AMX, which is emulated where it is missing",
         isas::tiles,
+    ),
+    part(
+        "emulated-gpu",
+        "the CUDA executor on a device in host memory, which needs a C++ compiler",
+        test::emulated_gpu,
     ),
     part(
         "kernels-12",

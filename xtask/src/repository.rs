@@ -58,6 +58,14 @@ impl Repository {
     pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.root);
+        // What cargo tells this program about its own package. Build scripts such as ring's run again when these
+        // change, and all that depends on them is compiled again.
+        for (name, _) in std::env::vars_os() {
+            let is_own = |prefix| name.to_str().is_some_and(|name| name.starts_with(prefix));
+            if is_own("CARGO_PKG_") || is_own("CARGO_MANIFEST_") {
+                command.env_remove(&name);
+            }
+        }
         command
     }
 }
