@@ -302,6 +302,11 @@ impl KeptPages {
         let mut receipt = receipt.expect("the engine runs");
         let answer = poll_fn(|cx| receipt.stream.poll_next(cx)).await;
         assert!(matches!(answer, Some(StreamEvent::Accepted)), "{answer:?}");
+        // The loop publishes its counts after it has answered.
+        wait_until_async("the reservation is counted", || {
+            engine.stats().scheduler.num_receiving > 0
+        })
+        .await;
         Self {
             engine: engine.clone(),
             receipt: Some(receipt),
