@@ -101,9 +101,10 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
             record(&newcomer, "decode-1").map(|node| node.incarnation)
         })
         .await;
-        for instance_id in ["prefill-1", "decode-1"] {
-            until_renewed(server.address(), instance_id).await;
-        }
+        tokio::join!(
+            until_renewed(server.address(), "prefill-1"),
+            until_renewed(server.address(), "decode-1")
+        );
         assert_eq!(instances(&newcomer), ["decode-1"]);
         assert_eq!(
             peer_id(&first, "decode-1"),
