@@ -200,6 +200,7 @@ fn layers_can_be_read_while_later_ones_are_computed() {
 
 /// Idle workers have memory cleared ahead; what others have written there stays. Every other block is left to the
 /// workers, to see how far they are.
+#[cfg(target_os = "linux")]
 #[test]
 fn pages_written_from_outside_survive_idle_time() {
     if !clears_ahead() {
@@ -234,10 +235,12 @@ fn pages_written_from_outside_survive_idle_time() {
     for page in 1..num_pages {
         for layer in 0..kv.geometry().num_layers {
             let parts = parts(layer, page);
-            let mut remainders = parts.iter().flat_map(|&part| blocks(part)).map(|at| at % 2);
-            let first = remainders.next().expect("a page has bytes");
-            if remainders.all(|remainder| remainder == first) {
-                if first == 0 { &mut written } else { &mut left }.extend(parts);
+            let remainders = parts.iter().flat_map(|&part| blocks(part)).map(|at| at % 2);
+            let remainders: Vec<usize> = remainders.collect();
+            if remainders.iter().all(|&it| it == 0) {
+                written.extend(parts);
+            } else if remainders.iter().all(|&it| it == 1) {
+                left.extend(parts);
             }
         }
     }
@@ -250,11 +253,7 @@ fn pages_written_from_outside_survive_idle_time() {
         for at in (first..written.len()).step_by(3) {
             let bytes = pattern(at, written[at].len());
             // SAFETY: no batch names the pages, and only this thread writes to them.
-            unsafe {
-                written[at]
-                    .cast::<u8>()
-                    .copy_from(NonNull::from(&bytes[0]), bytes.len())
-            };
+            unsafe { { written[at].cast::<u8>().as_ptr() }.copy_from(bytes.as_ptr(), bytes.len()) };
         }
     };
     // Some before memory is cleared, some while it is, and some later.
@@ -279,6 +278,7 @@ fn pages_written_from_outside_survive_idle_time() {
 }
 
 /// Whether an executor clears memory ahead: where all memory is equally near, on Linux 5.14 or later.
+#[cfg(target_os = "linux")]
 fn clears_ahead() -> bool {
     const PAGE: usize = 4096;
     let nodes = std::fs::read_to_string("/sys/devices/system/node/has_memory");
@@ -292,6 +292,7 @@ fn clears_ahead() -> bool {
 }
 
 /// Whether the system has given memory for the first byte of a part of a page.
+#[cfg(target_os = "linux")]
 fn is_resident(part: NonNull<[u8]>) -> bool {
     const PAGE: usize = 4096;
     let page = part.cast::<u8>().as_ptr().map_addr(|at| at / PAGE * PAGE);
