@@ -24,6 +24,10 @@ fn inspect(model: &Path, options: &[&str]) -> Output {
 }
 
 /// The most memory that one run had. Pages of a mapped file count as memory of the process that touched them.
+#[expect(
+    clippy::zombie_processes,
+    reason = "wait4 waits for the process and tells its memory"
+)]
 fn most_memory_kib(model: &Path, options: &[&str]) -> i64 {
     let mut command = command(model, options);
     let child = command.stdout(Stdio::null()).spawn().expect("it starts");
