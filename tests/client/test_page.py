@@ -349,8 +349,15 @@ def prepare_state(page, state):
 
 
 @pytest.mark.parametrize("state", ["empty", "settings", "answered", "engine"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    "size, scheme",
+    [
+        pytest.param(DESKTOP, "light", id="desktop-light"),
+        pytest.param(PHONE, "dark", id="phone-dark"),
+        pytest.param(DESKTOP, "dark", id="desktop-dark", marks=pytest.mark.night),
+        pytest.param(PHONE, "light", id="phone-light", marks=pytest.mark.night),
+    ],
+)
 def test_nothing_is_inaccessible_or_too_wide(browser, server, state, size, scheme):
     with page_of(browser, server, size=size, scheme=scheme) as page:
         prepare_state(page, state)
