@@ -44,7 +44,10 @@ def root_copy(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="the book's examples use curl")
-@pytest.mark.parametrize("page", PAGES)
+# The page about benchmarks runs them.
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.night if page == "benchmarking.md" else ()) for page in PAGES]
+)
 def test_what_a_page_runs(page, root_copy, monkeypatch):
     reader = Reader(monkeypatch)
     try:

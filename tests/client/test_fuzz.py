@@ -16,7 +16,8 @@ SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
 LEFT_OUT = "positive_data_acceptance"
 
 
-@pytest.mark.parametrize("num_examples", [1, pytest.param(20, marks=pytest.mark.night)])
+@pytest.mark.night
+@pytest.mark.parametrize("num_examples", [20])
 def test_no_request_breaks_the_server(num_examples, tmp_path):
     with ServerProcess("--files-dir", tmp_path / "files") as server:
         command = [SCHEMATHESIS, "run", f"{server.base_url}/openapi.json", "--no-color"]

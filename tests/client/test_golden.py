@@ -74,7 +74,13 @@ def test_greedy_tokens(name, tmp_path):
             assert greedy_text(server, case) == golden_model.text_of(case["tokens"])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# The others take turns with what else is slow.
+QUICK = ("gpt2", "mistral")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.night) for name in FAMILIES]
+)
 def test_greedy_tokens_through_preemption(name, tmp_path):
     folder = golden_model.make(name, tmp_path)
     # Each prompt comes many times, so that more begin than the pool holds in the end.

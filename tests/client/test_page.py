@@ -365,6 +365,7 @@ def test_nothing_is_inaccessible_or_too_wide(browser, server, state, size, schem
         assert not scrolls_sideways(page)
 
 
+@pytest.mark.night
 def test_the_table_of_requests_is_accessible_and_fits(browser, slow_server):
     with page_of(browser, slow_server, size=PHONE) as page, concurrent.futures.ThreadPoolExecutor(3) as pool:
         page.click("[data-show=engine]")

@@ -311,6 +311,7 @@ def test_44_a_slow_node_delays_nobody_else(alone):
         wait_until(others_are_answered_meanwhile, "others are answered while a long prompt is being sent")
 
 
+@pytest.mark.night
 def test_44_a_node_whose_free_pages_fall_is_asked_less_often():
     num_pages = 160
     small = ("--kv-cache-memory", num_pages * 16 * ROW_BYTES)

@@ -129,6 +129,7 @@ def resident_mib(server):
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
 
+@pytest.mark.night
 def test_ten_thousand_responses_take_no_more_than_they_may(tmp_path):
     # Each has an input of 16 KiB, so that all together would take 160 MiB.
     pad = {"note": "x" * (16 << 10)}

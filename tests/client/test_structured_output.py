@@ -63,6 +63,7 @@ def answers(server, schemas):
     return asyncio.run(ask_all())
 
 
+@pytest.mark.night
 def test_answers_follow_500_schemas(server):
     schemas = [json.loads(line) for line in SCHEMAS.read_text().splitlines()]
     assert len(schemas) == 500
@@ -96,6 +97,7 @@ def suite():
                     yield f"{Path(member.name).stem}: {case['description']}", case["schema"]
 
 
+@pytest.mark.night
 def test_answers_follow_the_test_suite(server):
     """Constraints of any kind: what is not understood is refused, and nothing is left out in silence."""
     cases = dict(suite())

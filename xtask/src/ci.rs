@@ -148,8 +148,9 @@ pub fn clients(repository: &Repository, marker: &str, arguments: &[String]) -> R
     if !repository.has_own_binary() {
         test::binaries(repository)?;
     }
-    // Most of these tests wait most of the time. Those of a file share servers.
-    command.args(["--numprocesses", "2", "--dist", "loadfile", "-m", marker]);
+    // Most of these tests wait most of the time, so there are more processes than cores. Those of a file share
+    // servers.
+    command.args(["--numprocesses", "4", "--dist", "loadfile", "-m", marker]);
     command.args(["--durations", "20"]);
     command
         .args(arguments)
