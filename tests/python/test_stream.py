@@ -3,8 +3,9 @@
 import gc
 
 import pytest
-from conftest import ROOT, wait_until
+from conftest import ROOT
 from corella import LLM, EngineError, SamplingParams
+from patience import wait_until
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 ENDLESS = SamplingParams(max_tokens=1900, seed=1, ignore_eos=True)
