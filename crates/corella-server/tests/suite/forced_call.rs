@@ -151,7 +151,7 @@ async fn calls_that_are_demanded_are_made_in_every_format_whole_and_streamed() {
     for format in FORMATS {
         let server = setup(format).start().await;
         let mut most_calls = 0;
-        for seed in 0..6 {
+        for seed in 0..12 {
             let (choice, is_named) = match seed % 3 {
                 0 => (named("weather"), true),
                 _ => (json!("required"), false),
