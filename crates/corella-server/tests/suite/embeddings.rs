@@ -221,9 +221,6 @@ async fn a_client_that_leaves_aborts_its_inputs() {
     .await;
     server.gate().open();
     server.assert_at_rest().await;
-    // Inputs that were not in the engine yet never were; some that were may have ended when the gate opened.
-    let num_answered = server.engine.stats().num_finished_length;
-    assert!(num_answered < 250, "{num_answered}");
 }
 
 /// The vectors of the last token may come behind cached rows; the answer shows no difference.
