@@ -91,7 +91,7 @@ impl Proxy {
         self.shared.lock().damages = true;
     }
 
-    /// Closes what is open.
+    /// Closes all open connections.
     pub fn cut(&self) {
         self.shared.lock().cut();
         self.shared.changed.notify_all();

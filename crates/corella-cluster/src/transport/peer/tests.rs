@@ -14,7 +14,7 @@ use crate::transport::{
     TransferThreads,
 };
 
-/// Nobody listens, and nobody who waited for an attempt makes another.
+/// The peer accepts no connection. A load that waited for an attempt makes no attempt of its own.
 #[test]
 fn loads_of_a_connection_share_its_attempts() {
     let geometry = KvGeometry {
@@ -56,7 +56,7 @@ fn loads_of_a_connection_share_its_attempts() {
                 table: vec![PageId(0), PageId(1)],
                 deadline: Instant::now() + Duration::from_hours(1),
             };
-            // SAFETY: no load writes anything: nobody sends rows.
+            // SAFETY: no load writes to the pages, because the peer sends no rows.
             unsafe { receiver.load(request) }.unwrap()
         })
         .collect();

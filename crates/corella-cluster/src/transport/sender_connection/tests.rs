@@ -29,7 +29,7 @@ struct Scene {
     pages: Arc<PlainPages>,
     connection: Arc<SenderConnection>,
     start: Instant,
-    // The other end of the connection, which nobody reads.
+    // The other end of the connection, kept open and never read.
     _peer: TcpStream,
 }
 
@@ -91,7 +91,7 @@ impl Scene {
         handled.unwrap();
     }
 
-    /// What the peer is told, now that it is so late.
+    /// Expires the waits that are due by this time, and returns the frames that this queues.
     fn told_at(&self, time: Duration) -> Vec<Frame> {
         self.state().table().expire(self.start + time);
         let mut bytes = Vec::new();
@@ -143,7 +143,7 @@ async fn no_load_waits_for_longer_than_the_sender_allows() {
     assert_eq!(scene.told_at(MAX_WAIT), [not_stored(1)]);
 }
 
-/// What is stored for anybody is there when others hear of it, or comes at once.
+/// A session for any reader is stored before its address is told, so a load of one waits for a second at most.
 #[tokio::test]
 async fn a_load_of_what_is_stored_for_anybody_waits_for_a_second() {
     let scene = Scene::new().await;

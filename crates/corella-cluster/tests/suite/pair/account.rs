@@ -143,7 +143,7 @@ async fn a_granted_reservation_counts_here_until_the_nodes_own_report_counts_it(
     assert_eq!(pair.num_unreported_pages(), 0);
 }
 
-/// The decode node keeps pages for somebody else, of whom this node's report does not know.
+/// The decode node has reserved pages for another request, which its last report does not count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_reservation_leaves_the_books_at_once() {
     let pair = Pair::start(model(16), model(16), None).await;
