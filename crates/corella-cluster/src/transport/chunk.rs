@@ -72,6 +72,7 @@ impl ChunkWriter {
             // Nothing of the frame is out yet.
             return Ok(());
         };
+        let num_bytes = self.parts.num_bytes();
         let trailer = Trailer::Whole { checksum }.encode();
         self.parts.push_slice(&trailer);
         let gate = match run.form {
@@ -80,20 +81,16 @@ impl ChunkWriter {
         };
         // SAFETY: header, trailer and copy stay for this call, pages as long as their gate is open.
         let rest = unsafe { self.send(socket, gate, TRAILER_BYTES).await? };
-        if rest > 0 {
-            self.parts.clear();
-            let mut num_zeroes = rest;
-            while num_zeroes > 0 {
-                let len = num_zeroes.min(ZEROES.len());
-                self.parts.push_slice(&ZEROES[..len]);
-                num_zeroes -= len;
-            }
-            let trailer = Trailer::Withdrawn.encode();
-            self.parts.push_slice(&trailer);
-            // SAFETY: bytes that stay for this call.
-            unsafe { self.send(socket, None, 0).await? };
+        if rest == 0 || rest == num_bytes {
+            // The whole frame is out, or nothing of it.
+            return Ok(());
         }
-        Ok(())
+        let trailer = Trailer::Withdrawn.encode();
+        self.parts.clear();
+        push_rest(&mut self.parts, &header, rest, num_bytes - header.len());
+        self.parts.push_slice(&trailer);
+        // SAFETY: bytes that stay for this call.
+        unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
     async fn write_places(
@@ -200,3 +197,18 @@ impl ChunkWriter {
         writable.await.map_err(|_| io::ErrorKind::TimedOut)?
     }
 }
+
+/// Fills up a header and `num_payload` bytes of payload of which the last `rest` bytes were not sent. A header that
+/// has begun goes on as it was: zeroes in its place are no frame, and would end the connection.
+fn push_rest(parts: &mut IoParts, header: &[u8], rest: usize, num_payload: usize) {
+    parts.push_slice(&header[header.len() - rest.saturating_sub(num_payload)..]);
+    let mut num_zeroes = rest.min(num_payload);
+    while num_zeroes > 0 {
+        let len = num_zeroes.min(ZEROES.len());
+        parts.push_slice(&ZEROES[..len]);
+        num_zeroes -= len;
+    }
+}
+
+#[cfg(test)]
+mod tests;
