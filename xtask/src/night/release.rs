@@ -39,6 +39,7 @@ pub fn check(repository: &Repository) -> Result<(), String> {
 fn answer(binary: &Path) -> Result<(), String> {
     let arguments = [
         "generate",
+        "--prompt",
         "Tell me a story about a fox.",
         "--max-tokens",
         "8",
