@@ -107,6 +107,25 @@ def test_38_decode_node_killed_behind_the_first_token_is_replaced_by_the_prefill
         assert num_remote_tokens(prefill) == 0, "nothing of it was decoded there"
 
 
+@pytest.mark.parametrize("limit", [("--max-queued-requests", 2), ("--max-queued-tokens", 70)], ids=["requests", "tokens"])
+def test_38_streams_that_come_back_meet_no_limit_of_the_queue(alone, limit):
+    prompts = [prompt_of(60 + i) for i in range(6)]
+    with Fleet() as fleet:
+        decode = fleet.decode(*SLOW)
+        prefill, proxy = fleet.prefill_behind_proxy(*SLOW, "--max-num-seqs", 1, *limit)
+        proxy.is_held = True
+        streams, texts = [], []
+        for prompt in prompts:
+            # One after the other, so that none is refused when it is new.
+            streams.append(stream(prefill, prompt, NUM_TOKENS))
+            texts.append(next(streams[-1]).choices[0].text)
+        decode.kill()
+        texts = [text + text_of(chunks) for text, chunks in zip(texts, streams, strict=True)]
+        assert texts == [alone(prompt) for prompt in prompts]
+        assert num_fallbacks(prefill, "peer_lost") == len(prompts)
+        wait_at_rest(prefill)
+
+
 def test_38_decode_node_that_stops_is_given_up_and_lets_go_when_it_wakes(alone):
     prompt = prompt_of(100)
     num_tokens = 150

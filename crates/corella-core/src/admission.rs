@@ -136,6 +136,24 @@ impl Candidate {
 }
 
 impl Scheduler {
+    /// Whether the queue has room for the requests of one API call. One prompt may wait alone, however long it is.
+    pub(crate) fn check_queue(&self, requests: &[Request]) -> Result<(), AdmissionError> {
+        let limit = self.config.max_queued_requests;
+        let num_waiting = self.num_queued_requests;
+        if num_waiting + requests.len() > limit as usize {
+            return Err(AdmissionError::QueueFull { num_waiting, limit });
+        }
+        let num_tokens = requests.iter().map(|request| request.prompt.len() as u64);
+        let num_tokens = self.num_queued_tokens.saturating_add(num_tokens.sum());
+        if self.num_queued_tokens > 0 && num_tokens > self.config.max_queued_tokens {
+            return Err(AdmissionError::QueuedTokensFull {
+                num_queued_tokens: self.num_queued_tokens,
+                limit: self.config.max_queued_tokens,
+            });
+        }
+        Ok(())
+    }
+
     /// Starts waiting requests in the order of the policy. All policies but `Priority` start
     /// preempted requests before new ones.
     pub(crate) fn admit_waiting(&mut self, plan: &mut StepPlan) {

@@ -45,8 +45,9 @@ use crate::{
 
 /// The scheduler owns all requests and all KV pages, and does no IO.
 ///
-/// * Commands: [`add_requests`](Self::add_requests), [`abort_request`](Self::abort_request),
-///   [`end_request`](Self::end_request), [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
+/// * Commands: [`add_requests`](Self::add_requests), [`add_accepted_requests`](Self::add_accepted_requests),
+///   [`abort_request`](Self::abort_request), [`end_request`](Self::end_request),
+///   [`reset_prefix_cache`](Self::reset_prefix_cache), [`pin_prefix`](Self::pin_prefix)
 /// * KV from and for other nodes: [`reserve`](Self::reserve),
 ///   [`handle_kv_arrived`](Self::handle_kv_arrived), [`handle_kv_lost`](Self::handle_kv_lost),
 ///   [`poll_kv_fact`](Self::poll_kv_fact), [`release_hold`](Self::release_hold),
@@ -154,23 +155,25 @@ impl Scheduler {
 
     /// Queues the requests of one API call, one for each of its choices: all of them or none.
     pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
-        let limit = self.config.max_queued_requests;
-        let num_waiting = self.num_queued_requests;
-        if num_waiting + requests.len() > limit as usize {
-            return Err(AdmissionError::QueueFull { num_waiting, limit });
-        }
-        let num_tokens = requests.iter().map(|request| request.prompt.len() as u64);
-        let num_tokens = self.num_queued_tokens.saturating_add(num_tokens.sum());
-        if self.num_queued_tokens > 0 && num_tokens > self.config.max_queued_tokens {
-            return Err(AdmissionError::QueuedTokensFull {
-                num_queued_tokens: self.num_queued_tokens,
-                limit: self.config.max_queued_tokens,
-            });
-        }
+        self.check_queue(&requests)?;
+        self.queue_requests(requests, Self::check_objectives)
+    }
+
+    /// Queues requests that this node accepted before and that come back to it, as from a decode node that was
+    /// lost. Neither queue limits nor latency objectives refuse them.
+    pub fn add_accepted_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
+        self.queue_requests(requests, |_, _| Ok(()))
+    }
+
+    fn queue_requests(
+        &mut self,
+        requests: Vec<Request>,
+        mut check: impl FnMut(&mut Self, &Request) -> Result<(), AdmissionError>,
+    ) -> Result<(), AdmissionError> {
         let mut states = Vec::with_capacity(requests.len());
         for request in requests {
             let max_tokens = self.config.check_request(&request)?;
-            self.check_objectives(&request)?;
+            check(self, &request)?;
             let is_known = |other: &RequestState| other.request.id == request.id;
             if states.iter().any(is_known) {
                 return Err(AdmissionError::DuplicateId(request.id));

@@ -212,12 +212,8 @@ impl Engine {
         self.submit_as(submission, Entry::New)
     }
 
-    /// Submits a part of what was admitted before, which a draining engine takes, too.
-    pub fn submit_admitted(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        self.submit_as(submission, Entry::Admitted)
-    }
-
-    fn submit_as(
+    /// Submits under the conditions of `entry`. Never blocks.
+    pub fn submit_as(
         &self,
         submission: Submission,
         entry: Entry,
@@ -244,6 +240,7 @@ impl Engine {
             requests,
             senders,
             constraint,
+            is_accepted: entry == Entry::Accepted,
         });
         Ok(streams)
     }
@@ -481,11 +478,15 @@ fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorErr
     shared.changed.notify_all();
 }
 
-/// Whether a submission is new work, which a draining engine refuses.
+/// What a node has promised to a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Entry {
+pub enum Entry {
+    /// Nothing yet.
     New,
-    Admitted,
+    /// The node took it before it drained. Limits of the queue still refuse it.
+    Taken,
+    /// An engine of this node accepted it, and it comes back: neither draining nor limits of the queue refuse it.
+    Accepted,
 }
 
 /// A command of a caller to the loop.
@@ -494,6 +495,7 @@ pub(crate) enum Command {
         requests: Vec<Request>,
         senders: Vec<StreamSender>,
         constraint: Option<Arc<dyn TokenConstraint>>,
+        is_accepted: bool,
     },
     /// Its pages are to be filled within `timeout`.
     Reserve {
@@ -563,18 +565,18 @@ impl Shared {
         self.next_id.fetch_add(num_ids.into(), Ordering::Relaxed)
     }
 
-    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than
-    /// any queue that it allows, and only bounds the command channel.
+    /// Counts requests as live. The scheduler decides about the queue; this limit is higher than any queue that
+    /// it allows, and only bounds the command channel. Accepted requests are as many as their node has sessions.
     fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
         let mut inner = self.lock();
         match &inner.state {
             EngineState::Ready => {}
-            EngineState::Draining if entry == Entry::Admitted => {}
+            EngineState::Draining if entry != Entry::New => {}
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason.clone())),
         }
         let num_live = inner.stats.num_live_requests + num_choices as usize;
-        if num_live > self.max_live_requests {
+        if num_live > self.max_live_requests && entry != Entry::Accepted {
             return Err(SubmitError::QueueFull {
                 num_waiting: inner.stats.scheduler.num_waiting,
                 limit: self.limits.max_queued_requests,

@@ -314,6 +314,7 @@ impl EngineLoop {
                 requests,
                 senders,
                 constraint,
+                is_accepted,
             } => {
                 let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
                 if let Some(constraint) = &constraint {
@@ -321,7 +322,11 @@ impl EngineLoop {
                         self.masks.insert(request, constraint);
                     }
                 }
-                match self.scheduler.add_requests(requests) {
+                let added = match is_accepted {
+                    true => self.scheduler.add_accepted_requests(requests),
+                    false => self.scheduler.add_requests(requests),
+                };
+                match added {
                     Ok(()) => {
                         for (id, mut sender) in ids.into_iter().zip(senders) {
                             sender.send(StreamEvent::Accepted);

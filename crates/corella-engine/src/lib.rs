@@ -25,7 +25,7 @@ mod watchdog;
 
 pub use adapter::LoadedAdapter;
 pub use drafter::DraftModel;
-pub use engine::{Engine, EngineConfig, EngineState};
+pub use engine::{Engine, EngineConfig, EngineState, Entry};
 pub use engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
 pub use engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS, StepRecord};
 pub use engine_stats::EngineStats;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use corella_core::session::SessionConfig;
 use corella_core::{AdmissionError, FinishReason, LostKv, RequestError, RequestOutput};
 use corella_engine::{
-    Engine, Generate, KvExchange, Receipt, StreamEvent, StreamRelay, Submission, SubmitError,
-    TokenStream, relayed_stream,
+    Engine, Entry, Generate, KvExchange, Receipt, StreamEvent, StreamRelay, Submission,
+    SubmitError, TokenStream, relayed_stream,
 };
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -331,6 +331,11 @@ impl Pull {
         others: Vec<(Answer, Cancelled)>,
     ) {
         let mut others = Some(others);
+        // The call is accepted with its reservation.
+        let entry = match stream {
+            Some(_) => Entry::Accepted,
+            None => Entry::Taken,
+        };
         if let Some(mut stream) = stream {
             first.accept();
             let mut has_output = false;
@@ -340,7 +345,7 @@ impl Pull {
                 }
                 has_output = true;
                 if let Some(others) = others.take() {
-                    self.submit_others(others);
+                    self.submit_others(others, entry);
                 }
                 first.pass(event);
             }
@@ -352,10 +357,10 @@ impl Pull {
             num_choices: 1,
             ..self.submission.clone()
         };
-        match self.puller.engine.submit_admitted(submission) {
+        match self.puller.engine.submit_as(submission, entry) {
             Ok(mut streams) => {
                 if let Some(others) = others {
-                    self.submit_others(others);
+                    self.submit_others(others, entry);
                 }
                 first.relay_all(streams.remove(0)).await;
             }
@@ -363,14 +368,14 @@ impl Pull {
         }
     }
 
-    fn submit_others(&self, answers: Vec<(Answer, Cancelled)>) {
+    fn submit_others(&self, answers: Vec<(Answer, Cancelled)>, entry: Entry) {
         if answers.is_empty() {
             return;
         }
         let mut submission = self.submission.clone();
         submission.num_choices = answers.len() as u32;
         submission.sampling.choice += 1;
-        match self.puller.engine.submit_admitted(submission) {
+        match self.puller.engine.submit_as(submission, entry) {
             Ok(streams) => {
                 for ((answer, cancelled), stream) in answers.into_iter().zip(streams) {
                     self.puller.runtime.spawn(async move {

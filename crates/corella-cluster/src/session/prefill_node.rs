@@ -17,8 +17,8 @@ use corella_core::{
     SessionId,
 };
 use corella_engine::{
-    Attribute, Engine, EngineState, Generate, KvExchange, SpanKind, StreamEvent, StreamRelay,
-    Submission, SubmitError, TokenStream, TraceScope, relayed_stream,
+    Attribute, Engine, EngineState, Entry, Generate, KvExchange, SpanKind, StreamEvent,
+    StreamRelay, Submission, SubmitError, TokenStream, TraceScope, relayed_stream,
 };
 use corella_model::KvPages;
 use tracing::Instrument;
@@ -336,8 +336,16 @@ impl Driver for Node {
             PrefillAction::SubmitLocally {
                 session,
                 run,
+                is_accepted,
                 request,
-            } => self.submit_locally(state, session, run, *request),
+            } => {
+                let entry = if is_accepted {
+                    Entry::Accepted
+                } else {
+                    Entry::Taken
+                };
+                self.submit_locally(state, session, run, *request, entry);
+            }
             PrefillAction::AbortLocal { session, run } => {
                 if let Some(run) = state.runs.get(&(session, run)) {
                     run.reader.abort();

@@ -99,6 +99,7 @@ impl PrefillSession {
 
     pub(super) fn handle_allocated(&mut self, allocated: Allocated, context: &mut Context<'_>) {
         let session = self.id;
+        let is_accepted = self.is_accepted();
         let num_rows = self.request.prompt.len() as u32;
         let Remote::Linked(link) = &mut self.remote else {
             return;
@@ -125,6 +126,7 @@ impl PrefillSession {
                 context.act(PrefillAction::SubmitLocally {
                     session,
                     run,
+                    is_accepted,
                     request: Box::new(request),
                 });
                 run

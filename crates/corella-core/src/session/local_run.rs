@@ -159,12 +159,14 @@ impl PrefillSession {
 
     pub(super) fn run_locally(&mut self, context: &mut Context<'_>) {
         let session = self.id;
+        let is_accepted = self.is_accepted();
         let run = self.next_run();
         let before = core::mem::replace(&mut self.local, Local::Running { run });
         let request = self.run_request();
         context.act(PrefillAction::SubmitLocally {
             session,
             run,
+            is_accepted,
             request: Box::new(request),
         });
         // This comes after the submission, so that the new run finds the rows.
@@ -186,6 +188,11 @@ impl PrefillSession {
             max_tokens: Some(self.max_tokens),
             ..self.request.stopping.clone()
         }
+    }
+
+    /// This node's engine has taken a run of the session, or its client has tokens of it.
+    pub(super) fn is_accepted(&self) -> bool {
+        self.num_runs > 0 || !self.output.is_empty()
     }
 
     pub(super) fn next_run(&mut self) -> u32 {

@@ -86,10 +86,12 @@ pub enum PrefillAction {
     },
     /// Submits a run to this node's engine. Its outputs come back by [`PrefillEnd::handle_local_output`],
     /// a refusal by [`PrefillEnd::handle_local_refused`], both with the number of the run. A run whose
-    /// rows are for a decode node says so in `exports_kv`, and draws one token.
+    /// rows are for a decode node says so in `exports_kv`, and draws one token. Limits of the queue do not apply to
+    /// a session that was accepted before.
     SubmitLocally {
         session: SessionId,
         run: u32,
+        is_accepted: bool,
         request: Box<Request>,
     },
     /// Its outputs no longer matter.

@@ -26,6 +26,7 @@
 //! run                                plan and return steps until nothing is left
 //! pin xyxy                           pin the full pages of a prefix
 //! add f prompt=4 drawn=xy            x and y were drawn for it elsewhere
+//! again f prompt=4 drawn=xy          the same, but it was accepted here before
 //! add g prompt=4 scored=on           it wants the log-probabilities of its prompt: `a 0+5?1..6` yields
 //!                                    those of tokens 1 to 5, and `told` says when they are emitted
 //! add g prompt=4 pooled=last         it wants the hidden state of its last token: `a 0+5=last` yields
@@ -237,7 +238,8 @@ impl World {
 
     fn run(&mut self, command: &str, words: &[&str]) {
         match command {
-            "add" => self.add(words),
+            "add" => self.add(words, false),
+            "again" => self.add(words, true),
             "reserve" => self.reserve(words),
             "arrive" => {
                 let (id, token) = self.named(words[0]);
@@ -475,14 +477,18 @@ impl World {
         }
     }
 
-    fn add(&mut self, words: &[&str]) {
+    fn add(&mut self, words: &[&str], is_accepted: bool) {
         let (name, num_choices) = match words[0].split_once('=') {
             Some((name, choices)) => (name, choices.parse().unwrap()),
             None => (words[0], 1),
         };
         let (requests, _) = self.requests(&words[1..], num_choices);
         let ids: Vec<_> = requests.iter().map(|request| request.id).collect();
-        match self.scheduler.add_requests(requests) {
+        let added = match is_accepted {
+            true => self.scheduler.add_accepted_requests(requests),
+            false => self.scheduler.add_requests(requests),
+        };
+        match added {
             Ok(()) if num_choices == 1 => {
                 self.names.insert(ids[0], name.into());
             }

@@ -23,6 +23,8 @@ struct Client {
     num_seen: usize,
     last_event_us: u64,
     cancelled: bool,
+    /// Its prefill node's engine has taken it.
+    is_accepted: bool,
     /// A step that computed it on its prefill node has failed.
     has_failed: bool,
     state: State,
@@ -53,6 +55,7 @@ impl<'a> ClientWatch<'a> {
             num_seen: 0,
             last_event_us: now_us,
             cancelled: false,
+            is_accepted: false,
             has_failed: false,
             state: State::Waiting,
         };
@@ -62,6 +65,12 @@ impl<'a> ClientWatch<'a> {
     pub fn cancelled(&mut self, session: SessionId) {
         if let Some(client) = self.clients.get_mut(&session) {
             client.cancelled = true;
+        }
+    }
+
+    pub fn accepted(&mut self, session: SessionId) {
+        if let Some(client) = self.clients.get_mut(&session) {
+            client.is_accepted = true;
         }
     }
 
@@ -87,7 +96,7 @@ impl<'a> ClientWatch<'a> {
         client.is_some_and(|client| client.state == State::Waiting)
     }
 
-    /// Rules 32 and 38, and that tokens are those of the lone run, each once and in order.
+    /// Rules 32 and 38, that an accepted request meets no limit of the queue again, and that tokens are those of the lone run, each once and in order.
     pub fn told(&mut self, session: SessionId, event: &ClientEvent, now_us: u64) -> Verdict {
         let client = self.clients.get_mut(&session);
         let client = client.ok_or_else(|| format!("nobody waits for session {session}"))?;
@@ -132,7 +141,10 @@ impl<'a> ClientWatch<'a> {
             SessionFinish::Refused(AdmissionError::NoDecodeNode) => {
                 !self.starts_locally && call.goes_remote && client.num_seen == 0
             }
-            SessionFinish::Refused(error) => matches!(error, AdmissionError::QueueFull { .. }),
+            SessionFinish::Refused(
+                AdmissionError::QueueFull { .. } | AdmissionError::QueuedTokensFull { .. },
+            ) => !client.is_accepted && client.num_seen == 0,
+            SessionFinish::Refused(_) => false,
         };
         ensure(has_reason, || {
             let (num_seen, num_tokens) = (client.num_seen, call.output.len());

@@ -50,10 +50,13 @@ impl Engine {
         }
     }
 
-    pub fn submit(&mut self, request: Request) -> Result<(), AdmissionError> {
+    pub fn submit(&mut self, request: Request, is_accepted: bool) -> Result<(), AdmissionError> {
         let root = root_row(&request.namespace);
         self.executor.add_root(request.id, root);
-        self.scheduler.add_requests(vec![request])
+        match is_accepted {
+            true => self.scheduler.add_accepted_requests(vec![request]),
+            false => self.scheduler.add_requests(vec![request]),
+        }
     }
 
     pub fn reserve(

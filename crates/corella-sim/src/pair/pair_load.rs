@@ -238,8 +238,9 @@ impl Writer {
         if random.once_in(2) {
             config.head_room = HeadRoom::Estimate;
         }
-        if random.once_in(10) {
+        if random.once_in(5) {
             config.max_queued_requests = 1 + random.below(4) as u32;
+            config.max_queued_tokens = random.pick(&[u64::MAX, 1, 20]);
         }
         NodePlan {
             config,

@@ -298,6 +298,7 @@ impl PrefillNode {
             PrefillAction::SubmitLocally {
                 session,
                 run,
+                is_accepted,
                 mut request,
             } => {
                 self.num_requests += 1;
@@ -318,8 +319,9 @@ impl PrefillNode {
                         is_released: false,
                     },
                 );
-                if let Err(error) = self.engine.submit(*request) {
-                    self.end.handle_local_refused(session, run, error, now_us);
+                match self.engine.submit(*request, is_accepted) {
+                    Ok(()) => world.clients.accepted(session),
+                    Err(error) => self.end.handle_local_refused(session, run, error, now_us),
                 }
             }
             PrefillAction::AbortLocal { session, run } => {

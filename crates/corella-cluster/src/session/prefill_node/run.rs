@@ -8,7 +8,7 @@ use corella_core::session::SessionKey;
 use corella_core::{
     AdmissionError, FinishReason, Request, RequestError, RequestId, RequestOutput, SessionId,
 };
-use corella_engine::{StreamEvent, SubmitError, TokenStream};
+use corella_engine::{Entry, StreamEvent, SubmitError, TokenStream};
 use tokio::task::AbortHandle;
 
 use super::{Node, State};
@@ -36,10 +36,11 @@ impl Node {
         session: SessionId,
         run: u32,
         request: Request,
+        entry: Entry,
     ) {
         let num_layers = self.pages.geometry().num_layers as usize;
         let exports_kv = request.exports_kv;
-        match self.engine.submit_admitted(request.into()) {
+        match self.engine.submit_as(request.into(), entry) {
             Ok(mut streams) => {
                 let stream = streams.remove(0);
                 let id = stream.id();

@@ -277,6 +277,43 @@ fn rows_that_were_loaded_of_an_export_that_is_cut_short_are_worth_nothing() {
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
+/// Rules 38 and 58: limits of the queue are for sessions of which this node's engine has taken nothing yet.
+#[test]
+fn a_session_that_comes_back_was_accepted_before() {
+    let is_accepted = |did: &[PrefillAction]| {
+        did.iter().find_map(|action| match action {
+            PrefillAction::SubmitLocally { is_accepted, .. } => Some(*is_accepted),
+            _ => None,
+        })
+    };
+    let mut end = opened();
+    let did = allocated(&mut end, key(1, 0), 0);
+    assert_eq!(is_accepted(&did), Some(false));
+    end.handle_stream_closed(key(1, 0), 1);
+    let did = actions(&mut end);
+    assert_eq!(
+        (is_accepted(&did), tries_next(&did)),
+        (None, Some(&[DECODE][..]))
+    );
+    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 2);
+    end.handle_placement(SESSION, None, 3);
+    assert_eq!(is_accepted(&actions(&mut end)), Some(true));
+
+    let mut end = transferring();
+    end.handle_stream_closed(key(1, 0), 1);
+    assert_eq!(is_accepted(&actions(&mut end)), Some(true));
+
+    let mut end = opened();
+    say(
+        &mut end,
+        key(1, 0),
+        ToPrefill::Refused(Refusal::Exhausted),
+        1,
+    );
+    end.handle_placement(SESSION, None, 2);
+    assert_eq!(is_accepted(&actions(&mut end)), Some(false));
+}
+
 /// Rule 47: a hundred milliseconds for all that are asked, then this node alone.
 #[test]
 fn nobody_is_asked_for_longer_than_the_budget() {
