@@ -164,6 +164,13 @@ def test_hangup_reads_the_keys_again(keyed):
         complete(client)
 
 
+def test_a_hangup_without_files_to_read_ends_nothing():
+    with ServerProcess() as server:
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_until(lambda: "none are read again" in server.log(), "the signal is taken")
+        assert server.client.completions.create(model=server.model(), prompt="a", max_tokens=2).usage
+
+
 def test_an_official_client_waits_as_long_as_it_is_told(tmp_path):
     path = tmp_path / "keys.toml"
     # 60 a minute: after the first 60 there is room for one each second.

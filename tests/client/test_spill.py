@@ -71,10 +71,11 @@ def test_requests_wait_in_host_memory_and_go_on_where_they_were(expected):
         wait_at_rest(prefill, decode)
 
 
-def test_a_request_that_host_memory_has_no_room_for_goes_back(expected):
+# None at all, and less than any request needs.
+@pytest.mark.parametrize("num_bytes", [0, 2 * PAGE_BYTES])
+def test_a_request_that_host_memory_has_no_room_for_goes_back(expected, num_bytes):
     with Fleet() as fleet:
-        # No request has so few pages.
-        memory = ("--kv-spill-memory", 2 * PAGE_BYTES)
+        memory = ("--kv-spill-memory", num_bytes)
         decode = fleet.decode(*SLOW, *CONTEXT, *SMALL, *memory)
         prefill = fleet.prefill(*SLOW, *CONTEXT)
         assert answers(prefill) == expected

@@ -296,7 +296,7 @@ pub struct CacheArgs {
     /// Memory in which preempted requests keep their keys and values, instead of computing them
     /// again when they resume [default: 0; a quarter of the KV cache on a node that may decode for
     /// others: with --role decode, --registry or --cluster-listen]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_or_zero)]
     pub kv_spill_memory: Option<u64>,
     #[command(flatten)]
     pub page: PageArgs,

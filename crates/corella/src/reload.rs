@@ -1,6 +1,6 @@
 //! What is read again while a server runs: API keys and certificates.
 
-use std::io;
+use std::io::{self, IsTerminal};
 use std::sync::Arc;
 
 use corella_server::{ServerState, ServerTls};
@@ -15,15 +15,15 @@ pub struct Reload {
 }
 
 impl Reload {
-    /// Follows the files of certificates, and reads all files again at SIGHUP, which no longer ends the
-    /// process then. It still does if there are no files: closing a terminal ends what runs in it.
+    /// Follows the files of certificates, and reads all files again at SIGHUP, which then no longer ends the process.
+    /// Only a server without such files that was started from a terminal ends with it, as other programs do.
     /// Files that cannot be used change nothing.
     pub fn start(self, state: &Arc<ServerState>) -> io::Result<()> {
         if let Some(tls) = &self.tls {
             tokio::spawn(tls.clone().follow_files());
         }
         let has_files = self.tls.is_some() || self.keys.file.is_some();
-        if !has_files && !supervisor::is_there() {
+        if !has_files && !supervisor::is_there() && io::stdin().is_terminal() {
             return Ok(());
         }
         let mut hangup = signal(SignalKind::hangup())?;
@@ -37,6 +37,9 @@ impl Reload {
     }
 
     fn read_again(&self, state: &ServerState) {
+        if self.keys.file.is_none() && self.tls.is_none() {
+            tracing::info!("SIGHUP: no API keys or certificates come from files, so none are read again");
+        }
         if self.keys.file.is_some() {
             match self.keys.read() {
                 Ok(keys) => {
