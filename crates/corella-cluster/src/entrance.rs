@@ -8,7 +8,6 @@
 
 mod kept_prompts;
 mod params;
-mod peer_log;
 mod puller;
 
 use std::sync::Arc;

@@ -6,6 +6,7 @@
 //! one gRPC stream for each request. `tls` secures what nodes say to each other.
 
 pub mod entrance;
+mod peer_log;
 mod registry;
 pub mod session;
 mod tls;

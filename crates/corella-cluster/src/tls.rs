@@ -11,16 +11,16 @@ mod files;
 mod grpc;
 mod stream;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
 
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 use tokio_rustls::rustls::pki_types::{InvalidDnsNameError, ServerName};
 
+use crate::peer_log::PeerLog;
 use ends::Ends;
 use files::Identity;
 
@@ -31,10 +31,6 @@ pub(crate) use grpc::{SecureConnector, secure_incoming};
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often it is looked whether files were renewed.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
-/// How often it is said again why a peer is refused.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// Peers that are remembered for it.
-const MAX_COMPLAINTS: usize = 1024;
 
 /// Why a node cannot use the files that it was given, for an operator to read.
 #[derive(Debug)]
@@ -57,8 +53,7 @@ struct Inner {
     own_host: String,
     /// What the files had in them when they were last usable. It is looked at once for a connection.
     current: RwLock<(Identity, Ends)>,
-    /// When it was last said of a peer why it is refused.
-    complaints: Mutex<HashMap<String, Instant>>,
+    complaints: PeerLog,
 }
 
 impl Inner {
@@ -87,7 +82,7 @@ impl ClusterTls {
             files: files.clone(),
             own_host: own_host.to_owned(),
             current: RwLock::new((identity, ends)),
-            complaints: Mutex::default(),
+            complaints: PeerLog::default(),
         })))
     }
 
@@ -168,21 +163,8 @@ impl ClusterTls {
 
     /// Says why a peer is refused, or refuses this node, once a minute for each.
     fn complain(&self, peer: &str, error: &io::Error) {
-        let now = Instant::now();
-        let is_recent = |at: &Instant| now.duration_since(*at) < LOG_INTERVAL;
-        {
-            let complaints = self.0.complaints.lock();
-            let mut complaints = complaints.unwrap_or_else(PoisonError::into_inner);
-            if complaints.get(peer).is_some_and(is_recent) {
-                return;
-            }
-            if complaints.len() >= MAX_COMPLAINTS {
-                complaints.retain(|_, at| is_recent(at));
-                if complaints.len() >= MAX_COMPLAINTS {
-                    return;
-                }
-            }
-            complaints.insert(peer.to_owned(), now);
+        if !self.0.complaints.is_due(peer, Instant::now()) {
+            return;
         }
         let reason = failure::of_handshake(peer, error);
         tracing::warn!("no TLS with the node at {peer}: {reason}");

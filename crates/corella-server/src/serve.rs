@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use corella_engine::EngineState;
+use corella_engine::{EngineState, rare_line};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -152,7 +152,7 @@ impl Connections {
                 Ok((stream, _)) => self.spawn(stream, permit),
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept connections");
+                    rare_line!(warn, %error, "cannot accept connections");
                     sleep(ACCEPT_RETRY).await;
                 }
             }

@@ -38,7 +38,9 @@ impl Reload {
 
     fn read_again(&self, state: &ServerState) {
         if self.keys.file.is_none() && self.tls.is_none() {
-            tracing::info!("SIGHUP: no API keys or certificates come from files, so none are read again");
+            tracing::info!(
+                "SIGHUP: no API keys or certificates come from files, so none are read again"
+            );
         }
         if self.keys.file.is_some() {
             match self.keys.read() {

@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use corella_core::session::SessionKey;
 use corella_core::{KvFact, PageId, RequestId, SessionId};
-use corella_engine::{Engine, KvExchange, KvFacts, Submission, SubmitError, TokenStream};
+use corella_engine::{
+    Engine, KvExchange, KvFacts, Submission, SubmitError, TokenStream, rare_line,
+};
 use corella_model::KvPages;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
@@ -269,7 +271,7 @@ impl KeptPrompts {
                 true
             }
             Err(error) => {
-                tracing::warn!(id = %entry.name, %error, "a prompt is not kept for another node");
+                rare_line!(warn, id = %entry.name, %error, "a prompt is not kept for another node");
                 drop(kept);
                 self.end(request, KeptEnd::Dropped)
             }

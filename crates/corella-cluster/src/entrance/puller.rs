@@ -16,7 +16,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::params::{KeptRows, Source, prompt_digest};
-use super::peer_log::PeerLog;
+use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
 /// The reservation outlives the load by so much, so that the load's end is always known first.

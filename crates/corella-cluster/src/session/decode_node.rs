@@ -13,6 +13,7 @@ use corella_core::session::{
 use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
 use corella_engine::{
     Engine, EngineState, KvExchange, Receipt, SpanKind, StreamEvent, SubmitError, TraceScope,
+    rare_line,
 };
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -24,6 +25,7 @@ use super::link::{Link, LinkClosed, linger};
 use super::service::SessionHandler;
 use super::stage_times::DecodeTimes;
 use super::wire::{self, Body, Envelope, KvAddress};
+use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, PeerAddress};
 
 /// The most prefill nodes that one decode node tells apart. All others share a number, and are
@@ -40,6 +42,7 @@ pub struct DecodeNode {
     host: Option<String>,
     is_draining: AtomicBool,
     times: DecodeTimes,
+    log: PeerLog,
     shared: Shared<State>,
 }
 
@@ -89,6 +92,7 @@ impl DecodeNode {
             host,
             is_draining: AtomicBool::new(false),
             times: DecodeTimes::new(),
+            log: PeerLog::default(),
             shared: Shared::new(State {
                 end,
                 links: HashMap::new(),
@@ -207,7 +211,11 @@ impl Driver for DecodeNode {
                 }
             }
             DecodeAction::MarkSuspect { node } => {
-                tracing::warn!(%node, "a prefill node does not answer");
+                let names = { state.names.iter() }.find(|(_, number)| **number == node);
+                let name = names.map_or("of an unknown name", |(name, _)| name);
+                if self.log.is_due(name, Instant::now()) {
+                    tracing::warn!("the prefill node {name} does not answer");
+                }
             }
         }
     }
@@ -242,7 +250,7 @@ impl DecodeNode {
             return state.end.handle_load_failed(key, now_us);
         };
         let Some(address) = self.address_of(&peer.kv_address) else {
-            tracing::warn!(address = ?peer.kv_address, "a prefill node's KV address is wrong");
+            rare_line!(warn, address = ?peer.kv_address, "a prefill node's KV address is wrong");
             return state.end.handle_load_failed(key, now_us);
         };
         let request = LoadRequest {
@@ -273,7 +281,7 @@ impl DecodeNode {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "KV rows are not loaded");
+                rare_line!(warn, %error, "KV rows are not loaded");
                 state.end.handle_load_failed(key, now_us);
             }
         }
@@ -444,7 +452,7 @@ impl DecodeNode {
                     self.with(|end, now_us| end.handle_message(node, key, message, now_us));
                 }
                 Err(error) => {
-                    tracing::warn!(%key, %error, "a prefill node breaks the protocol");
+                    rare_line!(warn, %key, %error, "a prefill node breaks the protocol");
                     return;
                 }
             }

@@ -18,7 +18,7 @@ use corella_core::{
 };
 use corella_engine::{
     Attribute, Engine, EngineState, Entry, Generate, KvExchange, SpanKind, StreamEvent,
-    StreamRelay, Submission, SubmitError, TokenStream, TraceScope, relayed_stream,
+    StreamRelay, Submission, SubmitError, TokenStream, TraceScope, rare_line, relayed_stream,
 };
 use corella_model::KvPages;
 use tracing::Instrument;
@@ -426,7 +426,7 @@ impl Node {
                                 this.with(|end, now_us| end.handle_message(key, message, now_us));
                             }
                             Err(error) => {
-                                tracing::warn!(%key, %error, "a decode node breaks the protocol");
+                                rare_line!(warn, %key, %error, "a decode node breaks the protocol");
                                 break;
                             }
                         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use corella_engine::rare_line;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc};
@@ -75,7 +76,7 @@ pub fn secure_incoming(
                 Some(Ok(stream)) => stream,
                 Some(Err(error)) => {
                     // Mostly no descriptor left; others may free some.
-                    tracing::warn!("cannot accept a connection of another node: {error}");
+                    rare_line!(warn, "cannot accept a connection of another node: {error}");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use corella_core::PageId;
 use corella_core::session::{OfferEnd, SessionKey};
+use corella_engine::rare_line;
 use corella_model::KvPages;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
-use tracing::{debug, info, warn};
+use tracing::debug;
 
 use super::bandwidth_meter::BandwidthMeter;
 use super::frame::{Frame, MAX_PAYLOAD_BYTES, Refusal};
@@ -230,7 +231,7 @@ impl KvSender {
                     Ok(accepted) => state.serve(accepted, threads.next(), stopped.clone()),
                     Err(error) => {
                         // Mostly no descriptor left; others may free some.
-                        warn!("cannot accept a KV connection: {error}");
+                        rare_line!(warn, "cannot accept a KV connection: {error}");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
@@ -399,7 +400,7 @@ impl SenderState {
                     state
                         .num_refused_connections
                         .fetch_add(1, Ordering::Relaxed);
-                    info!("closed the KV connection from {peer}: {error}");
+                    rare_line!(info, "closed the KV connection from {peer}: {error}");
                 }
                 Err(error) => debug!("KV connection from {peer} is lost: {error}"),
             }

@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use corella_engine::rare_line;
 use corella_model::{PageConversion, PageForm};
-use tracing::info;
 
 use super::Hello;
 use super::checksum::Checksum;
@@ -359,7 +359,7 @@ impl<'a> PayloadReader<'a> {
             )
         };
         let copied = copied.await.map_err(|error| {
-            info!("a KV connection is given up: {error}");
+            rare_line!(info, "a KV connection is given up: {error}");
             io::Error::other(error)
         })?;
         if memory.is_nixl() {

@@ -8,7 +8,7 @@ use corella_core::session::SessionKey;
 use corella_core::{
     AdmissionError, FinishReason, Request, RequestError, RequestId, RequestOutput, SessionId,
 };
-use corella_engine::{Entry, StreamEvent, SubmitError, TokenStream};
+use corella_engine::{Entry, StreamEvent, SubmitError, TokenStream, rare_line};
 use tokio::task::AbortHandle;
 
 use super::{Node, State};
@@ -151,7 +151,7 @@ impl Node {
                 self.spawn(self.clone().watch_progress(key));
             }
             Err(error) => {
-                tracing::warn!(%key, %error, "KV rows are not offered");
+                rare_line!(warn, %key, %error, "KV rows are not offered");
                 state.end.handle_load_failed(key, now_us);
             }
         }

@@ -1,4 +1,4 @@
-//! Says of each peer at most once a minute what is wrong with it.
+//! What is wrong with a peer, told at most once a minute for each.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
