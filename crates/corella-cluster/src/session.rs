@@ -11,6 +11,7 @@ mod driver;
 mod export;
 mod health;
 mod link;
+mod node_listener;
 mod prefill_node;
 mod search;
 mod service;
@@ -19,6 +20,7 @@ mod wire;
 
 pub use decode_node::DecodeNode;
 pub use decode_peers::RegistryPeers;
+pub use node_listener::NodeListener;
 pub use prefill_node::{PrefillNode, PrefillNodeStats};
 pub use search::{Choice, DecodePeers, Search};
 pub use service::serve_sessions;

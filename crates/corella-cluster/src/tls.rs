@@ -25,7 +25,8 @@ use ends::Ends;
 use files::Identity;
 
 pub use files::TlsFiles;
-pub(crate) use grpc::{SecureConnector, secure_incoming};
+pub(crate) use grpc::SecureConnector;
+pub(crate) use stream::SecureStream;
 
 /// How long a peer may take for a handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);

@@ -10,7 +10,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use corella_engine::{TraceContext, TraceScope, Tracer};
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
@@ -19,15 +18,14 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
 use tonic::metadata::AsciiMetadataValue;
 use tonic::server::{Grpc, NamedService, StreamingService};
-use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::DecodeNode;
 use super::health::HealthService;
+use super::node_listener::NodeListener;
 use super::wire::Envelope;
-use crate::tls::{ClusterTls, secure_incoming};
 
 /// How long a connection may be silent before it is pinged.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
@@ -69,9 +67,8 @@ const TRACE_PARENT: &str = "traceparent";
 /// Serves the sessions that prefill nodes open, and tells who asks how the node is, until `shutdown`
 /// and the last session have ended.
 pub async fn serve_sessions(
-    listener: TcpListener,
+    listener: NodeListener,
     node: Arc<DecodeNode>,
-    tls: Option<ClusterTls>,
     tracer: Option<Tracer>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
@@ -92,21 +89,9 @@ pub async fn serve_sessions(
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(health)
         .add_service(SessionService::new(Arc::new(node), tracer));
-    // Messages are small, and each is waited for.
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    match tls {
-        None => {
-            router
-                .serve_with_incoming_shutdown(incoming, shutdown)
-                .await
-        }
-        Some(tls) => {
-            let incoming = secure_incoming(incoming, tls);
-            router
-                .serve_with_incoming_shutdown(incoming, shutdown)
-                .await
-        }
-    }
+    router
+        .serve_with_incoming_shutdown(listener.connections(), shutdown)
+        .await
 }
 
 type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<Envelope, Status>> + Send>>;

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::session::{DecodeNode, serve_sessions};
+use corella_cluster::session::{DecodeNode, NodeListener, serve_sessions};
 use corella_cluster::transport::{
     FRAME_BYTES, Frame, Hello, KvReceiver, KvSender, LoadFrame, PeerAddress, PlainPages,
     ReceiverConfig, SenderConfig, TRAILER_BYTES, Trailer, TransferThreads,
@@ -258,9 +258,8 @@ impl Decode {
         let listener = runtime.block_on(listener).expect("a free port");
         let address = listener.local_addr().expect("it is bound");
         runtime.spawn(serve_sessions(
-            listener,
+            NodeListener::new(listener),
             node,
-            None,
             None,
             std::future::pending(),
         ));

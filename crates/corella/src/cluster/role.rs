@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use corella_cluster::entrance::{Entrance, Puller};
-use corella_cluster::session::{DecodeNode, PrefillNode, RegistryPeers, serve_sessions};
+use corella_cluster::session::{
+    DecodeNode, NodeListener, PrefillNode, RegistryPeers, serve_sessions,
+};
 use corella_cluster::transport::{
     KvReceiver, NixlAgent, NixlError, ReceiverConfig, TransferThreads,
 };
@@ -17,10 +19,14 @@ use tokio::sync::oneshot;
 
 use super::kv_outlet::KvOutlet;
 use super::{ClusterListener, Node, host_name, name_of};
-use crate::Error;
+use crate::{Error, open_files};
 
 /// How long a registry has to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A fleet's other nodes have fewer connections to this one. With a low limit of open files it is a quarter of that,
+/// so that clients of the API find room whatever comes to this port.
+const MAX_NODE_CONNECTIONS: usize = 1024;
 
 pub enum RunningRole {
     Unified(UnifiedRole),
@@ -230,8 +236,13 @@ impl Node {
         let node = DecodeNode::start(session, hello, engine, receiver.clone(), host);
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
         let (stop, stopped) = oneshot::channel::<()>();
-        let (tls, tracer) = (self.tls.clone(), config.tracer.clone());
-        let sessions = serve_sessions(listener, node.clone(), tls, tracer, async move {
+        let listener = NodeListener {
+            tls: self.tls.clone(),
+            max_num_connections: open_files::share(4).clamp(16, MAX_NODE_CONNECTIONS),
+            ..NodeListener::new(listener)
+        };
+        let tracer = config.tracer.clone();
+        let sessions = serve_sessions(listener, node.clone(), tracer, async move {
             let _ = stopped.await;
         });
         tokio::spawn(async move {

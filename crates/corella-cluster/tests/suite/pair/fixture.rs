@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use corella_cluster::session::{
-    Choice, DecodeNode, DecodePeers, KvAddress, PrefillNode, Search, serve_sessions,
+    Choice, DecodeNode, DecodePeers, KvAddress, NodeListener, PrefillNode, Search, serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
@@ -122,7 +122,12 @@ impl Decode {
             .await
             .expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
-        let sessions = serve_sessions(listener, node.clone(), None, None, std::future::pending());
+        let sessions = serve_sessions(
+            NodeListener::new(listener),
+            node.clone(),
+            None,
+            std::future::pending(),
+        );
         let server = tokio::spawn(async move {
             let _ = sessions.await;
         });

@@ -1,0 +1,212 @@
+//! Connections that other nodes open for their sessions.
+//!
+//! They are bounded in number, so that the node's own API keeps descriptors. One that does not begin to speak HTTP/2
+//! is closed soon; a silent one that has begun is found by the server's pings.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use corella_engine::rare_line;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::time::{Sleep, sleep};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::server::Connected;
+
+use crate::tls::{ClusterTls, SecureStream};
+
+/// What every HTTP/2 client begins with: its preface and the head of a frame of settings (RFC 9113, 3.4).
+const OPENING_BYTES: usize = 24 + 9;
+/// Handshakes of TLS at a time. Further ones wait, within the time that a connection has to begin.
+const MAX_HANDSHAKES: usize = 64;
+/// Before it is tried again to accept a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The port at which a node is sent sessions.
+pub struct NodeListener {
+    pub listener: TcpListener,
+    pub tls: Option<ClusterTls>,
+    /// Further ones wait in the system's queue.
+    pub max_num_connections: usize,
+    /// How long a connection has for its first [`OPENING_BYTES`], and for the handshake of TLS before them.
+    pub opening_timeout: Duration,
+}
+
+impl NodeListener {
+    pub fn new(listener: TcpListener) -> Self {
+        Self {
+            listener,
+            tls: None,
+            max_num_connections: 1024,
+            opening_timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// Accepts connections until the stream is dropped. A slow handshake holds up no other.
+    pub(super) fn connections(self) -> ReceiverStream<io::Result<NodeStream>> {
+        let (sender, accepted) = mpsc::channel(1);
+        tokio::spawn(async move {
+            tokio::select! {
+                () = self.accept(&sender) => {}
+                () = sender.closed() => {}
+            }
+        });
+        ReceiverStream::new(accepted)
+    }
+
+    async fn accept(self, sender: &mpsc::Sender<io::Result<NodeStream>>) {
+        let connections = Arc::new(Semaphore::new(self.max_num_connections));
+        let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+        loop {
+            if connections.available_permits() == 0 {
+                let max = self.max_num_connections;
+                rare_line!(
+                    warn,
+                    "{max} connections of other nodes are open, and more wait"
+                );
+            }
+            let Ok(permit) = connections.clone().acquire_owned().await else {
+                return;
+            };
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Mostly no descriptor left; others may free some.
+                    rare_line!(warn, "cannot accept a connection of another node: {error}");
+                    sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            let opening = Opening {
+                num_missing: OPENING_BYTES,
+                deadline: Box::pin(sleep(self.opening_timeout)),
+            };
+            let (sender, tls, handshakes) = (sender.clone(), self.tls.clone(), handshakes.clone());
+            tokio::spawn(async move {
+                let node_stream = NodeStream::open(stream, tls, opening, &handshakes, permit);
+                // The reason for a refusal has been said.
+                if let Ok(stream) = node_stream.await {
+                    let _ = sender.send(Ok(stream)).await;
+                }
+            });
+        }
+    }
+}
+
+/// A connection to another node.
+pub struct NodeStream {
+    stream: Transport,
+    /// Until the peer has begun.
+    opening: Option<Opening>,
+    _permit: OwnedSemaphorePermit,
+}
+
+enum Transport {
+    Plain(TcpStream),
+    Secure(Box<SecureStream>),
+}
+
+struct Opening {
+    num_missing: usize,
+    deadline: Pin<Box<Sleep>>,
+}
+
+impl NodeStream {
+    async fn open(
+        stream: TcpStream,
+        tls: Option<ClusterTls>,
+        mut opening: Opening,
+        handshakes: &Semaphore,
+        permit: OwnedSemaphorePermit,
+    ) -> io::Result<Self> {
+        // Messages are small, and each is waited for.
+        stream.set_nodelay(true)?;
+        let stream = match tls {
+            None => Transport::Plain(stream),
+            Some(tls) => {
+                let peer = stream.peer_addr()?.ip().to_string();
+                let secured = async {
+                    let _turn = handshakes.acquire().await;
+                    tls.accept(stream).await
+                };
+                let stream = tokio::select! {
+                    secured = secured => secured?,
+                    () = &mut opening.deadline => return Err(io::ErrorKind::TimedOut.into()),
+                };
+                Transport::Secure(Box::new(SecureStream::new(stream, tls, peer)))
+            }
+        };
+        Ok(Self {
+            stream,
+            opening: Some(opening),
+            _permit: permit,
+        })
+    }
+}
+
+impl Connected for NodeStream {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for NodeStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        let num_before = buffer.filled().len();
+        let read = match &mut this.stream {
+            Transport::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Transport::Secure(stream) => Pin::new(stream).poll_read(context, buffer),
+        };
+        let Some(opening) = &mut this.opening else {
+            return read;
+        };
+        let num_missing = opening.num_missing;
+        opening.num_missing = num_missing.saturating_sub(buffer.filled().len() - num_before);
+        if opening.num_missing == 0 {
+            this.opening = None;
+        } else if read.is_pending() {
+            ready!(opening.deadline.as_mut().poll(context));
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+        }
+        read
+    }
+}
+
+impl AsyncWrite for NodeStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Transport::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Transport::Secure(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Transport::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Transport::Secure(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Transport::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Transport::Secure(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
