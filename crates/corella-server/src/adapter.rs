@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::State;
@@ -10,6 +12,8 @@ use axum::response::Response;
 use corella_engine::LoadedAdapter;
 use serde::Deserialize;
 use serde_json::json;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::api_error::ApiError;
 use crate::call::json_response;
@@ -23,19 +27,30 @@ pub trait AdapterLoader: Send + Sync {
     fn load(&self, name: &str, path: &str) -> Result<LoadedAdapter, String>;
 }
 
+/// Adapters that are read at a time, each on a thread of its own: a stalled file system holds up no other work.
+const MAX_NUM_READ: usize = 4;
+
 /// The adapters that are served.
 pub struct ServedAdapters {
     loader: Option<Arc<dyn AdapterLoader>>,
     max_adapters: usize,
-    table: Mutex<Table>,
+    load_timeout: Duration,
+    table: Arc<Mutex<Table>>,
 }
 
 #[derive(Default)]
 struct Table {
-    /// `None` while an adapter is being loaded.
-    by_name: BTreeMap<String, Option<ServedAdapter>>,
-    /// How many have been loaded in all.
-    num_loaded: u64,
+    by_name: BTreeMap<String, Place>,
+    /// How many loads have begun in all.
+    num_loads: u64,
+    /// How many are being read, including those that were unloaded meanwhile.
+    num_read: usize,
+}
+
+enum Place {
+    /// This load has not ended.
+    Loading(u64),
+    Served(ServedAdapter),
 }
 
 /// An adapter as callers know it.
@@ -47,111 +62,187 @@ pub struct ServedAdapter {
 }
 
 impl ServedAdapters {
-    pub fn new(loader: Option<Arc<dyn AdapterLoader>>, max_adapters: usize) -> Self {
+    pub fn new(
+        loader: Option<Arc<dyn AdapterLoader>>,
+        max_adapters: usize,
+        load_timeout: Duration,
+    ) -> Self {
         Self {
             loader,
             max_adapters,
-            table: Mutex::default(),
+            load_timeout,
+            table: Arc::default(),
         }
     }
 
     pub fn get(&self, name: &str) -> Option<ServedAdapter> {
-        self.lock().by_name.get(name).cloned().flatten()
+        match self.lock().by_name.get(name)? {
+            Place::Served(adapter) => Some(adapter.clone()),
+            Place::Loading(_) => None,
+        }
     }
 
     /// All adapters by name, in alphabetical order.
     pub fn list(&self) -> Vec<(String, ServedAdapter)> {
         let table = self.lock();
-        let loaded = table.by_name.iter();
-        let loaded = loaded.filter_map(|(name, adapter)| Some((name.clone(), adapter.clone()?)));
-        loaded.collect()
+        let served = |(name, place): (&String, &Place)| match place {
+            Place::Served(adapter) => Some((name.clone(), adapter.clone())),
+            Place::Loading(_) => None,
+        };
+        table.by_name.iter().filter_map(served).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
-    /// Reads and packs an adapter, which takes a while. The others are served meanwhile.
-    fn load(&self, name: &str, path: &str) -> Result<(), ApiError> {
-        let loader = self.loader()?;
-        let number = {
-            let mut table = self.lock();
-            if table.by_name.len() >= self.max_adapters && !table.by_name.contains_key(name) {
-                return Err(ApiError::conflict(format!(
-                    "There are {} adapters already; unload one, or start the server with a larger --max-loras.",
-                    self.max_adapters
-                )));
-            }
-            match table.by_name.entry(name.to_owned()) {
-                Entry::Vacant(entry) => entry.insert(None),
-                Entry::Occupied(_) => {
-                    let problem = format!("is {name:?}, which is loaded already; unload it first");
-                    return Err(ApiError::invalid("lora_name", problem));
-                }
-            };
-            table.num_loaded += 1;
-            table.num_loaded
-        };
-        // Requests share cached prefixes by this name, and what was cached for another adapter of the same
-        // name is not for this one. The number makes it unlike any other, whatever callers choose.
-        let key = format!("{name}#{number}");
-        let loaded = loader.load(&key, path);
+    /// Takes a place for an adapter that is to be read.
+    fn begin(&self, name: &str, path: &str) -> Result<Load, ApiError> {
+        let loader = self.loader()?.clone();
         let mut table = self.lock();
-        match loaded {
-            Ok(loaded) => {
-                let adapter = ServedAdapter {
-                    path: path.to_owned(),
-                    created: unix_now_s(),
-                    loaded: Arc::new(loaded),
-                };
-                table.by_name.insert(name.to_owned(), Some(adapter));
-                Ok(())
+        if table.by_name.len() >= self.max_adapters && !table.by_name.contains_key(name) {
+            return Err(ApiError::conflict(format!(
+                "There are {} adapters already; unload one, or start the server with a larger --max-loras.",
+                self.max_adapters
+            )));
+        }
+        if table.num_read >= MAX_NUM_READ {
+            return Err(ApiError::conflict(format!(
+                "{MAX_NUM_READ} adapters are being loaded already; wait for one of them. If none ends, their file \
+                 system does not answer."
+            )));
+        }
+        let number = table.num_loads + 1;
+        match table.by_name.entry(name.to_owned()) {
+            Entry::Vacant(entry) => entry.insert(Place::Loading(number)),
+            Entry::Occupied(_) => {
+                let problem = format!("is {name:?}, which is loaded already; unload it first");
+                return Err(ApiError::invalid("lora_name", problem));
             }
-            Err(problem) => {
-                table.by_name.remove(name);
-                Err(ApiError::invalid(
-                    "lora_path",
-                    format!("cannot be loaded: {problem}"),
-                ))
+        };
+        table.num_loads = number;
+        table.num_read += 1;
+        Ok(Load {
+            loader,
+            table: self.table.clone(),
+            name: name.to_owned(),
+            path: path.to_owned(),
+            number,
+        })
+    }
+
+    /// Reads an adapter on a thread of its own. One that takes too long is given up; its thread ends when the file
+    /// system answers.
+    async fn load(&self, name: &str, path: &str) -> Result<(), ApiError> {
+        let load = self.begin(name, path)?;
+        let number = load.number;
+        let (sender, ended) = oneshot::channel();
+        let thread = thread::Builder::new().name("corella-adapter".to_owned());
+        let started = thread.spawn(move || {
+            let _ = sender.send(load.run());
+        });
+        started.map_err(|error| ApiError::engine(format!("No thread can be started: {error}.")))?;
+        match timeout(self.load_timeout, ended).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(ApiError::engine("Loading the adapter failed.")),
+            Err(_) => {
+                self.lock().forget(name, number);
+                let problem = format!(
+                    "was not read within {} s, and is given up; look at the file system of {path}",
+                    self.load_timeout.as_secs()
+                );
+                Err(ApiError::invalid("lora_path", problem))
             }
         }
     }
 
-    /// Takes no new requests for an adapter. Those that run go on with it.
+    /// Takes no new requests for an adapter, or gives up loading it. Requests that run go on with it.
     fn unload(&self, name: &str) -> Result<(), ApiError> {
         self.loader()?;
-        let mut table = self.lock();
-        match table.by_name.get(name) {
-            Some(Some(_)) => {
-                table.by_name.remove(name);
-                Ok(())
-            }
-            Some(None) => Err(ApiError::conflict(format!(
-                "Adapter {name:?} is being loaded."
-            ))),
-            None => {
-                let problem = format!("is {name:?}, and no adapter of that name is loaded");
-                Err(ApiError::invalid("lora_name", problem))
-            }
+        if self.lock().by_name.remove(name).is_none() {
+            let problem = format!("is {name:?}, and no adapter of that name is loaded");
+            return Err(ApiError::invalid("lora_name", problem));
         }
+        Ok(())
     }
 
-    fn loader(&self) -> Result<&dyn AdapterLoader, ApiError> {
-        self.loader.as_deref().ok_or_else(|| {
+    fn loader(&self) -> Result<&Arc<dyn AdapterLoader>, ApiError> {
+        self.loader.as_ref().ok_or_else(|| {
             let problem = "This server takes no adapters; start it with --enable-lora.";
             ApiError::conflict(problem)
         })
     }
 }
 
+impl Table {
+    /// Frees the place of a load that has not ended.
+    fn forget(&mut self, name: &str, number: u64) {
+        if self.is_loading(name, number) {
+            self.by_name.remove(name);
+        }
+    }
+
+    fn is_loading(&self, name: &str, number: u64) -> bool {
+        matches!(self.by_name.get(name), Some(Place::Loading(other)) if *other == number)
+    }
+}
+
+fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An adapter that is being read. Its place is free again when this is dropped, unless it is served then.
+struct Load {
+    loader: Arc<dyn AdapterLoader>,
+    table: Arc<Mutex<Table>>,
+    name: String,
+    path: String,
+    number: u64,
+}
+
+impl Load {
+    /// Reads and packs the adapter, which takes a while.
+    fn run(self) -> Result<(), ApiError> {
+        // Requests share cached prefixes by this name, and what was cached for another adapter of the same
+        // name is not for this one. The number makes it unlike any other, whatever callers choose.
+        let key = format!("{}#{}", self.name, self.number);
+        let loaded = self.loader.load(&key, &self.path).map_err(|problem| {
+            ApiError::invalid("lora_path", format!("cannot be loaded: {problem}"))
+        })?;
+        let mut table = lock(&self.table);
+        if !table.is_loading(&self.name, self.number) {
+            let problem = format!("Adapter {:?} was unloaded before it was read.", self.name);
+            return Err(ApiError::conflict(problem));
+        }
+        let adapter = ServedAdapter {
+            path: self.path.clone(),
+            created: unix_now_s(),
+            loaded: Arc::new(loaded),
+        };
+        table
+            .by_name
+            .insert(self.name.clone(), Place::Served(adapter));
+        Ok(())
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let mut table = lock(&self.table);
+        table.num_read -= 1;
+        table.forget(&self.name, self.number);
+    }
+}
+
 impl ServerState {
     /// Loads the adapter of a folder, which callers then name in `model`. `Err` says why it cannot be.
     pub fn load_adapter(&self, name: &str, path: &str) -> Result<(), String> {
-        let loaded = self.try_load_adapter(name, path);
+        let load = { self.check_adapter_name(name) }.and_then(|()| self.adapters.begin(name, path));
+        let loaded = load.and_then(Load::run);
         loaded.map_err(|error| error.message().to_owned())
     }
 
-    fn try_load_adapter(&self, name: &str, path: &str) -> Result<(), ApiError> {
+    fn check_adapter_name(&self, name: &str) -> Result<(), ApiError> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             let problem = format!("must have 1 to {MAX_NAME_BYTES} bytes");
             return Err(ApiError::invalid("lora_name", problem));
@@ -165,7 +256,7 @@ impl ServerState {
             let problem = format!("is {name:?}, which is the model's name");
             return Err(ApiError::invalid("lora_name", problem));
         }
-        self.adapters.load(name, path)
+        Ok(())
     }
 }
 
@@ -196,13 +287,11 @@ pub async fn load_adapter(
     let fields: LoadFields = body.parse()?;
     let name = required("lora_name", fields.lora_name)?;
     let path = required("lora_path", fields.lora_path)?;
-    let load = move |state: &ServerState, _: &_| {
-        state.try_load_adapter(&name, &path)?;
-        Ok(json_response(
-            &json!({"id": name, "object": "model", "root": path}),
-        ))
-    };
-    state.run_blocking(0, load).await
+    state.check_adapter_name(&name)?;
+    state.adapters.load(&name, &path).await?;
+    Ok(json_response(
+        &json!({"id": name, "object": "model", "root": path}),
+    ))
 }
 
 /// `POST /v1/unload_lora_adapter`

@@ -47,6 +47,8 @@ pub struct ServeConfig {
     pub allowed_origins: AllowedOrigins,
     /// Where the spans of requests go, if anywhere.
     pub tracer: Option<Tracer>,
+    /// How long an adapter may take to be read.
+    pub adapter_load_timeout: Duration,
     /// Whether fields with unknown names are ignored instead of refused.
     pub allow_unknown_fields: bool,
     /// Time that running requests have to finish after a signal to stop.
@@ -81,6 +83,7 @@ impl ServeConfig {
             tls: None,
             allowed_origins: AllowedOrigins::default(),
             tracer: None,
+            adapter_load_timeout: Duration::from_secs(300),
             allow_unknown_fields: false,
             grace_period: Duration::from_secs(30),
         }

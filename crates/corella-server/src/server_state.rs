@@ -101,7 +101,11 @@ impl ServerState {
         Arc::new(Self {
             batches,
             responses: ResponseStore::new(config.max_stored_response_bytes),
-            adapters: ServedAdapters::new(adapters, config.max_num_adapters),
+            adapters: ServedAdapters::new(
+                adapters,
+                config.max_num_adapters,
+                config.adapter_load_timeout,
+            ),
             metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
             engine_feed: EngineFeed::default(),
             api_keys: ApiKeys::new(config.api_keys.clone(), config.clock.clone()),

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use super::{CONFIG, INDEX, SINGLE};
@@ -14,6 +14,9 @@ use crate::sentence_piece::{self, folder_tokenizer};
 use crate::{CheckpointError, Storage, json_object};
 
 const TOKENIZER: &str = "tokenizer.json";
+
+/// Most bytes of a file that is read as a whole. The largest tokenizers have 35 MB.
+const MAX_READ_BYTES: u64 = 256 << 20;
 
 /// Where a checkpoint's files are.
 pub enum Source {
@@ -150,7 +153,7 @@ impl Source {
 
     pub fn read(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         match self {
-            Self::Folder(folder) => match fs::read(folder.join(name)) {
+            Self::Folder(folder) => match read(&folder.join(name)) {
                 Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
                 Err(error) if error.kind() == ErrorKind::NotFound => match name {
                     TOKENIZER => self.sentence_piece_tokenizer(),
@@ -305,8 +308,31 @@ fn open_gguf_file(path: &Path) -> Result<GgufFile, CheckpointError> {
     GgufFile::open(label, storage)
 }
 
+/// Reads a file that describes a checkpoint.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open_regular(path)?;
+    if file.metadata()?.len() > MAX_READ_BYTES {
+        return Err(io::Error::other(format!(
+            "has more than {} MiB, which no such file needs",
+            MAX_READ_BYTES >> 20
+        )));
+    }
+    let mut bytes = Vec::new();
+    // It may grow meanwhile.
+    file.take(MAX_READ_BYTES).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A device never ends, and opening a pipe waits for its other end.
+fn open_regular(path: &Path) -> io::Result<File> {
+    match fs::metadata(path)?.is_file() {
+        true => File::open(path),
+        false => Err(io::Error::other("is not a regular file")),
+    }
+}
+
 fn map(path: &Path) -> io::Result<Storage> {
-    let file = File::open(path)?;
+    let file = open_regular(path)?;
     // SAFETY: the map is read only. Nothing keeps another process from changing or truncating the
     // file while it is mapped; `weights` states the condition that this does not happen, as every
     // engine that maps weights must.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::process::Command;
 
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -371,6 +373,32 @@ fn paths_that_are_no_checkpoint() {
         folder.error(),
         "model.safetensors: is missing, and so is model.safetensors.index.json; other weight \
          files are not supported"
+    );
+}
+
+/// A device never ends, and a pipe that has no writer answers nothing.
+#[test]
+fn files_that_are_not_regular_are_not_read() {
+    let folder = Folder::new("regular");
+    symlink("/dev/zero", folder.0.join("config.json")).unwrap();
+    assert_eq!(folder.error(), "config.json: is not a regular file");
+    fs::remove_file(folder.0.join("config.json")).unwrap();
+    folder.write("config.json", config().to_string());
+    let pipe = folder.0.join(SINGLE);
+    let made = Command::new("mkfifo").arg(pipe).status().unwrap();
+    assert!(made.success());
+    assert_eq!(folder.error(), "model.safetensors: is not a regular file");
+}
+
+#[test]
+fn no_description_is_larger_than_its_bound() {
+    let folder = Folder::new("bound");
+    // It takes no room on disk.
+    let file = fs::File::create(folder.0.join("config.json")).unwrap();
+    file.set_len(1 << 40).unwrap();
+    assert_eq!(
+        folder.error(),
+        "config.json: has more than 256 MiB, which no such file needs"
     );
 }
 

@@ -1,10 +1,13 @@
 //! Adapters: named in place of the model, loaded and unloaded while requests run.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 
 use corella_engine::{Engine, LoadedAdapter};
 use corella_model::Adapter;
 use corella_server::AdapterLoader;
+use corella_test::wait_until_async;
 use serde_json::{Value, json};
 
 use crate::client::{get, post};
@@ -15,23 +18,54 @@ const LOAD: &str = "/v1/load_lora_adapter";
 const UNLOAD: &str = "/v1/unload_lora_adapter";
 
 /// Loads adapters of every folder but `missing`. With the mock executor, the name is what counts.
-struct Loader(Engine);
+struct Loader {
+    engine: Engine,
+    mount: Arc<Mount>,
+}
+
+/// A file system that does not answer for the folder `stalled` until it is let go on.
+#[derive(Default)]
+struct Mount {
+    num_stalled: AtomicUsize,
+    goes_on: (Mutex<bool>, Condvar),
+}
+
+impl Mount {
+    fn stall(&self) {
+        self.num_stalled.fetch_add(1, Ordering::Relaxed);
+        let (goes_on, changed) = &self.goes_on;
+        let goes_on = goes_on.lock().expect("no test fails with it");
+        let _unused = changed.wait_while(goes_on, |goes_on| !*goes_on);
+    }
+
+    fn go_on(&self) {
+        *self.goes_on.0.lock().expect("no test fails with it") = true;
+        self.goes_on.1.notify_all();
+    }
+}
 
 impl AdapterLoader for Loader {
     fn load(&self, name: &str, path: &str) -> Result<LoadedAdapter, String> {
         if path == "missing" {
             return Err("missing/adapter_config.json: no such file".to_owned());
         }
-        let adapters = self.0.adapters().expect("the mock takes adapters");
+        if path == "stalled" {
+            self.mount.stall();
+        }
+        let adapters = self.engine.adapters().expect("the mock takes adapters");
         let adapter = Adapter { layers: Vec::new() };
         Ok(LoadedAdapter::new(name, &adapter, adapters.clone()))
     }
 }
 
 fn setup() -> Setup {
+    setup_with(Arc::default())
+}
+
+fn setup_with(mount: Arc<Mount>) -> Setup {
     let mut setup = Setup::new();
     setup.serve.max_num_adapters = 2;
-    setup.adapters = Some(Box::new(|engine| Arc::new(Loader(engine))));
+    setup.adapters = Some(Box::new(|engine| Arc::new(Loader { engine, mount })));
     setup
 }
 
@@ -189,4 +223,62 @@ async fn what_cannot_be_loaded_says_why() {
     let reply = post(without.address, LOAD, &body).await;
     assert_eq!(reply.status, 409);
     assert!(reply.text().contains("--enable-lora"), "{}", reply.text());
+}
+
+#[tokio::test]
+async fn a_stalled_file_system_holds_up_nothing_but_its_own_loads() {
+    let mount = Arc::new(Mount::default());
+    let mut setup = setup_with(mount.clone());
+    setup.serve.max_num_adapters = 8;
+    let server = setup.start().await;
+    let address = server.address;
+    let stalled: Vec<_> = (0..4)
+        .map(|i| {
+            let body = json!({"lora_name": format!("stalled-{i}"), "lora_path": "stalled"});
+            tokio::spawn(async move { post(address, LOAD, &body).await })
+        })
+        .collect();
+    let is_stalled = || mount.num_stalled.load(Ordering::Relaxed) == 4;
+    wait_until_async("four threads are stalled", is_stalled).await;
+    answer(&server, MODEL).await;
+    let further = post(
+        address,
+        LOAD,
+        &json!({"lora_name": "red", "lora_path": "a"}),
+    )
+    .await;
+    assert_eq!(further.status, 409);
+    assert!(
+        further.text().contains("does not answer"),
+        "{}",
+        further.text()
+    );
+    // What is unloaded while it is read is never served.
+    let unloaded = post(address, UNLOAD, &json!({"lora_name": "stalled-0"})).await;
+    assert_eq!(unloaded.status, 200, "{}", unloaded.text());
+    mount.go_on();
+    let mut statuses = Vec::new();
+    for load in stalled {
+        statuses.push(load.await.expect("it is answered").status);
+    }
+    assert_eq!(statuses, [409, 200, 200, 200]);
+    let unknown = post(address, PATH, &json!({"model": "stalled-0", "prompt": "a"})).await;
+    assert_eq!(unknown.status, 404);
+    load(&server, "red").await;
+}
+
+#[tokio::test]
+async fn a_load_that_takes_too_long_is_given_up() {
+    let mount = Arc::new(Mount::default());
+    let mut setup = setup_with(mount.clone());
+    setup.serve.adapter_load_timeout = Duration::ZERO;
+    let server = setup.start().await;
+    let body = json!({"lora_name": "red", "lora_path": "stalled"});
+    for _ in 0..2 {
+        // Its name is free again at once.
+        let reply = post(server.address, LOAD, &body).await;
+        assert_eq!(reply.status, 400);
+        assert!(reply.text().contains("given up"), "{}", reply.text());
+    }
+    mount.go_on();
 }
