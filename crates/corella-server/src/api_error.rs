@@ -305,6 +305,16 @@ impl ApiError {
         )
     }
 
+    pub fn body_memory_full() -> Self {
+        let mut error = Self::new(
+            StatusCode::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            "The bodies of other requests take all of --max-body-memory; try again later.",
+        );
+        error.body.code = Some("body_memory_full");
+        error
+    }
+
     pub fn body_too_slow(limit_s: u64) -> Self {
         Self::new(
             StatusCode::REQUEST_TIMEOUT,

@@ -13,6 +13,7 @@ mod auth;
 mod batch_file;
 mod batch_line;
 mod batches;
+mod body_memory;
 mod call;
 mod call_message;
 mod chat_completions;

@@ -6,13 +6,17 @@ use axum::body::{Body, Bytes, HttpBody};
 use serde::de::{DeserializeOwned, DeserializeSeed};
 
 use crate::api_error::ApiError;
+use crate::body_memory::BodyShare;
 use crate::field_check::FieldCheck;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 
 /// A complete body, not yet parsed as JSON. Each struct parses the fields that it owns, so a body may
 /// be parsed several times; `check_fields` finds the fields that no struct reads.
-pub struct RequestBody(Bytes);
+pub struct RequestBody {
+    bytes: Bytes,
+    _share: BodyShare,
+}
 
 impl RequestBody {
     /// Reads the body. A server that begins to drain stops waiting for it, because it would refuse the
@@ -25,7 +29,7 @@ impl RequestBody {
         } = state.config;
         tokio::select! {
             biased;
-            result = collect(body, max_body_bytes) => result,
+            result = collect(body, max_body_bytes, state.body_memory.share()) => result,
             () = tokio::time::sleep(body_timeout) => {
                 Err(ApiError::body_too_slow(body_timeout.as_secs()))
             }
@@ -34,7 +38,7 @@ impl RequestBody {
     }
 
     pub fn num_bytes(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
     }
 
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
@@ -50,7 +54,7 @@ impl RequestBody {
         &self,
         seed: impl for<'de> DeserializeSeed<'de, Value = T>,
     ) -> Result<T, ApiError> {
-        let mut json = serde_json::Deserializer::from_slice(&self.0);
+        let mut json = serde_json::Deserializer::from_slice(&self.bytes);
         let mut track = serde_path_to_error::Track::new();
         let deserializer = serde_path_to_error::Deserializer::new(&mut json, &mut track);
         let value = seed.deserialize(deserializer);
@@ -76,9 +80,14 @@ impl RequestBody {
     }
 }
 
-async fn collect(mut body: Body, max_bytes: usize) -> Result<RequestBody, ApiError> {
+async fn collect(
+    mut body: Body,
+    max_bytes: usize,
+    mut share: BodyShare,
+) -> Result<RequestBody, ApiError> {
     let declared = body.size_hint().lower();
     let mut oversized = declared > max_bytes as u64;
+    let mut is_crowded_out = false;
     let mut bytes = Vec::new();
     while let Some(frame) =
         std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx)).await
@@ -90,18 +99,25 @@ async fn collect(mut body: Body, max_bytes: usize) -> Result<RequestBody, ApiErr
             continue;
         };
         oversized |= bytes.len() + data.len() > max_bytes;
-        if oversized {
+        is_crowded_out |= !oversized && !is_crowded_out && !share.try_grow(data.len());
+        if oversized || is_crowded_out {
             // The rest is read and dropped, because a client that is still sending when the
             // connection closes would see a reset instead of the answer.
             bytes = Vec::new();
+            share.give_back();
         } else {
             bytes.extend_from_slice(&data);
         }
     }
     if oversized {
         Err(ApiError::body_too_large(max_bytes as u64))
+    } else if is_crowded_out {
+        Err(ApiError::body_memory_full())
     } else {
-        Ok(RequestBody(Bytes::from(bytes)))
+        Ok(RequestBody {
+            bytes: Bytes::from(bytes),
+            _share: share,
+        })
     }
 }
 

@@ -35,6 +35,8 @@ pub struct ServeConfig {
     /// Most choices of one API call: the number of its prompts times `n`.
     pub max_num_choices: u32,
     pub max_body_bytes: usize,
+    /// Memory for all bodies that are read or prepared at a time.
+    pub max_body_memory: usize,
     /// Memory for responses that later requests may name; 0 keeps none.
     pub max_stored_response_bytes: usize,
     /// Time from the end of the headers to the end of the body.
@@ -76,6 +78,7 @@ impl ServeConfig {
             max_logprobs: 20,
             max_num_choices: 256,
             max_body_bytes: 8 << 20,
+            max_body_memory: 256 << 20,
             max_stored_response_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
             header_timeout: Duration::from_secs(60),

@@ -14,6 +14,7 @@ use crate::adapter::{AdapterLoader, ServedAdapters};
 use crate::api_error::ApiError;
 use crate::api_key::{ApiKey, ApiKeys};
 use crate::batches::Batches;
+use crate::body_memory::BodyMemory;
 use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
@@ -36,6 +37,7 @@ pub struct ServerState {
     pub(crate) kv_transfer: Option<Arc<dyn KvTransfer>>,
     /// What changes this node's role, if it may have others.
     pub(crate) roles: Option<Arc<dyn RoleControl>>,
+    pub(crate) body_memory: Arc<BodyMemory>,
     pub(crate) adapters: ServedAdapters,
     pub(crate) responses: ResponseStore,
     /// Batches and their files, if there is a folder for them.
@@ -101,6 +103,7 @@ impl ServerState {
         Arc::new(Self {
             batches,
             responses: ResponseStore::new(config.max_stored_response_bytes),
+            body_memory: BodyMemory::new(config.max_body_memory),
             adapters: ServedAdapters::new(
                 adapters,
                 config.max_num_adapters,

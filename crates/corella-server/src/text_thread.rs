@@ -7,15 +7,18 @@ use tokio::sync::Semaphore;
 
 use crate::api_error::ApiError;
 
-/// Bounds the work at any time: as many usual bodies as there are cores, and one large body, so that
-/// usual ones never wait behind large ones.
+/// Bounds the work at any time: as many usual bodies as there are cores, one middling and one large body, so that
+/// none waits behind those of a larger kind.
 pub struct TextThreads {
     usual: Arc<Semaphore>,
+    middling: Arc<Semaphore>,
     large: Arc<Semaphore>,
 }
 
-/// Bodies of at least this size are large; they may take a tenth of a second to tokenise.
-const LARGE_BODY_BYTES: usize = 256 << 10;
+/// Bodies of at least this size are middling; they may take a tenth of a second to tokenise.
+const MIDDLING_BODY_BYTES: usize = 256 << 10;
+/// Bodies of at least this size are large.
+const LARGE_BODY_BYTES: usize = 1 << 20;
 
 /// Tells work whether its client still waits for the result.
 pub struct Caller {
@@ -44,6 +47,7 @@ impl TextThreads {
         let num_usual = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             usual: Arc::new(Semaphore::new(num_usual)),
+            middling: Arc::new(Semaphore::new(1)),
             large: Arc::new(Semaphore::new(1)),
         }
     }
@@ -53,9 +57,10 @@ impl TextThreads {
         num_bytes: usize,
         work: impl FnOnce(&Caller) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        let places = match num_bytes < LARGE_BODY_BYTES {
-            true => &self.usual,
-            false => &self.large,
+        let places = match num_bytes {
+            0..MIDDLING_BODY_BYTES => &self.usual,
+            MIDDLING_BODY_BYTES..LARGE_BODY_BYTES => &self.middling,
+            LARGE_BODY_BYTES.. => &self.large,
         };
         // The work holds the permit, not its caller, because abandoned work still runs for a
         // moment.
@@ -121,7 +126,7 @@ mod tests {
         wait_for_async("the work ends", || has_ended.try_recv().ok()).await;
     }
 
-    /// Any number of large bodies must not delay a usual one.
+    /// Any number of large bodies must not delay a usual or a middling one.
     #[tokio::test]
     async fn large_bodies_hold_up_no_others() {
         let threads = Arc::new(TextThreads::new());
@@ -139,10 +144,11 @@ mod tests {
             }));
         }
         tokio::task::yield_now().await;
-        for _ in 0..100 {
-            let usual = threads.run(LARGE_BODY_BYTES - 1, |_| Ok(1));
-            let usual = tokio::time::timeout(PATIENCE, usual).await;
-            assert_eq!(usual.expect("a usual body waits for no large one"), Ok(1));
+        for i in 0..100 {
+            let num_bytes = [0, MIDDLING_BODY_BYTES, LARGE_BODY_BYTES - 1][i % 3];
+            let other = threads.run(num_bytes, |_| Ok(1));
+            let other = tokio::time::timeout(PATIENCE, other).await;
+            assert_eq!(other.expect("it waits for no large body"), Ok(1));
         }
         for large in large {
             end.send(()).expect("they wait");

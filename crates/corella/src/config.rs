@@ -61,6 +61,7 @@ pub struct Serve {
     pub tls: Option<(PathBuf, PathBuf)>,
     pub allowed_origins: AllowedOrigins,
     pub max_connections: u32,
+    pub max_body_memory: u64,
     pub max_stored_response_bytes: u64,
     pub log_format: LogFormatArg,
     /// Where traces go, if anywhere.
@@ -121,6 +122,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         tls: server.tls_cert.zip(server.tls_key),
         allowed_origins: allowed_origins(&server.cors_allow_origin)?,
         max_connections: server.max_connections,
+        max_body_memory: server.max_body_memory,
         max_stored_response_bytes: server.max_stored_response_bytes,
         log_format: server.log_format,
         otlp: otlp(server.otlp_endpoint)?,

@@ -67,6 +67,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         tracer,
         api_keys,
         max_num_connections: config.max_connections as usize,
+        max_body_memory: config.max_body_memory as usize,
         max_stored_response_bytes: config.max_stored_response_bytes as usize,
         tls: server_tls.clone(),
         allowed_origins: config.allowed_origins,

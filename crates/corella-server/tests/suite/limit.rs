@@ -151,6 +151,41 @@ async fn a_body_over_the_limit_is_413_however_it_is_sent() {
     assert_eq!(reply.status, 413);
 }
 
+/// Rule 37. A body that has come in part takes memory, too, until its connection is closed.
+#[tokio::test]
+async fn bodies_are_bounded_together_and_a_small_one_finds_room() {
+    let mut setup = Setup::new();
+    setup.serve.max_body_memory = 100_000;
+    let server = setup.start().await;
+    let path = "/v1/completions";
+    let slow = head("POST", path, &[], Some(70_000));
+    let slow = open(server.address, &slow, &[b' '; 60_000]).await;
+    let ask = async |num_bytes: usize| {
+        let mut body = json!({"prompt": "a", "max_tokens": 1}).to_string();
+        body.extend(std::iter::repeat_n(' ', num_bytes));
+        client::post_bytes(server.address, path, body.as_bytes()).await
+    };
+    wait_until_asked("another large body finds no room", async || {
+        let reply = ask(50_000).await;
+        if reply.status == 200 {
+            return false;
+        }
+        assert_eq!(
+            (reply.status, reply.header("retry-after")),
+            (429, Some("1"))
+        );
+        assert_eq!(reply.error()["code"], "body_memory_full");
+        true
+    })
+    .await;
+    assert_eq!(ask(1_000).await.status, 200);
+    drop(slow);
+    wait_until_asked("there is room again", async || {
+        ask(50_000).await.status == 200
+    })
+    .await;
+}
+
 /// The error gives a lower bound of the number of tokens, which nobody has counted.
 #[tokio::test]
 async fn what_cannot_fit_by_its_bytes_is_not_tokenised() {

@@ -40,6 +40,9 @@ pub struct ServerArgs {
     /// Most connections at once; further ones wait in the queue of the system
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
+    /// Memory for the bodies of all requests that are being read or prepared; a request that finds none is answered 429
+    #[arg(long, value_name = "SIZE", value_parser = super::parse_size, default_value = "256M")]
+    pub max_body_memory: u64,
     /// Memory for answers of /v1/responses, which later requests may go on with by previous_response_id; the
     /// least recently used are dropped first. 0 keeps none
     #[arg(long, value_name = "SIZE", value_parser = super::parse_size_or_zero, default_value = "64M")]

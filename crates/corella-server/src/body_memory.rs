@@ -1,0 +1,97 @@
+//! Memory for the bodies of requests that have come and are not answered yet, in the whole server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// From this size on, bodies leave room for others.
+const LARGE_BODY_BYTES: usize = 256 << 10;
+
+/// The bytes that bodies may have together. Large ones leave a quarter of it to the others.
+#[derive(Debug)]
+pub struct BodyMemory {
+    max_bytes: usize,
+    num_bytes: AtomicUsize,
+}
+
+/// The part of one body. It is given back when this is dropped.
+#[derive(Debug)]
+pub struct BodyShare {
+    memory: Arc<BodyMemory>,
+    num_bytes: usize,
+}
+
+impl BodyMemory {
+    pub fn new(max_bytes: usize) -> Arc<Self> {
+        Arc::new(Self {
+            max_bytes,
+            num_bytes: AtomicUsize::new(0),
+        })
+    }
+
+    pub fn share(self: &Arc<Self>) -> BodyShare {
+        BodyShare {
+            memory: self.clone(),
+            num_bytes: 0,
+        }
+    }
+}
+
+impl BodyShare {
+    /// Takes memory for more bytes of the body. False if there is none; the share is empty then.
+    pub fn try_grow(&mut self, num_more: usize) -> bool {
+        let limit = match self.num_bytes + num_more < LARGE_BODY_BYTES {
+            true => self.memory.max_bytes,
+            false => self.memory.max_bytes / 4 * 3,
+        };
+        let taken = &self.memory.num_bytes;
+        let has_room = taken
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |num_bytes| {
+                (num_bytes + num_more <= limit).then_some(num_bytes + num_more)
+            })
+            .is_ok();
+        match has_room {
+            true => self.num_bytes += num_more,
+            false => self.give_back(),
+        }
+        has_room
+    }
+
+    pub fn give_back(&mut self) {
+        let num_bytes = std::mem::take(&mut self.num_bytes);
+        self.memory
+            .num_bytes
+            .fetch_sub(num_bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for BodyShare {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn large_bodies_leave_room_for_others_and_give_all_back() {
+        let memory = BodyMemory::new(8 * MIB);
+        let (mut first, mut second, mut small) = (memory.share(), memory.share(), memory.share());
+        assert!(first.try_grow(5 * MIB));
+        assert!(second.try_grow(MIB));
+        // Six of eight are taken, and a large body may not have more.
+        assert!(!second.try_grow(1));
+        assert!(first.try_grow(MIB));
+        assert!(!second.try_grow(MIB));
+        for _ in 0..8 {
+            assert!(small.try_grow(LARGE_BODY_BYTES / 8 - 1));
+        }
+        drop((first, second));
+        assert_eq!(memory.num_bytes.load(Ordering::Relaxed), small.num_bytes);
+        drop(small);
+        assert_eq!(memory.num_bytes.load(Ordering::Relaxed), 0);
+    }
+}
