@@ -62,8 +62,8 @@ async fn a_request_that_cannot_be_in_time_is_429_when_asked_for() {
         let server = setup.start().await;
         let path = "/v1/completions";
         // The first request shows the server how long steps take.
-        let late = json!({"prompt": "a first text", "max_tokens": 3, "ttft_slo_ms": 1});
-        assert_eq!(post(server.address, path, &late).await.status, 200);
+        let first = json!({"prompt": "a first text", "max_tokens": 3});
+        assert_eq!(post(server.address, path, &first).await.status, 200);
         let late = json!({"prompt": "another text", "max_tokens": 3, "ttft_slo_ms": 1});
         let reply = post(server.address, path, &late).await;
         assert_eq!(reply.status, if is_on { 429 } else { 200 });
