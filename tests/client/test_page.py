@@ -245,10 +245,6 @@ def has_colour(page, canvas, class_name):
     )
 
 
-def wait_colour(page, canvas, class_name):
-    wait_until(lambda: has_colour(page, canvas, class_name), f"{canvas} has the colour of {class_name}")
-
-
 def test_the_picture_shows_load(browser, slow_server):
     prompts = [list(range(300 + i, 360 + i)) for i in range(6)]
     with page_of(browser, slow_server) as page, concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -272,8 +268,16 @@ def test_the_picture_shows_load(browser, slow_server):
             answer.result()
         wait_figure(page, "Running", "zero")
         assert page.is_visible("#no-requests")
+        # The picture moves on, so each look follows a request of its own, whose prompt is not cached.
+        prompts = iter([500 + i] * 40 for i in range(1000))
         for canvas, name in [("steps", "prefill"), ("steps", "decode"), ("inter", "median"), ("pages", "cached")]:
-            wait_colour(page, canvas, name)
+
+            def is_drawn(canvas=canvas, name=name):
+                complete(slow_server, next(prompts), max_tokens=4, **ON)
+                return has_colour(page, canvas, name)
+
+            wait_until(is_drawn, f"{canvas} has the colour of {name}")
+        wait_figure(page, "Running", "zero")
         # What the legend says is what the metrics say.
         cached = int(slow_server.metric("corella_kv_pages_cached"))
         wait(
