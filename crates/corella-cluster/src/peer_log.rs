@@ -1,4 +1,4 @@
-//! What is wrong with a peer, told at most once a minute for each.
+//! Limits log lines about a peer to one a minute for each peer.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -478,7 +478,7 @@ fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorErr
     shared.changed.notify_all();
 }
 
-/// What a node has promised to a submission.
+/// How far a node has committed itself to a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Nothing yet.
@@ -566,7 +566,7 @@ impl Shared {
     }
 
     /// Counts requests as live. The scheduler decides about the queue; this limit is higher than any queue that
-    /// it allows, and only bounds the command channel. Accepted requests are as many as their node has sessions.
+    /// it allows, and only bounds the command channel. The limit of sessions bounds accepted requests.
     fn count_live(&self, num_choices: u32, entry: Entry) -> Result<(), SubmitError> {
         let mut inner = self.lock();
         match &inner.state {

@@ -198,8 +198,9 @@ impl ChunkWriter {
     }
 }
 
-/// Fills up a header and `num_payload` bytes of payload of which the last `rest` bytes were not sent. A header that
-/// has begun goes on as it was: zeroes in its place are no frame, and would end the connection.
+/// Completes a frame whose last `rest` bytes before the trailer are unsent: the rest of its header, then zeroes for
+/// its payload of `num_payload` bytes. A receiver reads zeroes in place of a header as a broken frame, and ends the
+/// connection.
 fn push_rest(parts: &mut IoParts, header: &[u8], rest: usize, num_payload: usize) {
     parts.push_slice(&header[header.len() - rest.saturating_sub(num_payload)..]);
     let mut num_zeroes = rest.min(num_payload);

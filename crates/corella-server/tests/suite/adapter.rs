@@ -253,7 +253,7 @@ async fn a_stalled_file_system_holds_up_nothing_but_its_own_loads() {
         "{}",
         further.text()
     );
-    // What is unloaded while it is read is never served.
+    // An adapter that is unloaded while it loads is never served.
     let unloaded = post(address, UNLOAD, &json!({"lora_name": "stalled-0"})).await;
     assert_eq!(unloaded.status, 200, "{}", unloaded.text());
     mount.go_on();

@@ -96,7 +96,8 @@ impl<'a> ClientWatch<'a> {
         client.is_some_and(|client| client.state == State::Waiting)
     }
 
-    /// Rules 32 and 38, that an accepted request meets no limit of the queue again, and that tokens are those of the lone run, each once and in order.
+    /// Rules 32, 38 and 58: an accepted request meets no queue limit again, and its tokens are those of the lone run,
+    /// each once and in order.
     pub fn told(&mut self, session: SessionId, event: &ClientEvent, now_us: u64) -> Verdict {
         let client = self.clients.get_mut(&session);
         let client = client.ok_or_else(|| format!("nobody waits for session {session}"))?;

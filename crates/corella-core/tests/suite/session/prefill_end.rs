@@ -277,7 +277,7 @@ fn rows_that_were_loaded_of_an_export_that_is_cut_short_are_worth_nothing() {
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
-/// Rules 38 and 58: limits of the queue are for sessions of which this node's engine has taken nothing yet.
+/// Rules 38 and 58: queue limits apply only to the first run of a session.
 #[test]
 fn a_session_that_comes_back_was_accepted_before() {
     let is_accepted = |did: &[PrefillAction]| {
