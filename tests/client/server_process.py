@@ -18,6 +18,9 @@ from patience import PATIENCE_S, held, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("CORELLA_BIN", ROOT / "target/release/corella"))
 
+# A drain ends when nothing runs, however slow the machine is; a test that wants its end gives a second signal.
+PATIENT = ("--drain-timeout", str(int(PATIENCE_S)))
+
 
 class ServerProcess:
     def __init__(self, *arguments, port=None, authority=None):
@@ -29,7 +32,7 @@ class ServerProcess:
         self._model = None
         self._log = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
-            [BINARY, "serve", *map(str, arguments), "--port", str(self.port)],
+            [BINARY, "serve", *PATIENT, *map(str, arguments), "--port", str(self.port)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

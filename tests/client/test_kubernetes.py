@@ -127,8 +127,9 @@ def test_a_pod_has_time_to_drain_and_right_probes(name):
     for template in pod_templates(SETS[name]()).values():
         checked = container(template)
         (_, pause_s) = checked["lifecycle"]["preStop"]["exec"]["command"]
-        # The server gives running requests 30 seconds.
-        assert template["spec"]["terminationGracePeriodSeconds"] > 30 + int(pause_s)
+        (timeout,) = (word for word in checked["args"] if word.startswith("--drain-timeout="))
+        drain_s = int(timeout.partition("=")[2])
+        assert template["spec"]["terminationGracePeriodSeconds"] > int(pause_s) + drain_s
         ports = {port["name"] for port in checked["ports"]}
         has_tls = any(word.startswith("--tls-cert") for word in checked["args"])
         for probe, path in (("startup", "/ready"), ("readiness", "/ready"), ("liveness", "/health")):

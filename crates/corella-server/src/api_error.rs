@@ -333,7 +333,7 @@ impl ApiError {
         error
     }
 
-    /// The grace period ended before the request did.
+    /// The drain timeout ended before the request did.
     pub fn cut_off() -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,

@@ -24,7 +24,7 @@ use crate::tls::ServerTls;
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Number of requests that still ran when the grace period or a second signal ended them. The
+    /// Number of requests that still ran when the drain timeout or a second signal ended them. The
     /// client of each got an error that says so.
     pub num_cut_off: usize,
 }
@@ -36,10 +36,10 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// How often the state of the engine is checked, since its thread cannot wake an async runtime.
 const ENGINE_CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// Time for the last bytes of answers to be written.
-const FLUSH_PERIOD: Duration = Duration::from_secs(1);
+const FLUSH_PERIOD: Duration = Duration::from_secs(5);
 
 /// Serves until it is asked to end, then refuses new requests, lets running ones finish within the
-/// grace period, and returns. Until then it answers `/ready` and `/health`, on new connections too,
+/// drain timeout, and returns. Until then it answers `/ready` and `/health`, on new connections too,
 /// so that a load balancer can see that it takes no requests.
 ///
 /// A lost engine never comes back, so it ends the server with an error, and the supervisor of the
@@ -65,10 +65,10 @@ pub async fn serve(
         () = shutdown.requested() => {}
     }
     state.drain();
-    let deadline = Instant::now() + state.config.grace_period;
+    let deadline = Instant::now() + state.config.drain_timeout;
     tracing::info!(
         running = *state.num_in_flight.borrow(),
-        grace_s = state.config.grace_period.as_secs(),
+        drain_timeout_s = state.config.drain_timeout.as_secs(),
         "draining"
     );
     let mut num_in_flight = state.num_in_flight.subscribe();

@@ -54,7 +54,7 @@ pub struct ServeConfig {
     /// Whether fields with unknown names are ignored instead of refused.
     pub allow_unknown_fields: bool,
     /// Time that running requests have to finish after a signal to stop.
-    pub grace_period: Duration,
+    pub drain_timeout: Duration,
 }
 
 impl ServeConfig {
@@ -88,7 +88,7 @@ impl ServeConfig {
             tracer: None,
             adapter_load_timeout: Duration::from_secs(300),
             allow_unknown_fields: false,
-            grace_period: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
         }
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Receives requests to shut down. The first starts the grace period, the second ends it.
+/// Receives requests to shut down. The first starts the drain, the second ends it.
 pub struct Shutdown {
     requests: mpsc::Receiver<()>,
 }

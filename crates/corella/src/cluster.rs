@@ -78,7 +78,7 @@ struct Node {
     threads: TransferThreads,
     runtime: Handle,
     /// How long a role may take to finish what it owes before another one begins.
-    grace: Duration,
+    drain_timeout: Duration,
     state: Mutex<State>,
 }
 
@@ -102,7 +102,7 @@ impl Cluster {
         nixl: Option<NixlLibrary>,
         listener: Option<ClusterListener>,
         llm: &Llm,
-        grace: Duration,
+        drain_timeout: Duration,
     ) -> Result<Self, Error> {
         let threads = TransferThreads::start(config.num_threads)
             .map_err(|error| Error::Io("starting the transfer threads".to_owned(), error))?;
@@ -117,7 +117,7 @@ impl Cluster {
             nixl,
             threads,
             runtime: Handle::current(),
-            grace,
+            drain_timeout,
             state: Mutex::new(State {
                 listener,
                 role: Arc::new(RunningRole::alone()),
@@ -156,14 +156,14 @@ impl Cluster {
     }
 
     /// Waits until the sessions of other nodes have ended and nothing is kept for any, but no longer than
-    /// the grace.
+    /// the drain timeout.
     pub async fn finish(&self) {
         let num_obligations = || {
             let state = self.0.lock();
             let roles = state.retired.iter().chain([&state.role]);
             roles.map(|role| role.num_obligations()).sum()
         };
-        let num_left = wait_for_none(num_obligations, self.0.grace, || false).await;
+        let num_left = wait_for_none(num_obligations, self.0.drain_timeout, || false).await;
         if num_left > 0 {
             tracing::warn!(
                 num_sessions = num_left,
@@ -293,7 +293,8 @@ impl Node {
         );
         old.stop_taking().await;
         let is_leaving = || self.lock().is_leaving;
-        let num_left = wait_for_none(|| old.num_obligations(), self.grace, is_leaving).await;
+        let num_left =
+            wait_for_none(|| old.num_obligations(), self.drain_timeout, is_leaving).await;
         if is_leaving() {
             let message = "The server is shutting down and changes its role no more.";
             return Err(RoleError::Conflict(message.to_owned()));

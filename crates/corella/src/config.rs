@@ -63,6 +63,7 @@ pub struct Serve {
     pub max_connections: u32,
     pub max_body_memory: u64,
     pub max_stored_response_bytes: u64,
+    pub drain_timeout: Duration,
     pub log_format: LogFormatArg,
     /// Where traces go, if anywhere.
     pub otlp: Option<OtlpConfig>,
@@ -124,6 +125,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         max_connections: server.max_connections,
         max_body_memory: server.max_body_memory,
         max_stored_response_bytes: server.max_stored_response_bytes,
+        drain_timeout: Duration::from_secs(server.drain_timeout.into()),
         log_format: server.log_format,
         otlp: otlp(server.otlp_endpoint)?,
         request: request(args.request),

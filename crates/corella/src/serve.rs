@@ -68,6 +68,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         api_keys,
         max_num_connections: config.max_connections as usize,
         max_body_memory: config.max_body_memory as usize,
+        drain_timeout: config.drain_timeout,
         max_stored_response_bytes: config.max_stored_response_bytes as usize,
         tls: server_tls.clone(),
         allowed_origins: config.allowed_origins,
@@ -78,14 +79,13 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let say = |line: &str| announce(config.log_format, line);
     say(&llm.summary());
     say(&limits_line(&scheduler, &serve_config));
-    let grace_period = serve_config.grace_period;
     let cluster = Cluster::start(
         cluster_config,
         tls,
         nixl,
         cluster_listener,
         &llm,
-        grace_period,
+        config.drain_timeout,
     )?;
     if let Some(line) = cluster.summary() {
         say(&line);

@@ -168,7 +168,7 @@ async fn readers_come_and_go() {
 #[tokio::test]
 async fn streams_do_not_hold_up_the_shutdown() {
     let mut setup = Setup::new();
-    setup.serve.grace_period = Duration::from_secs(3600);
+    setup.serve.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     let mut watcher = Watcher::new(&server).await;
     watcher.next("snapshot").await;

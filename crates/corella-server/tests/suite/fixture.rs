@@ -65,7 +65,7 @@ impl Setup {
         mock.drawable.extend([b' '.into(), 0xC3, 0xA9, AB, BC]);
         let mut serve = ServeConfig::new(MODEL, MAX_MODEL_LEN, VOCAB_SIZE, mock.hidden_size);
         serve.end_token_ids = vec![END];
-        serve.grace_period = Duration::from_secs(10);
+        serve.drain_timeout = Duration::from_secs(10);
         Self {
             scheduler,
             mock,

@@ -163,9 +163,9 @@ async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
 }
 
 #[tokio::test]
-async fn after_the_grace_period_streams_are_cut_off_visibly() {
+async fn after_the_drain_timeout_streams_are_cut_off_visibly() {
     let mut setup = Setup::new().holding_behind(1);
-    setup.serve.grace_period = Duration::from_millis(200);
+    setup.serve.drain_timeout = Duration::from_millis(200);
     let server = setup.start().await;
     let body = json!({"prompt": "long", "max_tokens": 240, "stream": true});
     let mut socket = open_post(server.address, PATH, &body).await;
@@ -190,9 +190,9 @@ async fn after_the_grace_period_streams_are_cut_off_visibly() {
 }
 
 #[tokio::test]
-async fn after_the_grace_period_who_waits_for_the_whole_gets_503() {
+async fn after_the_drain_timeout_who_waits_for_the_whole_gets_503() {
     let mut setup = Setup::new().holding_behind(0);
-    setup.serve.grace_period = Duration::from_millis(200);
+    setup.serve.drain_timeout = Duration::from_millis(200);
     // One request runs, and another waits for it.
     setup.scheduler.max_num_seqs = 1;
     let server = setup.start().await;
@@ -217,7 +217,7 @@ async fn after_the_grace_period_who_waits_for_the_whole_gets_503() {
 #[tokio::test]
 async fn a_client_that_still_sends_does_not_hold_up_the_end() {
     let mut setup = Setup::new();
-    setup.serve.grace_period = Duration::from_secs(3600);
+    setup.serve.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     let head = head("POST", PATH, &[], Some(1000));
     let mut sending = open(server.address, &head, b"{\"prompt\": \"").await;
@@ -233,7 +233,7 @@ async fn a_client_that_still_sends_does_not_hold_up_the_end() {
 #[tokio::test]
 async fn asked_twice_it_does_not_wait() {
     let mut setup = Setup::new().holding_behind(1);
-    setup.serve.grace_period = Duration::from_secs(3600);
+    setup.serve.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     let body = json!({"prompt": "long", "max_tokens": 240, "stream": true});
     let mut socket = open_post(server.address, PATH, &body).await;
@@ -244,9 +244,9 @@ async fn asked_twice_it_does_not_wait() {
 }
 
 #[tokio::test]
-async fn an_idle_server_does_not_wait_for_the_grace_period() {
+async fn an_idle_server_does_not_wait_for_the_drain_timeout() {
     let mut setup = Setup::new();
-    setup.serve.grace_period = Duration::from_secs(3600);
+    setup.serve.drain_timeout = Duration::from_secs(3600);
     let server = setup.start().await;
     server.ask_to_stop();
     assert_eq!(server.stopped().await.num_cut_off, 0);

@@ -54,6 +54,10 @@ pub struct ServerArgs {
     /// http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
+    /// Time that running requests have to finish when the server is asked to end; then they are cut off. Let the
+    /// supervisor wait longer than this before it kills the process
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub drain_timeout: u32,
     /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
     /// never does
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs())]

@@ -27,8 +27,8 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  # preStop and the 30 seconds that running requests have to finish, and some time to spare.
-  terminationGracePeriodSeconds: {{ add $values.drain.preStopSeconds 40 }}
+  # preStop, the time that running requests have to finish, and some time to spare.
+  terminationGracePeriodSeconds: {{ add $values.drain.preStopSeconds $values.drain.timeoutSeconds 10 }}
   automountServiceAccountToken: false
   {{- with $values.podSecurityContext }}
   securityContext:
@@ -55,6 +55,7 @@ spec:
         - serve
         - --config
         - /etc/corella/corella.toml
+        - --drain-timeout={{ $values.drain.timeoutSeconds }}
         {{- if $values.apiKeys.secret }}
         - --api-keys=/etc/corella-keys/keys.toml
         {{- end }}
