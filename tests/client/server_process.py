@@ -23,7 +23,7 @@ PATIENT = ("--drain-timeout", str(int(PATIENCE_S)))
 
 
 class ServerProcess:
-    def __init__(self, *arguments, port=None, authority=None):
+    def __init__(self, *arguments, port=None, authority=None, **popen):
         """Starts a server. It speaks HTTPS if there is an authority, whose certificate it has."""
         self.port = port or free_port()
         scheme = "https" if authority else "http"
@@ -36,6 +36,7 @@ class ServerProcess:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
+            **popen,
         )
         self._wait_ready()
         self.client = openai.OpenAI(

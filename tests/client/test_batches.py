@@ -2,6 +2,7 @@
 
 import io
 import json
+import resource
 import shutil
 import signal
 import urllib.error
@@ -416,18 +417,54 @@ def test_a_key_that_waits_for_its_limit_does_not_keep_others_waiting(tmp_path):
         assert any(slow.batches.retrieve(batch.id).status == "in_progress" for batch in waiting)
 
 
-def test_a_disk_that_cannot_be_written_is_not_tried_all_the_time(tmp_path):
+def test_a_batch_whose_folder_is_gone_fails(tmp_path):
     with slow_server(tmp_path, "--batch-concurrency", 4) as server:
         batch = create(server.client, long_lines(200))
         wait(server.client, batch, {"in_progress"}, lambda batch: batch.request_counts.completed >= 1)
         shutil.rmtree(tmp_path / "batches")
-        complaint = "a batch's end cannot be written"
-        server.wait_until(lambda: complaint in server.log(), "the disk is missed")
-        # Everybody else is served.
-        for _ in range(20):
-            assert server.client.completions.create(model=server.model(), prompt="a", max_tokens=2)
-        # It is tried again after ten seconds.
-        assert server.log().count(complaint) < 20
+        batch = wait(server.client, batch)
+        assert (batch.status, batch.errors.data[0].code) == ("failed", "disk_error")
+        assert (batch.output_file_id, batch.error_file_id) == (None, None)
+        assert server.log().count("a batch's end cannot be written") == 1
+        assert server.client.completions.create(model=server.model(), prompt="a", max_tokens=2)
+
+
+def let_files_grow(server, num_bytes):
+    """Bounds each file that the server writes, as a full disk does."""
+    resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize("is_quite_full", [False, True])
+def test_a_batch_on_a_full_disk_fails_and_delivers_what_was_answered(tmp_path, is_quite_full):
+    """On a disk that is quite full, not even the end of a batch can be written, nor a line of the log."""
+    num_lines = 60
+    # What a batch keeps for its end fits, but by far not all of its answers, which are long by their logprobs.
+    num_bytes = 80_000
+    lines = [line(f"r{i}", prompt=f"{i}", temperature=0, max_tokens=30, logprobs=5) for i in range(num_lines)]
+    # Python ignores the signal that a file cannot grow, and so does what it starts.
+    with ServerProcess("--files-dir", tmp_path, restore_signals=False) as server:
+        client = server.client
+        expected = read(client, wait(client, create(client, lines)).output_file_id)
+        assert len(expected) == num_lines and len(json.dumps(expected)) > 2 * num_bytes
+        file = upload(client, lines)
+        let_files_grow(server, num_bytes)
+        batch = client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h")
+        if is_quite_full:
+            wait(client, batch, ENDED | {"in_progress"}, lambda batch: batch.request_counts.completed >= 1)
+            let_files_grow(server, 0)
+        batch = wait(client, batch)
+        assert (batch.status, batch.errors.data[0].code) == ("failed", "disk_error")
+        answers = read(client, batch.output_file_id)
+        assert 0 < len(answers) == batch.request_counts.completed < num_lines
+    with ServerProcess("--files-dir", tmp_path) as server:
+        client = server.client
+        batch = wait(client, batch)
+        answers = read(client, batch.output_file_id)
+        # What is not written is not known to the next server, which goes on where the batch was.
+        assert batch.status == ("completed" if is_quite_full else "failed")
+        assert len(answers) == (num_lines if is_quite_full else batch.request_counts.completed)
+        texts = {id: answer["response"]["body"]["choices"] for id, answer in answers.items()}
+        assert texts == {id: expected[id]["response"]["body"]["choices"] for id in answers}
 
 
 def test_a_slow_or_broken_upload_leaves_nothing(tmp_path):

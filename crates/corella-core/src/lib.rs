@@ -88,7 +88,8 @@ pub use placement::{
 pub use prefix_tree::{Parent, PrefixMatch};
 pub use receipt::{LostKv, Reservation};
 pub use request::{
-    AdmissionError, FinishReason, Namespace, Request, RequestError, RequestOutput, StoppingCriteria,
+    AdmissionError, FinishReason, NOT_MASKED, Namespace, Request, RequestError, RequestOutput,
+    StoppingCriteria,
 };
 pub use request_view::{RequestStatus, RequestView};
 pub use sampling::SamplingParams;

@@ -139,6 +139,9 @@ pub enum FinishReason {
     Error(RequestError),
 }
 
+/// How the error of [`RequestError::NotMasked`] begins, also where another node tells it as text.
+pub const NOT_MASKED: &str = "what may come next cannot be worked out";
+
 /// Why a request that was admitted ended without its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
@@ -294,9 +297,7 @@ impl fmt::Display for RequestError {
             Self::StepFailed(reason) => write!(f, "the step failed: {reason}"),
             Self::NotDrawn(reason) => write!(f, "no token can be drawn: {reason}"),
             Self::NoHiddenState(reason) => write!(f, "there is no hidden state: {reason}"),
-            Self::NotMasked(reason) => {
-                write!(f, "what may come next cannot be worked out: {reason}")
-            }
+            Self::NotMasked(reason) => write!(f, "{NOT_MASKED}: {reason}"),
             Self::PoolExhausted { num_pages } => {
                 write!(f, "its KV cache does not fit the pool of {num_pages} pages")
             }

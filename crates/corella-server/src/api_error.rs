@@ -1,10 +1,14 @@
 //! Every failure as OpenAI's error object, worded for the caller who has to fix it.
 
+use std::fmt;
+
 use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use corella_core::{AdmissionError, MissedObjective, NOTHING_ALLOWED, ObjectiveKind, RequestError};
+use corella_core::{
+    AdmissionError, MissedObjective, NOT_MASKED, NOTHING_ALLOWED, ObjectiveKind, RequestError,
+};
 use serde::Serialize;
 
 use crate::field_table::Endpoint;
@@ -465,8 +469,23 @@ impl ApiError {
                 undrawable.body.code = Some("nothing_to_draw");
                 undrawable
             }
+            error if error.to_string().contains(NOT_MASKED) => Self::grammar_failed(error),
             error => Self::engine(format!("The request could not be finished: {error}.")),
         }
+    }
+
+    /// What the answer must look like cannot be followed, though it compiles: it takes too many steps, or too much
+    /// memory.
+    pub fn grammar_failed(error: impl fmt::Display) -> Self {
+        let mut failed = Self::new(
+            StatusCode::BAD_REQUEST,
+            "invalid_request_error",
+            format!(
+                "The answer cannot follow what it must look like: {error}. A simpler schema or grammar may do."
+            ),
+        );
+        failed.body.code = Some("grammar_failed");
+        failed
     }
 
     fn too_late(missed: &MissedObjective) -> Self {

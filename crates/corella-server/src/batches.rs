@@ -1,5 +1,6 @@
 //! `/v1/batches`: requests of a file, answered when nobody waits for something else.
 
+mod ending;
 mod input_check;
 mod job;
 mod line_answer;

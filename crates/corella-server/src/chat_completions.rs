@@ -130,7 +130,7 @@ impl ChatFields {
 
     /// Refuses more messages, or items of `input`, than the context can hold.
     pub fn check_num_messages(body: &RequestBody, state: &ServerState) -> Result<(), ApiError> {
-        let count: MessageCount = body.parse()?;
+        let count: MessageCount = body.count()?;
         // A chat template writes at least one token for each message.
         let max_model_len = state.config.max_model_len;
         for (field, items) in [("messages", count.messages), ("input", count.input)] {

@@ -12,6 +12,7 @@ use axum::extract::{Path, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, Uri};
 use axum::response::Response;
+use corella_engine::rare_line;
 use hyper::body::Frame;
 use serde_json::json;
 use tokio::io::{AsyncRead, AsyncWriteExt, ReadBuf};
@@ -248,7 +249,7 @@ pub async fn on_disk<T: Send + 'static>(
 }
 
 pub fn disk_error(error: &std::io::Error) -> ApiError {
-    tracing::error!(%error, "the folder of --files-dir cannot be used");
+    rare_line!(error, %error, "the folder of --files-dir cannot be used");
     match error.kind() {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
             ApiError::insufficient_storage("The disk of the server is full.")

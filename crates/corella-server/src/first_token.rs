@@ -24,7 +24,7 @@ impl GenerationParams {
         let first = { self.constraint.as_ref() }
             .map(|constraint| constraint.start()?.allowed())
             .transpose();
-        let first = first.map_err(ApiError::engine)?;
+        let first = first.map_err(ApiError::grammar_failed)?;
         let is_allowed = |token: TokenId| match &first {
             None => true,
             Some(Allowed { tokens, may_end }) => {

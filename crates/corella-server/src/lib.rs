@@ -72,6 +72,7 @@ mod token_logprob;
 mod token_rule;
 mod tokenization;
 mod tool_fields;
+mod value_count;
 
 /// Files of requests and their answers, which `corella batch` and `/v1/batches` have in common.
 pub mod batch {

@@ -1,6 +1,7 @@
 //! Reads the body of a request, bounded in size and time, into typed fields. Errors name the field.
 
 use std::marker::PhantomData;
+use std::sync::OnceLock;
 
 use axum::body::{Body, Bytes, HttpBody};
 use serde::de::{DeserializeOwned, DeserializeSeed};
@@ -10,11 +11,14 @@ use crate::body_memory::BodyShare;
 use crate::field_check::FieldCheck;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
+use crate::value_count::{MAX_VALUES, crowded_field};
 
 /// A complete body, not yet parsed as JSON. Each struct parses the fields that it owns, so a body may
 /// be parsed several times; `check_fields` finds the fields that no struct reads.
 pub struct RequestBody {
     bytes: Bytes,
+    /// The field with too many values, if there is one; known from the first time that the body is parsed.
+    crowded_field: OnceLock<Option<String>>,
     _share: BodyShare,
 }
 
@@ -42,12 +46,31 @@ impl RequestBody {
     }
 
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        self.check_num_values()?;
+        self.count()
+    }
+
+    /// Parses fields of which nothing but counts is kept, however many values the body has.
+    pub fn count<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         self.parse_with(PhantomData)
     }
 
     /// Refuses a body with fields that no struct reads.
     pub fn check_fields(&self, check: FieldCheck) -> Result<(), ApiError> {
+        self.check_num_values()?;
         self.parse_with(check)?
+    }
+
+    fn check_num_values(&self) -> Result<(), ApiError> {
+        let crowded_field = self
+            .crowded_field
+            .get_or_init(|| crowded_field(&self.bytes));
+        crowded_field.as_ref().map_or(Ok(()), |name| {
+            let message = format!(
+                "the body has more than {MAX_VALUES} values that are no numbers in this field and those before it"
+            );
+            Err(ApiError::invalid(name, message))
+        })
     }
 
     fn parse_with<T>(
@@ -116,6 +139,7 @@ async fn collect(
     } else {
         Ok(RequestBody {
             bytes: Bytes::from(bytes),
+            crowded_field: OnceLock::new(),
             _share: share,
         })
     }

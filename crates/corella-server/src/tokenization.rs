@@ -54,6 +54,7 @@ pub async fn tokenize(
     let body = RequestBody::read(body, &state).await?;
     let num_bytes = body.num_bytes();
     let tokenize = move |state: &ServerState, caller: &Caller| {
+        ChatFields::check_num_messages(&body, state)?;
         let fields: TokenizeFields = body.parse()?;
         let check = state.field_check(Endpoint::Tokenize);
         body.check_fields(check)?;

@@ -167,9 +167,17 @@ impl GrammarCompiler {
         let parser = self.factory.create_parser(grammar);
         let parser = parser.map_err(|error| reason_of(&error.to_string()))?;
         let matcher = Matcher::new(Ok(parser));
-        match matcher.get_error() {
-            None => Ok(matcher),
-            Some(error) => Err(reason_of(&error)),
+        if let Some(error) = matcher.get_error() {
+            return Err(reason_of(&error));
+        }
+        let mut first = GrammarState {
+            matcher: matcher.deep_clone(),
+            vocab_size: self.vocab_size,
+        };
+        let can_begin = first.allowed()?.iter().any(|&word| word != 0);
+        match can_begin || first.may_end()? {
+            true => Ok(matcher),
+            false => Err("no answer can follow it".to_owned()),
         }
     }
 }

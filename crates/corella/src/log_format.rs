@@ -1,6 +1,6 @@
 //! The log: lines for people, or JSON objects for programs.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 
 use tracing_subscriber::EnvFilter;
 
@@ -12,6 +12,8 @@ pub fn start(format: LogFormatArg) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        // Else a line that finds no room on a full disk is reported there, and that failure ends the thread.
+        .log_internal_errors(false)
         .with_writer(|| LogWriter);
     match format {
         LogFormatArg::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
@@ -31,6 +33,7 @@ pub fn start_quietly() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
+        .log_internal_errors(false)
         .with_writer(|| LogWriter)
         .with_ansi(std::io::stderr().is_terminal());
     // It fails if there is a log.
@@ -40,7 +43,8 @@ pub fn start_quietly() {
 /// Says what runs when a server starts: as it is, or as a line of a log in JSON.
 pub fn announce(format: LogFormatArg, line: &str) {
     match format {
-        LogFormatArg::Text => eprintln!("{line}"),
+        // A log that cannot be written is no reason not to serve.
+        LogFormatArg::Text => drop(writeln!(std::io::stderr(), "{line}")),
         LogFormatArg::Json => tracing::info!("{line}"),
     }
 }

@@ -275,3 +275,84 @@ fn body() {
     };
     Target::new("body", 128 << 20, 4000).run(&inputs, mutate, |input| server.ask(input));
 }
+
+/// What an answer must look like, from callers: no answer may end with an error of the server because of it.
+#[test]
+fn constrained_body() {
+    let server = Server::start();
+    let messages = json!([{"role": "user", "content": "A fox."}]);
+    let constrained = |field: &str, value: Value| {
+        let mut body = json!({"messages": messages, "max_tokens": 24, "seed": 1});
+        body[field] = value;
+        Input::new("/v1/chat/completions", body)
+    };
+    let schemas = corpus::text("tests/schemas/schemas.jsonl");
+    let schemas = schemas.lines().step_by(7).map(|line| {
+        let schema: Value = serde_json::from_str(line).expect("a schema");
+        constrained("structured_outputs", json!({"json": schema}))
+    });
+    let mut inputs: Vec<_> = schemas.collect();
+    for (kind, text) in [
+        ("regex", "[a-c]{2,3}\\d|(a|b(c|d)*)+"),
+        (
+            "grammar",
+            "start: \"{\" pair (\",\" pair)* \"}\"\npair: /[a-z]+/ \":\" value\nvalue: start | /[0-9]+/\n",
+        ),
+    ] {
+        inputs.push(constrained("structured_outputs", json!({kind: text})));
+    }
+    for more in [
+        json!({"allowed_token_ids": [70, 71, 72], "structured_outputs": {"regex": "[a-z]*"}}),
+        json!({"bad_words": ["yes"], "structured_outputs": {"choice": ["yes", "no"]}, "min_tokens": 2}),
+        json!({"logit_bias": {"70": -100}, "stop": ["a"], "response_format": {"type": "json_object"}}),
+    ] {
+        let mut input = json!({"messages": messages, "max_tokens": 24});
+        for (field, value) in more.as_object().expect("fields") {
+            input[field] = value.clone();
+        }
+        inputs.push(Input::new("/v1/chat/completions", input));
+    }
+    inputs.retain(|input| server.ask(input) == Verdict::Accepted);
+    assert!(
+        inputs.len() > 20,
+        "{} of the corpus are taken",
+        inputs.len()
+    );
+    let words = [
+        "enum",
+        "const",
+        "not",
+        "anyOf",
+        "allOf",
+        "oneOf",
+        "$ref",
+        "#",
+        "properties",
+        "required",
+        "pattern",
+        "^(a|a)*$",
+        "[]",
+        "minItems",
+        "maxItems",
+        "minLength",
+        "maxLength",
+        "minimum",
+        "maximum",
+        "multipleOf",
+        "format",
+        "false",
+        "additionalProperties",
+        "start: ",
+        "/a*/",
+        "%json {}",
+        "{0,65535}",
+        "(",
+        "[a-z]",
+        "min_tokens",
+        "bad_words",
+    ];
+    let mutate =
+        |random: &mut Random, input: &mut Input| mutate_json_bytes(random, &mut input.body, &words);
+    Target::new("constrained_body", 128 << 20, 4000)
+        .run(&inputs, mutate, |input| server.ask(input));
+}

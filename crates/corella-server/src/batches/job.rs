@@ -14,7 +14,7 @@ use tokio::time::sleep;
 use crate::api_error::ApiError;
 use crate::batch_file::{BatchFileError, Lines, Output};
 use crate::batch_line::{ResultError, ResultResponse, result_line};
-use crate::files::{FileRecord, new_id, on_disk};
+use crate::files::on_disk;
 use crate::local_client::LocalClient;
 use crate::server_state::{ServerState, unix_now_s};
 
@@ -25,8 +25,6 @@ use super::table::{Batches, Job};
 
 /// Lines of a batch that wait in memory have at most so many bytes, or are one line.
 const MAX_WAITING_BYTES: usize = 16 << 20;
-/// How long a batch rests whose end could not be written.
-const DISK_RETRY: Duration = Duration::from_secs(10);
 
 pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
     let id = job.record.id.clone();
@@ -37,22 +35,16 @@ pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
     };
     if let Err(errors) = run.run(job).await {
         tracing::warn!(batch = id, reason = errors[0].message, "a batch has failed");
-        if run.end_as_failed(errors).await.is_err() {
-            let retry_s = DISK_RETRY.as_secs();
-            tracing::error!(batch = id, retry_s, "a batch's end cannot be written yet");
-            tokio::select! {
-                () = sleep(DISK_RETRY) => {}
-                () = run.state.draining() => {}
-            }
-        }
+        run.end_as_failed(errors).await;
     }
     batches.put_back(&id);
 }
 
-struct Run {
-    state: Arc<ServerState>,
-    batches: Arc<Batches>,
-    id: String,
+/// A batch that is being answered.
+pub(super) struct Run {
+    pub(super) state: Arc<ServerState>,
+    pub(super) batches: Arc<Batches>,
+    pub(super) id: String,
 }
 
 /// Why the lines of a batch are no longer answered.
@@ -105,7 +97,7 @@ impl Run {
             if outcome == BatchStatus::Expired {
                 self.expire_lines(&input, &mut answers).await?;
             }
-            self.decide(outcome, &answers).await?;
+            self.decide(outcome).await?;
         }
         self.publish().await
     }
@@ -132,8 +124,10 @@ impl Run {
             self.batches.answers_path(&self.id),
             self.batches.failures_path(&self.id),
         );
-        let files = self.batches.files.clone();
+        let batches = self.batches.clone();
+        let id = self.id.clone();
         let opened = spawn_blocking(move || {
+            let files = &batches.files;
             let open = |path: &Path| {
                 // What was written before has been counted since.
                 let num_bytes = fs::metadata(path).map_or(0, |file| file.len());
@@ -143,6 +137,10 @@ impl Run {
                 files.count(num_bytes);
                 Ok::<_, BatchFileError>(output)
             };
+            let reserved = batches.reserve_end(&id);
+            reserved.map_err(|error| {
+                BatchFileError::Io("keeping disk for the end of the batch".to_owned(), error)
+            })?;
             Ok::<_, BatchFileError>((open(&paths.0)?, open(&paths.1)?))
         });
         let opened = opened.await.map_err(disk_failure)?;
@@ -288,7 +286,7 @@ impl Run {
         .await
     }
 
-    async fn change_and_save(
+    pub(super) async fn change_and_save(
         &self,
         change: impl FnOnce(&mut BatchRecord),
     ) -> Result<(), Vec<BatchError>> {
@@ -297,92 +295,6 @@ impl Run {
         let saved = on_disk(move || batches.save(&id)).await;
         saved.map_err(|error| failure("disk_error", error.message()))
     }
-
-    /// Notes how the batch ends and what its files are called. From here on, no line is answered.
-    async fn decide(&self, outcome: BatchStatus, answers: &Answers) -> Result<(), Vec<BatchError>> {
-        let (answer_bytes, failure_bytes) = answers.num_bytes().map_err(disk_failure)?;
-        self.change_and_save(|record| {
-            let file = |num_bytes: u64| (num_bytes > 0).then(|| new_id("file-"));
-            record.output_file_id = file(answer_bytes);
-            record.error_file_id = file(failure_bytes);
-            record.outcome = Some(outcome);
-            if outcome != BatchStatus::Cancelled {
-                record.reach(BatchStatus::Finalizing, unix_now_s());
-            }
-        })
-        .await
-    }
-
-    /// Makes files of the answers, and ends the batch. After a crash it begins where it was.
-    async fn publish(&self) -> Result<(), Vec<BatchError>> {
-        let Some(record) = self.batches.change(&self.id, |_| {}) else {
-            return Ok(());
-        };
-        let batches = self.batches.clone();
-        let publish = move || -> std::io::Result<()> {
-            for (id, path, kind) in [
-                (
-                    &record.output_file_id,
-                    batches.answers_path(&record.id),
-                    "output",
-                ),
-                (
-                    &record.error_file_id,
-                    batches.failures_path(&record.id),
-                    "errors",
-                ),
-            ] {
-                let Some(id) = id else {
-                    crate::files::remove_if_there(&path)?;
-                    continue;
-                };
-                let file = batches.files.path_of(id);
-                if path.exists() {
-                    File::open(&path)?.sync_all()?;
-                    fs::rename(&path, &file)?;
-                }
-                let now_s = unix_now_s();
-                batches.files.publish(FileRecord {
-                    id: id.clone(),
-                    owner: record.owner.clone(),
-                    bytes: fs::metadata(&file)?.len(),
-                    created_at: now_s,
-                    expires_at: now_s + record.output_life_s,
-                    filename: format!("{}_{kind}.jsonl", record.id),
-                    purpose: "batch_output".to_owned(),
-                })?;
-            }
-            Ok(())
-        };
-        let published = on_disk(publish).await;
-        published.map_err(|error| failure("disk_error", error.message()))?;
-        self.change_and_save(|record| {
-            let outcome = record.outcome.unwrap_or(BatchStatus::Failed);
-            record.reach(outcome, unix_now_s());
-        })
-        .await
-    }
-
-    /// What has been answered until then becomes files, too.
-    async fn end_as_failed(&self, errors: Vec<BatchError>) -> Result<(), Vec<BatchError>> {
-        let paths = [
-            self.batches.answers_path(&self.id),
-            self.batches.failures_path(&self.id),
-        ];
-        let [answer_bytes, failure_bytes] =
-            paths.map(|path| fs::metadata(path).map_or(0, |file| file.len()));
-        self.change_and_save(|record| {
-            let file = |num_bytes: u64| (num_bytes > 0).then(|| new_id("file-"));
-            record.errors = errors;
-            if record.outcome.is_none() {
-                record.output_file_id = file(answer_bytes);
-                record.error_file_id = file(failure_bytes);
-            }
-            record.outcome = Some(BatchStatus::Failed);
-        })
-        .await?;
-        self.publish().await
-    }
 }
 
 /// Files of lines that have an answer, and their ids.
@@ -390,15 +302,6 @@ struct Answers {
     answers: Arc<File>,
     failures: Arc<File>,
     answered: HashSet<String>,
-}
-
-impl Answers {
-    fn num_bytes(&self) -> std::io::Result<(u64, u64)> {
-        Ok((
-            self.answers.metadata()?.len(),
-            self.failures.metadata()?.len(),
-        ))
-    }
 }
 
 fn no_room(error: ApiError) -> Vec<BatchError> {

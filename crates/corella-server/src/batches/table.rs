@@ -111,6 +111,21 @@ impl Batches {
         self.folder().join(format!("{id}{FAILURES}"))
     }
 
+    /// Takes the disk that the records of a batch's end need, so that a full disk does not keep it from ending.
+    pub fn reserve_end(&self, id: &str) -> io::Result<()> {
+        fs::write(self.reserve_path(id), [0; END_BYTES])
+    }
+
+    /// Gives that disk to the records of the end.
+    pub fn free_end(&self, id: &str) {
+        // What stays is removed at the next start.
+        let _ = fs::remove_file(self.reserve_path(id));
+    }
+
+    fn reserve_path(&self, id: &str) -> PathBuf {
+        self.folder().join(format!("{id}{RESERVE}"))
+    }
+
     /// Adds a batch. This writes to disk.
     pub fn create(&self, record: BatchRecord) -> Result<(), ApiError> {
         let owner = record.owner.clone();
@@ -263,6 +278,10 @@ const BATCHES: &str = "batches";
 /// How the names of files of answers, and of lines that have failed, end behind the id of their batch.
 const ANSWERS: &str = ".output.jsonl";
 const FAILURES: &str = ".errors.jsonl";
+/// How the name of the file ends that keeps disk for the end of a batch.
+const RESERVE: &str = ".reserve";
+/// The record of a batch and those of two files, each beside the one that it replaces, and the folders' growth.
+const END_BYTES: usize = 64 << 10;
 
 /// The batch whose lines a file has, by its name.
 fn answered_batch(name: &str) -> Option<&str> {
@@ -278,7 +297,7 @@ fn remove_leftovers(folder: &Path) -> io::Result<()> {
         let name = entry.file_name().to_string_lossy().into_owned();
         let is_left_over = match answered_batch(&name) {
             Some(id) => !folder.join(format!("{id}.json")).exists(),
-            None => name.ends_with(".json.new"),
+            None => name.ends_with(".json.new") || name.ends_with(RESERVE),
         };
         if is_left_over {
             fs::remove_file(entry.path())?;

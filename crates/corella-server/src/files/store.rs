@@ -194,8 +194,13 @@ impl FileStore {
     /// Makes a content that is in the folder a file. Its bytes have been reserved.
     pub fn publish(&self, record: FileRecord) -> io::Result<()> {
         write_record(&self.config.dir.join(FILES), &record.id, &record)?;
-        self.table().files.insert(record.id.clone(), record);
+        self.show(record);
         Ok(())
+    }
+
+    /// Shows a content as a file for as long as the server runs.
+    pub fn show(&self, record: FileRecord) {
+        self.table().files.insert(record.id.clone(), record);
     }
 
     pub fn delete(&self, id: &str) -> io::Result<()> {

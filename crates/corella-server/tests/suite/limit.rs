@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use corella_core::SamplingParams;
 use corella_test::{wait_for_async, wait_until_asked, wait_until_async};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -240,6 +240,43 @@ async fn more_messages_or_tokens_than_the_context_are_refused() {
     assert_eq!(reply.json()["count"], MAX_MODEL_LEN);
     let reply = post(server.address, "/tokenize", &json!({"prompt": text + "a"})).await;
     assert_too_long(&reply, "prompt");
+}
+
+/// Rule 37. Values take many times the memory of their text, and are kept before anything is known of them.
+#[tokio::test]
+async fn a_body_of_too_many_values_is_refused_by_its_field() {
+    let server = TestServer::start().await;
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let many = vec![json!({"a": 0}); 70_000];
+    let few = vec![json!({"a": 0}); 60_000];
+    let fields = [
+        (
+            "chat_template_kwargs",
+            json!({"x": many}),
+            json!({"x": few}),
+        ),
+        ("tools", json!(many), json!(null)),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"schema": {"enum": many}}}),
+            json!(null),
+        ),
+    ];
+    for (field, many, few) in fields {
+        let ask = async |value: &Value| {
+            let mut body = json!({"messages": messages, "max_tokens": 1});
+            body[field] = value.clone();
+            post(server.address, "/v1/chat/completions", &body).await
+        };
+        let reply = ask(&many).await;
+        assert_eq!(
+            (reply.status, &reply.error()["param"]),
+            (400, &json!(field))
+        );
+        let message = reply.error()["message"].to_string();
+        assert!(message.contains("131072 values"), "{message}");
+        assert_eq!(ask(&few).await.status, 200);
+    }
 }
 
 fn assert_too_long(reply: &client::Reply, param: &str) {

@@ -1,0 +1,186 @@
+//! The end of a batch: what has been answered becomes files, also when the disk takes nothing any more.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use crate::files::{FileRecord, new_id, on_disk, remove_if_there};
+use crate::server_state::unix_now_s;
+
+use super::job::Run;
+use super::record::{BatchError, BatchRecord, BatchStatus, failure};
+use super::table::Batches;
+
+/// How often the end of a failed batch is written before it stays in memory.
+const NUM_DISK_TRIES: usize = 3;
+const DISK_RETRY: Duration = Duration::from_secs(5);
+
+/// A file that a batch leaves, and where its lines are until then.
+struct Output {
+    id: String,
+    lines: PathBuf,
+    kind: &'static str,
+}
+
+impl Run {
+    /// Notes how the batch ends and what its files are called. From here on, no line is answered.
+    pub(super) async fn decide(&self, outcome: BatchStatus) -> Result<(), Vec<BatchError>> {
+        let [answers, failures] = self.new_file_ids();
+        self.change_and_save(|record| {
+            record.output_file_id = answers;
+            record.error_file_id = failures;
+            record.outcome = Some(outcome);
+            if outcome != BatchStatus::Cancelled {
+                record.reach(BatchStatus::Finalizing, unix_now_s());
+            }
+        })
+        .await
+    }
+
+    /// Makes files of the answers, and ends the batch. After a crash it begins where it was.
+    pub(super) async fn publish(&self) -> Result<(), Vec<BatchError>> {
+        let Some(record) = self.batches.change(&self.id, |_| {}) else {
+            return Ok(());
+        };
+        let batches = self.batches.clone();
+        let published = on_disk(move || publish(&batches, &record)).await;
+        published.map_err(|error| failure("disk_error", error.message()))?;
+        self.change_and_save(|record| {
+            let outcome = record.outcome.unwrap_or(BatchStatus::Failed);
+            record.reach(outcome, unix_now_s());
+        })
+        .await
+    }
+
+    /// Ends the batch. What has been answered until then becomes files, too.
+    ///
+    /// If the disk does not even take this end, callers see it all the same, and the files for as long as the server
+    /// runs. The next server then finds a batch that has not ended, and goes on with it.
+    pub(super) async fn end_as_failed(&self, errors: Vec<BatchError>) {
+        self.batches.free_end(&self.id);
+        for num_tried in 1..=NUM_DISK_TRIES {
+            if self.write_failure(errors.clone()).await.is_ok() {
+                return;
+            }
+            if num_tried < NUM_DISK_TRIES {
+                tokio::select! {
+                    () = sleep(DISK_RETRY) => {}
+                    () = self.state.draining() => {}
+                }
+            }
+        }
+        tracing::error!(
+            batch = self.id,
+            "a batch's end cannot be written; it goes on when the server is started again"
+        );
+        let Some(record) = self.batches.change(&self.id, |_| {}) else {
+            return;
+        };
+        let batches = self.batches.clone();
+        let shown = on_disk(move || Ok(show(&batches, &record))).await;
+        let is_shown = |id: &String| shown.as_ref().is_ok_and(|shown| shown.contains(id));
+        self.batches.change(&self.id, |record| {
+            record.output_file_id.take_if(|id| !is_shown(id));
+            record.error_file_id.take_if(|id| !is_shown(id));
+            record.reach(BatchStatus::Failed, unix_now_s());
+        });
+    }
+
+    async fn write_failure(&self, errors: Vec<BatchError>) -> Result<(), Vec<BatchError>> {
+        let [answers, failures] = self.new_file_ids();
+        self.change_and_save(|record| {
+            record.errors = errors;
+            // Files have their names from the first try on, or from the end that could not be written.
+            if record.outcome.is_none() {
+                record.output_file_id = answers;
+                record.error_file_id = failures;
+            }
+            record.outcome = Some(BatchStatus::Failed);
+        })
+        .await?;
+        self.publish().await
+    }
+
+    /// Names for the files of answers and of failures, if there are any.
+    fn new_file_ids(&self) -> [Option<String>; 2] {
+        let paths = [
+            self.batches.answers_path(&self.id),
+            self.batches.failures_path(&self.id),
+        ];
+        paths.map(|path| {
+            let num_bytes = fs::metadata(path).map_or(0, |file| file.len());
+            (num_bytes > 0).then(|| new_id("file-"))
+        })
+    }
+}
+
+fn outputs(batches: &Batches, record: &BatchRecord) -> Vec<Output> {
+    let all = [
+        (
+            &record.output_file_id,
+            batches.answers_path(&record.id),
+            "output",
+        ),
+        (
+            &record.error_file_id,
+            batches.failures_path(&record.id),
+            "errors",
+        ),
+    ];
+    let output = |(id, lines, kind): (&Option<String>, _, _)| {
+        id.clone().map(|id| Output { id, lines, kind })
+    };
+    all.into_iter().filter_map(output).collect()
+}
+
+impl Output {
+    fn record(&self, batch: &BatchRecord, num_bytes: u64) -> FileRecord {
+        let now_s = unix_now_s();
+        FileRecord {
+            id: self.id.clone(),
+            owner: batch.owner.clone(),
+            bytes: num_bytes,
+            created_at: now_s,
+            expires_at: now_s + batch.output_life_s,
+            filename: format!("{}_{}.jsonl", batch.id, self.kind),
+            purpose: "batch_output".to_owned(),
+        }
+    }
+}
+
+/// Makes files of what a batch has written, and removes the rest of it.
+fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
+    for output in outputs(batches, record) {
+        let file = batches.files.path_of(&output.id);
+        if output.lines.exists() {
+            File::open(&output.lines)?.sync_all()?;
+            fs::rename(&output.lines, &file)?;
+        }
+        let num_bytes = fs::metadata(&file)?.len();
+        batches.files.publish(output.record(record, num_bytes))?;
+    }
+    // What is left has no lines, or is a second name of a file that was shown before.
+    remove_if_there(&batches.answers_path(&record.id))?;
+    remove_if_there(&batches.failures_path(&record.id))?;
+    batches.free_end(&record.id);
+    Ok(())
+}
+
+/// Shows what a batch has written as files, without writing any record of them, and returns their ids. The lines stay
+/// where they are, too, for the next server.
+fn show(batches: &Batches, record: &BatchRecord) -> Vec<String> {
+    let show_one = |output: Output| -> io::Result<String> {
+        let file = batches.files.path_of(&output.id);
+        if !file.exists() {
+            fs::hard_link(&output.lines, &file)?;
+        }
+        let num_bytes = fs::metadata(&file)?.len();
+        batches.files.show(output.record(record, num_bytes));
+        Ok(output.id)
+    };
+    let shown = outputs(batches, record).into_iter().map(show_one);
+    shown.filter_map(Result::ok).collect()
+}
