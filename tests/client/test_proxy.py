@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import json
+import socket
 import tempfile
 
 import openai
@@ -195,6 +196,21 @@ def test_rows_of_another_model_or_prompt_or_engine_are_not_used(golden_folder):
         post(proxy.decode.port, "/reset_prefix_cache", {})
         assert answer_of(proxy.decode, prompt=prompt, kv_transfer_params=params)[0] == expected
         assert num_pulls(proxy.decode, "loaded") == 1
+
+
+def test_a_request_makes_no_node_connect_where_it_may_not():
+    """Only nodes of this machine are allowed; 0.0.0.0 leads there, too, and is none of its addresses."""
+    with pair() as proxy, socket.create_server(("0.0.0.0", 0)) as elsewhere:
+        expected, _ = answer_of(proxy)
+        params = {k: v for k, v in proxy.transfer_params[-1].items() if k not in ("remote_socket", "remote_machine")}
+        params |= {"remote_host": "0.0.0.0", "remote_port": elsewhere.getsockname()[1]}
+        post(proxy.decode.port, "/reset_prefix_cache", {})
+        assert answer_of(proxy.decode, kv_transfer_params=params)[0] == expected
+        assert num_pulls(proxy.decode, "failed") == 1
+        assert "--kv-peer-allow does not allow 0.0.0.0" in proxy.decode.log()
+        elsewhere.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            elsewhere.accept()
 
 
 def test_nodes_of_a_registry_take_proxies_too():

@@ -6,6 +6,7 @@
 //! ([`Puller`]), and computes the prompt itself when that does not work. No session connects the two:
 //! all that one has to know of the other stands in `params.rs`.
 
+mod allowed_peers;
 mod kept_prompts;
 mod params;
 mod puller;
@@ -15,8 +16,9 @@ use std::sync::Arc;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
+pub use allowed_peers::{AllowedPeers, Network};
 pub use kept_prompts::{KeepConfig, KeptEnd, KeptPrompts};
-pub use params::{NearSource, ParamError};
+pub use params::{NearSource, ParamError, SOCKET_PREFIX};
 pub use puller::{PullOutcome, Puller};
 
 use kept_prompts::KeptTicket;

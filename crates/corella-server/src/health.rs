@@ -37,7 +37,7 @@ pub async fn version() -> Response {
 pub async fn metrics(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
     let text = state
         .metrics
-        .encode(&state.engine)
+        .encode(&state.engine, state.text_work())
         .map_err(|_| ApiError::engine("The metrics could not be written."))?;
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok((

@@ -17,11 +17,14 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
 use crate::recent_latency::RecentLatency;
+use crate::text_thread::TextWork;
 
 /// Metrics of requests, counted as clients see them. The counts of the engine are read at each scrape.
 pub struct Metrics {
     registry: Registry,
     engine: EngineMetrics,
+    text_work_waiting: Gauge,
+    text_work_oldest: Gauge<f64, AtomicU64>,
     http_requests: Family<HttpLabels, Counter>,
     finished: Family<FinishLabels, Counter>,
     prompt_tokens: Counter,
@@ -81,6 +84,18 @@ impl Metrics {
         );
         Self {
             engine: EngineMetrics::new(&mut registry),
+            text_work_waiting: ours(
+                &mut registry,
+                "text_work_waiting",
+                "Bodies that wait for a text thread, which reads, renders and tokenises them",
+                Gauge::default(),
+            ),
+            text_work_oldest: ours(
+                &mut registry,
+                "text_work_oldest_seconds",
+                "How long the oldest body that a text thread works on has been worked on",
+                Gauge::default(),
+            ),
             http_requests,
             finished: {
                 let finished: Family<FinishLabels, Counter> = both(
@@ -173,8 +188,10 @@ impl Metrics {
     }
 
     /// Encodes all metrics as OpenMetrics text, which Prometheus prefers and older scrapers can read.
-    pub fn encode(&self, engine: &Engine) -> Result<String, fmt::Error> {
+    pub fn encode(&self, engine: &Engine, text_work: TextWork) -> Result<String, fmt::Error> {
         self.engine.update(&engine.stats());
+        self.text_work_waiting.set(text_work.num_waiting as i64);
+        self.text_work_oldest.set(text_work.oldest.as_secs_f64());
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
         Ok(text)

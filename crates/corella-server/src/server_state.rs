@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::response_store::ResponseStore;
 use crate::role::RoleControl;
 use crate::serve_config::{ServeConfig, TextModel};
-use crate::text_thread::{Caller, TextThreads};
+use crate::text_thread::{Caller, TextThreads, TextWork};
 
 pub struct ServerState {
     pub(crate) config: ServeConfig,
@@ -234,6 +234,10 @@ impl ServerState {
             max_bytes: max_bytes.saturating_add(BEHIND_BYTES),
             is_abandoned,
         }
+    }
+
+    pub(crate) fn text_work(&self) -> TextWork {
+        self.text_threads.stats()
     }
 
     /// Runs work on a blocking thread, because it may take long and must not hold up the threads that

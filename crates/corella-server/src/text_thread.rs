@@ -1,7 +1,9 @@
 //! Runs parsing, chat templates and tokenising on blocking threads, away from the async threads.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 
@@ -13,6 +15,25 @@ pub struct TextThreads {
     usual: Arc<Semaphore>,
     middling: Arc<Semaphore>,
     large: Arc<Semaphore>,
+    num_waiting: AtomicUsize,
+    started: Arc<Mutex<StartTimes>>,
+}
+
+/// When each piece of work that runs was started, by the number of its start.
+#[derive(Default)]
+struct StartTimes {
+    num_started: u64,
+    times: BTreeMap<u64, Instant>,
+}
+
+/// How the work goes, for those who watch the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextWork {
+    /// Bodies whose work has not been started.
+    pub num_waiting: usize,
+    /// How long the oldest work runs that has not ended; zero if there is none. It grows on and on if that work stands
+    /// still.
+    pub oldest: Duration,
 }
 
 /// Bodies of at least this size are middling; they may take a tenth of a second to tokenise.
@@ -42,6 +63,46 @@ impl Drop for Presence {
     }
 }
 
+/// Counts a body that waits, until this is dropped.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(num_waiting: &'a AtomicUsize) -> Self {
+        num_waiting.fetch_add(1, Ordering::Relaxed);
+        Self(num_waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Work that runs, until this is dropped.
+struct Running {
+    number: u64,
+    started: Arc<Mutex<StartTimes>>,
+}
+
+impl Running {
+    fn new(started: Arc<Mutex<StartTimes>>) -> Self {
+        let mut times = started.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = times.num_started;
+        times.num_started += 1;
+        times.times.insert(number, Instant::now());
+        drop(times);
+        Self { number, started }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        started.times.remove(&self.number);
+    }
+}
+
 impl TextThreads {
     pub fn new() -> Self {
         let num_usual = std::thread::available_parallelism().map_or(1, usize::from);
@@ -49,6 +110,16 @@ impl TextThreads {
             usual: Arc::new(Semaphore::new(num_usual)),
             middling: Arc::new(Semaphore::new(1)),
             large: Arc::new(Semaphore::new(1)),
+            num_waiting: AtomicUsize::new(0),
+            started: Arc::default(),
+        }
+    }
+
+    pub fn stats(&self) -> TextWork {
+        let started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        TextWork {
+            num_waiting: self.num_waiting.load(Ordering::Relaxed),
+            oldest: { started.times.values().next() }.map_or(Duration::ZERO, Instant::elapsed),
         }
     }
 
@@ -65,15 +136,19 @@ impl TextThreads {
         };
         // The work holds the permit, not its caller, because abandoned work still runs for a
         // moment.
+        let waiting = Waiting::new(&self.num_waiting);
         let permit = places.clone().acquire_owned().await;
+        drop(waiting);
         let has_left = Arc::new(AtomicBool::new(false));
         let caller = Caller {
             has_left: has_left.clone(),
         };
         let _presence = Presence { has_left };
         let span = tracing::Span::current();
+        let started = self.started.clone();
         let work = move || {
             let _entered = span.entered();
+            let _running = Running::new(started);
             let result = work(&caller);
             if is_large {
                 give_memory_back();
@@ -138,6 +213,46 @@ mod tests {
         assert!(!next().await, "its caller still waits");
         call.abort();
         wait_for_async("the work ends", || has_ended.try_recv().ok()).await;
+    }
+
+    /// Work that stands still is the oldest, whatever ends meanwhile, and what waits for it is counted.
+    #[tokio::test]
+    async fn work_that_stands_still_is_seen() {
+        let threads = Arc::new(TextThreads::new());
+        let nothing = TextWork {
+            num_waiting: 0,
+            oldest: Duration::ZERO,
+        };
+        assert_eq!(threads.stats(), nothing);
+        let (end, ends) = mpsc::channel::<()>();
+        let ends = Arc::new(std::sync::Mutex::new(ends));
+        let still: Vec<_> = (0..3)
+            .map(|_| {
+                let (threads, ends) = (threads.clone(), ends.clone());
+                tokio::spawn(async move {
+                    let work = move |_: &Caller| {
+                        let ends = ends.lock().expect("nobody panics");
+                        Ok(ends.recv_timeout(PATIENCE).is_ok())
+                    };
+                    threads.run(LARGE_BODY_BYTES, work).await
+                })
+            })
+            .collect();
+        wait_for_async("one runs and two wait", || {
+            let stats = threads.stats();
+            (stats.num_waiting == 2 && stats.oldest > Duration::ZERO).then_some(())
+        })
+        .await;
+        let before = threads.stats().oldest;
+        assert_eq!(threads.run(0, |_| Ok(1)).await, Ok(1));
+        assert!(threads.stats().oldest > before);
+        for _ in 0..3 {
+            end.send(()).expect("they wait");
+        }
+        for one in still {
+            assert_eq!(one.await.expect("it does not panic"), Ok(true));
+        }
+        assert_eq!(threads.stats(), nothing);
     }
 
     /// Any number of large bodies must not delay a usual or a middling one.

@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use corella_cluster::entrance::Network;
 use corella_cluster::transport::{NixlLibrary, TransferThreads};
 use corella_cluster::{ClusterTls, RegistryUrl, Role, TlsFiles};
 use corella_core::PeerPolicy;
@@ -47,6 +48,10 @@ pub struct ClusterConfig {
     pub listens: bool,
     pub registry: Option<RegistryUrl>,
     pub listen: SocketAddr,
+    /// Networks that requests may name for their KV rows, besides this machine.
+    pub kv_peer_allow: Vec<Network>,
+    /// Connections that one address may have to `listen`.
+    pub max_connections_per_address: usize,
     /// The host that others are told, if it is not that of `listen`.
     pub advertise: Option<String>,
     pub tls: Option<TlsFiles>,

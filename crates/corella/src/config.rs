@@ -203,6 +203,9 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
         listens: role != Role::Unified || args.cluster_listen.is_some(),
         registry: args.registry,
         listen,
+        kv_peer_allow: args.kv_peer_allow,
+        max_connections_per_address: { args.cluster_max_connections_per_address }
+            .map_or(usize::MAX, |number| number as usize),
         advertise: args.cluster_advertise,
         tls,
         tracer: None,

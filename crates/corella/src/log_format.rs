@@ -1,11 +1,11 @@
 //! The log: lines for people, or JSON objects for programs.
 
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 
 use tracing_subscriber::EnvFilter;
 
 use crate::args::LogFormatArg;
-use crate::progress_line::LogWriter;
+use crate::progress_line::{LogWriter, is_controllable};
 
 /// Logs to standard error. RUST_LOG sets what is logged; by default, information and all warnings.
 pub fn start(format: LogFormatArg) {
@@ -16,7 +16,7 @@ pub fn start(format: LogFormatArg) {
         .log_internal_errors(false)
         .with_writer(|| LogWriter);
     match format {
-        LogFormatArg::Text => log.with_ansi(std::io::stderr().is_terminal()).init(),
+        LogFormatArg::Text => log.with_ansi(is_controllable(&std::io::stderr())).init(),
         // The fields of a line are members of its object, and `spans` says what it belongs to.
         LogFormatArg::Json => log
             .json()
@@ -35,7 +35,7 @@ pub fn start_quietly() {
         .with_env_filter(filter)
         .log_internal_errors(false)
         .with_writer(|| LogWriter)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_ansi(is_controllable(&std::io::stderr()));
     // It fails if there is a log.
     let _ = log.try_init();
 }

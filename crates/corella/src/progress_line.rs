@@ -10,21 +10,21 @@ static SHOWN: Mutex<Option<String>> = Mutex::new(None);
 /// Goes to the beginning of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Shows text until it is dropped. Where standard error is no terminal, nothing is shown.
+/// Shows text until it is dropped. Where standard error takes no control sequences, nothing is shown.
 pub struct ProgressLine {
-    is_terminal: bool,
+    is_shown: bool,
 }
 
 impl ProgressLine {
     pub fn new() -> Self {
         Self {
-            is_terminal: io::stderr().is_terminal(),
+            is_shown: is_controllable(&io::stderr()),
         }
     }
 
     /// Replaces what is shown. A line longer than the terminal is cut, because it could not be cleared.
     pub fn show(&self, text: &str) {
-        if !self.is_terminal {
+        if !self.is_shown {
             return;
         }
         let text: String = text.chars().take(terminal_columns() - 1).collect();
@@ -43,6 +43,11 @@ impl Drop for ProgressLine {
             let _ = io::stderr().lock().write_all(CLEAR.as_bytes());
         }
     }
+}
+
+/// Whether a stream is a terminal that does more than show text.
+pub fn is_controllable(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
 /// Standard error for whole lines of a log: the progress line is moved below them.

@@ -18,6 +18,7 @@ use corella_core::session::SessionKey;
 use corella_core::{Incarnation, Namespace, PageHash, SessionId, TokenId};
 use serde_json::{Map, Value, json};
 
+use super::allowed_peers::AllowedPeers;
 use crate::transport::PeerAddress;
 
 /// Begins the id of an engine whose ids and rows this version understands.
@@ -27,6 +28,8 @@ const MAX_HOST_BYTES: usize = 255;
 const MAX_ID_BYTES: usize = 256;
 /// Linux takes no longer name of a socket.
 const MAX_SOCKET_BYTES: usize = 107;
+/// How the names of nodes' sockets begin. A request must not make a node connect to another program.
+pub const SOCKET_PREFIX: &str = "corella-kv-";
 
 /// What a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,8 +151,12 @@ impl Source {
         params
     }
 
-    /// Where a node on `machine` loads the rows from.
-    pub async fn address(&self, machine: Option<&str>) -> Result<PeerAddress, String> {
+    /// Where a node on `machine` loads the rows from, if it may.
+    pub async fn address(
+        &self,
+        machine: Option<&str>,
+        allowed: &AllowedPeers,
+    ) -> Result<PeerAddress, String> {
         if let Some(near) = &self.near
             && machine == Some(near.machine.as_str())
         {
@@ -159,14 +166,20 @@ impl Source {
             return Err("it sends rows only inside its host".to_owned());
         }
         let name = format!("{}:{}", self.host, self.port);
-        if let Ok(address) = name.parse::<SocketAddr>() {
-            return Ok(PeerAddress::Tcp(address));
-        }
-        let mut found = tokio::net::lookup_host(name)
-            .await
-            .map_err(|error| error.to_string())?;
-        let address = found.next().ok_or("its name has no address")?;
-        Ok(PeerAddress::Tcp(address))
+        let found = match name.parse::<SocketAddr>() {
+            Ok(address) => vec![address],
+            Err(_) => tokio::net::lookup_host(name)
+                .await
+                .map_err(|error| error.to_string())?
+                .collect(),
+        };
+        let first = *found.first().ok_or("its name has no address")?;
+        let address = found
+            .into_iter()
+            .find(|address| allowed.allow(address.ip()));
+        address
+            .map(PeerAddress::Tcp)
+            .ok_or_else(|| format!("--kv-peer-allow does not allow {}", first.ip()))
     }
 
     /// Names the node in logs.
@@ -222,6 +235,12 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     }
     let host = host.ok_or_else(missing("remote_host"))?;
     let port = port.ok_or_else(missing("remote_port"))?;
+    if socket.is_some_and(|socket| !socket.starts_with(SOCKET_PREFIX)) {
+        return Err(ParamError::new(
+            "remote_socket",
+            "must be a socket of a Corella node",
+        ));
+    }
     let near = socket.zip(machine).map(|(socket, machine)| NearSource {
         socket: socket.to_owned(),
         machine: machine.to_owned(),
@@ -292,6 +311,30 @@ mod tests {
         }
     }
 
+    /// Whatever its name stands for, a node is only reached at an address that is allowed.
+    #[tokio::test]
+    async fn an_address_that_is_not_allowed_is_not_found() {
+        let none = AllowedPeers::new([]);
+        let some = AllowedPeers::new(["10.0.0.0/8".parse().unwrap()]);
+        for (host, allowed, is_found) in [
+            ("127.0.0.1", &none, true),
+            ("10.0.0.1", &none, false),
+            ("10.0.0.1", &some, true),
+            ("0.0.0.0", &some, false),
+            ("169.254.169.254", &some, false),
+        ] {
+            let mut source = source();
+            source.host = host.to_owned();
+            match source.address(None, allowed).await {
+                Ok(PeerAddress::Tcp(_)) if is_found => {}
+                Err(reason) if !is_found => {
+                    assert_eq!(reason, format!("--kv-peer-allow does not allow {host}"));
+                }
+                other => panic!("{host}: {other:?}"),
+            }
+        }
+    }
+
     #[test]
     fn what_a_sidecar_asks_for_is_kept() {
         assert_eq!(read(asked()), Ok(Some(Transfer::Keep)));
@@ -344,7 +387,12 @@ mod tests {
             ("remote_port", json!("9000"), "remote_port"),
             ("remote_port", json!(null), "remote_port"),
             ("remote_socket", json!(false), "remote_socket"),
-            ("remote_socket", json!("s".repeat(108)), "remote_socket"),
+            (
+                "remote_socket",
+                json!("corella-kv-".repeat(10)),
+                "remote_socket",
+            ),
+            ("remote_socket", json!("other-program"), "remote_socket"),
             ("remote_machine", json!({}), "remote_machine"),
         ];
         for (field, value, named) in cases {

@@ -15,6 +15,7 @@ use corella_engine::{
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::allowed_peers::AllowedPeers;
 use super::params::{KeptRows, Source, prompt_digest};
 use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
@@ -62,6 +63,7 @@ pub struct Puller {
     receiver: Arc<KvReceiver>,
     /// Names this host, if rows may be pulled inside it.
     machine: Option<String>,
+    allowed: AllowedPeers,
     model_fingerprint: u128,
     times: SessionConfig,
     runtime: Handle,
@@ -95,6 +97,7 @@ impl Puller {
         engine: Engine,
         receiver: Arc<KvReceiver>,
         machine: Option<String>,
+        allowed: AllowedPeers,
         model_fingerprint: u128,
         times: SessionConfig,
     ) -> Arc<Self> {
@@ -103,6 +106,7 @@ impl Puller {
             engine,
             receiver,
             machine,
+            allowed,
             model_fingerprint,
             times,
             runtime: Handle::current(),
@@ -289,7 +293,9 @@ impl Pull {
             puller.note_good(PullOutcome::Cached, 0, &self.name);
             return Some(reserved.settle(KvExchange::handle_rows_arrived));
         }
-        let resolving = self.source.address(puller.machine.as_deref());
+        let resolving = self
+            .source
+            .address(puller.machine.as_deref(), &puller.allowed);
         let resolved = tokio::time::timeout_at(deadline.into(), resolving).await;
         let resolved = resolved.unwrap_or_else(|_| Err("its name is not found in time".to_owned()));
         let failure = match resolved {

@@ -3,9 +3,11 @@
 //! They are bounded in number, so that the node's own API keeps descriptors. One that does not begin to speak HTTP/2
 //! is closed soon; a silent one that has begun is found by the server's pings.
 
+use std::collections::HashMap;
 use std::io;
+use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -32,6 +34,8 @@ pub struct NodeListener {
     pub tls: Option<ClusterTls>,
     /// Further ones wait in the system's queue.
     pub max_num_connections: usize,
+    /// Further ones of the same address are closed. Nodes behind one NAT share an address.
+    pub max_per_address: usize,
     /// How long a connection has for its first [`OPENING_BYTES`], and for the handshake of TLS before them.
     pub opening_timeout: Duration,
 }
@@ -42,6 +46,7 @@ impl NodeListener {
             listener,
             tls: None,
             max_num_connections: 1024,
+            max_per_address: usize::MAX,
             opening_timeout: Duration::from_secs(10),
         }
     }
@@ -61,6 +66,7 @@ impl NodeListener {
     async fn accept(self, sender: &mpsc::Sender<io::Result<NodeStream>>) {
         let connections = Arc::new(Semaphore::new(self.max_num_connections));
         let handshakes = Arc::new(Semaphore::new(MAX_HANDSHAKES));
+        let addresses = Arc::new(AddressTable::default());
         loop {
             if connections.available_permits() == 0 {
                 let max = self.max_num_connections;
@@ -72,8 +78,8 @@ impl NodeListener {
             let Ok(permit) = connections.clone().acquire_owned().await else {
                 return;
             };
-            let stream = match self.listener.accept().await {
-                Ok((stream, _)) => stream,
+            let (stream, address) = match self.listener.accept().await {
+                Ok((stream, peer)) => (stream, peer.ip()),
                 Err(error) => {
                     // Mostly no descriptor left; others may free some.
                     rare_line!(warn, "cannot accept a connection of another node: {error}");
@@ -81,13 +87,22 @@ impl NodeListener {
                     continue;
                 }
             };
+            let Some(place) = addresses.take_place(address, self.max_per_address) else {
+                let max = self.max_per_address;
+                rare_line!(
+                    warn,
+                    "closing a connection of {address}, which has {max} connections already"
+                );
+                continue;
+            };
             let opening = Opening {
                 num_missing: OPENING_BYTES,
                 deadline: Box::pin(sleep(self.opening_timeout)),
             };
             let (sender, tls, handshakes) = (sender.clone(), self.tls.clone(), handshakes.clone());
             tokio::spawn(async move {
-                let node_stream = NodeStream::open(stream, tls, opening, &handshakes, permit);
+                let places = (permit, place);
+                let node_stream = NodeStream::open(stream, tls, opening, &handshakes, places);
                 // The reason for a refusal has been said.
                 if let Ok(stream) = node_stream.await {
                     let _ = sender.send(Ok(stream)).await;
@@ -102,7 +117,45 @@ pub struct NodeStream {
     stream: Transport,
     /// Until the peer has begun.
     opening: Option<Opening>,
-    _permit: OwnedSemaphorePermit,
+    _places: Places,
+}
+
+/// A connection's place among all, and among those of its address.
+type Places = (OwnedSemaphorePermit, AddressPlace);
+
+/// The number of connections of each address that has any.
+#[derive(Default)]
+struct AddressTable(Mutex<HashMap<IpAddr, usize>>);
+
+struct AddressPlace {
+    table: Arc<AddressTable>,
+    address: IpAddr,
+}
+
+impl AddressTable {
+    fn take_place(self: &Arc<Self>, address: IpAddr, max: usize) -> Option<AddressPlace> {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = numbers.entry(address).or_default();
+        (*number < max).then(|| {
+            *number += 1;
+            AddressPlace {
+                table: self.clone(),
+                address,
+            }
+        })
+    }
+}
+
+impl Drop for AddressPlace {
+    fn drop(&mut self) {
+        let mut numbers = self.table.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(number) = numbers.get_mut(&self.address) {
+            *number -= 1;
+            if *number == 0 {
+                numbers.remove(&self.address);
+            }
+        }
+    }
 }
 
 enum Transport {
@@ -121,7 +174,7 @@ impl NodeStream {
         tls: Option<ClusterTls>,
         mut opening: Opening,
         handshakes: &Semaphore,
-        permit: OwnedSemaphorePermit,
+        places: Places,
     ) -> io::Result<Self> {
         // Messages are small, and each is waited for.
         stream.set_nodelay(true)?;
@@ -143,7 +196,7 @@ impl NodeStream {
         Ok(Self {
             stream,
             opening: Some(opening),
-            _permit: permit,
+            _places: places,
         })
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use corella_cluster::RegistryUrl;
+use corella_cluster::entrance::Network;
 use corella_core::PeerPolicy;
 
 #[derive(Args)]
@@ -27,6 +28,14 @@ pub struct ClusterArgs {
     /// --cluster-listen]
     #[arg(long, value_name = "HOST")]
     pub cluster_advertise: Option<String>,
+    /// Close further connections to --cluster-listen of an address that has so many; nodes behind one NAT share an
+    /// address, and those of one host [default: no limit]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub cluster_max_connections_per_address: Option<u32>,
+    /// Networks whose nodes `kv_transfer_params` may name, besides this machine, as CIDR,…; a request that
+    /// names another address has its prompt computed here [default: none]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub kv_peer_allow: Vec<Network>,
     /// This node's certificate for other nodes, in PEM form; it names the host by which they reach it,
     /// and with it sessions and KV rows travel encrypted, between nodes of the same authority only
     #[arg(long, value_name = "FILE", requires_all = ["cluster_tls_key", "cluster_tls_ca"])]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::entrance::{KeepConfig, KeptPrompts, NearSource};
+use corella_cluster::entrance::{KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX};
 use corella_cluster::session::KvAddress;
 use corella_cluster::transport::{KvSender, NixlAgent, PeerAddress, SenderConfig};
 use corella_core::session::Hello;
@@ -86,5 +86,5 @@ impl Node {
 /// Each life of a node has a name of its own.
 fn socket_name(hello: &Hello) -> String {
     let (process, incarnation) = (std::process::id(), hello.incarnation.0);
-    format!("corella-kv-{process}-{incarnation:x}")
+    format!("{SOCKET_PREFIX}{process}-{incarnation:x}")
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use corella_cluster::entrance::{Entrance, Puller};
+use corella_cluster::entrance::{AllowedPeers, Entrance, Network, Puller};
 use corella_cluster::session::{
     DecodeNode, NodeListener, PrefillNode, RegistryPeers, serve_sessions,
 };
@@ -239,6 +239,7 @@ impl Node {
         let listener = NodeListener {
             tls: self.tls.clone(),
             max_num_connections: open_files::share(4).clamp(16, MAX_NODE_CONNECTIONS),
+            max_per_address: config.max_connections_per_address,
             ..NodeListener::new(listener)
         };
         let tracer = config.tracer.clone();
@@ -275,11 +276,19 @@ impl Node {
         Arc::new(KvReceiver::new(config, pages, &self.threads))
     }
 
+    /// Nodes of the networks that were named, and of this machine.
+    fn allowed_peers(&self) -> AllowedPeers {
+        let own = Some(self.config.listen.ip()).filter(|address| !address.is_unspecified());
+        let named = self.config.kv_peer_allow.iter().copied();
+        AllowedPeers::new(named.chain(own.map(Network::of)))
+    }
+
     fn puller(&self, hello: &Hello, receiver: Arc<KvReceiver>) -> Arc<Puller> {
         Puller::new(
             self.model.engine.clone(),
             receiver,
             self.config.uses_host.then(host_name),
+            self.allowed_peers(),
             hello.model_fingerprint,
             self.model.session_config(),
         )

@@ -10,6 +10,7 @@ use super::{
     source,
 };
 use crate::args::ChatArgs;
+use crate::progress_line::is_controllable;
 use crate::{Error, LlmOptions, ModelSource};
 
 pub struct Chat {
@@ -44,7 +45,6 @@ pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
         ("max_tokens", args.max_tokens.map(|most| json!(most))),
     ];
     let is_typed = io::stdin().is_terminal();
-    let is_dumb = std::env::var_os("TERM").is_some_and(|name| name == "dumb");
     let history = || Some(own_folder("XDG_STATE_HOME", ".local/state")?.join("chat_history"));
     Ok(Chat {
         source: source(args.model),
@@ -54,7 +54,7 @@ pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
             .filter_map(|(name, value)| Some((name, value?)))
             .collect(),
         is_typed,
-        is_edited: is_typed && io::stdout().is_terminal() && !is_dumb,
+        is_edited: is_typed && is_controllable(&io::stdout()),
         history: (!args.no_history).then(history).flatten(),
     })
 }

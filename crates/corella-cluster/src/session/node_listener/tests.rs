@@ -72,3 +72,31 @@ async fn further_connections_wait_until_one_ends() {
     drop(first);
     next(&mut connections).await;
 }
+
+/// An address that has all of its connections does not keep others out, and gets a place back when one ends.
+#[tokio::test]
+async fn connections_are_bounded_by_address() {
+    let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let mut listener = NodeListener::new(listener);
+    listener.max_per_address = 1;
+    let mut connections = listener.connections();
+    let connect = async |address: &str| {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket
+            .bind(format!("{address}:0").parse().unwrap())
+            .unwrap();
+        let server = format!("127.0.0.1:{port}").parse().unwrap();
+        socket.connect(server).await.unwrap()
+    };
+    let _first_peer = connect("127.0.0.2").await;
+    let first = next(&mut connections).await;
+    let mut second_peer = connect("127.0.0.2").await;
+    let _other_peer = connect("127.0.0.3").await;
+    let _other = next(&mut connections).await;
+    let closed = second_peer.read(&mut [0]).await;
+    assert!(matches!(closed, Ok(0) | Err(_)), "it is closed");
+    drop(first);
+    let _third_peer = connect("127.0.0.2").await;
+    next(&mut connections).await;
+}

@@ -4,7 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::entrance::{Entrance, KeepConfig, KeptEnd, KeptPrompts, PullOutcome, Puller};
+use corella_cluster::entrance::{
+    AllowedPeers, Entrance, KeepConfig, KeptEnd, KeptPrompts, PullOutcome, Puller,
+};
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
 };
@@ -63,7 +65,14 @@ impl Node {
             ..ReceiverConfig::new(incarnation, FINGERPRINT)
         };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
-        let puller = Puller::new(engine.clone(), receiver, None, FINGERPRINT, times);
+        let puller = Puller::new(
+            engine.clone(),
+            receiver,
+            None,
+            AllowedPeers::new([]),
+            FINGERPRINT,
+            times,
+        );
         let entrance = Entrance {
             kept: Some(kept.clone()),
             puller: Some(puller.clone()),
