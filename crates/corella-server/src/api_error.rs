@@ -474,8 +474,7 @@ impl ApiError {
         }
     }
 
-    /// What the answer must look like cannot be followed, though it compiles: it takes too many steps, or too much
-    /// memory.
+    /// A grammar compiles but cannot be followed to its end: it takes too many steps, or too much memory.
     pub fn grammar_failed(error: impl fmt::Display) -> Self {
         let mut failed = Self::new(
             StatusCode::BAD_REQUEST,

@@ -50,7 +50,7 @@ impl RequestBody {
         self.count()
     }
 
-    /// Parses fields of which nothing but counts is kept, however many values the body has.
+    /// Parses a body for counts alone, without the bound on its number of values.
     pub fn count<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         self.parse_with(PhantomData)
     }

@@ -166,8 +166,8 @@ impl TextThreads {
     }
 }
 
-/// Gives memory that is free in the process back to the system. glibc keeps it otherwise: what the values of a large
-/// body took lies between blocks that are still in use.
+/// Returns the process's free memory to the system. glibc would keep the memory of a large body's values, because
+/// blocks in use lie between them.
 fn give_memory_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: it takes no pointers, and only touches memory that the allocator knows to be free.

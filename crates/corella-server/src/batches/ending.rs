@@ -151,7 +151,7 @@ impl Output {
     }
 }
 
-/// Makes files of what a batch has written, and removes the rest of it.
+/// Turns a batch's lines into files with records, and removes its other files.
 fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
     for output in outputs(batches, record) {
         let file = batches.files.path_of(&output.id);
@@ -162,15 +162,15 @@ fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
         let num_bytes = fs::metadata(&file)?.len();
         batches.files.publish(output.record(record, num_bytes))?;
     }
-    // What is left has no lines, or is a second name of a file that was shown before.
+    // A path that still exists is an empty file, or a second link to a file that `show` made.
     remove_if_there(&batches.answers_path(&record.id))?;
     remove_if_there(&batches.failures_path(&record.id))?;
     batches.free_end(&record.id);
     Ok(())
 }
 
-/// Shows what a batch has written as files, without writing any record of them, and returns their ids. The lines stay
-/// where they are, too, for the next server.
+/// Links a batch's lines as files without records on disk, and returns their ids. The next server still finds the lines
+/// at their old paths.
 fn show(batches: &Batches, record: &BatchRecord) -> Vec<String> {
     let show_one = |output: Output| -> io::Result<String> {
         let file = batches.files.path_of(&output.id);
