@@ -34,6 +34,8 @@ pub struct GpuDevice {
     /// Fills new memory with zeros beside whatever else runs or is captured.
     setup: sys::CUstream,
     workspace: DevicePointer,
+    /// Whether blocks of a kernel may come while the kernel before still runs.
+    overlaps_kernels: bool,
     /// The library is large, and most executors do without: it is looked for when it is needed first.
     products: OnceLock<Result<Products, DeviceError>>,
     modules: Modules,
@@ -72,6 +74,7 @@ impl GpuDevice {
             pages: null_mut(),
             setup: null_mut(),
             workspace: DevicePointer::NULL,
+            overlaps_kernels: can_overlap_kernels(device, driver_version)?,
             products: OnceLock::new(),
             graphs: RwLock::default(),
             events: Mutex::default(),
@@ -136,6 +139,16 @@ fn retain_context(device: sys::CUdevice) -> Result<sys::CUcontext, DeviceError> 
     // SAFETY: the device exists.
     let result = unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) };
     check(result, "be opened").map(|()| context)
+}
+
+/// Programmatic dependent launch came with sm_90, and graphs keep it from CUDA 12.3 on.
+fn can_overlap_kernels(device: sys::CUdevice, driver_version: i32) -> Result<bool, DeviceError> {
+    let mut major = 0;
+    let attribute = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+    // SAFETY: the device exists, and the attribute is an integer.
+    let result = unsafe { sys::cuDeviceGetAttribute(&mut major, attribute, device) };
+    check(result, "tell its properties")?;
+    Ok(major >= 9 && driver_version >= 12030)
 }
 
 /// All but the sizes of its memory.
@@ -257,23 +270,30 @@ impl Device for GpuDevice {
         }
         let [x, y, z] = grid.blocks;
         let mut parameters = [args.as_ptr().cast_mut().cast::<c_void>()];
-        // SAFETY: the only parameter has as many bytes as the kernel takes, which the driver copies, and the caller
-        // vouches for what they mean.
-        let result = unsafe {
-            sys::cuLaunchKernel(
-                kernel.function,
-                x,
-                y,
-                z,
-                grid.threads,
-                1,
-                1,
-                grid.shared_bytes,
-                self.stream(stream),
-                parameters.as_mut_ptr(),
-                null_mut(),
-            )
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue {
+                programmaticStreamSerializationAllowed: 1,
+            },
         };
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: self.stream(stream),
+            attrs: &mut attribute,
+            numAttrs: u32::from(self.overlaps_kernels),
+        };
+        let function = kernel.function;
+        let parameters = parameters.as_mut_ptr();
+        // SAFETY: the only parameter has as many bytes as the kernel takes, which the driver copies, and the caller
+        // vouches for what they mean. Kernels wait for the one before by themselves (prelude.cuh).
+        let result = unsafe { sys::cuLaunchKernelEx(&config, function, parameters, null_mut()) };
         match result {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
             _ => check(

@@ -405,6 +405,12 @@ static inline unsigned max(unsigned a, int b) { return max(a, static_cast<unsign
     __attribute__((visibility("default"))) void name(const void* args) { name##_body(*static_cast<const Args*>(args)); } \
     }                                                                                                               \
     static void name##_body(const Args& args)
+#define KERNEL_AHEAD(name, Args, max_threads, blocks_per_multiprocessor)                                            \
+    KERNEL_OF(name, Args, max_threads, blocks_per_multiprocessor)
+
+// Kernels run one after the other.
+static inline void wait_for_kernel_before() {}
+static inline void prefetch(const void*) {}
 
 static inline unsigned char* dynamic_shared() { return emulation::state.launch->shared; }
 

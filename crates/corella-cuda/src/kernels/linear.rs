@@ -314,7 +314,11 @@ impl Linear {
                     let shared_bytes = words * size_of::<f32>();
                     return (narrow[kind], grid(blocks, threads, shared_bytes), 1);
                 }
-                let fills_device = large.tile.count(num_rows, n) >= self.num_multiprocessors;
+                // A block that is alone on its multiprocessor still multiplies faster than small tiles do; rows that a
+                // small tile has room for would leave half of a large one empty.
+                let num_large = large.tile.count(num_rows, n);
+                let fills_device =
+                    num_rows > small.tile.rows && 4 * num_large >= 3 * self.num_multiprocessors;
                 let wide = if fills_device { large } else { small };
                 let num_parts = match fills_device {
                     true => 1,
@@ -337,11 +341,15 @@ impl Linear {
         }
     }
 
-    /// Among how many blocks the splits of a small tile are divided, so that every multiprocessor has one.
+    /// Among how many blocks the splits of a small tile are divided, so that multiprocessors have as many as they have
+    /// room for: some wait for their barriers while others multiply.
     fn num_parts(&self, num_rows: usize) -> usize {
-        let num_tiles = small_tile(self.weights.layout).count(num_rows, self.weights.n);
+        let layout = self.weights.layout;
+        let num_tiles = small_tile(layout).count(num_rows, self.weights.n);
+        let blocks_at_once = if layout == WeightLayout::Floats { 4 } else { 2 };
+        let num_places = blocks_at_once * self.num_multiprocessors;
         let mut parts = 1;
-        while 2 * parts <= self.num_splits && 2 * parts * num_tiles <= self.num_multiprocessors {
+        while 2 * parts <= self.num_splits && 2 * parts * num_tiles <= num_places {
             parts *= 2;
         }
         parts
@@ -413,15 +421,16 @@ impl WideTile {
     }
 }
 
-/// The tile for few tiles in all, down to one or none on a multiprocessor. Memory is the limit then as it is for fewer
-/// rows, so that a block needs 20 KB of weights under way (`linear_narrow.cu`): 4 KiB in each stage but the one that is
-/// multiplied. Stages of integers have inputs of as many more, and 99 KiB are for all.
+/// The tile for few tiles in all. Memory is the limit then as it is for fewer rows, so that a multiprocessor needs 20 KB
+/// of weights under way (`linear_narrow.cu`), and warps that multiply while others wait: four blocks of floats share it,
+/// each with 4 KiB in every stage but the one that is multiplied. Stages of integers have inputs of as many more, and two
+/// blocks share a multiprocessor.
 fn small_tile(layout: WeightLayout) -> WideTile {
     WideTile {
         channels: 64,
         rows: 64,
         num_stages: match layout {
-            WeightLayout::Floats => 8,
+            WeightLayout::Floats => 5,
             WeightLayout::Int8Channels | WeightLayout::Int8Groups { .. } => 6,
             WeightLayout::Int4Groups { .. } => 4,
         },

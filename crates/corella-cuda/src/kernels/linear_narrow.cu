@@ -171,7 +171,7 @@ struct Sums {
     }
 };
 
-KERNEL_OF(linear_narrow, LinearArgs, 512, 1) {
+KERNEL_AHEAD(linear_narrow, LinearArgs, 512, 1) {
     const u32 lane = threadIdx.x % 32, split = threadIdx.x / 32;
     const u32 g = lane / 4, t = lane % 4;
     const u32 first_channel = blockIdx.x * CHANNELS, first_row = blockIdx.y * ROWS;
@@ -182,6 +182,7 @@ KERNEL_OF(linear_narrow, LinearArgs, 512, 1) {
     for (u32 i = 0; i + 1 < DEPTH; i++) {
         if (begin + i < end) channels.load(args, begin + i, t, units[i]);
     }
+    wait_for_kernel_before();
     Inputs inputs(args, first_row + g, begin, t);
     Sums sums;
     for (u32 round = begin; round < end; round += DEPTH) {

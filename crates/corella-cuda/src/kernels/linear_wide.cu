@@ -84,6 +84,11 @@ struct Copies {
 
     // Begins to copy stage `index`.
     __device__ __forceinline__ void begin(const LinearArgs& args, u32 index, u8* stage) const {
+        begin_weights(args, index, stage);
+        begin_inputs(args, index, stage);
+    }
+
+    __device__ __forceinline__ void begin_weights(const LinearArgs& args, u32 index, u8* stage) const {
         const u32 part = threadIdx.x % PARTS;
         u8* to = stage + threadIdx.x * 16;
 #pragma unroll
@@ -95,6 +100,11 @@ struct Copies {
             copy_async_16(to, row + index * LOADED_BYTES + part * 16);
 #endif
         }
+    }
+
+    __device__ __forceinline__ void begin_inputs(const LinearArgs& args, u32 index, u8* stage) const {
+        const u32 part = threadIdx.x % PARTS;
+        u8* to = stage + WEIGHT_BYTES + threadIdx.x * 16;
 #pragma unroll
         for (u32 block = 0; block < LOAD_BLOCKS; block++) {
             const u32 first = index * LOAD_INPUTS + block * BLOCK + part * CHUNK;
@@ -267,10 +277,13 @@ DEVICE void let_wait(const Tile& sums, float4* waiting) {
     }
 }
 
-KERNEL_OF(linear_wide, LinearArgs, NUM_THREADS, 2) {
+KERNEL_AHEAD(linear_wide, LinearArgs, NUM_THREADS, 2) {
     const Place place(args);
     // The last band may have fewer tiles.
-    if (place.first_row >= args.rows) return;
+    if (place.first_row >= args.rows) {
+        wait_for_kernel_before();
+        return;
+    }
     const Copies copies(args, place);
     u8* stages = dynamic_shared();
     float4* waiting = reinterpret_cast<float4*>(stages + NUM_STAGES * STAGE_BYTES);
@@ -280,7 +293,12 @@ KERNEL_OF(linear_wide, LinearArgs, NUM_THREADS, 2) {
     const u32 end = split_begin(args, first_split + num_splits) * UNIT_STAGES;
 #pragma unroll
     for (u32 i = 0; i + 1 < NUM_STAGES; i++) {
-        if (begin + i < end) copies.begin(args, begin + i, stages + i * STAGE_BYTES);
+        if (begin + i < end) copies.begin_weights(args, begin + i, stages + i * STAGE_BYTES);
+    }
+    wait_for_kernel_before();
+#pragma unroll
+    for (u32 i = 0; i + 1 < NUM_STAGES; i++) {
+        if (begin + i < end) copies.begin_inputs(args, begin + i, stages + i * STAGE_BYTES);
         copy_async_commit();
     }
     Sums sums;

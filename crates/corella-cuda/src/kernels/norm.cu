@@ -89,8 +89,13 @@ DEVICE void normalise(Part& part, const NormWeights& norm, u32 hidden) {
 
 // One block computes one row and reads it once: at 4096 elements, 512 threads hold 8 of them each. The
 // order of sums depends on the length of the row only.
-KERNEL(residual_norm, NormArgs) {
+KERNEL_AHEAD(residual_norm, NormArgs, 1024, 1) {
     const u32 hidden = args.hidden;
+#pragma unroll
+    for (u32 i = 0; i < CHUNKS; i++) {
+        if (args.out != nullptr && chunk_begin(i) < hidden) prefetch(args.before.weight + chunk_begin(i));
+    }
+    wait_for_kernel_before();
     const bool is_whole = has_whole_chunks(hidden);
     const u64 row = args.index != nullptr ? args.index[blockIdx.x] : blockIdx.x;
     float* residual = args.residual + row * hidden;

@@ -206,6 +206,49 @@ impl ModelBench {
         Ok(median(times.split_off(1)))
     }
 
+    /// All keys and values of a prompt that is computed `chunk` rows at a time, and of `num_drawn` tokens behind it. Bits
+    /// that differ between chunks come from a kernel that breaks batch invariance.
+    pub fn keys_and_values(
+        &mut self,
+        len: usize,
+        chunk: usize,
+        num_drawn: usize,
+    ) -> Result<Vec<u8>, DeviceError> {
+        let tokens = self.tokens(len);
+        let pages: Vec<u32> = (0..pages_of(len + num_drawn) as u32).collect();
+        self.builder
+            .start(0, len, &SamplingParams::GREEDY)
+            .pages(0, 0, &pages);
+        let mut step = 0;
+        for start in (0..len).step_by(chunk) {
+            let end = len.min(start + chunk);
+            self.builder.span(0, start, &tokens[start..end], end == len);
+            step = self.run_step()?;
+        }
+        for drawn in 0..num_drawn {
+            self.builder.span_from_step(0, len + drawn, step);
+            step = self.run_step()?;
+        }
+        self.builder.release(0);
+        let kv = self.executor.kv_pages();
+        let ids: Vec<PageId> = pages.into_iter().map(PageId).collect();
+        let layer_bytes = ids.len() * kv.geometry().layer_bytes();
+        let mut bytes = vec![0; layer_bytes * kv.geometry().num_layers as usize];
+        for (layer, out) in bytes.chunks_mut(layer_bytes).enumerate() {
+            // SAFETY: all steps have returned.
+            unsafe { kv.read(layer as u32, &ids, PageForm::Canonical, out) };
+        }
+        Ok(bytes)
+    }
+
+    /// Computes what the builder has, and returns the step's number.
+    fn run_step(&mut self) -> Result<u64, DeviceError> {
+        let batch = self.builder.build();
+        self.submit(&batch)?;
+        self.wait()?;
+        Ok(batch.step.0)
+    }
+
     fn tokens(&self, len: usize) -> Vec<TokenId> {
         let vocab_size = self.vocab_size as TokenId;
         (0..len as TokenId)

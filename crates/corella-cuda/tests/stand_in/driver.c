@@ -231,15 +231,25 @@ Result cuFuncSetAttribute(void* function, int attribute, int value) {
     ((struct Object*)function)->len = value;
     return 0;
 }
-Result cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
-                      unsigned threads_z, unsigned shared_bytes, void* stream, void** parameters, void** more) {
+struct LaunchConfig {
+    unsigned x, y, z, threads, threads_y, threads_z, shared_bytes;
+    void* stream;
+    struct { int id; char pad[4]; union { int value; char space[64]; }; }* attributes;
+    unsigned num_attributes;
+};
+
+Result cuLaunchKernelEx(const struct LaunchConfig* launch, void* function, void** parameters, void** more) {
     IN_CONTEXT;
-    REQUIRE(lives(function, FUNCTION) && lives(stream, STREAM));
+    REQUIRE(lives(function, FUNCTION) && lives(launch->stream, STREAM));
     struct Object* kernel = function;
     REQUIRE(lives(kernel->base, MODULE));
-    REQUIRE(x > 0 && x < 1u << 31 && y > 0 && y < 65536 && z > 0 && z < 65536);
-    REQUIRE(threads > 0 && threads <= 1024 && threads % 32 == 0 && threads_y == 1 && threads_z == 1);
-    REQUIRE(shared_bytes <= kernel->len && parameters && parameters[0] && !more);
+    REQUIRE(launch->x > 0 && launch->x < 1u << 31 && launch->y > 0 && launch->y < 65536 && launch->z > 0 && launch->z < 65536);
+    REQUIRE(launch->threads > 0 && launch->threads <= 1024 && launch->threads % 32 == 0);
+    REQUIRE(launch->threads_y == 1 && launch->threads_z == 1);
+    REQUIRE(launch->shared_bytes <= kernel->len && parameters && parameters[0] && !more);
+    // Programmatic stream serialisation is the only attribute.
+    REQUIRE(launch->num_attributes <= 1);
+    if (launch->num_attributes) REQUIRE(launch->attributes[0].id == 6 && launch->attributes[0].value == 1);
     return __atomic_add_fetch(&num_launches, 1, __ATOMIC_RELAXED), 0;
 }
 

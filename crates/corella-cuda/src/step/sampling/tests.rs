@@ -1,4 +1,4 @@
-//! Compares draws on the emulated device with those of the reference sampler.
+//! Compares draws on the device with those of the reference sampler.
 
 use corella_core::{SamplingParams, SlotId, TokenId};
 
@@ -57,7 +57,7 @@ impl Bench {
     }
 
     fn set_logits(&mut self, index: usize, logits: &[f32]) {
-        // SAFETY: nothing runs on the emulated device between calls.
+        // SAFETY: `synchronize` was called behind the last launch.
         let all = unsafe { self.logits.as_mut_slice() };
         all[index * self.vocab_size..][..self.vocab_size].copy_from_slice(logits);
     }
@@ -105,6 +105,13 @@ impl Bench {
             unsafe { self.sampler.launch((first, MAX_ROWS), passes, logits) }.unwrap();
         }
         self.sampler.download(&mut self.step).unwrap();
+        self.synchronize();
+    }
+
+    /// Waits for all work: from then on the host may read results and write logits.
+    fn synchronize(&self) {
+        let end = self.device.record(Stream::Compute).unwrap();
+        self.device.synchronize(end).unwrap();
     }
 
     fn found(&self, index: usize) -> String {
@@ -123,6 +130,7 @@ impl Bench {
         let (to, from) = (tokens.pointer(), self.sampler.drawn());
         // SAFETY: both have room for a token of each slot.
         unsafe { self.device.copy(Stream::Compute, to, from, num_bytes) }.unwrap();
+        self.synchronize();
         // SAFETY: the copy is over.
         unsafe { tokens.as_slice() }.to_vec()
     }
@@ -253,6 +261,7 @@ fn a_captured_launch_draws_other_steps() {
         // SAFETY: as when it was captured.
         unsafe { bench.device.launch_graph(graph) }.unwrap();
         bench.sampler.download(&mut bench.step).unwrap();
+        bench.synchronize();
         for (index, case) in cases.iter().enumerate() {
             assert_eq!(bench.found(index), case.expected());
         }
