@@ -36,9 +36,10 @@ HOLDINGS = (
     "corella_num_requests_running",
     "corella_num_requests_waiting",
 )
-# By default a decode node has 100 ms to take a request, which may be too few for nodes that share their cores with other
-# tests.
+# By default a decode node has 100 ms to take a request, and a second to get its rows, which may be too few for nodes that
+# share their cores with other tests.
 SEARCH_TIMEOUT_S = 60.0
+LOAD_TIMEOUT_S = PATIENCE_S
 
 
 class Etcd:
@@ -81,9 +82,9 @@ class Etcd:
         self.kill()
 
 
-def node(role, registry, *arguments, search_timeout=SEARCH_TIMEOUT_S, **options):
-    search = ("--decode-search-timeout", round(search_timeout * 1000))
-    return ServerProcess("--role", role, "--registry", registry, *search, *arguments, **options)
+def node(role, registry, *arguments, search_timeout=SEARCH_TIMEOUT_S, load_timeout=LOAD_TIMEOUT_S, **options):
+    times = ("--decode-search-timeout", round(search_timeout * 1000), "--kv-load-timeout", round(load_timeout * 1000))
+    return ServerProcess("--role", role, "--registry", registry, *times, *arguments, **options)
 
 
 class Fleet(contextlib.ExitStack):

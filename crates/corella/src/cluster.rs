@@ -64,6 +64,8 @@ pub struct ClusterConfig {
     pub falls_back: bool,
     /// How long it looks for a decode node that takes a request.
     pub search_timeout: Duration,
+    /// How long the KV rows of a prompt may take once they are all computed, besides the time that their bytes need.
+    pub load_time: Duration,
     pub uses_network: bool,
     pub uses_host: bool,
     pub uses_nixl: bool,

@@ -214,6 +214,7 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
         min_tokens: args.disaggregate_min_tokens,
         falls_back: args.fallback == FallbackArg::Local,
         search_timeout: Duration::from_millis(args.decode_search_timeout.into()),
+        load_time: Duration::from_millis(args.kv_load_timeout.into()),
         uses_network: args.transport != TransportArg::Shm,
         uses_host: matches!(args.transport, TransportArg::Auto | TransportArg::Shm),
         uses_nixl: args.transport == TransportArg::Nixl,

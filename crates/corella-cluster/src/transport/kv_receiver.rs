@@ -26,7 +26,7 @@ pub struct ReceiverConfig {
     pub max_peers: usize,
     /// What a sender may send of one load before it hears that it has come.
     pub window_bytes: u32,
-    /// For one attempt, greeting included.
+    /// For one attempt, greeting included: the other end answers at once, but may wait for a core.
     pub connect_timeout: Duration,
     pub num_connect_attempts: usize,
     /// For connections that leave the host.
@@ -44,7 +44,7 @@ impl ReceiverConfig {
             max_loads: 1024,
             max_peers: 1024,
             window_bytes: 8 << 20,
-            connect_timeout: Duration::from_millis(250),
+            connect_timeout: Duration::from_secs(5),
             num_connect_attempts: 3,
             tls: None,
             nixl: None,

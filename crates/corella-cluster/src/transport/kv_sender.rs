@@ -83,7 +83,7 @@ impl SenderConfig {
 }
 
 /// How long a new connection may take to say who it is.
-const HELLO_TIMEOUT: Duration = Duration::from_secs(1);
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 /// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
 /// wait for it.
 const CHUNK_TIME: f64 = 0.02;

@@ -20,6 +20,9 @@ use super::receiver_connection::ReceiverConnection;
 use super::socket::Socket;
 use super::{Incompatibility, PeerAddress};
 
+/// From one attempt to the next, where a peer refuses at once.
+const RETRY_PAUSE: Duration = Duration::from_millis(250);
+
 /// They are made when the sender becomes known, or when they are needed, and kept between loads.
 pub struct Peer {
     address: PeerAddress,
@@ -201,7 +204,8 @@ impl SlotGuard {
                 Err(_) => reason = "it does not answer".to_owned(),
             }
             // A refusal comes at once; the peer may be about to listen.
-            let rest: Duration = config.connect_timeout.saturating_sub(started_at.elapsed());
+            let pause = RETRY_PAUSE.min(config.connect_timeout);
+            let rest = pause.saturating_sub(started_at.elapsed());
             tokio::time::sleep(rest).await;
         }
         let address = &self.peer.address;

@@ -61,6 +61,10 @@ pub struct ClusterArgs {
     /// applies. They answer between two steps: give this more time than a step takes
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub decode_search_timeout: u32,
+    /// How many milliseconds the KV rows of a prompt may take to a decode node once they are all computed,
+    /// besides the time that they need at 1 MB/s; then the prefill node goes on by itself
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
+    pub kv_load_timeout: u32,
     /// Decode requests with a shorter prompt on the prefill node itself
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     pub disaggregate_min_tokens: u32,

@@ -64,7 +64,7 @@ impl Node {
             host: host.clone(),
             port: if config.uses_network { port } else { 0 },
             near,
-            lease: Duration::from_micros(self.model.session_config().hold_lease_us),
+            lease: Duration::from_micros(self.model.engine.limits().hold_lease_us),
         };
         let kept = KeptPrompts::new(self.model.engine.clone(), sender.clone(), keep);
         let address = KvAddress {

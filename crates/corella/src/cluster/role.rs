@@ -183,7 +183,7 @@ impl Node {
             allocate_budget_us: config.search_timeout.as_micros() as u64,
             starts_locally: config.falls_back,
             resumes_locally: config.falls_back,
-            ..self.model.session_config()
+            ..self.model.session_config(config)
         };
         let node = PrefillNode::start(
             session,
@@ -231,7 +231,7 @@ impl Node {
             None => None,
         };
         let host = config.uses_host.then(host_name);
-        let session = self.model.session_config();
+        let session = self.model.session_config(config);
         let engine = self.model.engine.clone();
         let node = DecodeNode::start(session, hello, engine, receiver.clone(), host);
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
@@ -290,7 +290,7 @@ impl Node {
             self.config.uses_host.then(host_name),
             self.allowed_peers(),
             hello.model_fingerprint,
-            self.model.session_config(),
+            self.model.session_config(&self.config),
         )
     }
 

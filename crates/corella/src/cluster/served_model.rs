@@ -7,6 +7,7 @@ use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_engine::Engine;
 
 use crate::Llm;
+use crate::cluster::ClusterConfig;
 
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
 /// Version 2 knows rules about single tokens, which a node that skipped them would break.
@@ -55,8 +56,9 @@ impl ServedModel {
         }
     }
 
-    pub fn session_config(&self) -> SessionConfig {
+    pub fn session_config(&self, config: &ClusterConfig) -> SessionConfig {
         SessionConfig {
+            load_base_us: config.load_time.as_micros() as u64,
             hold_lease_us: self.engine.limits().hold_lease_us,
             ..SessionConfig::new(self.row_bytes())
         }
