@@ -138,7 +138,8 @@ def test_38_decode_node_that_stops_is_given_up_and_lets_go_when_it_wakes(alone):
             text += text_of(chunks)
             assert text == alone(prompt, num_tokens)
             assert num_fallbacks(prefill, "peer_lost") == 1
-            assert num_decode_nodes(prefill, "suspect") == 1
+            # Suspect, or no longer in the registry, which forgets it some seconds later.
+            assert num_decode_nodes(prefill, "healthy") == 0
             wait_at_rest(prefill)
         wait_at_rest(decode)
         wait_for_decode_nodes(prefill, 1)
