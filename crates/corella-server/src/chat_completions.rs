@@ -17,6 +17,7 @@ use crate::auth::CallContext;
 use crate::call::{Call, ConversationFields, Endpoint, ResponseHead, json_response, serve_call};
 use crate::chat_message::template_messages;
 use crate::chat_reply::{ChatDelta, ChatMessage};
+use crate::chat_role::fit_roles;
 use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
@@ -220,14 +221,21 @@ impl ChatFields {
                 "this model has no chat template; use /v1/completions",
             ));
         };
+        let messages = fit_roles(messages, template)?;
         let continue_final_message = self.continue_final_message.unwrap_or(false);
         if let Some(effort) = self.reasoning_effort.take() {
-            if !template.reads("reasoning_effort") {
-                let advice = "the chat template of this model does not read it";
-                return Err(ApiError::unsupported("reasoning_effort", advice));
-            }
+            let (name, value) = match template.thinking_switch() {
+                _ if template.reads("reasoning_effort") => ("reasoning_effort", effort.into()),
+                Some(name @ ("enable_thinking" | "thinking")) if effort == "none" => {
+                    (name, Value::from(false))
+                }
+                _ => {
+                    let advice = "the chat template of this model does not read it";
+                    return Err(ApiError::unsupported("reasoning_effort", advice));
+                }
+            };
             let kwargs = self.chat_template_kwargs.get_or_insert_default();
-            kwargs.insert("reasoning_effort".into(), effort.into());
+            kwargs.insert(name.into(), value);
         }
         let is_abandoned = || caller.has_left();
         let input = ChatInput {

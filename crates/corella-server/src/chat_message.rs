@@ -41,7 +41,6 @@ fn template_message(
         ));
     };
     let is_assistant = role == "assistant";
-    let mut has_calls = false;
     match message.get_mut("tool_calls") {
         None | Some(Value::Null) => {
             // Templates ask whether there are calls by asking whether the member is defined.
@@ -52,7 +51,6 @@ fn template_message(
         }
         Some(Value::Array(calls)) if is_assistant => {
             prepare_calls(index, calls, needs_text_arguments, check)?;
-            has_calls = true;
         }
         Some(_) => {
             return Err(ApiError::invalid(
@@ -70,8 +68,7 @@ fn template_message(
     }
     let content = match message.get("content") {
         Some(Value::String(_)) => return Ok(Value::Object(message)),
-        // Some templates know a message that consists of calls by its `content`, which is `none`.
-        None | Some(Value::Null) if has_calls => Value::Null,
+        // Also beside calls, as in vLLM: templates print it or ask what it contains.
         None | Some(Value::Null) if is_assistant => Value::from(""),
         Some(Value::Array(parts)) => Value::from(text_of_parts(index, parts, check)?),
         _ => {

@@ -19,6 +19,7 @@ mod call_message;
 mod chat_completions;
 mod chat_message;
 mod chat_reply;
+mod chat_role;
 mod cluster_status;
 mod completions;
 mod cors;

@@ -64,7 +64,7 @@ pub async fn count_tokens(
         body.check_fields(check)?;
         check_model(state, fields.model.as_deref())?;
         let mut chat = fields.chat(state, check)?;
-        let prompt = chat.tokenize(state, check, caller)?;
+        let prompt = chat.tokenize(state, check, caller).map_err(in_own_names)?;
         Ok(json_response(&TokenCount {
             input_tokens: prompt.tokens.len(),
         }))
@@ -96,13 +96,20 @@ impl MessageFields {
         let messages = conversation(messages, self.system, check)?;
         // What the last message has of the assistant's answer is continued.
         let is_begun = { messages.last() }.is_some_and(|message| message["role"] == "assistant");
-        let template_kwargs = match self.thinking {
+        let mut template_kwargs = match self.thinking {
             None => None,
             Some(thinking) => {
                 check.check(&THINKING, "thinking", &thinking)?;
                 template_kwargs(state, &thinking)?
             }
         };
+        if let Some(config) = &self.output_config {
+            check.check(&OUTPUT_CONFIG, "output_config", config)?;
+            if let Some(effort) = effort(state, config.get("effort"))? {
+                let kwargs = template_kwargs.get_or_insert_default();
+                kwargs.insert(EFFORT.to_owned(), effort.into());
+            }
+        }
         let tools = { self.tools }
             .map(|tools| chat_tools(tools, check))
             .transpose()?;
@@ -118,15 +125,51 @@ fn template_kwargs(
     state: &ServerState,
     thinking: &Map<String, Value>,
 ) -> Result<Option<Map<String, Value>>, ApiError> {
+    let thinks = state.text.reply_format.reasoning.is_some();
     let is_on = match thinking.get("type").and_then(Value::as_str) {
         Some("disabled") => false,
-        Some("enabled" | "adaptive") => true,
+        Some("enabled") => true,
+        // The model decides, and one that does not think has decided.
+        Some("adaptive") => thinks,
         _ => {
             let message = "must be \"enabled\", \"adaptive\" or \"disabled\"";
             return Err(ApiError::invalid("thinking.type", message));
         }
     };
     thinking_switch(state, "thinking.type", is_on)
+}
+
+/// An error of a chat, with the names that this API has for the members of a tool.
+fn in_own_names(error: ApiError) -> ApiError {
+    error
+        .within_tools("function.name", "name")
+        .within_tools("function.description", "description")
+}
+
+/// The template's variable for how much a model thinks.
+const EFFORT: &str = "reasoning_effort";
+
+/// The effort for a template that reads one. Models know three grades; Anthropic's API has more above them.
+fn effort(state: &ServerState, effort: Option<&Value>) -> Result<Option<String>, ApiError> {
+    let effort = match effort {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::String(effort)) => effort,
+        Some(_) => {
+            return Err(ApiError::invalid(
+                "output_config.effort",
+                "must be a string",
+            ));
+        }
+    };
+    let template = state.text.chat_template.as_ref();
+    if !template.is_some_and(|template| template.reads(EFFORT)) {
+        return Ok(None);
+    }
+    let known = match effort.as_str() {
+        "max" | "xhigh" => "high",
+        known => known,
+    };
+    Ok(Some(known.to_owned()))
 }
 
 struct Messages;
@@ -154,12 +197,11 @@ impl Endpoint for Messages {
         sampling.set_stop(fields.stop_sequences.clone());
         let params = sampling.validate(state, caller, EndpointFields::default());
         let mut params = params.map_err(|error| error.renamed("stop", "stop_sequences"))?;
-        if let Some(mut config) = fields.output_config.take() {
-            check.check(&OUTPUT_CONFIG, "output_config", &config)?;
+        if let Some(config) = &mut fields.output_config {
             params.output_format = message_format(config.remove("format"))?;
         }
         let mut chat = fields.chat(state, check)?;
-        let prompt = chat.tokenize(state, check, caller)?;
+        let prompt = chat.tokenize(state, check, caller).map_err(in_own_names)?;
         let held = params.set_reply_constraint(state, &prompt);
         held.map_err(|error| error.within_tools("function.parameters", "input_schema"))?;
         Ok(Call {

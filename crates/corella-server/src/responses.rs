@@ -204,7 +204,10 @@ impl Endpoint for Responses {
             fields.parallel_tool_calls,
         );
         let prompt = chat.tokenize(state, check, caller);
-        let prompt = prompt.map_err(|error| error.renamed("messages", "input"))?;
+        let prompt = prompt.map_err(|error| {
+            let error = error.within_tools("function.name", "name");
+            error.renamed("messages", "input")
+        })?;
         let held = params.set_reply_constraint(state, &prompt);
         held.map_err(|error| error.within_tools("function.parameters", "parameters"))?;
         let is_kept = fields.store != Some(false) && state.responses.is_on();

@@ -35,6 +35,8 @@ struct RerankFields {
     query: Option<String>,
     documents: Option<Vec<String>>,
     top_n: Option<u32>,
+    /// What vllm-router calls `top_n`.
+    top_k: Option<u32>,
     return_documents: Option<bool>,
 }
 
@@ -168,7 +170,11 @@ fn prepare_rerank(
         model,
         format: Ranking {
             // vLLM takes 0 for all.
-            num_shown: fields.top_n.filter(|&num| num > 0).unwrap_or(u32::MAX) as usize,
+            num_shown: fields
+                .top_n
+                .or(fields.top_k)
+                .filter(|&num| num > 0)
+                .unwrap_or(u32::MAX) as usize,
             shows_texts: fields.return_documents.unwrap_or(true),
             documents,
         },

@@ -1,7 +1,9 @@
 //! Sends a generation as server-sent events, or as lines of JSON.
 
+use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
@@ -9,6 +11,7 @@ use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use hyper::body::Frame;
 use serde::Serialize;
+use tokio::time::{Instant, Sleep, sleep};
 
 use crate::api_error::ApiError;
 use crate::generation::{ChoiceDelta, Generation, Usage};
@@ -22,6 +25,12 @@ pub trait ChunkEncoder: Send + Unpin + 'static {
 
     /// What follows when every choice has finished. `usage` is for the whole call.
     fn encode_end(&mut self, usage: &Usage, events: &mut Events);
+
+    /// What says in a silent stream that the answer is still coming. Proxies and clients cut streams that say nothing:
+    /// nginx after 60 s, Claude Code after 20 s, and a long prompt on a CPU takes minutes.
+    fn encode_keep_alive(&mut self, events: &mut Events) {
+        events.push_comment("still working");
+    }
 
     /// What ends a stream that fails.
     fn encode_error(&mut self, error: &ApiError, events: &mut Events) {
@@ -57,6 +66,13 @@ impl Events {
         self.0.push(b'\n');
     }
 
+    /// A line that clients of event streams skip.
+    pub fn push_comment(&mut self, text: &str) {
+        self.0.extend_from_slice(b": ");
+        self.0.extend_from_slice(text.as_bytes());
+        self.0.extend_from_slice(b"\n\n");
+    }
+
     fn push_error(&mut self, error: &ApiError) {
         self.0.extend_from_slice(b"event: error\ndata: ");
         self.0.extend_from_slice(error.to_json().as_bytes());
@@ -82,6 +98,7 @@ pub fn sse_response<E: ChunkEncoder>(generation: Generation, encoder: E) -> Resp
     let body = Body::new(SseBody {
         generation: Some(generation),
         encoder,
+        silence: Silence::new(SILENCE_PERIOD),
     });
     stream_response(body, E::CONTENT_TYPE)
 }
@@ -104,12 +121,45 @@ fn stream_response(body: Body, content_type: &'static str) -> Response {
     response
 }
 
+/// How often a stream looks whether it has said anything.
+const SILENCE_PERIOD: Duration = Duration::from_secs(5);
+
+/// Notices that a stream has said nothing for one to two periods, at no cost for each token.
+struct Silence {
+    period: Duration,
+    end_of_period: Pin<Box<Sleep>>,
+    has_spoken: bool,
+}
+
+impl Silence {
+    fn new(period: Duration) -> Self {
+        Self {
+            period,
+            end_of_period: Box::pin(sleep(period)),
+            has_spoken: false,
+        }
+    }
+
+    /// Ready when a period has ended in which nothing was said.
+    fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.end_of_period.as_mut().poll(cx).is_ready() {
+            let next = Instant::now() + self.period;
+            self.end_of_period.as_mut().reset(next);
+            if !std::mem::take(&mut self.has_spoken) {
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    }
+}
+
 /// The body of a stream. It ends as its encoder says if every choice has finished, else with an `error`
 /// event.
 struct SseBody<E> {
     /// `None` after the last event. Dropped with the body when the client leaves.
     generation: Option<Generation>,
     encoder: E,
+    silence: Silence,
 }
 
 impl<E: ChunkEncoder> HttpBody for SseBody<E> {
@@ -124,7 +174,10 @@ impl<E: ChunkEncoder> HttpBody for SseBody<E> {
         let mut events = Events::default();
         while let Some(generation) = &mut this.generation {
             match generation.poll_delta(cx) {
-                Poll::Pending if events.0.is_empty() => return Poll::Pending,
+                Poll::Pending if events.0.is_empty() => match this.silence.poll_passed(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(()) => this.encoder.encode_keep_alive(&mut events),
+                },
                 Poll::Pending => break,
                 Poll::Ready(Some(Ok(delta))) => this.encoder.encode_delta(delta, &mut events),
                 Poll::Ready(Some(Err(error))) => {
@@ -143,10 +196,27 @@ impl<E: ChunkEncoder> HttpBody for SseBody<E> {
         if events.0.is_empty() {
             return Poll::Ready(None);
         }
+        this.silence.has_spoken = true;
         Poll::Ready(Some(Ok(Frame::data(events.0.into()))))
     }
 
     fn is_end_stream(&self) -> bool {
         self.generation.is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn silence_is_noticed_and_what_was_said_counts_for_one_period() {
+        let mut silence = Silence::new(Duration::from_millis(1));
+        poll_fn(|cx| silence.poll_passed(cx)).await;
+        silence.has_spoken = true;
+        poll_fn(|cx| silence.poll_passed(cx)).await;
+        assert!(!silence.has_spoken);
     }
 }

@@ -46,8 +46,8 @@ enum ToolChoice {
     },
 }
 
-/// The longest name of a tool, as in OpenAI's API.
-pub const MAX_NAME_BYTES: usize = 64;
+/// The longest name of a tool: Anthropic's bound, which is above OpenAI's 64.
+pub const MAX_NAME_BYTES: usize = 128;
 
 impl ToolFields {
     /// Checks the fields. Returns `None` if the model is to answer without tools.

@@ -14,6 +14,7 @@ use serde_json::{Map, Value as Json, json};
 use crate::error::TextError;
 use crate::python_json;
 use crate::reply::ReplyFormat;
+use crate::role_support::{RoleSupport, takes_role};
 use crate::strftime::strftime;
 
 /// The most steps of the template engine for one conversation. A message or a tool takes some
@@ -31,6 +32,8 @@ pub struct ChatTemplate {
     has_tool_use: bool,
     /// Whether it needs the arguments of calls as text, once that was asked.
     needs_text_arguments: OnceLock<bool>,
+    /// The roles that it takes, once that was asked.
+    role_support: OnceLock<RoleSupport>,
 }
 
 /// Special tokens, which templates know by these names. An absent one is undefined and prints
@@ -140,6 +143,7 @@ impl ChatTemplate {
             special,
             has_tool_use,
             needs_text_arguments: OnceLock::new(),
+            role_support: OnceLock::new(),
         })
     }
 
@@ -200,6 +204,16 @@ impl ChatTemplate {
             let text = Json::from(object.to_string());
             !writes(object) && writes(text)
         })
+    }
+
+    /// The roles that the template takes.
+    pub fn role_support(&self) -> RoleSupport {
+        *self.role_support.get_or_init(|| RoleSupport::of(self))
+    }
+
+    /// Whether the template writes messages of a role.
+    pub fn takes_role(&self, role: &str) -> bool {
+        takes_role(self, role)
     }
 
     /// Whether the template reads a variable of this name.

@@ -17,6 +17,7 @@ mod python_json;
 mod recent_cache;
 mod reply;
 mod reply_part;
+mod role_support;
 mod stop_string;
 mod strftime;
 mod text_stream;
@@ -36,6 +37,7 @@ pub use reply::{
     ReplyParser, ToolSet, UnknownFormat, WantedCalls, WantedReply,
 };
 pub use reply_part::ReplyPart;
+pub use role_support::RoleSupport;
 pub use stop_string::StopStrings;
 pub use strftime::strftime;
 pub use text_stream::{TextDelta, TextStream};

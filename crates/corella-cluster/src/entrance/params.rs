@@ -208,9 +208,8 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     let port = match fields.get("remote_port") {
         None | Some(Value::Null) => None,
         Some(port) => {
-            let number = port.as_u64().and_then(|port| u16::try_from(port).ok());
             let message = "must be a number from 0 to 65535";
-            Some(number.ok_or_else(|| ParamError::new("remote_port", message))?)
+            Some(port_of(port).ok_or_else(|| ParamError::new("remote_port", message))?)
         }
     };
     let socket = text(fields, "remote_socket", MAX_SOCKET_BYTES)?;
@@ -251,6 +250,21 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
         near,
         rows: KeptRows::parse(engine_id, request_id),
     })))
+}
+
+/// Dynamo passes a port on as a string or as a number with a point.
+fn port_of(value: &Value) -> Option<u16> {
+    match value {
+        Value::String(digits) => digits.parse().ok(),
+        Value::Number(number) => match number.as_u64() {
+            Some(port) => u16::try_from(port).ok(),
+            None => {
+                let port = number.as_f64()?;
+                (port.fract() == 0.0 && (0.0..=65535.0).contains(&port)).then_some(port as u16)
+            }
+        },
+        _ => None,
+    }
 }
 
 fn flag(fields: &Map<String, Value>, field: &'static str) -> Result<bool, ParamError> {
@@ -367,6 +381,19 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_dynamo_has_passed_on_are_read() {
+        for (port, blocks) in [
+            (json!("9000"), json!([0.0])),
+            (json!(9000.0), json!([0.0, 1.0])),
+        ] {
+            let mut params = Value::Object(source().to_params());
+            params["remote_port"] = port;
+            params["remote_block_ids"] = blocks;
+            assert_eq!(read(params), Ok(Some(Transfer::Pull(source()))));
+        }
+    }
+
+    #[test]
     fn each_wrong_field_is_named() {
         let good = Value::Object(source().to_params());
         let cases = [
@@ -384,7 +411,8 @@ mod tests {
             ("remote_host", json!(null), "remote_host"),
             ("remote_port", json!(65536), "remote_port"),
             ("remote_port", json!(-1), "remote_port"),
-            ("remote_port", json!("9000"), "remote_port"),
+            ("remote_port", json!("9000x"), "remote_port"),
+            ("remote_port", json!(9000.5), "remote_port"),
             ("remote_port", json!(null), "remote_port"),
             ("remote_socket", json!(false), "remote_socket"),
             (

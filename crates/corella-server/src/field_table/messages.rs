@@ -33,14 +33,20 @@ pub static BODY: FieldTable = FieldTable {
             "the header names versions",
             &["anthropic_version", "anthropic_beta"],
         ),
+        (
+            "the model reads the whole conversation: nothing is cleared from it",
+            &["context_management"],
+        ),
+        (
+            "a server wrote it into an answer that is now sent back",
+            &["diagnostics"],
+        ),
     ],
     refused: &[
         refused("container", |_| false),
-        refused("context_management", is_empty),
         refused("mcp_servers", is_empty),
         instead("output_format", "use output_config.format"),
         refused("speed", |value| value == "standard"),
-        refused("diagnostics", is_empty),
         instead("max_completion_tokens", "use max_tokens"),
         instead("stop", "use stop_sequences"),
         instead("prompt", "use messages"),
@@ -59,8 +65,11 @@ pub static MESSAGE: FieldTable = FieldTable {
             "model",
             "stop_reason",
             "stop_sequence",
+            "stop_details",
             "usage",
             "container",
+            "context_management",
+            "diagnostics",
         ],
     )],
     refused: &[],
@@ -93,10 +102,10 @@ pub static THINKING: FieldTable = FieldTable {
 
 /// The members of `output_config`.
 pub static OUTPUT_CONFIG: FieldTable = FieldTable {
-    read: &["format"],
+    read: &["format", "effort"],
     read_at: &[],
     no_effect: &[],
-    refused: &[refused("effort", |_| false)],
+    refused: &[],
 };
 
 /// What the assistant thought. Its signature is for Anthropic's own servers.

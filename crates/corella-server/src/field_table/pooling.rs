@@ -95,6 +95,7 @@ pub static RERANK: FieldTable = FieldTable {
         "query",
         "documents",
         "top_n",
+        "top_k",
         "return_documents",
         "pooling",
         "add_special_tokens",

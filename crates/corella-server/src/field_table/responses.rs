@@ -52,6 +52,7 @@ pub static BODY: FieldTable = FieldTable {
                 "service_tier",
                 "moderation",
                 "access_programs",
+                "client_metadata",
             ],
         ),
         (

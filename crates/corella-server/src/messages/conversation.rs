@@ -19,7 +19,7 @@ pub fn conversation(
         ));
     }
     let mut conversation = Vec::with_capacity(messages.len() + 1);
-    if let Some(system) = system {
+    if let Some(system) = system.and_then(without_billing_header) {
         let text = text_of(&system, "system", check)?;
         conversation.push(message("system", text));
     }
@@ -48,6 +48,25 @@ pub fn conversation(
         }
     }
     Ok(conversation)
+}
+
+/// The system prompt without the line by which Claude Code is billed. It differs between sessions and stands first, so that
+/// nothing behind it would be found in the prefix cache. `None` if nothing is left.
+fn without_billing_header(system: Value) -> Option<Value> {
+    const HEADER: &str = "x-anthropic-billing-header:";
+    match system {
+        Value::String(text) if text.starts_with(HEADER) => {
+            let (_, rest) = text.split_once('\n')?;
+            Some(Value::from(rest.trim_start_matches('\n')))
+        }
+        Value::Array(mut blocks) => {
+            blocks.retain(|block| {
+                !{ block["text"].as_str() }.is_some_and(|text| text.starts_with(HEADER))
+            });
+            (!blocks.is_empty()).then_some(Value::Array(blocks))
+        }
+        system => Some(system),
+    }
 }
 
 fn message(role: &str, content: String) -> Map<String, Value> {

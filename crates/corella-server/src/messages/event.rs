@@ -105,6 +105,10 @@ impl ChunkEncoder for MessageEvents {
         push(events, "message_stop", json!({}));
     }
 
+    fn encode_keep_alive(&mut self, events: &mut Events) {
+        push(events, "ping", json!({}));
+    }
+
     fn encode_error(&mut self, error: &ApiError, events: &mut Events) {
         events.push_named("error", &error_event(error));
     }

@@ -288,6 +288,9 @@ impl ChunkEncoder for AnswerLines {
         events.push_line(&line(&self.model, content, Some(end), logprobs));
     }
 
+    /// Lines of JSON have no comments.
+    fn encode_keep_alive(&mut self, _: &mut Events) {}
+
     fn encode_error(&mut self, error: &ApiError, events: &mut Events) {
         events.push_line(&ErrorLine::new(error));
     }

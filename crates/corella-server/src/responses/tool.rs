@@ -1,13 +1,35 @@
 //! Reads `tools` and `tool_choice` of the Responses API, which names a function without a member around it,
 //! as those of a chat.
 
+use corella_engine::rare_line;
 use serde_json::{Map, Value, json};
 
 use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::responses::TOOL;
 
-/// The tools in the shape that chat templates read.
+/// Kinds of tools that OpenAI's servers run, or that no chat template can describe. Codex offers them to every model.
+const SKIPPED: [&str; 16] = [
+    "apply_patch",
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "custom",
+    "file_search",
+    "image_generation",
+    "local_shell",
+    "mcp",
+    "namespace",
+    "shell",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+];
+
+/// The tools in the shape that chat templates read. Those that a model cannot call here are left out, as llama.cpp does: the
+/// model is not told of them.
 pub fn chat_tools(
     tools: &[Map<String, Value>],
     check: FieldCheck,
@@ -16,11 +38,21 @@ pub fn chat_tools(
     for (index, tool) in tools.iter().enumerate() {
         let path = format!("tools[{index}]");
         let kind = tool.get("type").and_then(Value::as_str);
-        if kind != Some("function") {
-            return Err(ApiError::invalid(
-                format!("{path}.type"),
-                "must be \"function\": the caller calls tools, not the server",
-            ));
+        match kind {
+            Some("function") => {}
+            Some(kind) if SKIPPED.contains(&kind) => {
+                rare_line!(
+                    info,
+                    "a response was asked for with a tool of type {kind}, which the model is not told of"
+                );
+                continue;
+            }
+            _ => {
+                return Err(ApiError::invalid(
+                    format!("{path}.type"),
+                    "must be \"function\": the caller calls tools, not the server",
+                ));
+            }
         }
         check.check(&TOOL, &path, tool)?;
         let mut function = tool.clone();

@@ -62,6 +62,76 @@ async fn a_conversation_is_rendered_counted_and_answered() {
     assert_eq!(count, json!({"input_tokens": prompt.len()}));
 }
 
+/// What Claude Code sends besides the conversation. The billing header differs between sessions, so it must not stand
+/// before what they share.
+#[tokio::test]
+async fn what_claude_code_adds_changes_nothing() {
+    let server = TestServer::start().await;
+    let body = |header: &str| {
+        json!({
+            "model": MODEL, "max_tokens": 5, "temperature": 0, "messages": hi(),
+            "system": [
+                {"type": "text", "text": format!("x-anthropic-billing-header: cc_version=2.1; {header}")},
+                {"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}},
+            ],
+            "thinking": {"type": "adaptive"},
+            "output_config": {"effort": "high"},
+            "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+            "metadata": {"user_id": "7"},
+        })
+    };
+    let prompt = server.encode("<|system|>be kind<|end|><|user|>hi<|end|><|assistant|>");
+    for header in ["a", "b"] {
+        let reply = post(server.address, PATH, &body(header)).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let usage = &reply.json()["usage"];
+        let num_tokens = usage["input_tokens"].as_u64().expect("a number")
+            + usage["cache_read_input_tokens"].as_u64().expect("a number");
+        assert_eq!(num_tokens as usize, prompt.len());
+        let count = post(server.address, COUNT, &body(header)).await.json();
+        assert_eq!(count, json!({"input_tokens": prompt.len()}));
+    }
+    // Nothing is left of these.
+    let prompt = server.encode("<|user|>hi<|end|><|assistant|>");
+    let billed = "x-anthropic-billing-header: x";
+    for system in [
+        json!([]),
+        json!(billed),
+        json!([{"type": "text", "text": billed}]),
+    ] {
+        let body = json!({"model": MODEL, "messages": hi(), "system": system});
+        let count = post(server.address, COUNT, &body).await.json();
+        assert_eq!(count, json!({"input_tokens": prompt.len()}), "{system}");
+    }
+    let body = json!({"messages": hi(), "max_tokens": 5, "output_config": {"effort": 3}});
+    let reply = post(server.address, PATH, &body).await;
+    assert_error(
+        &reply,
+        400,
+        "invalid_request_error",
+        "output_config.effort: ",
+    );
+}
+
+#[tokio::test]
+async fn a_tool_may_have_a_long_name_and_an_error_names_its_place() {
+    let server = hermes(&[CALLS]).start().await;
+    let mut body = body_with_tools();
+    body["tools"][1]["name"] = json!("m".repeat(128));
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    for path in [PATH, COUNT] {
+        body["tools"][1]["name"] = json!("m".repeat(129));
+        let reply = post(server.address, path, &body).await;
+        assert_error(
+            &reply,
+            400,
+            "invalid_request_error",
+            "tools[1].name: must be 1 to 128",
+        );
+    }
+}
+
 #[tokio::test]
 async fn tokens_from_the_cache_are_counted_apart() {
     let server = TestServer::start().await;

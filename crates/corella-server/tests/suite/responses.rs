@@ -10,6 +10,37 @@ use crate::tools::{CALLS, hermes};
 
 const PATH: &str = "/v1/responses";
 
+/// Codex offers tools that OpenAI's servers run to every model. The model is not told of them.
+#[tokio::test]
+async fn tools_that_no_caller_runs_are_left_out() {
+    let server = hermes(&[CALLS]).start().await;
+    let function = json!({
+        "type": "function", "name": "shell", "strict": false, "parameters": {"type": "object"},
+    });
+    let hosted = [
+        json!({"type": "web_search", "external_web_access": false}),
+        json!({"type": "namespace", "name": "mcp", "tools": []}),
+        json!({"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}),
+        json!({"type": "image_generation"}),
+    ];
+    let num_tokens = async |tools: Value| {
+        let body = json!({
+            "input": "hi", "tools": tools, "max_output_tokens": 5, "store": false,
+            "client_metadata": {"x-codex-installation-id": "7"}, "prompt_cache_key": "8",
+        });
+        let reply = post(server.address, PATH, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        reply.json()["usage"]["input_tokens"]
+            .as_u64()
+            .expect("a number")
+    };
+    let alone = num_tokens(json!([function])).await;
+    let mut all = hosted.to_vec();
+    all.insert(1, function);
+    assert_eq!(num_tokens(Value::from(all)).await, alone);
+    assert!(num_tokens(json!(hosted)).await < alone);
+}
+
 #[tokio::test]
 async fn input_and_instructions_are_answered() {
     let server = Setup::new().ending_at(9).start().await;
@@ -168,7 +199,7 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
         ("conversation", json!("conv_1"), "conversation"),
         ("background", json!(true), "background"),
         ("truncation", json!("auto"), "truncation"),
-        ("tools", json!([{"type": "web_search"}]), "tools[0].type"),
+        ("tools", json!([{"type": "functoin"}]), "tools[0].type"),
         (
             "text",
             json!({"format": {"type": "json"}}),

@@ -318,7 +318,7 @@ async fn what_is_wrong_with_tools_is_named() {
             "tools[0].function.name",
         ),
         (
-            json!({"tools": tool(json!({"name": "x".repeat(65)}))}),
+            json!({"tools": tool(json!({"name": "x".repeat(129)}))}),
             "tools[0].function.name",
         ),
         (

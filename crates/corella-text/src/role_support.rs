@@ -1,0 +1,55 @@
+//! Which roles a chat template takes, and where. Templates refuse what they do not know, or drop it without a word; a
+//! short conversation with marks in it tells which.
+
+use serde_json::{Value, json};
+
+use crate::chat_template::{ChatInput, ChatTemplate};
+
+/// The roles that a template takes, besides the system prompt, the user and the assistant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoleSupport {
+    /// `developer`, OpenAI's newer name for the system prompt.
+    pub takes_developer: bool,
+    /// Two system prompts at the beginning.
+    pub takes_second_system: bool,
+    /// A system message behind the first turn.
+    pub takes_late_system: bool,
+    /// Roles of any name.
+    pub takes_any_role: bool,
+}
+
+impl RoleSupport {
+    pub fn of(template: &ChatTemplate) -> Self {
+        let shows = |roles: &[&str]| shows_all(template, roles);
+        Self {
+            takes_developer: shows(&["developer", "user"]),
+            takes_second_system: shows(&["system", "system", "user"]),
+            takes_late_system: shows(&["user", "assistant", "system", "user"]),
+            takes_any_role: takes_role(template, "proberole"),
+        }
+    }
+}
+
+/// Whether the template writes messages of this role, at the beginning or behind the first turn.
+pub fn takes_role(template: &ChatTemplate, role: &str) -> bool {
+    let shows = |roles: &[&str]| shows_all(template, roles);
+    shows(&[role, "user"])
+        || shows(&["user", "assistant", role, "user"])
+        || shows(&["user", "assistant", role])
+}
+
+/// Whether a conversation of these roles is rendered, with the content of each message in its place.
+fn shows_all(template: &ChatTemplate, roles: &[&str]) -> bool {
+    let mark = |index: usize| format!("probe{index}mark");
+    let messages: Vec<Value> = { roles.iter().enumerate() }
+        .map(|(index, role)| json!({"role": role, "content": mark(index)}))
+        .collect();
+    let rendered = template.render(ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: true,
+        continue_final_message: false,
+        kwargs: None,
+    });
+    rendered.is_ok_and(|prompt| (0..roles.len()).all(|index| prompt.contains(&mark(index))))
+}
