@@ -68,7 +68,7 @@ fn template_message(
     }
     let content = match message.get("content") {
         Some(Value::String(_)) => return Ok(Value::Object(message)),
-        // Also beside calls, as in vLLM: templates print it or ask what it contains.
+        // vLLM reads null beside calls as empty text, too: templates print the content or search it.
         None | Some(Value::Null) if is_assistant => Value::from(""),
         Some(Value::Array(parts)) => Value::from(text_of_parts(index, parts, check)?),
         _ => {

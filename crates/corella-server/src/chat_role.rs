@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 
-/// What the parts of a message that became one are joined with.
+/// Separates the parts of a merged message.
 const SEPARATOR: &str = "\n\n";
 
 /// `developer` becomes `system`, system prompts at the beginning become one, and a later one becomes text of the user
@@ -51,7 +51,7 @@ pub fn fit_roles(messages: Vec<Value>, template: &ChatTemplate) -> Result<Vec<Va
     Ok(fitted)
 }
 
-/// Writes what waits for a user's message before anything else comes: to the user's message before, or as one of its own.
+/// Appends the waiting texts to a preceding message of the user, or adds a message with them.
 fn flush(fitted: &mut Vec<Value>, waiting: &mut Vec<String>) {
     if waiting.is_empty() {
         return;
@@ -113,7 +113,7 @@ mod tests {
                           {{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     /// As Qwen's: a role of any name.
     const LENIENT: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
-    /// Drops what it does not know.
+    /// Drops messages of unknown roles.
     const SILENT: &str = "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}\
                           [{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}";
 

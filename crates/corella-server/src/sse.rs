@@ -26,8 +26,8 @@ pub trait ChunkEncoder: Send + Unpin + 'static {
     /// What follows when every choice has finished. `usage` is for the whole call.
     fn encode_end(&mut self, usage: &Usage, events: &mut Events);
 
-    /// What says in a silent stream that the answer is still coming. Proxies and clients cut streams that say nothing:
-    /// nginx after 60 s, Claude Code after 20 s, and a long prompt on a CPU takes minutes.
+    /// Writes a sign of life into a silent stream. Proxies and clients cut silent streams, nginx after 60 s and Claude Code
+    /// after 20 s, but a long prompt on a CPU takes minutes.
     fn encode_keep_alive(&mut self, events: &mut Events) {
         events.push_comment("still working");
     }
@@ -121,7 +121,7 @@ fn stream_response(body: Body, content_type: &'static str) -> Response {
     response
 }
 
-/// How often a stream looks whether it has said anything.
+/// A stream checks for silence at the end of each period.
 const SILENCE_PERIOD: Duration = Duration::from_secs(5);
 
 /// Notices that a stream has said nothing for one to two periods, at no cost for each token.

@@ -1,5 +1,5 @@
-//! Which roles a chat template takes, and where. Templates refuse what they do not know, or drop it without a word; a
-//! short conversation with marks in it tells which.
+//! The roles that a chat template supports, and their places. Templates reject unknown roles or drop them silently, so short
+//! conversations with marks are rendered to find out.
 
 use serde_json::{Value, json};
 

@@ -292,7 +292,7 @@ impl Device for GpuDevice {
         let function = kernel.function;
         let parameters = parameters.as_mut_ptr();
         // SAFETY: the only parameter has as many bytes as the kernel takes, which the driver copies, and the caller
-        // vouches for what they mean. Kernels wait for the one before by themselves (prelude.cuh).
+        // vouches for what they mean. Every kernel waits for its predecessor (prelude.cuh).
         let result = unsafe { sys::cuLaunchKernelEx(&config, function, parameters, null_mut()) };
         match result {
             sys::CUresult::CUDA_SUCCESS => Ok(()),

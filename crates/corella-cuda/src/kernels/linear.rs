@@ -341,8 +341,8 @@ impl Linear {
         }
     }
 
-    /// Among how many blocks the splits of a small tile are divided, so that multiprocessors have as many as they have
-    /// room for: some wait for their barriers while others multiply.
+    /// The number of blocks that share the splits of a small tile. It grows until the multiprocessors are full: some
+    /// blocks wait at their barriers while others multiply.
     fn num_parts(&self, num_rows: usize) -> usize {
         let layout = self.weights.layout;
         let num_tiles = small_tile(layout).count(num_rows, self.weights.n);

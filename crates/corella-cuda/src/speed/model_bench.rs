@@ -241,7 +241,7 @@ impl ModelBench {
         Ok(bytes)
     }
 
-    /// Computes what the builder has, and returns the step's number.
+    /// Submits the builder's batch, waits for it, and returns its step number.
     fn run_step(&mut self) -> Result<u64, DeviceError> {
         let batch = self.builder.build();
         self.submit(&batch)?;

@@ -62,8 +62,7 @@ async fn a_conversation_is_rendered_counted_and_answered() {
     assert_eq!(count, json!({"input_tokens": prompt.len()}));
 }
 
-/// What Claude Code sends besides the conversation. The billing header differs between sessions, so it must not stand
-/// before what they share.
+/// Claude Code's extra fields. Its billing header differs between sessions, so the prompt must not begin with it.
 #[tokio::test]
 async fn what_claude_code_adds_changes_nothing() {
     let server = TestServer::start().await;
