@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
+use crate::cut_json::object_of;
 use crate::field_check::FieldCheck;
 use crate::field_table::{CALL, CALLED_FUNCTION};
 
@@ -49,8 +50,9 @@ fn prepare_function(
         None | Some(Value::Null) => Value::Object(Map::new()),
         Some(Value::String(json)) if json.trim().is_empty() => Value::Object(Map::new()),
         Some(Value::String(_)) if as_text => return Ok(()),
-        Some(Value::String(json)) => serde_json::from_str(json)
-            .map_err(|error| ApiError::invalid(path, format!("is not valid JSON: {error}")))?,
+        Some(Value::String(json)) => {
+            serde_json::from_str(json).unwrap_or_else(|_| Value::Object(object_of(json)))
+        }
         Some(object @ Value::Object(_)) => object.clone(),
         Some(_) => return Err(ApiError::invalid(path, "must be JSON in a string")),
     };

@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{Call, ConversationFields, Endpoint, ResponseHead, json_response, serve_call};
+use crate::chat_call::fit_calls;
 use crate::chat_message::template_messages;
 use crate::chat_reply::{ChatDelta, ChatMessage};
 use crate::chat_role::fit_roles;
@@ -221,7 +222,7 @@ impl ChatFields {
                 "this model has no chat template; use /v1/completions",
             ));
         };
-        let messages = fit_roles(messages, template)?;
+        let messages = fit_calls(fit_roles(messages, template)?, template);
         let continue_final_message = self.continue_final_message.unwrap_or(false);
         if let Some(effort) = self.reasoning_effort.take() {
             let (name, value) = match template.thinking_switch() {

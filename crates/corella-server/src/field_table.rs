@@ -463,6 +463,8 @@ pub static MESSAGE: FieldTable = FieldTable {
                 "provider_specific_fields",
                 "additional_kwargs",
                 "thinking_blocks",
+                "parsed",
+                "thread",
             ],
         ),
     ],

@@ -21,6 +21,7 @@ use crate::call::{
 };
 use crate::chat_completions::ChatFields;
 use crate::chat_reply::call_id;
+use crate::cut_json::object_of;
 use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::field_table::messages::{OUTPUT_CONFIG, THINKING};
@@ -294,9 +295,7 @@ impl ContentBlock {
             ReplyBlock::Call { name, arguments } => Self::ToolUse {
                 id: call_id(format),
                 name,
-                // What was cut off by `max_tokens` is no JSON, and an object is expected.
-                input: serde_json::from_str(&arguments)
-                    .unwrap_or_else(|_| Value::Object(Map::new())),
+                input: Value::Object(object_of(&arguments)),
             },
         }
     }

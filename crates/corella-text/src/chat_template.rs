@@ -12,6 +12,7 @@ use minijinja::{Environment, Error, ErrorKind, State, Value};
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::TextError;
+use crate::jinja_builtin::add_builtins;
 use crate::python_json;
 use crate::reply::ReplyFormat;
 use crate::role_support::{RoleSupport, takes_role};
@@ -236,6 +237,16 @@ impl ChatTemplate {
                 "cannot be combined with add_generation_prompt".into(),
             ));
         }
+        let marked;
+        let input = if input.continue_final_message {
+            marked = with_end_mark(input.messages)?;
+            ChatInput {
+                messages: &marked,
+                ..input
+            }
+        } else {
+            input
+        };
         let name = if input.tools.is_some() && self.has_tool_use {
             TOOL_USE
         } else {
@@ -267,7 +278,7 @@ impl ChatTemplate {
         let rendered = String::from_utf8(writer.prompt)
             .map_err(|error| TextError::TemplateRender(error.to_string()))?;
         if input.continue_final_message {
-            return cut_after_final_message(rendered, input.messages);
+            return cut_at_end_mark(rendered);
         }
         Ok(rendered)
     }
@@ -377,6 +388,7 @@ fn environment() -> Environment<'static> {
     environment.set_unknown_method_callback(python_method);
     environment.add_filter("tojson", python_json::filter);
     environment.add_filter("indent", indent);
+    add_builtins(&mut environment);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: &str| {
         strftime(format, SystemTime::now())
@@ -502,34 +514,50 @@ fn python_method(
     minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
-/// Ends the prompt where the last message ends, as Transformers does: searches for its text from
-/// the back, without the spaces that a template may have trimmed.
-fn cut_after_final_message(mut rendered: String, messages: &[Json]) -> Result<String, TextError> {
-    let error = |reason: &str| Err(TextError::ContinueFinalMessage(reason.into()));
-    let Some(message) = messages.last() else {
-        return error("there are no messages");
+/// Stands for the end of a message that is continued. A template that trims contents takes the space from its end.
+const END_MARK: &str = "corella_message_ends_here ";
+
+/// The conversation with the mark behind the last message's text, by which its end is found in the prompt, as Transformers
+/// does it: a search for the text itself would find it in what the template writes behind it.
+fn with_end_mark(messages: &[Json]) -> Result<Vec<Json>, TextError> {
+    let mut messages = messages.to_vec();
+    let Some(last) = messages.last_mut() else {
+        return Err(TextError::ContinueFinalMessage(
+            "there are no messages".into(),
+        ));
     };
-    let content = &message["content"];
-    let text = content.as_str().or_else(|| {
-        content
-            .as_array()?
-            .iter()
-            .rev()
-            .find_map(|part| part["text"].as_str())
-    });
-    let Some(text) = text else {
-        return error("the last message has no text");
+    let text = match last.get_mut("content") {
+        Some(Json::String(text)) => Some(text),
+        Some(Json::Array(parts)) => { parts.iter_mut().rev() }.find_map(|part| {
+            match part.get_mut("text") {
+                Some(Json::String(text)) => Some(text),
+                _ => None,
+            }
+        }),
+        _ => None,
     };
-    let trimmed = text.trim();
-    let Some(start) = rendered.rfind(trimmed) else {
-        return error("the chat template does not print the last message as it is");
+    match text {
+        Some(text) => text.push_str(END_MARK),
+        None => {
+            return Err(TextError::ContinueFinalMessage(
+                "the last message has no text".into(),
+            ));
+        }
+    }
+    Ok(messages)
+}
+
+/// Ends the prompt where the mark is.
+fn cut_at_end_mark(mut rendered: String) -> Result<String, TextError> {
+    let Some(end) = rendered.rfind(END_MARK.trim_end()) else {
+        return Err(TextError::ContinueFinalMessage(
+            "the chat template does not print the last message as it is".into(),
+        ));
     };
-    let kept = text.trim_start();
-    let len = if rendered[start..].starts_with(kept) {
-        kept.len()
-    } else {
-        trimmed.len()
-    };
-    rendered.truncate(start + len);
+    let is_trimmed = !rendered[end..].starts_with(END_MARK);
+    rendered.truncate(end);
+    if is_trimmed {
+        rendered.truncate(rendered.trim_end().len());
+    }
     Ok(rendered)
 }

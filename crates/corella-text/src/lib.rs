@@ -10,6 +10,7 @@ mod fill_in_middle;
 mod grammar;
 mod grammar_place;
 mod grammar_source;
+mod jinja_builtin;
 mod long_word;
 mod normalizer;
 mod piece;

@@ -16,6 +16,8 @@ pub struct RoleSupport {
     pub takes_late_system: bool,
     /// Roles of any name.
     pub takes_any_role: bool,
+    /// Several calls in one message of the assistant. True as well where it writes no calls at all.
+    pub takes_calls_together: bool,
 }
 
 impl RoleSupport {
@@ -26,6 +28,7 @@ impl RoleSupport {
             takes_second_system: shows(&["system", "system", "user"]),
             takes_late_system: shows(&["user", "assistant", "system", "user"]),
             takes_any_role: takes_role(template, "proberole"),
+            takes_calls_together: shows_calls(template, 2) || !shows_calls(template, 1),
         }
     }
 }
@@ -36,6 +39,35 @@ pub fn takes_role(template: &ChatTemplate, role: &str) -> bool {
     shows(&[role, "user"])
         || shows(&["user", "assistant", role, "user"])
         || shows(&["user", "assistant", role])
+}
+
+/// Whether a message with so many calls is rendered, with the name of each.
+fn shows_calls(template: &ChatTemplate, num_calls: usize) -> bool {
+    let name = |index: usize| format!("probe{index}call");
+    let arguments = match template.needs_text_arguments() {
+        true => json!("{}"),
+        false => json!({}),
+    };
+    let call = |index: usize| {
+        json!({
+            // Some templates accept only ids of nine letters and digits.
+            "id": format!("probe000{index}"), "type": "function",
+            "function": {"name": name(index), "arguments": arguments},
+        })
+    };
+    let calls: Vec<Value> = (0..num_calls).map(call).collect();
+    let messages = [
+        json!({"role": "user", "content": "probe"}),
+        json!({"role": "assistant", "content": "", "tool_calls": calls}),
+    ];
+    let rendered = template.render(ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: false,
+        continue_final_message: false,
+        kwargs: None,
+    });
+    rendered.is_ok_and(|prompt| (0..num_calls).all(|index| prompt.contains(&name(index))))
 }
 
 /// Whether a conversation of these roles is rendered, with the content of each message in its place.

@@ -320,7 +320,18 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     // It may grow meanwhile.
     file.take(MAX_READ_BYTES).read_to_end(&mut bytes)?;
+    check_is_fetched(&bytes)?;
     Ok(bytes)
+}
+
+/// A clone of a repository without Git LFS has a few lines in place of each large file.
+fn check_is_fetched(bytes: &[u8]) -> io::Result<()> {
+    match bytes.starts_with(b"version https://git-lfs.github.com/spec/") {
+        true => Err(io::Error::other(
+            "is a Git LFS pointer and not the file itself; run `git lfs pull` in its folder",
+        )),
+        false => Ok(()),
+    }
 }
 
 /// A device never ends, and opening a pipe waits for its other end.
@@ -337,7 +348,10 @@ fn map(path: &Path) -> io::Result<Storage> {
     // file while it is mapped; `weights` states the condition that this does not happen, as every
     // engine that maps weights must.
     match unsafe { memmap2::Mmap::map(&file) } {
-        Ok(map) => Ok(Storage::Mapped(map)),
+        Ok(map) => {
+            check_is_fetched(&map)?;
+            Ok(Storage::Mapped(map))
+        }
         // An empty file cannot be mapped; whoever reads it reports that.
         Err(_) if file.metadata().is_ok_and(|metadata| metadata.len() == 0) => {
             Ok(Storage::Owned(Vec::new()))

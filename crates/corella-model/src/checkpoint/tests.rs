@@ -376,6 +376,18 @@ fn paths_that_are_no_checkpoint() {
     );
 }
 
+#[test]
+fn a_pointer_of_git_lfs_says_that_it_is_one() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+    let problem = "is a Git LFS pointer and not the file itself; run `git lfs pull` in its folder";
+    let folder = Folder::new("lfs");
+    folder.write("config.json", config().to_string());
+    folder.write(SINGLE, pointer);
+    assert_eq!(folder.error(), format!("model.safetensors: {problem}"));
+    folder.write("config.json", pointer);
+    assert_eq!(folder.error(), format!("config.json: {problem}"));
+}
+
 /// A device never ends, and a pipe that has no writer answers nothing.
 #[test]
 fn files_that_are_not_regular_are_not_read() {
@@ -544,7 +556,7 @@ fn weight_files_that_are_broken() {
         &whole[..short],
         &format!("is truncated: {short} bytes of {}", whole.len()),
     );
-    folder.write(SINGLE, "version https://git-lfs.github.com/spec/v1\n");
+    folder.write(SINGLE, "these are no weights, but a text\n");
     assert!(
         folder
             .error()

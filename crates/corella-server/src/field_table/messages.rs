@@ -70,6 +70,7 @@ pub static MESSAGE: FieldTable = FieldTable {
             "container",
             "context_management",
             "diagnostics",
+            "input_transformations",
         ],
     )],
     refused: &[],
@@ -83,7 +84,7 @@ pub static BLOCK: FieldTable = FieldTable {
         ("the prefix cache needs no hints", &["cache_control"]),
         (
             "a server wrote it into an answer that is now sent back",
-            &["citations"],
+            &["citations", "parsed_output"],
         ),
     ],
     refused: &[],
@@ -124,7 +125,7 @@ pub static TOOL_USE: FieldTable = FieldTable {
         ("the prefix cache needs no hints", &["cache_control"]),
         (
             "a server wrote it into an answer that is now sent back",
-            &["caller"],
+            &["caller", "toolset_name"],
         ),
     ],
     refused: &[],

@@ -128,7 +128,7 @@ pub static CONTENT: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[(
         "a server wrote it into an answer that is now sent back",
-        &["annotations", "logprobs"],
+        &["annotations", "logprobs", "parsed"],
     )],
     refused: &[],
 };
@@ -154,7 +154,15 @@ pub static CALL: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[(
         "a server wrote it into an answer that is now sent back",
-        &["id", "status", "namespace", "caller"],
+        &[
+            "id",
+            "status",
+            "namespace",
+            "caller",
+            "async_",
+            "created_by",
+            "parsed_arguments",
+        ],
     )],
     refused: &[],
 };
@@ -163,7 +171,10 @@ pub static CALL: FieldTable = FieldTable {
 pub static CALL_OUTPUT: FieldTable = FieldTable {
     read: &["type", "call_id", "output"],
     read_at: &[],
-    no_effect: &[("a client library wrote it", &["id", "status", "caller"])],
+    no_effect: &[(
+        "a client library wrote it",
+        &["id", "status", "caller", "created_by", "name", "namespace"],
+    )],
     refused: &[],
 };
 

@@ -7,12 +7,13 @@ use axum::response::Response;
 use corella_core::{Logprobs, TokenId};
 use corella_text::{CallFormat, ReplyPart, strftime};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::error::ErrorLine;
 use crate::api_error::ApiError;
 use crate::call::json_response;
 use crate::chat_reply::call_id;
+use crate::cut_json::object_of;
 use crate::generation::{ChoiceDelta, Finish, Usage};
 use crate::metrics::ChoiceTimes;
 use crate::reply_block::ReplyBlock;
@@ -128,9 +129,7 @@ impl Addition {
                     function: CalledFunction {
                         index: *index,
                         name,
-                        // What was cut off is no JSON, and an object is expected.
-                        arguments: serde_json::from_str(&arguments)
-                            .unwrap_or_else(|_| Value::Object(Map::new())),
+                        arguments: Value::Object(object_of(&arguments)),
                     },
                 });
                 *index += 1;

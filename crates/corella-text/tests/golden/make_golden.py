@@ -118,6 +118,17 @@ CASES = [
             "mapping": {"one": 1, "two": "zwei", "three": None},
         },
     ),
+    (
+        "python",
+        TALK,
+        None,
+        True,
+        {
+            "given": [
+                None, True, 3, -2.75, "", "x", " 12 ", "-7", "1.9", "1e3", "0x1A", "ff", "inf", [], [1], {}, {"a": 1},
+            ],
+        },
+    ),
 ]
 
 

@@ -174,6 +174,12 @@ fn continue_final_message_ends_within_it() {
         continued(json!(" Once ")).unwrap(),
         "<user>Once<end><assistant>Once"
     );
+    // The mark that ends a message begins with this, too.
+    assert_eq!(
+        continued(json!("<")).unwrap(),
+        "<user>Once<end><assistant><"
+    );
+    assert_eq!(continued(json!("")).unwrap(), "<user>Once<end><assistant>");
     assert!(matches!(
         continued(json!(null)),
         Err(TextError::ContinueFinalMessage(_))
