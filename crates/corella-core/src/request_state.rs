@@ -4,11 +4,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
-use crate::group_cache::PlaceId;
-use crate::page_forecast::Contribution;
-use crate::page_table::PageTables;
-use crate::prefix_tree::KnownPath;
-use crate::speculation::Speculator;
+use crate::cache::group_cache::PlaceId;
+use crate::cache::page_table::PageTables;
+use crate::cache::prefix_tree::KnownPath;
+use crate::queue::page_forecast::Contribution;
+use crate::step::speculation::Speculator;
 use crate::{FinishReason, PageId, Pooling, Request, SlotId, SlotStart, StepId, TokenId, Yield};
 
 /// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
@@ -16,7 +16,7 @@ const GOLDEN_SHARE: u32 = 0x9e37_79b9;
 
 /// The order in which running requests are planned. When pages run out, the last one is preempted
 /// first. Waiting requests are queued in this order too; see
-/// [`WaitingRank`](crate::waiting_queue::WaitingRank).
+/// [`WaitingRank`](crate::queue::waiting_queue::WaitingRank).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     /// 0 for every request unless the policy is `priority`.

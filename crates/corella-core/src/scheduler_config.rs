@@ -5,7 +5,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::KvGroup;
+use crate::{KvGroup, PrefillAdmissionPolicy, SchedulingPolicy};
 
 /// Limits and policies. Fields that name no unit count tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -116,31 +116,6 @@ impl HeadRoom {
             num_decay_steps: 0,
         }
     }
-}
-
-/// The order in which waiting requests start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SchedulingPolicy {
-    /// The request that arrived first goes first.
-    Fcfs,
-    /// The most urgent request goes first, and among equals the one that arrived first. If nothing
-    /// else makes room, a request takes the place of a running one that is less urgent.
-    Priority,
-    /// The request with the longest cached prefix among the first `lookahead` goes first, as in
-    /// SGLang.
-    LongestPrefix { lookahead: u32 },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefillAdmissionPolicy {
-    /// Admission stops at the first waiting request that does not fit.
-    Fifo,
-    /// The smallest of the first `lookahead` waiting requests start, as many as fit. Every
-    /// `force_fifo_every`-th round in which any request waits is FIFO; 0 means none is.
-    Pack {
-        lookahead: u32,
-        force_fifo_every: u32,
-    },
 }
 
 impl SchedulerConfig {
@@ -282,32 +257,7 @@ impl SchedulerConfig {
                 self.max_other_decodes()
             )));
         }
-        if let PrefillAdmissionPolicy::Pack { lookahead: 0, .. } = self.prefill_admission_policy {
-            return Err(ConfigError(
-                "prefill_admission_lookahead must be at least 1".into(),
-            ));
-        }
-        let is_fcfs = self.scheduling_policy == SchedulingPolicy::Fcfs;
-        if !is_fcfs && self.prefill_admission_policy != PrefillAdmissionPolicy::Fifo {
-            return Err(ConfigError(
-                "prefill_admission_policy pack chooses by size, and scheduling_policy priority or \
-                 lpm by something else; use pack with fcfs"
-                    .into(),
-            ));
-        }
-        if let SchedulingPolicy::LongestPrefix { lookahead } = self.scheduling_policy {
-            if lookahead == 0 {
-                return Err(ConfigError(
-                    "prefill_admission_lookahead must be at least 1".into(),
-                ));
-            }
-            if !self.enable_prefix_caching {
-                return Err(ConfigError(
-                    "scheduling_policy lpm needs the prefix cache, which is off".into(),
-                ));
-            }
-        }
-        Ok(())
+        self.validate_policies()
     }
 }
 

@@ -39,7 +39,9 @@ pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
             let is_its_own = |result: &Value| !id.is_null() && result["tool_call_id"] == id;
             // Results without names come in the order of the calls.
             let place = { results.iter().position(is_its_own) }.or_else(|| {
-                results.iter().position(|result| result.get("tool_call_id").is_none_or(Value::is_null))
+                results
+                    .iter()
+                    .position(|result| result.get("tool_call_id").is_none_or(Value::is_null))
             });
             fitted.extend(place.map(|place| results.remove(place)));
         }

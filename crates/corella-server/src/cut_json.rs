@@ -68,7 +68,10 @@ mod tests {
             ("{\"a\": \"x\",", Some(json!({"a": "x"}))),
             ("{\"a\": tr", Some(json!({}))),
             ("{\"a\": 12", Some(json!({"a": 12}))),
-            ("{\"a\": [1, {\"b\": \"}\", \"c\": -", Some(json!({"a": [1, {"b": "}"}]}))),
+            (
+                "{\"a\": [1, {\"b\": \"}\", \"c\": -",
+                Some(json!({"a": [1, {"b": "}"}]})),
+            ),
             ("{\"a\": \"\\u00", Some(json!({}))),
             ("{\"a\": 1}", Some(json!({"a": 1}))),
         ] {
@@ -79,7 +82,8 @@ mod tests {
     /// Any cut leaves the object or a part of it.
     #[test]
     fn every_cut_of_an_object_is_an_object() {
-        let whole = json!({"path": "a/\u{e9}\"b\\", "lines": [1, 2.5, null], "deep": {"x": {"y": true}}});
+        let whole =
+            json!({"path": "a/\u{e9}\"b\\", "lines": [1, 2.5, null], "deep": {"x": {"y": true}}});
         let text = whole.to_string();
         let cuts = text.char_indices().map(|(at, _)| &text[..at]).skip(1);
         for cut in cuts {

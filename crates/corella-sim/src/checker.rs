@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use corella_core::{
     Batch, FinishReason, MissedObjective, PrefillAdmissionPolicy, Request, RequestError, RequestId,
-    RequestOutput, SchedulerStats, SchedulingPolicy, SlotId,
+    RequestOutput, SchedulerStats, SlotId,
 };
 
 use crate::executor::UNDEFINED;
 use crate::lateness::Lateness;
 use crate::load::{Answer, Load, NEVER};
+use crate::policy;
 use crate::prompt_check::PromptCheck;
 use crate::starvation::NoStarvation;
 use crate::step_budget::{Drafts, StepLimits};
@@ -263,12 +264,9 @@ impl Order {
     /// With the cache on, a follower waits for its leader, and others may start meanwhile.
     fn new(load: &Load) -> Self {
         let config = &load.config;
-        let is_by_priority = config.scheduling_policy == SchedulingPolicy::Priority;
-        let is_ordered = match config.scheduling_policy {
-            SchedulingPolicy::Fcfs => true,
-            SchedulingPolicy::Priority => config.max_passed_over == NEVER,
-            SchedulingPolicy::LongestPrefix { .. } => false,
-        };
+        let is_by_priority = policy::is_by_priority(config);
+        let is_ordered =
+            policy::ranks_by_arrival(config) || is_by_priority && config.max_passed_over == NEVER;
         let is_fifo = config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
         Self {
             is_by_priority,

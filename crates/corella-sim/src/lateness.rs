@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 use corella_core::{
-    FinishReason, LatencyObjectives, MissedObjective, ObjectiveKind, PrefillAdmissionPolicy,
-    RequestError, RequestId, RequestOutput, SchedulerConfig, SchedulingPolicy,
+    FinishReason, LatencyObjectives, MissedObjective, ObjectiveKind, RequestError, RequestId,
+    RequestOutput, SchedulerConfig,
 };
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::{Answer, Load};
+use crate::policy;
 
 /// With `enable_slo_admission`, a request that cannot be in time ends at once, and no other does.
 /// Whatever the scheduler expects, no step is assumed to take longer than the slowest so far.
@@ -102,8 +103,7 @@ impl Checker for Lateness {
     /// left of the running ones.
     fn refused(&mut self, answer: &Answer, missed: &MissedObjective) -> Verdict {
         let request = &answer.request;
-        let is_in_order = self.config.scheduling_policy == SchedulingPolicy::Fcfs
-            && self.config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
+        let is_in_order = policy::starts_in_order(&self.config);
         let is_before = |other: &&Watched| other.has_started || is_in_order;
         let before = self.requests.values().filter(is_before);
         let num_before: u64 = before.map(|other| other.num_tokens).sum();

@@ -13,6 +13,7 @@ mod kept_prefix;
 mod lateness;
 mod load;
 mod pair;
+mod policy;
 mod prompt_check;
 mod random;
 mod simulation;

@@ -512,6 +512,10 @@ fn vary(config: &mut SchedulerConfig, random: &mut Random) {
         config.scheduling_policy = SchedulingPolicy::LongestPrefix {
             lookahead: 1 + random.below(8) as u32,
         };
+    } else if random.once_in(4) {
+        config.scheduling_policy = SchedulingPolicy::ShortestFirst {
+            lookahead: 1 + random.below(8) as u32,
+        };
     } else if random.once_in(2) {
         config.prefill_admission_policy = PrefillAdmissionPolicy::Pack {
             lookahead: 1 + random.below(8) as u32,

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use corella_core::{
-    PrefillAdmissionPolicy, Request, RequestId, RequestOutput, SchedulerConfig, SchedulingPolicy,
-};
+use corella_core::{Request, RequestId, RequestOutput, SchedulerConfig};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::{Answer, Load};
+use crate::policy;
 
 /// Rules 8 and 9: a decoding request is in every step, or alternates with others where decodes are
 /// limited. A waiting request is passed over a limited number of times.
@@ -60,23 +59,22 @@ impl NoStarvation {
     /// The order in which requests should start, for counting who was passed over: by arrival under
     /// `fcfs`, and otherwise by submission.
     fn rank(&self, request: &Request) -> (u64, RequestId) {
-        match self.config.scheduling_policy {
-            SchedulingPolicy::Fcfs => (request.arrival_us, request.id),
-            _ => (0, request.id),
+        match policy::ranks_by_arrival(&self.config) {
+            true => (request.arrival_us, request.id),
+            false => (0, request.id),
         }
     }
 
     /// How often a request may be passed over: by the policy, and because a follower waits at least
     /// one step for each chunk of its leader.
     fn max_passed_over(&self) -> usize {
-        let is_in_order = self.config.scheduling_policy == SchedulingPolicy::Fcfs
-            && self.config.prefill_admission_policy == PrefillAdmissionPolicy::Fifo;
-        let by_policy = match (is_in_order, self.config.scheduling_policy) {
-            (true, _) => 0,
-            (false, SchedulingPolicy::Priority) => {
-                self.config.max_passed_over as usize + self.max_steps_to_make_room()
-            }
-            (false, _) => self.config.max_passed_over as usize,
+        let max_passed_over = self.config.max_passed_over as usize;
+        let by_policy = if policy::starts_in_order(&self.config) {
+            0
+        } else if policy::is_by_priority(&self.config) {
+            max_passed_over + self.max_steps_to_make_room()
+        } else {
+            max_passed_over
         };
         let by_leaders = match self.config.enable_prefix_caching {
             true => self.longest_prompt * self.config.max_num_seqs as usize,

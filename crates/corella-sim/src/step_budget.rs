@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use corella_core::{RequestId, SchedulerConfig, SchedulerStats, SchedulingPolicy, Span};
+use corella_core::{RequestId, SchedulerConfig, SchedulerStats, Span};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::{Answer, Load};
+use crate::policy;
 
 /// Rules 1, 3 and 7: a step exceeds no limit, and cuts a prompt short only if it is full.
 pub struct StepLimits {
@@ -105,7 +106,7 @@ impl Checker for Drafts {
         // A request is preempted because another needs a page, so there was no page left for
         // drafts. Under `priority` one urgent request may preempt several, which can free more
         // pages than it needs.
-        let is_for_pages = config.scheduling_policy != SchedulingPolicy::Priority;
+        let is_for_pages = !policy::is_by_priority(config);
         let num_preempted = step.stats.num_preemptions - self.num_preemptions;
         let first_rows = |span: &&Span| span.start + span.tokens.len() as u32 - span.num_drafts;
         let takes_page = |span: &&Span| {

@@ -528,12 +528,12 @@ fn with_end_mark(messages: &[Json]) -> Result<Vec<Json>, TextError> {
     };
     let text = match last.get_mut("content") {
         Some(Json::String(text)) => Some(text),
-        Some(Json::Array(parts)) => { parts.iter_mut().rev() }.find_map(|part| {
-            match part.get_mut("text") {
+        Some(Json::Array(parts)) => {
+            { parts.iter_mut().rev() }.find_map(|part| match part.get_mut("text") {
                 Some(Json::String(text)) => Some(text),
                 _ => None,
-            }
-        }),
+            })
+        }
         _ => None,
     };
     match text {

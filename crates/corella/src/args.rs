@@ -240,14 +240,14 @@ pub struct SchedulerArgs {
     /// Compute every prompt whole, in one step
     #[arg(long)]
     pub no_chunked_prefill: bool,
-    /// Which waiting request starts next: the first to arrive (fcfs), the most urgent (priority), or
-    /// the one with the longest cached prefix (lpm)
+    /// Which waiting request starts next: the first to arrive (fcfs), the most urgent (priority), the
+    /// one with the longest cached prefix (lpm), or the one with the least work left (sjf)
     #[arg(long, value_enum, default_value_t)]
     pub scheduling_policy: SchedulingPolicyArg,
     /// Which waiting requests join a step: the first ones (fifo), or the smallest that fit (pack)
     #[arg(long, value_enum, default_value_t)]
     pub prefill_admission_policy: AdmissionPolicyArg,
-    /// Number of waiting requests that pack and lpm choose from
+    /// Number of waiting requests that pack, lpm and sjf choose from
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub prefill_admission_lookahead: u32,
     /// With pack: serve every Nth round first come, first served; 0 never does
@@ -439,6 +439,7 @@ pub enum SchedulingPolicyArg {
     Fcfs,
     Priority,
     Lpm,
+    Sjf,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

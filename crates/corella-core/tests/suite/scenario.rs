@@ -216,6 +216,7 @@ impl World {
             "fcfs" => SchedulingPolicy::Fcfs,
             "priority" => SchedulingPolicy::Priority,
             "lpm" => SchedulingPolicy::LongestPrefix { lookahead },
+            "sjf" => SchedulingPolicy::ShortestFirst { lookahead },
             _ => panic!("unknown policy {policy}"),
         };
         if pack {

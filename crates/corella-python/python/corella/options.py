@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
     slo_admission: bool
     head_room: float | Literal["estimate", "limit"]
     no_chunked_prefill: bool
-    scheduling_policy: Literal["fcfs", "priority", "lpm"]
+    scheduling_policy: Literal["fcfs", "priority", "lpm", "sjf"]
     prefill_admission_policy: Literal["fifo", "pack"]
     prefill_admission_lookahead: int
     prefill_force_fifo_every: int

@@ -47,6 +47,9 @@ pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
         SchedulingPolicyArg::Lpm => SchedulingPolicy::LongestPrefix {
             lookahead: args.prefill_admission_lookahead,
         },
+        SchedulingPolicyArg::Sjf => SchedulingPolicy::ShortestFirst {
+            lookahead: args.prefill_admission_lookahead,
+        },
     };
     limits.prefill_admission_policy = match args.prefill_admission_policy {
         AdmissionPolicyArg::Fifo => PrefillAdmissionPolicy::Fifo,

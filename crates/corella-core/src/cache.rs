@@ -1,0 +1,19 @@
+//! The KV cache: pages and their owners, the prefix tree, KV groups and windows, and pages that other nodes read or write.
+
+pub(crate) mod group_cache;
+#[cfg(test)]
+pub(crate) mod group_cache_model;
+pub(crate) mod hold;
+pub(crate) mod kv_cache;
+#[cfg(test)]
+pub(crate) mod kv_cache_model;
+pub(crate) mod kv_event;
+pub(crate) mod kv_group;
+pub(crate) mod page_map;
+pub(crate) mod page_pool;
+pub(crate) mod page_table;
+pub(crate) mod pin;
+pub(crate) mod prefix_tree;
+pub(crate) mod receipt;
+pub(crate) mod spill;
+pub(crate) mod window;

@@ -1,0 +1,401 @@
+//! Requests whose prompt another node computes: their pages are taken before their KV comes.
+//!
+//! ```text
+//! reserve ──▶ Receiving ──handle_kv_arrived──▶ Arrived ──a slot is free──▶ Running
+//!                 │ handle_kv_lost
+//!                 └──▶ Waiting, to be computed here, or ended
+//! ```
+//!
+//! A node that computes a prompt usually draws the first token as well. If it does not,
+//! [`handle_rows_arrived`](Scheduler::handle_rows_arrived) takes the place of
+//! [`handle_kv_arrived`](Scheduler::handle_kv_arrived), and the last row is computed again for its
+//! logits.
+//!
+//! A reservation takes all pages of the prompt at once, so that two requests that each have half of
+//! their pages never wait for each other. It counts in the page forecast like a running request.
+//! Received pages are in no batch and not in the prefix tree before all of them have arrived.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use crate::cache::page_table::PageTables;
+use crate::cache::prefix_tree::KnownPath;
+use crate::request_state::{RequestIndex, Stage};
+use crate::step::step_plan::StepPlan;
+use crate::{
+    AdmissionError, FinishReason, PageId, Request, RequestError, RequestId, Scheduler, TokenId,
+};
+
+/// The deadline of requests whose KV comes from host memory: no other node can fail to send it.
+pub(crate) const NO_DEADLINE: u64 = u64::MAX;
+
+/// The pages that a request was given for KV to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The pages of all tokens of the request, in order.
+    pub pages: Vec<PageId>,
+    /// The first rows, in whole pages, are there already and must not be written.
+    pub num_cached_rows: u32,
+    /// The number of this reservation among all that were granted, counted from 1.
+    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) reaches it
+    /// together with the page counts that include its pages.
+    pub granted_as: u64,
+}
+
+/// What becomes of a request whose KV does not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LostKv {
+    /// It waits to be computed here.
+    Recompute,
+    /// It ends with this reason.
+    End(alloc::boxed::Box<str>),
+}
+
+/// Requests that have pages and no slot.
+#[derive(Debug, Default)]
+pub(crate) struct Receipts {
+    /// Those whose KV is still to come.
+    by_deadline: BTreeSet<(u64, RequestIndex)>,
+    /// Those whose KV is there, by rank.
+    arrived: Vec<RequestIndex>,
+}
+
+impl Receipts {
+    pub fn len(&self) -> usize {
+        self.by_deadline.len() + self.arrived.len()
+    }
+
+    pub fn num_receiving(&self) -> usize {
+        self.by_deadline.len()
+    }
+
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        let first = self.by_deadline.first();
+        let first = first.map(|&(deadline_us, _)| deadline_us);
+        first.filter(|&deadline_us| deadline_us != NO_DEADLINE)
+    }
+
+    /// All of them, those that have arrived first.
+    pub fn iter(&self) -> impl Iterator<Item = RequestIndex> {
+        let receiving = self.by_deadline.iter().map(|&(_, index)| index);
+        self.arrived.iter().copied().chain(receiving)
+    }
+
+    pub fn last_arrived(&self) -> Option<RequestIndex> {
+        self.arrived.last().copied()
+    }
+}
+
+impl Scheduler {
+    /// Reserves pages, until `deadline_us`, for a request whose KV another node computes. The pages
+    /// cover its prompt and any tokens already drawn for it, and the head-room forecast also allows
+    /// for the pages that its output is expected to need.
+    /// If the request is aborted, or the deadline passes before
+    /// [`handle_kv_arrived`](Self::handle_kv_arrived) is called, the request ends. Its pages stay
+    /// taken until [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any
+    /// more.
+    ///
+    /// [`AdmissionError::NoRoom`] says that another node may have room, and
+    /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because KV groups cannot
+    /// be received yet, or because log-probabilities or a hidden state of the prompt are wanted, which only
+    /// the node that computes it has.
+    pub fn reserve(
+        &mut self,
+        request: Request,
+        deadline_us: u64,
+    ) -> Result<Reservation, AdmissionError> {
+        if self.config.has_kv_groups() || request.sampling.is_told_of_prompt() {
+            return Err(AdmissionError::NoDecodeNode);
+        }
+        let max_tokens = self.config.check_request(&request)?;
+        let state = self.new_state(request, max_tokens, 0)?;
+        let index = self.insert_state(state);
+        let num_rows = self.requests[index].num_known_tokens();
+        let matched = self.ready_prefix(index, num_rows);
+        self.expect_output(index);
+        let num_in_use = matched.partition_point(|&page| self.kv.is_locked(page));
+        let state = &self.requests[index];
+        let num_pages = num_rows.div_ceil(self.config.page_size);
+        let num_new_pages = num_pages as usize - num_in_use;
+        let demand = self.page_demand(state, num_pages, num_in_use as u32);
+        self.keep_pages_of_running();
+        let num_needed_pages = num_new_pages + self.forecast.peak_with(&demand);
+        let num_available_pages = self.kv.num_available();
+        let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
+        if num_needed_pages > num_available_pages || num_new_pages > num_available_pages || is_full
+        {
+            let state = self.requests.remove(index);
+            self.index_of.remove(&state.request.id);
+            return Err(AdmissionError::NoRoom {
+                num_needed_pages,
+                num_available_pages,
+            });
+        }
+        for &page in &matched {
+            self.kv.lock(page);
+        }
+        let state = &mut self.requests[index];
+        let num_matched_pages = matched.len() as u32;
+        let num_cached_rows = num_matched_pages * self.config.page_size;
+        state.tables = PageTables::of_one_group(matched);
+        let num_left = (num_pages - num_matched_pages) as usize;
+        let has_pages = self.kv.try_allocate(num_left, state.tables.only_mut());
+        assert!(
+            has_pages,
+            "fewer pages are free than were counted for a reservation"
+        );
+        state.stage = Stage::Receiving;
+        state.num_published_pages = num_matched_pages;
+        state.num_shared_pages = num_in_use as u32;
+        state.num_computed_tokens = num_cached_rows;
+        state.num_scheduled_tokens = num_cached_rows;
+        state.prefill_end = num_rows;
+        let pages = state.tables.only().to_vec();
+        self.begin_receiving(index, deadline_us);
+        self.counters.num_reservations += 1;
+        Ok(Reservation {
+            pages,
+            num_cached_rows,
+            granted_as: self.counters.num_reservations,
+        })
+    }
+
+    pub(crate) fn begin_receiving(&mut self, index: RequestIndex, deadline_us: u64) {
+        self.requests[index].receipt_deadline_us = deadline_us;
+        self.receipts.by_deadline.insert((deadline_us, index));
+        self.count_running(index);
+    }
+
+    /// The whole pages of its first `num_rows` tokens that the prefix tree has, as far as they are
+    /// computed.
+    pub(crate) fn ready_prefix(&self, index: RequestIndex, num_rows: u32) -> Vec<PageId> {
+        if !self.config.enable_prefix_caching {
+            return Vec::new();
+        }
+        let state = &self.requests[index];
+        let namespace = &state.request.namespace;
+        let tokens = &state.tokens[..num_rows as usize];
+        let matched = self.kv.match_prefix(namespace, tokens, self.next_step);
+        let last_returned = self.last_returned();
+        let is_ready = |page: &PageId| self.kv.filled_by(*page) <= last_returned;
+        matched.pages.into_iter().take_while(is_ready).collect()
+    }
+
+    /// Reports that all rows of a reserved request are in its pages and that `token` was drawn
+    /// after them; the request now waits for a slot. Returns false if the request has already
+    /// ended, for example at its deadline, in which case [`handle_kv_lost`](Self::handle_kv_lost)
+    /// must be called to release its pages.
+    pub fn handle_kv_arrived(&mut self, id: RequestId, token: TokenId) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return false;
+        };
+        let state = &mut self.requests[index];
+        let num_rows = state.num_known_tokens();
+        state.tokens.push(token);
+        state.came_with_kv = true;
+        let is_last = state.finish_reason();
+        self.note_drawn_elsewhere(index);
+        self.arrive(index, num_rows);
+        if let Some(reason) = is_last {
+            self.finish(index, reason, None);
+        }
+        true
+    }
+
+    /// Reports that all rows of a reserved request are in its pages, and that no token was drawn after
+    /// them: its last known token is computed again, and the next one is drawn here. The return value
+    /// is that of [`handle_kv_arrived`](Self::handle_kv_arrived).
+    pub fn handle_rows_arrived(&mut self, id: RequestId) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return false;
+        };
+        let state = &self.requests[index];
+        let num_rows = state.num_known_tokens();
+        if state.num_published_pages * self.config.page_size == num_rows {
+            // The row to compute again is in a page that others may read at this moment. The request
+            // starts like any other whose tokens are all cached, from a copy.
+            self.stop_receiving(index);
+        } else {
+            self.arrive(index, num_rows - 1);
+        }
+        true
+    }
+
+    /// A receiving request has its KV and waits for a slot, to compute what follows the first
+    /// `num_computed_tokens` tokens.
+    pub(crate) fn arrive(&mut self, index: RequestIndex, num_computed_tokens: u32) {
+        let state = &mut self.requests[index];
+        self.receipts
+            .by_deadline
+            .remove(&(state.receipt_deadline_us, index));
+        state.num_computed_tokens = num_computed_tokens;
+        state.num_scheduled_tokens = num_computed_tokens;
+        state.stage = Stage::Arrived;
+        let rank = state.rank;
+        let requests = &self.requests;
+        let arrived = &mut self.receipts.arrived;
+        let at = arrived.partition_point(|&other| requests[other].rank < rank);
+        arrived.insert(at, index);
+    }
+
+    /// Reports that nobody writes to a reserved request's pages any more, although not all of its
+    /// KV has arrived. If the request has ended in the meantime, its held pages are released;
+    /// returns false if there was nothing to release.
+    pub fn handle_kv_lost(&mut self, id: RequestId, how: LostKv) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return self.release_hold(id);
+        };
+        match how {
+            LostKv::Recompute => self.stop_receiving(index),
+            LostKv::End(reason) => {
+                self.stop_receiving(index);
+                let error = RequestError::KvNotReceived(reason);
+                self.finish(index, FinishReason::Error(error), None);
+            }
+        }
+        true
+    }
+
+    /// The next time at which something ends by itself. Whoever drives the scheduler calls
+    /// [`schedule`](Self::schedule) by then.
+    pub fn poll_deadline(&self) -> Option<u64> {
+        let receipt_us = self.receipts.next_deadline_us();
+        let lease_us = self.holds.next_lease_us();
+        receipt_us.into_iter().chain(lease_us).min()
+    }
+
+    /// Whether pages are still to be filled, copied or let go of by others, so that requests which
+    /// are stuck now may be able to continue later.
+    pub fn waits_for_kv(&self) -> bool {
+        self.receipts.num_receiving() > 0 || !self.holds.is_empty() || self.spills.is_copying()
+    }
+
+    fn receiving(&self, id: RequestId) -> Option<RequestIndex> {
+        let &index = self.index_of.get(&id)?;
+        let is_receiving = self.requests[index].stage == Stage::Receiving;
+        (is_receiving && !self.spills.is_restoring(id)).then_some(index)
+    }
+
+    /// Lets go of a receiving request's pages, which nobody writes to, and has it wait.
+    pub(crate) fn stop_receiving(&mut self, index: RequestIndex) {
+        let deadline_us = self.requests[index].receipt_deadline_us;
+        self.receipts.by_deadline.remove(&(deadline_us, index));
+        self.stop_counting(index);
+        let state = &mut self.requests[index];
+        let pages = state.tables.take_pages();
+        self.kv.unlock_all(pages);
+        state.stage = Stage::Waiting;
+        state.num_computed_tokens = 0;
+        state.num_scheduled_tokens = 0;
+        state.num_published_pages = 0;
+        state.prefill_end = 0;
+        self.wait(index);
+    }
+
+    /// Removes a request that is leaving from the receipts. If its KV had not arrived yet, late
+    /// writes may still land in its pages, so those are held.
+    pub(crate) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
+        self.stop_counting(index);
+        let state = &mut self.requests[index];
+        if stage == Stage::Arrived {
+            self.receipts.arrived.retain(|&other| other != index);
+            return;
+        }
+        self.receipts
+            .by_deadline
+            .remove(&(state.receipt_deadline_us, index));
+        let pages = state.tables.take_pages();
+        state.num_computed_tokens = 0;
+        state.num_published_pages = 0;
+        let request = state.request.id;
+        match self.spills.is_restoring(request) {
+            true => self.spills.keep_for_writer(request, pages),
+            false => self.holds.insert(request, pages, None),
+        }
+    }
+
+    /// Ends the requests whose KV has not come in time.
+    pub(crate) fn end_late_receipts(&mut self) {
+        while let Some(&(deadline_us, index)) = self.receipts.by_deadline.first()
+            && deadline_us <= self.now_us()
+        {
+            let reason = "it was not there at the deadline".into();
+            let error = RequestError::KvNotReceived(reason);
+            self.finish(index, FinishReason::Error(error), None);
+        }
+    }
+
+    /// Gives slots to requests whose KV is there, by rank, and plans their next token.
+    pub(crate) fn start_arrived(&mut self, plan: &mut StepPlan) {
+        while let Some(&index) = self.receipts.arrived.first() {
+            let has_budget = plan.budget.tokens_left > 0
+                && plan.entries.len() < self.config.max_decode_seqs as usize;
+            if self.free_slots.is_empty() || !has_budget || !self.has_page_for_row(index, plan) {
+                return;
+            }
+            self.receipts.arrived.remove(0);
+            self.start_with_kv(index, plan);
+        }
+    }
+
+    /// Makes sure that the page table of a request without a slot has room for its next position.
+    /// If no page is free and no running or leaving request could free one, the youngest arrived
+    /// requests are preempted for their pages.
+    fn has_page_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
+        loop {
+            let state = &mut self.requests[index];
+            let num_rows = state.tables.len() as u32 * self.config.page_size;
+            if state.num_scheduled_tokens < num_rows {
+                return true;
+            }
+            if self.kv.try_allocate(1, state.tables.only_mut()) {
+                self.forecast.note_taken(1, state.is_length_known);
+                return true;
+            }
+            plan.is_short_of_pages = true;
+            let is_quiet = self.running.is_empty() && self.inflight.is_empty();
+            let is_leaving = self.num_leaving > 0 || self.spills.is_storing();
+            let last = self.receipts.last_arrived();
+            match last.filter(|_| is_quiet && !is_leaving) {
+                Some(last) if last != index => self.preempt(last),
+                Some(_) if !self.waits_for_kv() => {
+                    let num_pages = self.config.num_pages;
+                    let error = RequestError::PoolExhausted { num_pages };
+                    self.finish(index, FinishReason::Error(error), None);
+                    return false;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    /// Gives a slot to a request that has its KV, and computes its last token.
+    fn start_with_kv(&mut self, index: RequestIndex, plan: &mut StepPlan) {
+        let slot = self.free_slots.pop().expect("a slot is free");
+        let state = &mut self.requests[index];
+        state.slot = Some(slot);
+        state.stage = Stage::Running;
+        state.known_path = KnownPath::default();
+        state.prefill_end = state.num_scheduled_tokens;
+        state.started_step = plan.batch.step;
+        plan.start_slot(state, slot);
+        plan.start_tables(state, slot);
+        let rank = state.rank;
+        self.note_admitted(index);
+        let requests = &self.requests;
+        let at = self.running.partition_point(|&i| requests[i].rank < rank);
+        self.running.insert(at, index);
+        self.plan_span(index, 1, plan);
+        self.recount_running(index);
+    }
+    /// Counts the prompt of a request with KV when it first gets a slot, or loses its pages before.
+    pub(crate) fn note_admitted(&mut self, index: RequestIndex) {
+        let now_us = self.now_us();
+        let state = &mut self.requests[index];
+        if state.num_cached_tokens.is_none() {
+            state.num_cached_tokens = Some(state.num_published_pages * self.config.page_size);
+            state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
+            self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
+        }
+    }
+}

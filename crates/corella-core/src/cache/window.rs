@@ -1,0 +1,130 @@
+//! The pages of requests in several KV groups or behind windows: how tables grow with a prompt that
+//! is being read, and what is given back when a window has moved on.
+//!
+//! In groups without a window a request holds the pages of all its known tokens from its start. With
+//! a window it takes pages chunk by chunk, and gives them back when no coming query reads them, so
+//! that a prompt may be longer than the pool. Pages are given back when a step has returned: the
+//! queries of steps in flight are behind the tokens that are computed by then.
+
+use crate::request_state::{RequestIndex, RequestState};
+use crate::step::step_plan::StepPlan;
+use crate::{FinishReason, RequestError, Scheduler, StepId};
+
+impl Scheduler {
+    /// Takes the pages behind windows that the next `num_tokens` prompt tokens of a request need.
+    /// Returns how many of those tokens have their pages.
+    pub(crate) fn take_window_pages(
+        &mut self,
+        index: RequestIndex,
+        num_tokens: u32,
+        plan: &mut StepPlan,
+    ) -> u32 {
+        if !self.config.has_kv_groups() {
+            return num_tokens;
+        }
+        let state = &mut self.requests[index];
+        let page_size = self.config.page_size;
+        let num_inflight_rows = state.num_scheduled_tokens - state.num_computed_tokens;
+        let num_rows_left = state.num_rows_at_once.saturating_sub(num_inflight_rows);
+        let num_tokens = num_tokens.min(num_rows_left);
+        let num_window_groups =
+            self.config.num_kv_groups() - self.config.num_groups_without_window();
+        if num_window_groups == 0 || num_tokens == 0 {
+            return num_tokens;
+        }
+        // The tables of groups with a window are the shortest, and grow together.
+        let first = state.tables.len();
+        let wanted = (state.num_scheduled_tokens + num_tokens).div_ceil(page_size) as usize;
+        let num_affordable = self.kv.num_available() / num_window_groups as usize;
+        let end = wanted.min(first + num_affordable);
+        if end > first && self.kv.try_extend(&mut state.tables, |_| end) {
+            let num_pages = (end - first) * num_window_groups as usize;
+            self.forecast.note_taken(num_pages, state.is_length_known);
+            let slot = state.slot.expect("a request that prefills has no slot");
+            let groups = &self.config.kv_groups;
+            plan.extend_tables(state, slot, |group, table| match groups[group].window {
+                Some(_) => first,
+                None => table.len(),
+            });
+        }
+        if end < wanted {
+            plan.is_short_of_pages = true;
+        }
+        let num_rows = state.tables.len() as u32 * page_size;
+        num_tokens.min(num_rows - state.num_scheduled_tokens)
+    }
+
+    /// Makes room when nothing can be planned because no prompt gets a page. Returns whether to try
+    /// again.
+    pub(crate) fn make_room_for_prompt(&mut self, plan: &StepPlan) -> bool {
+        let is_stuck = plan.is_short_of_pages && plan.batch.is_empty() && self.inflight.is_empty();
+        if !self.config.has_kv_groups() || !is_stuck || self.prefilling.is_empty() {
+            return false;
+        }
+        match self.running[..] {
+            [] => false,
+            [index] => {
+                let num_pages = self.config.num_pages;
+                let error = RequestError::PoolExhausted { num_pages };
+                self.finish(index, FinishReason::Error(error), None);
+                false
+            }
+            [.., last] => {
+                self.preempt(last);
+                self.raise_share();
+                true
+            }
+        }
+    }
+
+    /// Gives back the pages that no coming query of a running request reads.
+    pub(crate) fn give_back_pages(&mut self, index: RequestIndex) {
+        if !self.config.has_kv_groups() {
+            return;
+        }
+        // It may just have ended.
+        let still_runs = { self.requests.get(index) }.is_some_and(RequestState::is_running);
+        if !still_runs {
+            return;
+        }
+        let state = &mut self.requests[index];
+        for (group, table) in self.config.kv_groups.iter().zip(state.tables.iter_mut()) {
+            let first = group.first_page_read(state.num_computed_tokens, self.config.page_size);
+            let num_pages = (first as usize).saturating_sub(table.num_gone);
+            if num_pages > 0 {
+                self.kv.unlock_all(table.pages.drain(..num_pages));
+                table.num_gone += num_pages;
+                self.forecast
+                    .note_given_back(num_pages, state.is_length_known);
+            }
+        }
+    }
+
+    /// Publishes the full pages of a request's first `num_rows` rows in all groups. What another
+    /// request has published before stays, and the request's own page is freed when it gives it
+    /// back.
+    pub(crate) fn publish_in_groups(&mut self, index: RequestIndex, num_rows: u32, step: StepId) {
+        let page_size = self.config.page_size as usize;
+        let state = &mut self.requests[index];
+        for at in state.path.len()..num_rows as usize / page_size {
+            let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
+            let namespace = &state.request.namespace;
+            let Some(place) = self.kv.extend_path(namespace, &state.path, tokens, step) else {
+                break;
+            };
+            state.path.push(place);
+            for (group, table) in state.tables.iter().enumerate() {
+                if let Some(page) = table.page(at) {
+                    self.kv.keep_page(&state.path, group, page, step);
+                }
+            }
+        }
+        state.num_published_pages = state.path.len() as u32;
+    }
+
+    /// Takes a request's path out of the prefix tree, as far as nobody else needs it.
+    pub(crate) fn leave_path(&mut self, index: RequestIndex) {
+        let path = core::mem::take(&mut self.requests[index].path);
+        self.kv.leave_path(&path);
+    }
+}

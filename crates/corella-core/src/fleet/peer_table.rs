@@ -1,0 +1,360 @@
+//! The other nodes, by what the registry lists, probes find out and sessions run into.
+//!
+//! The registry says who exists, the nodes themselves say how they are. A registry that fails
+//! takes nobody away, and one that has come back without its memory is given time to be told again.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::fleet::peer::{Peer, PeerFacts, ReservationId};
+use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerTableConfig {
+    pub max_peers: usize,
+    pub probe_interval_us: u64,
+    /// This many probes in a row without an answer make a healthy node suspect.
+    pub max_failed_probes: u32,
+    /// The pause before a suspect node is asked again: at first, and at most.
+    pub min_retry_us: u64,
+    pub max_retry_us: u64,
+    /// An incompatible node changes only by a restart.
+    pub incompatible_interval_us: u64,
+    /// An empty list is believed once this many have come in a row, with at least `empty_lists_us`
+    /// between the first and the last.
+    pub num_empty_lists: u32,
+    pub empty_lists_us: u64,
+    /// After an outage a healthy node may be missing from the list because it has not registered
+    /// again yet. It is kept for so long.
+    pub outage_grace_us: u64,
+    pub bandwidth_lifetime_us: u64,
+    /// The least time between two log lines about one incompatible node.
+    pub log_interval_us: u64,
+}
+
+impl Default for PeerTableConfig {
+    fn default() -> Self {
+        Self {
+            max_peers: 4096,
+            probe_interval_us: 1_000_000,
+            max_failed_probes: 2,
+            min_retry_us: 250_000,
+            max_retry_us: 5_000_000,
+            incompatible_interval_us: 60_000_000,
+            num_empty_lists: 2,
+            empty_lists_us: 1_000_000,
+            outage_grace_us: 15_000_000,
+            bandwidth_lifetime_us: 60_000_000,
+            log_interval_us: 60_000_000,
+        }
+    }
+}
+
+/// What the registry says of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerRecord {
+    /// Stays when the node is restarted.
+    pub instance_id: String,
+    /// A registry that lists mere addresses does not know it; the node's own answer does.
+    pub incarnation: Option<u64>,
+    pub max_prompt_tokens: u32,
+    pub is_draining: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerChange {
+    Added {
+        instance_id: String,
+        peer_id: PeerId,
+    },
+    /// The node was restarted: whatever belonged to its old life has ended.
+    Restarted {
+        instance_id: String,
+        old: PeerId,
+        new: PeerId,
+    },
+    Removed {
+        instance_id: String,
+        peer_id: PeerId,
+    },
+}
+
+#[derive(Debug)]
+pub struct PeerTable {
+    config: PeerTableConfig,
+    peers: BTreeMap<PeerId, Peer>,
+    by_instance: BTreeMap<String, Instance>,
+    next_peer: u64,
+    /// When the current run of empty lists began, and how many lists it has so far.
+    empty_lists: Option<(u64, u32)>,
+    last_outage_us: Option<u64>,
+    /// What `poll_change` has not yet returned.
+    changes: VecDeque<PeerChange>,
+}
+
+/// What outlives a restart.
+#[derive(Debug)]
+struct Instance {
+    peer_id: PeerId,
+    last_log_us: Option<u64>,
+}
+
+impl PeerTable {
+    pub fn new(config: PeerTableConfig) -> Self {
+        Self {
+            config,
+            peers: BTreeMap::new(),
+            by_instance: BTreeMap::new(),
+            next_peer: 0,
+            empty_lists: None,
+            last_outage_us: None,
+            changes: VecDeque::new(),
+        }
+    }
+
+    /// Which nodes came, went or were restarted. Read it until `None` after each `handle_*`.
+    pub fn poll_change(&mut self) -> Option<PeerChange> {
+        self.changes.pop_front()
+    }
+
+    /// A list from a registry that works. Lists must be repeated every few seconds even if nothing
+    /// has changed, because some changes are believed only once a later list confirms them.
+    pub fn handle_list(&mut self, records: &[PeerRecord], now_us: u64) {
+        if !records.is_empty() {
+            self.empty_lists = None;
+        } else if !self.is_emptiness_confirmed(now_us) {
+            return;
+        }
+        let mut listed: BTreeMap<&str, &PeerRecord> = BTreeMap::new();
+        for record in records {
+            if listed.len() < self.config.max_peers {
+                listed.entry(&record.instance_id).or_insert(record);
+            }
+        }
+        self.remove_unlisted(&listed, now_us);
+        for record in listed.into_values() {
+            self.handle_record(record, now_us);
+        }
+    }
+
+    fn is_emptiness_confirmed(&mut self, now_us: u64) -> bool {
+        let (first_us, num_lists) = self.empty_lists.unwrap_or((now_us, 0));
+        let num_lists = num_lists.saturating_add(1);
+        self.empty_lists = Some((first_us, num_lists));
+        num_lists >= self.config.num_empty_lists
+            && now_us.saturating_sub(first_us) >= self.config.empty_lists_us
+    }
+
+    fn remove_unlisted(&mut self, listed: &BTreeMap<&str, &PeerRecord>, now_us: u64) {
+        let grace_us = self.config.outage_grace_us;
+        let is_recovering = { self.last_outage_us }
+            .is_some_and(|outage_us| now_us.saturating_sub(outage_us) < grace_us);
+        self.peers.retain(|&peer_id, peer| {
+            let instance_id = &peer.record.instance_id;
+            let is_kept = listed.contains_key(instance_id.as_str())
+                || is_recovering && peer.standing() == PeerStanding::Healthy;
+            if !is_kept {
+                self.by_instance.remove(instance_id);
+                self.changes.push_back(PeerChange::Removed {
+                    instance_id: instance_id.clone(),
+                    peer_id,
+                });
+            }
+            is_kept
+        });
+    }
+
+    fn handle_record(&mut self, record: &PeerRecord, now_us: u64) {
+        let Some(peer_id) = self.peer_id(&record.instance_id) else {
+            if self.peers.len() < self.config.max_peers {
+                let peer_id = self.insert(record.clone(), now_us);
+                self.changes.push_back(PeerChange::Added {
+                    instance_id: record.instance_id.clone(),
+                    peer_id,
+                });
+            }
+            return;
+        };
+        let Some(peer) = self.peers.get_mut(&peer_id) else {
+            return;
+        };
+        // The node's own word is newer than a record that has not changed.
+        let is_news = record.incarnation != peer.record.incarnation;
+        let is_other_life = match (record.incarnation, peer.incarnation) {
+            (Some(listed), Some(known)) => listed != known,
+            _ => false,
+        };
+        if is_news && is_other_life {
+            self.restart(peer_id, record.clone(), now_us);
+        } else {
+            peer.incarnation = peer.incarnation.or(record.incarnation);
+            peer.record = record.clone();
+        }
+    }
+
+    fn insert(&mut self, record: PeerRecord, now_us: u64) -> PeerId {
+        let peer_id = PeerId(self.next_peer);
+        self.next_peer += 1;
+        let instance_id = record.instance_id.clone();
+        let peer = Peer::new(record, now_us, &self.config);
+        self.peers.insert(peer_id, peer);
+        { self.by_instance.entry(instance_id) }
+            .and_modify(|instance| instance.peer_id = peer_id)
+            .or_insert(Instance {
+                peer_id,
+                last_log_us: None,
+            });
+        peer_id
+    }
+
+    fn restart(&mut self, old: PeerId, record: PeerRecord, now_us: u64) -> PeerId {
+        self.peers.remove(&old);
+        let instance_id = record.instance_id.clone();
+        let new = self.insert(record, now_us);
+        self.changes.push_back(PeerChange::Restarted {
+            instance_id,
+            old,
+            new,
+        });
+        new
+    }
+
+    /// The registry cannot be asked: everybody stays.
+    pub fn handle_outage(&mut self, now_us: u64) {
+        self.last_outage_us = Some(now_us);
+        self.empty_lists = None;
+    }
+
+    /// A node that is due to be probed. It is due again later, whether or not an answer comes.
+    pub fn poll_probe(&mut self, now_us: u64) -> Option<PeerId> {
+        let due = { self.peers.iter_mut() }.min_by_key(|(_, peer)| peer.next_probe_us);
+        let (&peer_id, peer) = due.filter(|(_, peer)| peer.next_probe_us <= now_us)?;
+        peer.next_probe_us = now_us + peer.probe_interval_us(&self.config);
+        Some(peer_id)
+    }
+
+    pub fn next_probe_us(&self) -> Option<u64> {
+        self.peers.values().map(|peer| peer.next_probe_us).min()
+    }
+
+    /// A node answered, to a probe or when a session was opened. Returns the life that answered: if
+    /// the node was restarted, it is another one than was asked.
+    pub fn handle_hello(
+        &mut self,
+        peer_id: PeerId,
+        hello: PeerFacts,
+        now_us: u64,
+    ) -> Option<PeerId> {
+        let peer_id = self.identify(peer_id, hello.incarnation, now_us)?;
+        let peer = self.peers.get_mut(&peer_id)?;
+        peer.handle_hello(hello);
+        peer.next_probe_us = now_us + self.config.probe_interval_us;
+        Some(peer_id)
+    }
+
+    /// A node answered, and cannot be worked with. Returns whether it is time to log that.
+    pub fn handle_incompatible(&mut self, peer_id: PeerId, incarnation: u64, now_us: u64) -> bool {
+        let peer_id = self.identify(peer_id, incarnation, now_us);
+        let Some(peer) = peer_id.and_then(|peer_id| self.peers.get_mut(&peer_id)) else {
+            return false;
+        };
+        peer.handle_incompatible(now_us, &self.config);
+        let Some(instance) = self.by_instance.get_mut(&peer.record.instance_id) else {
+            return false;
+        };
+        let is_due = { instance.last_log_us }
+            .is_none_or(|last_us| now_us.saturating_sub(last_us) >= self.config.log_interval_us);
+        if is_due {
+            instance.last_log_us = Some(now_us);
+        }
+        is_due
+    }
+
+    /// The life of a node that has given its incarnation; `None` if the one that was asked is
+    /// known to be over.
+    fn identify(&mut self, peer_id: PeerId, incarnation: u64, now_us: u64) -> Option<PeerId> {
+        let peer = self.peers.get_mut(&peer_id)?;
+        let known = *peer.incarnation.get_or_insert(incarnation);
+        if known == incarnation {
+            return Some(peer_id);
+        }
+        let record = peer.record.clone();
+        let new = self.restart(peer_id, record, now_us);
+        self.peers.get_mut(&new)?.incarnation = Some(incarnation);
+        Some(new)
+    }
+
+    /// A probe had no answer in time.
+    pub fn handle_silent(&mut self, peer_id: PeerId, now_us: u64) {
+        if let Some(peer) = self.peers.get_mut(&peer_id) {
+            peer.handle_silent(now_us, &self.config);
+        }
+    }
+
+    /// A session broke off: its stream was reset, or its heartbeats ceased.
+    pub fn handle_session_lost(&mut self, peer_id: PeerId, now_us: u64) {
+        if let Some(peer) = self.peers.get_mut(&peer_id) {
+            peer.suspect(now_us, &self.config);
+        }
+    }
+
+    pub fn handle_report(&mut self, peer_id: PeerId, report: LoadReport, now_us: u64) {
+        if let Some(peer) = self.peers.get_mut(&peer_id) {
+            peer.handle_report(report, now_us);
+        }
+    }
+
+    /// Bytes were sent to a node, in a time that leaves out waiting for layers to be computed.
+    pub fn handle_transfer(
+        &mut self,
+        peer_id: PeerId,
+        num_bytes: u64,
+        elapsed_us: u64,
+        now_us: u64,
+    ) {
+        if let Some(peer) = self.peers.get_mut(&peer_id) {
+            peer.handle_transfer(num_bytes, elapsed_us, now_us, &self.config);
+        }
+    }
+
+    /// Counts pages as taken before the node's reports do. To be called when they are asked for,
+    /// and followed by [`release`](Self::release) when the request is refused or ends.
+    pub fn reserve(&mut self, peer_id: PeerId, num_pages: u32) -> Option<ReservationId> {
+        let number = self.peers.get_mut(&peer_id)?.reserve(num_pages);
+        Some(ReservationId { peer_id, number })
+    }
+
+    /// The node granted it, as its `granted_as`-th reservation since it started, counted from 1.
+    pub fn handle_granted(&mut self, reservation: ReservationId, granted_as: u64) {
+        if let Some(peer) = self.peers.get_mut(&reservation.peer_id) {
+            peer.handle_granted(reservation.number, granted_as);
+        }
+    }
+
+    pub fn release(&mut self, reservation: ReservationId) {
+        if let Some(peer) = self.peers.get_mut(&reservation.peer_id) {
+            peer.release(reservation.number);
+        }
+    }
+
+    /// All nodes as placement sees them, in the order in which they became known.
+    pub fn decode_nodes(&self, now_us: u64) -> Vec<DecodeNode> {
+        { self.peers.iter() }
+            .map(|(&peer_id, peer)| peer.decode_node(peer_id, now_us, &self.config))
+            .collect()
+    }
+
+    pub fn standing(&self, peer_id: PeerId) -> Option<PeerStanding> {
+        Some(self.peers.get(&peer_id)?.standing())
+    }
+
+    pub fn incarnation(&self, peer_id: PeerId) -> Option<u64> {
+        self.peers.get(&peer_id)?.incarnation
+    }
+
+    /// The present life of the node with this instance id.
+    pub fn peer_id(&self, instance_id: &str) -> Option<PeerId> {
+        Some(self.by_instance.get(instance_id)?.peer_id)
+    }
+}

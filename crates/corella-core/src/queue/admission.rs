@@ -1,0 +1,415 @@
+//! Which requests are accepted into the queue, and which waiting requests start in a step.
+
+use crate::cache::kv_cache::FoundPrefix;
+use crate::cache::page_table::PageTables;
+use crate::cache::prefix_tree::KnownPath;
+use crate::queue::page_forecast::PageDemand;
+use crate::queue::patience::Patient;
+use crate::request_state::{RequestIndex, RequestState, Stage};
+use crate::step::step_plan::{StepBudget, StepPlan};
+use crate::{AdmissionError, PageCopy, Request, Scheduler, SchedulerConfig, StepId};
+
+/// The most requests that one step may find to be followers. A request that is found to be one
+/// leaves the queue, so that later steps need not look at it again.
+pub(crate) const MAX_FOLLOWERS: usize = 64;
+
+impl SchedulerConfig {
+    /// Returns the most tokens that the request may generate, or the reason why it could never run
+    /// to its end.
+    pub fn check_request(&self, request: &Request) -> Result<u32, AdmissionError> {
+        let num_prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
+        if num_prompt_tokens == 0 {
+            return Err(AdmissionError::EmptyPrompt);
+        }
+        let is_pooled = request.sampling.pooling.is_some();
+        let asked = match is_pooled {
+            true => Some(0),
+            false => request.stopping.max_tokens,
+        };
+        let is_scored = request.sampling.prompt_logprobs.is_some();
+        if asked == Some(0) && !is_scored && !is_pooled {
+            return Err(AdmissionError::ZeroMaxTokens);
+        }
+        let num_output_tokens = request.output.len() as u32;
+        let is_complete = |max_tokens| num_output_tokens >= max_tokens && num_output_tokens > 0;
+        if asked.is_some_and(is_complete) {
+            return Err(AdmissionError::OutputComplete {
+                num_output_tokens,
+                max_tokens: asked.unwrap_or_default(),
+            });
+        }
+        let max_tokens = asked.unwrap_or(num_output_tokens + 1);
+        let num_tokens = u64::from(num_prompt_tokens) + u64::from(max_tokens);
+        if num_tokens > u64::from(self.max_model_len) {
+            return Err(AdmissionError::ContextExceeded {
+                num_prompt_tokens,
+                max_tokens,
+                max_model_len: self.max_model_len,
+            });
+        }
+        let needed_pages = self.num_least_pages(num_tokens as u32);
+        let num_pages = self.num_pages - self.max_pinned_pages;
+        if needed_pages > num_pages {
+            return Err(AdmissionError::PoolExceeded {
+                num_prompt_tokens,
+                max_tokens,
+                needed_pages,
+                num_pages,
+            });
+        }
+        let step_limit = self.max_unchunked_tokens();
+        // The last token takes no row, unless it is the prompt's because nothing is drawn.
+        let num_rows = (num_tokens - 1).max(num_prompt_tokens.into());
+        if num_rows > u64::from(step_limit) {
+            return Err(AdmissionError::StepExceeded {
+                num_prompt_tokens,
+                max_tokens,
+                limit: step_limit,
+            });
+        }
+        let max_len = u64::from(self.max_len_in(num_pages))
+            .min(self.max_model_len.into())
+            .min(u64::from(step_limit) + 1);
+        Ok(asked.unwrap_or((max_len - u64::from(num_prompt_tokens)) as u32))
+    }
+
+    /// The longest prefill that fits into one step beside all decodes when prompts are not
+    /// chunked. It also bounds a preempted request, whose output is prefilled again.
+    pub(crate) fn max_unchunked_tokens(&self) -> u32 {
+        if self.enable_chunked_prefill {
+            return u32::MAX;
+        }
+        self.max_num_batched_tokens - self.max_other_decodes()
+    }
+
+    /// The most decodes in a step in which another request prefills.
+    pub(crate) fn max_other_decodes(&self) -> u32 {
+        self.max_decode_seqs.min(self.max_num_seqs - 1)
+    }
+}
+
+/// What the current step has found out about the waiting requests so far.
+#[derive(Debug, Default)]
+pub(crate) struct AdmissionRound {
+    /// Waiting requests that this step has found to be followers.
+    pub num_followers: usize,
+    /// The request that is owed the next turn and does not fit yet. No other request may delay it.
+    pub patient: Option<Patient>,
+    /// The latest ticket of the requests that start in this step.
+    pub latest_ticket: Option<u64>,
+}
+
+/// The reason why a waiting request does not start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// The step has no tokens left for it, or there are not enough pages, or no slot is free.
+    NoRoom,
+    /// Another request is computing the page that it needs next.
+    ByLeader,
+    /// It would delay a request that was passed over too often.
+    ByPatient,
+}
+
+/// What starting a waiting request in this step would take.
+pub(crate) struct Candidate {
+    pub index: RequestIndex,
+    pub found: FoundPrefix,
+    num_matched_tokens: u32,
+    pub num_uncached_tokens: u32,
+    /// Pages that are available now and are not any more once the request has started.
+    pub num_new_pages: usize,
+    /// What the request will want after that.
+    pub demand: PageDemand,
+}
+
+impl Candidate {
+    /// Pages that are available now and that the request is expected to hold when it ends.
+    pub fn num_needed_pages(&self) -> usize {
+        self.num_new_pages + self.demand.num_future_pages() as usize
+    }
+}
+
+impl Scheduler {
+    /// Whether the queue has room for the requests of one API call. One prompt may wait alone, however long it is.
+    pub(crate) fn check_queue(&self, requests: &[Request]) -> Result<(), AdmissionError> {
+        let limit = self.config.max_queued_requests;
+        let num_waiting = self.num_queued_requests;
+        if num_waiting + requests.len() > limit as usize {
+            return Err(AdmissionError::QueueFull { num_waiting, limit });
+        }
+        let num_tokens = requests.iter().map(|request| request.prompt.len() as u64);
+        let num_tokens = self.num_queued_tokens.saturating_add(num_tokens.sum());
+        if self.num_queued_tokens > 0 && num_tokens > self.config.max_queued_tokens {
+            return Err(AdmissionError::QueuedTokensFull {
+                num_queued_tokens: self.num_queued_tokens,
+                limit: self.config.max_queued_tokens,
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn try_start(
+        &mut self,
+        index: RequestIndex,
+        plan: &mut StepPlan,
+    ) -> Result<(), Held> {
+        if !self.has_room_to_start(plan) {
+            return Err(Held::NoRoom);
+        }
+        if self.spills.has(self.requests[index].request.id) {
+            return self.try_restore(index, plan);
+        }
+        let candidate = self.candidate(index, plan)?;
+        let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
+        let chunk = chunk.min(self.requests[index].num_rows_at_once);
+        let has_room_for_facts =
+            !self.requests[index].request.exports_kv || self.holds.has_room_for_facts();
+        if chunk == 0 || !has_room_for_facts || !self.has_pages_for(&candidate) {
+            return Err(Held::NoRoom);
+        }
+        if self.would_delay_patient(&candidate, plan) {
+            return Err(Held::ByPatient);
+        }
+        self.start(candidate, chunk, plan);
+        Ok(())
+    }
+
+    pub(crate) fn has_room_to_start(&self, plan: &StepPlan) -> bool {
+        self.free_slots.len() > self.spills.num_restoring()
+            && plan.budget.prefill_room() > 0
+            && plan.round.num_followers < MAX_FOLLOWERS
+    }
+
+    pub(crate) fn has_pages_for(&mut self, candidate: &Candidate) -> bool {
+        let num_available = self.kv.num_available();
+        candidate.num_new_pages <= num_available
+            && candidate.num_new_pages + self.forecast.peak_with(&candidate.demand) <= num_available
+    }
+
+    /// How many of the `rest` prompt tokens of one request the step may compute.
+    pub(crate) fn chunk_len(&self, rest: u32, budget: &StepBudget) -> u32 {
+        let room = budget.prefill_room();
+        if !self.config.enable_chunked_prefill {
+            let is_alone = room > 0 && budget.num_prefill_tokens == 0;
+            let fits = rest <= room || is_alone && rest <= budget.tokens_left;
+            return if fits { rest } else { 0 };
+        }
+        match self.config.long_prefill_token_threshold {
+            0 => rest.min(room),
+            threshold => rest.min(room).min(threshold),
+        }
+    }
+
+    /// Looks a waiting request up in the prefix tree and counts what it needs. A request that turns
+    /// out to be a follower waits for its leader from then on.
+    pub(crate) fn candidate(
+        &mut self,
+        index: RequestIndex,
+        plan: &mut StepPlan,
+    ) -> Result<Candidate, Held> {
+        let state = &self.requests[index];
+        let mut found = FoundPrefix::default();
+        if self.spills.has(state.request.id) {
+            let pages = self.ready_prefix(index, state.num_rows());
+            found = FoundPrefix::of_one_group(pages, None);
+        } else if self.config.enable_prefix_caching {
+            found = self.find_waiting(index, plan.batch.step);
+            if let Some(leader) = self.leader_of(&self.requests[index], &found) {
+                plan.round.num_followers += 1;
+                self.follow(index, leader, found.num_pages);
+                return Err(Held::ByLeader);
+            }
+        }
+        if found.tables.num_groups() < self.config.kv_groups.len() {
+            found.tables = PageTables::new(self.config.kv_groups.len());
+        }
+        self.expect_output(index);
+        let state = &mut self.requests[index];
+        state.num_rows_at_once = self.config.num_rows_at_once(state.num_known_tokens());
+        let state = &self.requests[index];
+        // A cached page is available until the request locks it.
+        let is_cached = |page| !self.kv.is_locked(page);
+        let (num_in_use, num_shared) = self.num_found_in_use(&found.tables);
+        let num_pages = self.num_first_pages(state, &found);
+        let mut candidate = Candidate {
+            index,
+            num_matched_tokens: 0,
+            num_uncached_tokens: 0,
+            num_new_pages: num_pages - num_in_use,
+            demand: self.page_demand(state, num_pages as u32, num_shared as u32),
+            found,
+        };
+        if let Some((donor, _)) = candidate.found.donor
+            && is_cached(donor)
+        {
+            candidate.num_new_pages += 1;
+            if !self.has_pages_for(&candidate) {
+                // The request can compute those rows itself, in a page that it takes anyway.
+                candidate.num_new_pages -= 1;
+                candidate.found.donor = None;
+            }
+        }
+        let num_rows = candidate.found.donor.map_or(0, |(_, num_rows)| num_rows);
+        let num_whole_pages = candidate.found.num_pages as u32;
+        candidate.num_matched_tokens = num_whole_pages * self.config.page_size + num_rows;
+        candidate.num_uncached_tokens =
+            self.requests[index].num_known_tokens() - candidate.num_matched_tokens;
+        Ok(candidate)
+    }
+
+    /// Finds a waiting request's tokens in the prefix tree. A request that waits long is looked up
+    /// often, so it remembers what was found.
+    pub(crate) fn find_waiting(&mut self, index: RequestIndex, step: StepId) -> FoundPrefix {
+        let state = &mut self.requests[index];
+        let tokens = &state.tokens[..state.max_cached_tokens()];
+        let namespace = &state.request.namespace;
+        let known = &mut state.known_path;
+        self.kv.find_prefix(namespace, tokens, step, known)
+    }
+
+    /// How many of the pages found for a candidate are in use, and how many others go on holding when
+    /// it ends.
+    fn num_found_in_use(&self, found: &PageTables) -> (usize, usize) {
+        if !self.config.has_kv_groups() {
+            // The locked pages of a path come before the others.
+            let num_in_use = { found.only() }.partition_point(|&page| self.kv.is_locked(page));
+            return (num_in_use, num_in_use);
+        }
+        let (mut num_in_use, mut num_shared) = (0, 0);
+        for (group, table) in self.config.kv_groups.iter().zip(found.iter()) {
+            let in_use = table.pages.iter().filter(|&&page| self.kv.is_locked(page));
+            let count = in_use.count();
+            num_in_use += count;
+            num_shared += if group.window.is_none() { count } else { 0 };
+        }
+        (num_in_use, num_shared)
+    }
+
+    /// The pages that a request holds when it starts: those that were found, and those to fill.
+    fn num_first_pages(&self, state: &RequestState, found: &FoundPrefix) -> usize {
+        let first_len = |group| self.config.first_table_len(state, found.num_pages, group);
+        let tables = found.tables.iter().enumerate();
+        let num_pages = tables.map(|(group, table)| first_len(group) - table.num_gone);
+        num_pages.sum()
+    }
+
+    fn count_hits(&mut self, candidate: &Candidate, step: StepId) {
+        let state = &self.requests[candidate.index];
+        let num_matched_tokens = u64::from(candidate.num_matched_tokens);
+        self.counters.num_prefix_query_tokens += u64::from(state.num_known_tokens());
+        self.counters.num_prefix_hit_tokens += num_matched_tokens;
+        let hits = &mut self.counters.prefix_hits;
+        if state.num_cached_tokens.is_some() {
+            hits.num_resumed_tokens += num_matched_tokens;
+            return;
+        }
+        let FoundPrefix {
+            tables,
+            path,
+            donor,
+            ..
+        } = &candidate.found;
+        // On a path, the pages that this step fills come after those of earlier steps.
+        let num_shared_pages = match self.config.has_kv_groups() {
+            true => {
+                let places = path.iter().rev();
+                let made_by = places.map(|&place| self.kv.place_made_by(place));
+                made_by.take_while(|made_by| *made_by == Some(step)).count()
+            }
+            false => {
+                let pages = tables.only().iter().rev();
+                let filled_by = pages.map(|&page| self.kv.filled_by(page));
+                { filled_by.take_while(|filled_by| *filled_by == Some(step)) }.count()
+            }
+        };
+        let num_shared_pages = num_shared_pages as u64;
+        let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
+        let num_copied_tokens = donor.map_or(0, |(_, num_rows)| u64::from(num_rows));
+        hits.num_shared_tokens += num_shared_tokens;
+        hits.num_copied_tokens += num_copied_tokens;
+        hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
+    }
+
+    /// Takes a request out of the queue and gives it the pages that it starts with.
+    pub(crate) fn take_pages(&mut self, candidate: &Candidate, plan: &mut StepPlan) {
+        let Candidate { index, found, .. } = candidate;
+        let index = *index;
+        self.stop_waiting(index);
+        let state = &mut self.requests[index];
+        for page in found.tables.pages() {
+            self.kv.lock(page);
+        }
+        self.kv.follow_path(&found.path);
+        if let Some((donor, _)) = found.donor {
+            self.kv.lock(donor);
+            state.donor = Some((donor, plan.batch.step));
+        }
+        state.due_step = None;
+        let mut tables = found.tables.clone();
+        state.path.clone_from(&found.path);
+        state.known_path = KnownPath::default();
+        plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket));
+        if self.config.scheduling_policy.overtakes() {
+            let num_passed_over = self.waiting.num_passed_over(state.ticket);
+            let max = &mut self.counters.max_passed_over;
+            *max = num_passed_over.max(*max);
+        }
+        let config = &self.config;
+        let has_pages = self.kv.try_extend(&mut tables, |group| {
+            config.first_table_len(state, found.num_pages, group)
+        });
+        state.tables = tables;
+        assert!(
+            has_pages,
+            "fewer pages are free than were counted for a candidate"
+        );
+        state.num_published_pages = found.num_pages as u32;
+        state.num_shared_pages = candidate.demand.num_shared_pages;
+        state.num_computed_tokens = candidate.num_matched_tokens;
+        state.num_scheduled_tokens = candidate.num_matched_tokens;
+    }
+
+    /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
+    fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
+        if self.config.enable_prefix_caching {
+            self.count_hits(&candidate, plan.batch.step);
+        }
+        self.take_pages(&candidate, plan);
+        let Candidate { index, found, .. } = candidate;
+        let now_us = self.now_us();
+        let slot = self.free_slots.pop().expect("has_room_to_start");
+        let state = &mut self.requests[index];
+        state.slot = Some(slot);
+        state.stage = Stage::Running;
+        state.prefill_end = state.num_known_tokens();
+        state.started_step = plan.batch.step;
+        plan.start_slot(state, slot);
+        plan.start_tables(state, slot);
+        if let Some((from, num_rows)) = found.donor {
+            let to = state.tables.only()[found.num_pages];
+            plan.copy_rows(PageCopy { from, to, num_rows });
+        }
+
+        if state.num_cached_tokens.is_none() {
+            state.num_cached_tokens = Some(candidate.num_matched_tokens);
+            state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
+            self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
+        }
+
+        let rank = state.rank;
+        let requests = &self.requests;
+        let at = self.running.partition_point(|&i| requests[i].rank < rank);
+        self.running.insert(at, index);
+        let state = &self.requests[index];
+        if state.is_prefilling() {
+            let prefilling = &self.prefilling;
+            let at = prefilling.partition_point(|&i| requests[i].rank < rank);
+            self.prefilling.insert(at, index);
+        }
+        if self.requests[index].request.exports_kv {
+            self.begin_export(index);
+        }
+        self.plan_span(index, chunk, plan);
+        self.count_running(index);
+    }
+}

@@ -1,0 +1,55 @@
+//! The first few new requests, each with the rows that it would find in the cache: what policies choose from that look
+//! past the head of the queue.
+
+use alloc::vec::Vec;
+
+use crate::Scheduler;
+use crate::queue::admission::Held;
+use crate::request_state::RequestIndex;
+use crate::step::step_plan::StepPlan;
+
+/// How many tokens one step compares with the prefix tree to find out what is cached. Requests beyond that are taken as
+/// earlier steps found them.
+const MAX_COMPARED_TOKENS: usize = 1 << 16;
+
+impl Scheduler {
+    /// The first `lookahead` new requests in the order of the queue, and how many rows of each are cached.
+    pub(super) fn look_ahead(
+        &mut self,
+        lookahead: u32,
+        plan: &StepPlan,
+    ) -> Vec<(RequestIndex, u32)> {
+        let window = self.waiting.new_ones().take(lookahead as usize);
+        let mut found_rows: Vec<_> = window.map(|index| (index, 0)).collect();
+        if !self.config.enable_prefix_caching {
+            return found_rows;
+        }
+        let page_size = self.config.page_size as usize;
+        let mut num_compared = 0;
+        for (index, num_rows) in &mut found_rows {
+            let num_known = self.requests[*index].known_path.num_pages() * page_size;
+            if num_compared >= MAX_COMPARED_TOKENS {
+                *num_rows = num_known as u32;
+                continue;
+            }
+            let found = self.find_waiting(*index, plan.batch.step);
+            let num_whole = found.num_pages * page_size;
+            num_compared += page_size + num_whole.saturating_sub(num_known);
+            *num_rows = num_whole as u32 + found.donor.map_or(0, |(_, num_rows)| num_rows);
+        }
+        found_rows
+    }
+
+    /// Starts requests in this order, until one does not fit.
+    pub(super) fn admit_each(
+        &mut self,
+        order: impl Iterator<Item = RequestIndex>,
+        plan: &mut StepPlan,
+    ) {
+        for index in order {
+            if self.try_start(index, plan) == Err(Held::NoRoom) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! How a request stops waiting or running, and when it gives up its slot, pages and locks.
+
+use crate::cache::prefix_tree::Parent;
+use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::{FinishReason, RequestError, Sample, Scheduler, StepId};
+
+impl Scheduler {
+    /// Emits the terminal output. The request gives up what it holds as soon as no step names it.
+    pub(crate) fn finish(
+        &mut self,
+        index: RequestIndex,
+        reason: FinishReason,
+        sample: Option<Sample>,
+    ) {
+        self.note_output_ended(index, &reason);
+        self.emit(index, sample, Some(reason));
+        self.leave(index, Leaving::Finished);
+    }
+
+    /// Records how long the output was. Only outputs that ended by themselves, or because the
+    /// reader left, tell something about the lengths to expect.
+    fn note_output_ended(&mut self, index: RequestIndex, reason: &FinishReason) {
+        let state = &self.requests[index];
+        let num_tokens = state.num_output_tokens();
+        let is_natural = match reason {
+            FinishReason::EndToken | FinishReason::StopToken | FinishReason::Aborted => true,
+            FinishReason::Length | FinishReason::Error(_) => false,
+        };
+        if is_natural && num_tokens > 0 && !state.is_length_known {
+            let namespace = &state.request.namespace;
+            self.output_lengths.note_ended(namespace, num_tokens);
+        }
+    }
+
+    /// Takes away a request's slot and pages. It keeps its tokens and waits again, or ends with an
+    /// error if it was preempted too often, or came with KV that cannot be kept.
+    pub(crate) fn preempt(&mut self, index: RequestIndex) {
+        self.counters.num_preemptions += 1;
+        let state = &mut self.requests[index];
+        state.num_preemptions += 1;
+        let num_preemptions = state.num_preemptions;
+        if num_preemptions > self.config.max_preemptions {
+            let error = RequestError::PreemptedTooOften { num_preemptions };
+            self.finish(index, FinishReason::Error(error), None);
+        } else if self.reserve_spill(index) || !self.requests[index].came_with_kv {
+            self.leave(index, Leaving::Preempted);
+        } else {
+            self.hand_back(index, "there is no room for it in host memory");
+        }
+    }
+
+    /// Takes a request out of the waiting queue or the running set.
+    pub(crate) fn leave(&mut self, index: RequestIndex, how: Leaving) {
+        let state = &mut self.requests[index];
+        let rank = state.rank;
+        if state.stage == Stage::Waiting {
+            self.stop_waiting(index);
+        }
+        if how != Leaving::Preempted {
+            self.abandon_spill(index);
+        }
+        let state = &mut self.requests[index];
+        match core::mem::replace(&mut state.stage, Stage::Leaving(how)) {
+            Stage::Waiting => {}
+            stage @ (Stage::Receiving | Stage::Arrived) => self.leave_receipts(index, stage),
+            Stage::Running => {
+                let requests = &self.requests;
+                let at = self
+                    .running
+                    .binary_search_by_key(&rank, |&i| requests[i].rank);
+                self.running
+                    .remove(at.expect("a running request is missing from the running set"));
+                self.stop_counting(index);
+                self.prefilling.retain(|&other| other != index);
+                self.let_go_of_followers(index, u32::MAX);
+            }
+            Stage::Leaving(_) => self.num_leaving -= 1,
+        }
+        self.num_leaving += 1;
+        if self.requests[index].num_inflight_steps == 0 {
+            self.release(index);
+        }
+    }
+
+    /// Frees slot, pages and locks, now that no step in flight names them. What was computed stays
+    /// in the prefix tree.
+    pub(crate) fn release(&mut self, index: RequestIndex) {
+        self.publish_computed(index);
+        self.hold_exported(index);
+        self.store_spill(index);
+        self.num_leaving -= 1;
+        let state = &mut self.requests[index];
+        let donor = state.donor.take().map(|(page, _)| page);
+        let pages = state.tables.take_pages();
+        self.kv.unlock_all(donor.into_iter().chain(pages));
+        self.leave_path(index);
+        let state = &mut self.requests[index];
+        if let Some(slot) = state.slot.take() {
+            self.released_slots.push(slot);
+            self.free_slots.push(slot);
+        }
+        if state.stage == Stage::Leaving(Leaving::Finished) {
+            let state = self.requests.remove(index);
+            self.index_of.remove(&state.request.id);
+            return;
+        }
+        state.stage = Stage::Waiting;
+        state.num_computed_tokens = 0;
+        state.num_scheduled_tokens = 0;
+        state.num_inflight_samples = 0;
+        state.num_published_pages = 0;
+        state.prefill_end = 0;
+        self.wait(index);
+    }
+
+    /// Publishes what the request has computed but not published: pages behind one whose tokens the
+    /// tree already has in another page, and the filled rows of the last page. If its pages stay
+    /// locked, none are published behind such a page, which may be without a lock.
+    fn publish_computed(&mut self, index: RequestIndex) {
+        let state = &self.requests[index];
+        let Some(last_returned) = self.last_returned() else {
+            return;
+        };
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        if self.config.has_kv_groups() {
+            return self.publish_in_groups(index, state.num_computed_tokens, last_returned);
+        }
+        let num_rows = state.num_computed_tokens as usize;
+        let page_size = self.config.page_size as usize;
+        let stays_locked = state.num_spill_pages + state.num_exporting_pages > 0;
+        let first = state.num_published_pages as usize;
+        let mut parent = match first.checked_sub(1) {
+            Some(before) => Parent::Page(state.tables.only()[before]),
+            None => Parent::Root(&state.request.namespace),
+        };
+        for at in first..num_rows.div_ceil(page_size) {
+            let tokens = &state.tokens[at * page_size..num_rows.min((at + 1) * page_size)];
+            let page = state.tables.only()[at];
+            let published = self.kv.publish(parent, tokens, page, last_returned);
+            if published.is_err() && stays_locked {
+                return;
+            }
+            parent = Parent::Page(published.err().unwrap_or(page));
+        }
+    }
+
+    /// The newest step that has returned or failed.
+    pub(crate) fn last_returned(&self) -> Option<StepId> {
+        let first_inflight = self
+            .inflight
+            .front()
+            .map_or(self.next_step, |step| step.step);
+        first_inflight.0.checked_sub(1).map(StepId)
+    }
+}
