@@ -50,7 +50,7 @@ impl Scheduler {
         let mut num_leaving = 0;
         for state in self.requests.iter() {
             let id = state.request.id;
-            let index = self.index_of.get(&id);
+            let index = self.requests.find(id);
             assert!(index.is_some(), "request {id} cannot be found by its id");
             assert!(
                 state.num_computed_tokens <= state.num_scheduled_tokens
@@ -135,26 +135,29 @@ impl Scheduler {
             .map(|state| u64::from(state.num_prompt_tokens))
             .sum();
         assert_eq!(
-            num_queued_tokens, self.num_queued_tokens,
+            num_queued_tokens,
+            self.waiting.num_new_tokens(),
             "the number of queued tokens is wrong"
         );
         let is_queued = |state: &&RequestState| state.stage == Stage::Waiting && state.is_new();
         let num_queued_requests = self.requests.iter().filter(is_queued).count();
         assert_eq!(
-            num_queued_requests, self.num_queued_requests,
+            num_queued_requests,
+            self.waiting.num_new(),
             "the number of queued requests is wrong"
         );
         assert_eq!(
-            num_leaving, self.num_leaving,
+            num_leaving,
+            self.running.num_leaving(),
             "the number of leaving requests is wrong"
         );
         let listed = self.running.len() + self.waiting.len() + self.receipts.len() + num_leaving;
         assert_eq!(
             listed,
-            self.index_of.len(),
+            self.requests.len(),
             "a request is in no list or in two"
         );
-        let ranks = self.running.iter().map(|&index| self.requests[index].rank);
+        let ranks = self.running.iter().map(|index| self.requests[index].rank);
         assert!(ranks.is_sorted(), "the running set is not sorted by rank");
     }
 
@@ -249,7 +252,7 @@ impl Scheduler {
             .filter(|state| state.slot.is_some())
             .count();
         assert_eq!(
-            num_held + self.free_slots.len(),
+            num_held + self.slots.num_free(),
             self.config.max_num_seqs as usize,
             "a slot is lost or held twice"
         );
@@ -257,7 +260,7 @@ impl Scheduler {
     /// The forecast has every request that runs, or receives KV, and nobody else, as it was when it was counted, and
     /// all pages that those hold. Whoever has come so far that it is due has been counted anew.
     fn check_forecast(&self) {
-        let running = self.running.iter().copied();
+        let running = self.running.iter();
         let holders = running.chain(self.receipts.iter());
         let counted = holders.map(|index| {
             let state = &self.requests[index];
@@ -280,18 +283,18 @@ impl Scheduler {
                 "request {id} is not counted while it holds pages, or is without any"
             );
             // What drafts bring is seen when the next step is planned.
-            let is_planned =
-                state.num_inflight_samples > 0 && state.last_sample_step.0 + 1 == self.next_step.0;
+            let is_planned = state.num_inflight_samples > 0
+                && state.last_sample_step.0 + 1 == self.inflight.next_step().0;
             let max_rows = state.contribution.map_or(0, |counted| counted.max_rows);
             assert!(
                 !is_planned || !state.is_running() || state.num_rows() <= max_rows,
                 "request {id} should have been counted anew"
             );
         }
-        let prefilling = self.running.iter().copied();
+        let prefilling = self.running.iter();
         let prefilling = prefilling.filter(|&index| self.requests[index].is_prefilling());
         assert!(
-            prefilling.eq(self.prefilling.iter().copied()),
+            prefilling.eq(self.running.prefilling().iter().copied()),
             "those that prefill are listed, by rank"
         );
     }

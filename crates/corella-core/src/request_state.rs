@@ -1,5 +1,6 @@
 //! What the scheduler knows about one request: counters, not phases.
 
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
@@ -9,7 +10,9 @@ use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::KnownPath;
 use crate::queue::page_forecast::Contribution;
 use crate::step::speculation::Speculator;
-use crate::{FinishReason, PageId, Pooling, Request, SlotId, SlotStart, StepId, TokenId, Yield};
+use crate::{
+    FinishReason, PageId, Pooling, Request, RequestId, SlotId, SlotStart, StepId, TokenId, Yield,
+};
 
 /// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
 const GOLDEN_SHARE: u32 = 0x9e37_79b9;
@@ -345,6 +348,9 @@ impl RequestIndex {
 pub(crate) struct RequestTable {
     entries: Vec<Option<RequestState>>,
     unused: Vec<RequestIndex>,
+    /// All of them by id.
+    by_id: BTreeMap<RequestId, RequestIndex>,
+    num_inserted: u64,
 }
 
 impl RequestTable {
@@ -353,15 +359,37 @@ impl RequestTable {
             self.entries.push(None);
             RequestIndex(self.entries.len() as u32 - 1)
         });
+        self.by_id.insert(state.request.id, index);
+        self.num_inserted += 1;
         self.entries[index.0 as usize] = Some(state);
         index
     }
 
-    pub fn remove(&mut self, index: RequestIndex) -> RequestState {
+    /// # Panics
+    /// Panics when the request was removed before.
+    pub fn remove(&mut self, index: RequestIndex) {
         self.unused.push(index);
-        self.entries[index.0 as usize]
-            .take()
-            .expect("a request is removed from the table twice")
+        let state = self.entries[index.0 as usize].take();
+        let state = state.expect("a request is removed from the table twice");
+        self.by_id.remove(&state.request.id);
+    }
+
+    pub fn find(&self, id: RequestId) -> Option<RequestIndex> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// All requests in the order of their ids.
+    pub fn indices(&self) -> impl Iterator<Item = RequestIndex> {
+        self.by_id.values().copied()
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// The number of requests that were ever inserted.
+    pub fn num_inserted(&self) -> u64 {
+        self.num_inserted
     }
 
     pub fn get(&self, index: RequestIndex) -> Option<&RequestState> {

@@ -40,7 +40,7 @@ impl Scheduler {
     /// The first `limit` live requests: those that run, by rank, then those that receive KV, then
     /// those that wait, in the order of the queue.
     pub fn request_views(&self, limit: usize) -> Vec<RequestView> {
-        let running = self.running.iter().copied();
+        let running = self.running.iter();
         let indices = running
             .chain(self.receipts.iter())
             .chain(self.waiting.iter());

@@ -141,7 +141,7 @@ impl Scheduler {
     }
 
     fn stop_exporting(&mut self, request: RequestId) -> bool {
-        let Some(&index) = self.index_of.get(&request) else {
+        let Some(index) = self.requests.find(request) else {
             return false;
         };
         let state = &mut self.requests[index];

@@ -69,7 +69,7 @@ impl Scheduler {
     fn pages_for_others(&self) -> (Vec<Option<PageState>>, usize) {
         let came_with_kv = |index: &_| self.requests[*index].came_with_kv;
         let received = self.receipts.iter();
-        let received = received.chain(self.running.iter().copied().filter(came_with_kv));
+        let received = received.chain(self.running.iter().filter(came_with_kv));
         let mut received = received.peekable();
         if received.peek().is_none() && self.holds.is_empty() {
             return (Vec::new(), 0);

@@ -41,7 +41,7 @@ impl Scheduler {
         }
         let mut pages = self
             .kv
-            .match_prefix(namespace, tokens, self.next_step)
+            .match_prefix(namespace, tokens, self.inflight.next_step())
             .pages;
         let last_returned = self.last_returned();
         let num_ready = pages

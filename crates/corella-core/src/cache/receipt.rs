@@ -109,7 +109,7 @@ impl Scheduler {
         }
         let max_tokens = self.config.check_request(&request)?;
         let state = self.new_state(request, max_tokens, 0)?;
-        let index = self.insert_state(state);
+        let index = self.requests.insert(state);
         let num_rows = self.requests[index].num_known_tokens();
         let matched = self.ready_prefix(index, num_rows);
         self.expect_output(index);
@@ -124,8 +124,7 @@ impl Scheduler {
         let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
         if num_needed_pages > num_available_pages || num_new_pages > num_available_pages || is_full
         {
-            let state = self.requests.remove(index);
-            self.index_of.remove(&state.request.id);
+            self.requests.remove(index);
             return Err(AdmissionError::NoRoom {
                 num_needed_pages,
                 num_available_pages,
@@ -175,7 +174,9 @@ impl Scheduler {
         let state = &self.requests[index];
         let namespace = &state.request.namespace;
         let tokens = &state.tokens[..num_rows as usize];
-        let matched = self.kv.match_prefix(namespace, tokens, self.next_step);
+        let matched = self
+            .kv
+            .match_prefix(namespace, tokens, self.inflight.next_step());
         let last_returned = self.last_returned();
         let is_ready = |page: &PageId| self.kv.filled_by(*page) <= last_returned;
         matched.pages.into_iter().take_while(is_ready).collect()
@@ -271,7 +272,7 @@ impl Scheduler {
     }
 
     fn receiving(&self, id: RequestId) -> Option<RequestIndex> {
-        let &index = self.index_of.get(&id)?;
+        let index = self.requests.find(id)?;
         let is_receiving = self.requests[index].stage == Stage::Receiving;
         (is_receiving && !self.spills.is_restoring(id)).then_some(index)
     }
@@ -330,7 +331,7 @@ impl Scheduler {
         while let Some(&index) = self.receipts.arrived.first() {
             let has_budget = plan.budget.tokens_left > 0
                 && plan.entries.len() < self.config.max_decode_seqs as usize;
-            if self.free_slots.is_empty() || !has_budget || !self.has_page_for_row(index, plan) {
+            if self.slots.num_free() == 0 || !has_budget || !self.has_page_for_row(index, plan) {
                 return;
             }
             self.receipts.arrived.remove(0);
@@ -354,7 +355,7 @@ impl Scheduler {
             }
             plan.is_short_of_pages = true;
             let is_quiet = self.running.is_empty() && self.inflight.is_empty();
-            let is_leaving = self.num_leaving > 0 || self.spills.is_storing();
+            let is_leaving = self.running.num_leaving() > 0 || self.spills.is_storing();
             let last = self.receipts.last_arrived();
             match last.filter(|_| is_quiet && !is_leaving) {
                 Some(last) if last != index => self.preempt(last),
@@ -371,7 +372,7 @@ impl Scheduler {
 
     /// Gives a slot to a request that has its KV, and computes its last token.
     fn start_with_kv(&mut self, index: RequestIndex, plan: &mut StepPlan) {
-        let slot = self.free_slots.pop().expect("a slot is free");
+        let slot = self.slots.take().expect("a slot is free");
         let state = &mut self.requests[index];
         state.slot = Some(slot);
         state.stage = Stage::Running;
@@ -380,11 +381,8 @@ impl Scheduler {
         state.started_step = plan.batch.step;
         plan.start_slot(state, slot);
         plan.start_tables(state, slot);
-        let rank = state.rank;
         self.note_admitted(index);
-        let requests = &self.requests;
-        let at = self.running.partition_point(|&i| requests[i].rank < rank);
-        self.running.insert(at, index);
+        self.running.insert(index, &self.requests);
         self.plan_span(index, 1, plan);
         self.recount_running(index);
     }

@@ -227,7 +227,10 @@ impl Scheduler {
         self.spills.by_request.remove(&id);
         if is_wanted {
             self.spills.num_pages -= num_pages;
-            self.go_on_without_kv(self.index_of[&id], "it could not be copied to host memory");
+            self.go_on_without_kv(
+                self.requests.find(id).expect("the request is live"),
+                "it could not be copied to host memory",
+            );
         }
         true
     }
@@ -246,7 +249,7 @@ impl Scheduler {
         }
         self.spills.num_pages -= spill.num_pages as usize;
         self.spills.num_restoring -= 1;
-        let index = self.index_of[&id];
+        let index = self.requests.find(id).expect("the request is live");
         if is_done {
             self.counters.num_restores += 1;
             let num_rows = self.requests[index].num_rows();

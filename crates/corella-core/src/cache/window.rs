@@ -58,10 +58,10 @@ impl Scheduler {
     /// again.
     pub(crate) fn make_room_for_prompt(&mut self, plan: &StepPlan) -> bool {
         let is_stuck = plan.is_short_of_pages && plan.batch.is_empty() && self.inflight.is_empty();
-        if !self.config.has_kv_groups() || !is_stuck || self.prefilling.is_empty() {
+        if !self.config.has_kv_groups() || !is_stuck || self.running.prefilling().is_empty() {
             return false;
         }
-        match self.running[..] {
+        match *self.running.as_slice() {
             [] => false,
             [index] => {
                 let num_pages = self.config.num_pages;

@@ -133,15 +133,18 @@ impl Scheduler {
     /// Whether the queue has room for the requests of one API call. One prompt may wait alone, however long it is.
     pub(crate) fn check_queue(&self, requests: &[Request]) -> Result<(), AdmissionError> {
         let limit = self.config.max_queued_requests;
-        let num_waiting = self.num_queued_requests;
+        let num_waiting = self.waiting.num_new();
         if num_waiting + requests.len() > limit as usize {
             return Err(AdmissionError::QueueFull { num_waiting, limit });
         }
         let num_tokens = requests.iter().map(|request| request.prompt.len() as u64);
-        let num_tokens = self.num_queued_tokens.saturating_add(num_tokens.sum());
-        if self.num_queued_tokens > 0 && num_tokens > self.config.max_queued_tokens {
+        let num_tokens = self
+            .waiting
+            .num_new_tokens()
+            .saturating_add(num_tokens.sum());
+        if self.waiting.num_new_tokens() > 0 && num_tokens > self.config.max_queued_tokens {
             return Err(AdmissionError::QueuedTokensFull {
-                num_queued_tokens: self.num_queued_tokens,
+                num_queued_tokens: self.waiting.num_new_tokens(),
                 limit: self.config.max_queued_tokens,
             });
         }
@@ -175,7 +178,7 @@ impl Scheduler {
     }
 
     pub(crate) fn has_room_to_start(&self, plan: &StepPlan) -> bool {
-        self.free_slots.len() > self.spills.num_restoring()
+        self.slots.num_free() > self.spills.num_restoring()
             && plan.budget.prefill_room() > 0
             && plan.round.num_followers < MAX_FOLLOWERS
     }
@@ -377,7 +380,7 @@ impl Scheduler {
         self.take_pages(&candidate, plan);
         let Candidate { index, found, .. } = candidate;
         let now_us = self.now_us();
-        let slot = self.free_slots.pop().expect("has_room_to_start");
+        let slot = self.slots.take().expect("has_room_to_start");
         let state = &mut self.requests[index];
         state.slot = Some(slot);
         state.stage = Stage::Running;
@@ -396,16 +399,7 @@ impl Scheduler {
             self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
         }
 
-        let rank = state.rank;
-        let requests = &self.requests;
-        let at = self.running.partition_point(|&i| requests[i].rank < rank);
-        self.running.insert(at, index);
-        let state = &self.requests[index];
-        if state.is_prefilling() {
-            let prefilling = &self.prefilling;
-            let at = prefilling.partition_point(|&i| requests[i].rank < rank);
-            self.prefilling.insert(at, index);
-        }
+        self.running.insert(index, &self.requests);
         if self.requests[index].request.exports_kv {
             self.begin_export(index);
         }

@@ -26,7 +26,7 @@ impl Scheduler {
                 && self.leads_on(leader, found)
                 && leader.request.namespace == state.request.namespace
         };
-        self.prefilling.iter().copied().find(leads)
+        self.running.prefilling().iter().copied().find(leads)
     }
 
     /// Whether what a leader has published begins with what was found.

@@ -49,7 +49,7 @@ impl Scheduler {
             return;
         };
         let (mut num_used, mut num_limit) = (0, 0);
-        for &index in &self.running {
+        for &index in self.running.as_slice() {
             let state = &self.requests[index];
             num_used += u64::from((state.num_output_tokens() + HORIZON).min(state.max_tokens));
             num_limit += u64::from(state.max_tokens);
@@ -192,7 +192,7 @@ impl Scheduler {
         if self.config.head_room == HeadRoom::Estimate {
             return;
         }
-        let running = self.running.iter().copied();
+        let running = self.running.iter();
         let counted = running.chain(self.receipts.iter());
         let counted = counted.map(|index| &self.requests[index]);
         let kept = counted.map(|state| self.num_kept_pages(state, state.tables.num_pages() as u32));
@@ -247,7 +247,7 @@ mod tests {
             hidden_states: Vec::new(),
             undrawn: Vec::new(),
         });
-        let index = scheduler.index_of[&RequestId(0)];
+        let index = scheduler.requests.find(RequestId(0)).unwrap();
         scheduler.requests[index].expected_output = 1;
         scheduler.expect_output(index);
         assert!(scheduler.requests[index].expected_output > 1);

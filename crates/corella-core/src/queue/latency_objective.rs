@@ -59,13 +59,13 @@ impl Scheduler {
         if !self.config.enable_slo_admission || objectives == LatencyObjectives::default() {
             return Ok(());
         }
-        let begun = self.running.iter().map(|&index| &self.requests[index]);
+        let begun = self.running.iter().map(|index| &self.requests[index]);
         let begun = begun.filter(|state| state.is_prefilling());
         let num_begun: u64 = begun
             .map(|state| u64::from(state.prefill_end - state.num_scheduled_tokens))
             .sum();
         let num_before = match self.config.starts_in_order() {
-            true => num_begun + self.num_uncached(self.num_queued_tokens),
+            true => num_begun + self.num_uncached(self.waiting.num_new_tokens()),
             false => num_begun,
         };
         let mut num_cached = 0;
@@ -74,7 +74,7 @@ impl Scheduler {
             let tokens = &request.prompt[..request.prompt.len() - 1];
             let namespace = &request.namespace;
             let known = &mut KnownPath::default();
-            let step = self.next_step;
+            let step = self.inflight.next_step();
             let found = self.kv.find_prefix(namespace, tokens, step, known);
             num_cached = self.num_tokens_of(&found);
         }
@@ -101,7 +101,7 @@ impl Scheduler {
             // only now.
             let mut num_cached = 0;
             if self.config.enable_prefix_caching {
-                let found = self.find_waiting(index, self.next_step);
+                let found = self.find_waiting(index, self.inflight.next_step());
                 num_cached = self.num_tokens_of(&found);
             }
             let state = &self.requests[index];
@@ -180,7 +180,7 @@ impl Scheduler {
     /// The time per output token of one more request: a decode step, times the steps until each
     /// decoding request has been in one. It is 0 while nobody decodes.
     fn expected_tpot_us(&self) -> u64 {
-        let decoding = self.running.iter().map(|&index| &self.requests[index]);
+        let decoding = self.running.iter().map(|index| &self.requests[index]);
         let num_decoding = decoding.filter(|state| !state.is_prefilling()).count() as u64;
         if num_decoding == 0 {
             return 0;

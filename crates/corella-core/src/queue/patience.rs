@@ -83,7 +83,7 @@ impl Scheduler {
             return false;
         }
         // When the patient request should start, the candidate still runs.
-        if self.free_slots.len() < 2 {
+        if self.slots.num_free() < 2 {
             return true;
         }
         let num_taken = self.forecast.pages_after(patient.num_rows_left)

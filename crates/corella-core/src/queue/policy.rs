@@ -62,6 +62,14 @@ impl SchedulingPolicy {
         }
     }
 
+    /// The part of a request's rank that its caller's priority decides; smaller is more urgent.
+    pub(crate) fn rank_of(self, priority: i32) -> i32 {
+        match self {
+            Self::Fcfs | Self::LongestPrefix { .. } | Self::ShortestFirst { .. } => 0,
+            Self::Priority => priority,
+        }
+    }
+
     /// Whether running requests are preempted for waiting ones that are more urgent.
     pub(crate) fn preempts(self) -> bool {
         match self {
@@ -120,7 +128,7 @@ impl Scheduler {
         if self.waiting.len() == 0 || plan.is_short_of_pages {
             return;
         }
-        self.num_admission_rounds += 1;
+        self.waiting.begin_round();
         if self.waiting.has_none_to_start() || !self.has_room_to_start(plan) {
             return;
         }

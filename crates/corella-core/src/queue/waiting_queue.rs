@@ -29,6 +29,11 @@ pub(crate) struct WaitingQueue {
     followers: BTreeSet<(RequestIndex, u32, RequestIndex)>,
     next_ticket: u64,
     rounds: PassingRounds,
+    /// The number of requests that wait for their first admission, and their prompt tokens.
+    num_new: usize,
+    num_new_tokens: u64,
+    /// The number of admission rounds in which at least one request was waiting.
+    num_admission_rounds: u64,
 }
 
 /// The latest ticket among the requests that started in each step. A waiting request was passed
@@ -47,6 +52,34 @@ impl WaitingQueue {
     /// leaders.
     pub fn has_none_to_start(&self) -> bool {
         self.by_rank.is_empty()
+    }
+
+    /// The number of requests that wait for their first admission.
+    pub fn num_new(&self) -> usize {
+        self.num_new
+    }
+
+    /// The prompt tokens of all requests that wait for their first admission.
+    pub fn num_new_tokens(&self) -> u64 {
+        self.num_new_tokens
+    }
+
+    fn note_new(&mut self, num_prompt_tokens: u32) {
+        self.num_new += 1;
+        self.num_new_tokens += u64::from(num_prompt_tokens);
+    }
+
+    fn note_old(&mut self, num_prompt_tokens: u32) {
+        self.num_new -= 1;
+        self.num_new_tokens -= u64::from(num_prompt_tokens);
+    }
+
+    pub fn begin_round(&mut self) {
+        self.num_admission_rounds += 1;
+    }
+
+    pub fn num_admission_rounds(&self) -> u64 {
+        self.num_admission_rounds
     }
 
     pub fn take_ticket(&mut self) -> u64 {
@@ -170,8 +203,7 @@ impl Scheduler {
             state.ticket = self.waiting.take_ticket();
         }
         if state.is_new() {
-            self.num_queued_requests += 1;
-            self.num_queued_tokens += u64::from(state.num_prompt_tokens);
+            self.waiting.note_new(state.num_prompt_tokens);
             self.watch_deadline(index);
         }
         let state = &self.requests[index];
@@ -187,8 +219,7 @@ impl Scheduler {
         }
         let state = &self.requests[index];
         if state.is_new() {
-            self.num_queued_requests -= 1;
-            self.num_queued_tokens -= u64::from(state.num_prompt_tokens);
+            self.waiting.note_old(state.num_prompt_tokens);
             self.forget_deadline(index);
         }
     }

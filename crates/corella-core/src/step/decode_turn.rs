@@ -21,9 +21,9 @@ impl Scheduler {
             num_wanting += usize::from(wants);
             wants && is_here(state)
         };
-        let mut decodes = self.running.clone();
+        let mut decodes = self.running.as_slice().to_vec();
         decodes.retain(|&index| wants(&requests[index]));
-        let num_decoding = self.running.len() - self.prefilling.len();
+        let num_decoding = self.running.len() - self.running.prefilling().len();
         let num_shares = match is_pipeline {
             true => self.config.max_inflight_steps as usize,
             false => 1,
@@ -66,12 +66,12 @@ impl Scheduler {
                 return true;
             }
             plan.is_short_of_pages = true;
-            if self.num_leaving > 0 || self.spills.is_storing() {
+            if self.running.num_leaving() > 0 || self.spills.is_storing() {
                 // Pages will be free when a step returns or a copy ends, so nobody else needs to be
                 // preempted.
                 return false;
             }
-            let victim = *self
+            let victim = self
                 .running
                 .last()
                 .expect("a running request asks for a page, but the running set is empty");

@@ -52,7 +52,6 @@ impl Scheduler {
     /// Takes a request out of the waiting queue or the running set.
     pub(crate) fn leave(&mut self, index: RequestIndex, how: Leaving) {
         let state = &mut self.requests[index];
-        let rank = state.rank;
         if state.stage == Stage::Waiting {
             self.stop_waiting(index);
         }
@@ -64,19 +63,13 @@ impl Scheduler {
             Stage::Waiting => {}
             stage @ (Stage::Receiving | Stage::Arrived) => self.leave_receipts(index, stage),
             Stage::Running => {
-                let requests = &self.requests;
-                let at = self
-                    .running
-                    .binary_search_by_key(&rank, |&i| requests[i].rank);
-                self.running
-                    .remove(at.expect("a running request is missing from the running set"));
+                self.running.remove(index, &self.requests);
                 self.stop_counting(index);
-                self.prefilling.retain(|&other| other != index);
                 self.let_go_of_followers(index, u32::MAX);
             }
-            Stage::Leaving(_) => self.num_leaving -= 1,
+            Stage::Leaving(_) => self.running.note_left(),
         }
-        self.num_leaving += 1;
+        self.running.note_leaving();
         if self.requests[index].num_inflight_steps == 0 {
             self.release(index);
         }
@@ -88,7 +81,7 @@ impl Scheduler {
         self.publish_computed(index);
         self.hold_exported(index);
         self.store_spill(index);
-        self.num_leaving -= 1;
+        self.running.note_left();
         let state = &mut self.requests[index];
         let donor = state.donor.take().map(|(page, _)| page);
         let pages = state.tables.take_pages();
@@ -96,12 +89,10 @@ impl Scheduler {
         self.leave_path(index);
         let state = &mut self.requests[index];
         if let Some(slot) = state.slot.take() {
-            self.released_slots.push(slot);
-            self.free_slots.push(slot);
+            self.slots.give_back(slot);
         }
         if state.stage == Stage::Leaving(Leaving::Finished) {
-            let state = self.requests.remove(index);
-            self.index_of.remove(&state.request.id);
+            self.requests.remove(index);
             return;
         }
         state.stage = Stage::Waiting;
@@ -148,10 +139,6 @@ impl Scheduler {
 
     /// The newest step that has returned or failed.
     pub(crate) fn last_returned(&self) -> Option<StepId> {
-        let first_inflight = self
-            .inflight
-            .front()
-            .map_or(self.next_step, |step| step.step);
-        first_inflight.0.checked_sub(1).map(StepId)
+        self.inflight.last_returned()
     }
 }

@@ -145,7 +145,7 @@ impl Scheduler {
             first_started = first_started.min(started);
             self.unpublish_undefined(span.index, started, &mut undefined);
         }
-        let mut others: Vec<_> = self.index_of.values().copied().collect();
+        let mut others: Vec<_> = self.requests.indices().collect();
         let failed_indices: BTreeSet<_> = failed.iter().map(|(span, _)| span.index).collect();
         others.retain(|index| !failed_indices.contains(index));
         // A reader may have published what it computed from undefined rows, and others may have
@@ -402,7 +402,7 @@ impl Scheduler {
     fn take_oldest(&mut self, step: StepId) -> InflightStep {
         let oldest = self
             .inflight
-            .pop_front()
+            .take_oldest()
             .expect("a step returns while none is in flight");
         assert_eq!(oldest.step, step, "steps return out of order");
         self.pace.note_returned(&oldest);

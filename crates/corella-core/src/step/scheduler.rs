@@ -21,7 +21,7 @@
 //! * `page_map.rs` and `request_view.rs` show pages and requests to those who look at the engine
 //! * `invariant.rs` checks that the state does not contradict itself
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::cache::hold::Holds;
@@ -34,13 +34,16 @@ use crate::queue::output_length::OutputLengths;
 use crate::queue::page_forecast::PageForecast;
 use crate::queue::waiting_queue::WaitingQueue;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
+use crate::step::inflight_steps::InflightSteps;
 use crate::step::pace::Pace;
+use crate::step::running_set::RunningSet;
+use crate::step::slot_pool::SlotPool;
 use crate::step::speculation::Speculator;
 use crate::step::step_plan::{InflightStep, StepPlan};
 use crate::{
     AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, HiddenState, KvEvent,
     PromptLogprob, Request, RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats,
-    SchedulingPolicy, SlotId, StepId,
+    StepId,
 };
 
 /// The scheduler owns all requests and all KV pages, and does no IO.
@@ -70,34 +73,18 @@ use crate::{
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
     pub(crate) requests: RequestTable,
-    /// All live requests by id, including those that are leaving.
-    pub(crate) index_of: BTreeMap<RequestId, RequestIndex>,
     pub(crate) waiting: WaitingQueue,
-    /// Running requests, sorted by rank.
-    pub(crate) running: Vec<RequestIndex>,
-    /// Those of them that still prefill, by rank.
-    pub(crate) prefilling: Vec<RequestIndex>,
-    pub(crate) num_leaving: usize,
+    pub(crate) running: RunningSet,
     /// Requests with pages and without a slot, because another node computes their KV.
     pub(crate) receipts: Receipts,
     pub(crate) holds: Holds,
     pub(crate) spills: Spills,
     pub(crate) kv: KvCache,
-    pub(crate) free_slots: Vec<SlotId>,
-    /// Free slots whose release no batch has announced yet.
-    pub(crate) released_slots: Vec<SlotId>,
-    /// Planned steps that have not returned, oldest first.
-    pub(crate) inflight: VecDeque<InflightStep>,
-    pub(crate) next_step: StepId,
+    pub(crate) slots: SlotPool,
+    pub(crate) inflight: InflightSteps,
     pub(crate) outputs: VecDeque<RequestOutput>,
-    /// The number of admission rounds in which at least one request was waiting.
-    pub(crate) num_admission_rounds: u64,
-    num_arrivals: u64,
     now_us: u64,
     pub(crate) pace: Pace,
-    /// The number of requests that wait for their first admission, and their prompt tokens.
-    pub(crate) num_queued_requests: usize,
-    pub(crate) num_queued_tokens: u64,
     pub(crate) output_lengths: OutputLengths,
     /// Counts the pages that requests will take: of those that run, and of those whose KV another node
     /// computes.
@@ -120,26 +107,17 @@ impl Scheduler {
         let is_timed = config.head_room == HeadRoom::Estimate;
         Ok(Self {
             requests: RequestTable::default(),
-            index_of: BTreeMap::new(),
             waiting: WaitingQueue::default(),
-            running: Vec::new(),
-            prefilling: Vec::new(),
-            num_leaving: 0,
+            running: RunningSet::default(),
             receipts: Receipts::default(),
             holds: Holds::default(),
             spills: Spills::default(),
             kv: config.new_kv_cache(),
-            free_slots: (0..config.max_num_seqs).rev().map(SlotId).collect(),
-            released_slots: Vec::new(),
-            inflight: VecDeque::new(),
-            next_step: StepId(0),
+            slots: SlotPool::new(config.max_num_seqs),
+            inflight: InflightSteps::default(),
             outputs: VecDeque::new(),
-            num_admission_rounds: 0,
-            num_arrivals: 0,
             now_us: 0,
             pace: Pace::default(),
-            num_queued_requests: 0,
-            num_queued_tokens: 0,
             output_lengths: OutputLengths::new(),
             forecast: PageForecast::new(
                 config.page_size,
@@ -181,7 +159,7 @@ impl Scheduler {
             states.push(self.new_state(request, max_tokens, states.len())?);
         }
         for state in states {
-            let index = self.insert_state(state);
+            let index = self.requests.insert(state);
             self.note_drawn_elsewhere(index);
             self.wait(index);
         }
@@ -195,28 +173,19 @@ impl Scheduler {
         max_tokens: u32,
         num_before: usize,
     ) -> Result<RequestState, AdmissionError> {
-        if self.index_of.contains_key(&request.id) {
+        if self.requests.find(request.id).is_some() {
             return Err(AdmissionError::DuplicateId(request.id));
         }
-        let is_by_priority = self.config.scheduling_policy == SchedulingPolicy::Priority;
         let rank = Rank {
-            priority: if is_by_priority { request.priority } else { 0 },
+            priority: self.config.scheduling_policy.rank_of(request.priority),
             arrival_us: request.arrival_us,
-            arrival: self.num_arrivals + num_before as u64,
+            arrival: self.requests.num_inserted() + num_before as u64,
         };
         let mut state = RequestState::new(request, rank, max_tokens);
         if !state.request.is_masked {
             state.speculator = Speculator::new(&self.config);
         }
         Ok(state)
-    }
-
-    pub(crate) fn insert_state(&mut self, state: RequestState) -> RequestIndex {
-        self.num_arrivals += 1;
-        let id = state.request.id;
-        let index = self.requests.insert(state);
-        self.index_of.insert(id, index);
-        index
     }
 
     /// Ends a request with one terminal output. Returns false if it had already ended.
@@ -227,7 +196,7 @@ impl Scheduler {
     /// Ends a request for a reason that its tokens do not tell, with one terminal output. What steps
     /// in flight draw for it is dropped. Returns false if it had already ended.
     pub fn end_request(&mut self, id: RequestId, reason: FinishReason) -> bool {
-        let Some(&index) = self.index_of.get(&id) else {
+        let Some(index) = self.requests.find(id) else {
             return false;
         };
         if self.requests[index].stage == Stage::Leaving(Leaving::Finished) {
@@ -260,7 +229,7 @@ impl Scheduler {
         }
         self.pace.note_time(now_us);
         self.drop_late();
-        let mut plan = StepPlan::new(self.next_step, &self.config, self.running.len());
+        let mut plan = StepPlan::new(self.inflight.next_step(), &self.config, self.running.len());
         self.preempt_less_urgent(&mut plan);
         loop {
             let num_running = self.running.len();
@@ -287,7 +256,7 @@ impl Scheduler {
     /// Plans the next chunk of every prompt that has been started. Its pages were allocated at
     /// admission, except those behind windows.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
-        let prefills = self.prefilling.clone();
+        let prefills = self.running.prefilling().to_vec();
         for &index in &prefills {
             let state = &self.requests[index];
             let rest = state.prefill_end - state.num_scheduled_tokens;
@@ -353,7 +322,7 @@ impl Scheduler {
     /// A request that has got a chunk of its prompt may be done with prefilling.
     fn note_prefilled(&mut self, index: RequestIndex) {
         if !self.requests[index].is_prefilling() {
-            self.prefilling.retain(|&other| other != index);
+            self.running.end_prefill(index);
         }
     }
 
@@ -403,13 +372,12 @@ impl Scheduler {
         if plan.batch.is_empty() {
             return None;
         }
-        plan.batch.released = core::mem::take(&mut self.released_slots);
+        plan.batch.released = self.slots.take_released();
         self.lower_share();
-        self.next_step.0 += 1;
         self.counters.num_steps += 1;
         self.counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
         self.announce_exports(plan.batch.step, &plan.entries);
-        self.inflight.push_back(InflightStep {
+        self.inflight.push(InflightStep {
             step: plan.batch.step,
             spans: plan.entries,
             planned_us: self.now_us,
@@ -455,7 +423,7 @@ impl Scheduler {
             num_in_use_pages: self.kv.num_in_use(),
             num_pinned_pages: self.kv.num_pinned(),
             num_evicted_pages: self.kv.num_evicted(),
-            num_queued_tokens: self.num_queued_tokens,
+            num_queued_tokens: self.waiting.num_new_tokens(),
             head_room_share: self.head_room_share,
             prefill_us: self.pace.prefill_us(1024),
             ..self.counters
@@ -468,7 +436,7 @@ impl Scheduler {
 
     /// Whether any request has not had its terminal output yet, or any step has not returned.
     pub fn has_unfinished(&self) -> bool {
-        !self.index_of.is_empty() || !self.inflight.is_empty()
+        self.requests.len() > 0 || !self.inflight.is_empty()
     }
 
     pub fn num_inflight_steps(&self) -> usize {

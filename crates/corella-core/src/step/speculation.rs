@@ -133,12 +133,12 @@ impl Scheduler {
             return Vec::new();
         }
         let requests = &mut self.requests;
-        let running = self.running.iter().copied();
+        let running = self.running.iter();
         let decoding: Vec<_> = running.filter(|&i| requests[i].wants_decode()).collect();
         let num_decodes = (decoding.len() as u32).min(self.config.max_decode_seqs);
-        let running = self.running.iter().map(|&index| &requests[index]);
+        let running = self.running.iter().map(|index| &requests[index]);
         let prefilling = running.filter(|state| state.is_prefilling());
-        let num_to_prefill = match self.waiting.len() == 0 || self.free_slots.is_empty() {
+        let num_to_prefill = match self.waiting.len() == 0 || self.slots.num_free() == 0 {
             true => { prefilling }
                 .map(|state| state.prefill_end - state.num_scheduled_tokens)
                 .sum(),
@@ -186,7 +186,7 @@ impl Scheduler {
     /// Gives a request drafts behind its current tokens. The next step that computes the newest of
     /// those tokens includes the drafts, as far as it has room.
     pub fn give_drafts(&mut self, id: RequestId, drafts: Vec<TokenId>) {
-        let Some(&index) = self.index_of.get(&id) else {
+        let Some(index) = self.requests.find(id) else {
             return;
         };
         let state = &mut self.requests[index];

@@ -21,7 +21,7 @@ impl Scheduler {
         let every = u64::from(force_fifo_every);
         is_head_aged
             || limit == u32::MAX
-            || (every > 0 && self.num_admission_rounds.is_multiple_of(every))
+            || (every > 0 && self.waiting.num_admission_rounds().is_multiple_of(every))
     }
 
     /// Chooses the smallest of the first `lookahead` requests as long as they fit, and starts the
@@ -42,7 +42,7 @@ impl Scheduler {
         let mut num_tokens = plan.budget.prefill_room();
         let mut num_available = self.kv.num_available();
         let mut forecast = self.forecast.clone();
-        let num_seqs = (plan.budget.prefill_seqs_left as usize).min(self.free_slots.len());
+        let num_seqs = (plan.budget.prefill_seqs_left as usize).min(self.slots.num_free());
         let mut chosen: Vec<usize> = Vec::new();
         for at in by_size {
             let candidate = &candidates[at];

@@ -55,10 +55,10 @@ impl Scheduler {
     /// allowed, is left alone.
     pub(crate) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
         let may_preempt = self.config.scheduling_policy.preempts();
-        if !may_preempt || self.num_leaving > 0 || self.spills.is_storing() {
+        if !may_preempt || self.running.num_leaving() > 0 || self.spills.is_storing() {
             return;
         }
-        let Some(&last) = self.running.last() else {
+        let Some(last) = self.running.last() else {
             return;
         };
         let last_priority = self.requests[last].rank.priority;
@@ -106,7 +106,7 @@ impl Scheduler {
         let running = || {
             self.running
                 .iter()
-                .map(|&index| (index, &self.requests[index]))
+                .map(|index| (index, &self.requests[index]))
         };
         let victims: Vec<_> = { running().rev() }
             .take_while(|(_, state)| state.rank.priority > priority)
@@ -122,7 +122,7 @@ impl Scheduler {
         let num_begun = running().filter(|(_, state)| begins_page(state)).count();
         let num_groups = self.config.kv_groups.len();
         let nobody_gone = VictimRoom {
-            num_slots: self.free_slots.len() as i64 - self.spills.num_restoring() as i64,
+            num_slots: self.slots.num_free() as i64 - self.spills.num_restoring() as i64,
             num_available: self.kv.num_available(),
             num_begun: num_begun * num_groups,
             forecast: self.forecast.clone(),
@@ -216,8 +216,8 @@ impl Scheduler {
     /// sorted, have been planned.
     fn budget_without(&self, victims: &[RequestIndex], plan: &StepPlan) -> StepBudget {
         let mut budget = plan.budget;
-        let stays = |index: &&RequestIndex| victims.binary_search(index).is_err();
-        let staying = || { self.running.iter().filter(stays) }.map(|&index| &self.requests[index]);
+        let stays = |index: &RequestIndex| victims.binary_search(index).is_err();
+        let staying = || { self.running.iter().filter(stays) }.map(|index| &self.requests[index]);
         let num_decodes = staying().filter(|state| state.wants_decode()).count() as u32;
         budget.tokens_left -= num_decodes.min(self.config.max_decode_seqs);
         for state in staying().filter(|state| state.is_prefilling()) {
