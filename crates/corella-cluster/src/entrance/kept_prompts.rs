@@ -283,10 +283,11 @@ impl KeptPrompts {
         let Some(entry) = self.lock().remove(&request) else {
             return false;
         };
-        // Also when nothing was stored: whoever asks early learns that nothing will come.
+        // The count comes first, so that an engine at rest has ended all that it counts.
+        self.num_ended[how as usize].fetch_add(1, Ordering::Relaxed);
+        // Also when nothing was stored: a peer that asks early learns that nothing will come.
         self.sender.delete(&entry.key);
         self.exchange.release_hold(request);
-        self.num_ended[how as usize].fetch_add(1, Ordering::Relaxed);
         tracing::debug!(id = %entry.name, key = %entry.key, end = how.as_str(), "a prompt is kept no more");
         true
     }
