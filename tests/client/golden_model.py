@@ -44,6 +44,27 @@ def make(name, folder):
     return folder
 
 
+def make_decoder(name, folder, architecture):
+    """Makes the folder of an embedding model: without a head, and with names of tensors as its class has them."""
+    make(name, folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert not config["tie_word_embeddings"]
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    path = folder / "model.safetensors"
+    stored = path.read_bytes()
+    length = int.from_bytes(stored[:8], "little")
+    header, data = json.loads(stored[8 : 8 + length]), stored[8 + length :]
+    start, end = header.pop("lm_head.weight")["data_offsets"]
+    for tensor in header.values():
+        if "data_offsets" in tensor and tensor["data_offsets"][0] >= end:
+            tensor["data_offsets"] = [at - (end - start) for at in tensor["data_offsets"]]
+    if architecture.endswith("Model"):
+        header = {key.removeprefix("model."): tensor for key, tensor in header.items()}
+    header = json.dumps(header).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[:start] + data[end:])
+    return folder
+
+
 def text_of(tokens):
     return "".join(chr(FIRST + token) for token in tokens)
 

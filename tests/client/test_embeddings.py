@@ -91,20 +91,40 @@ def test_litellm(server):
         assert_close(item["embedding"], whole)
 
 
-def test_the_golden_model(golden_folder):
+def check_golden(server, name):
     """The vectors are those of Transformers, up to keys and values of 16 bits."""
-    golden = array.array("f", (golden_model.GOLDEN / GOLDEN / "hidden.f32").read_bytes())
-    cases = golden_model.cases(GOLDEN)
+    golden = array.array("f", (golden_model.GOLDEN / name / "hidden.f32").read_bytes())
+    cases = golden_model.cases(name)
     size = len(golden) // (2 * len(cases))
+    prompts = [golden_model.text_of(case["prompt"]) for case in cases]
+    for at, pooling in enumerate(["last", "mean"]):
+        found = vectors(server, prompts, extra_body={"pooling": pooling})
+        for index, vector in enumerate(found):
+            first = (2 * index + at) * size
+            expected = golden[first : first + size]
+            length = math.hypot(*expected)
+            assert_close(vector, [x / length for x in expected], tolerance=2e-2)
+
+
+def test_the_golden_model(golden_folder):
     with ServerProcess(golden_folder) as server:
-        prompts = [golden_model.text_of(case["prompt"]) for case in cases]
-        for at, pooling in enumerate(["last", "mean"]):
-            found = vectors(server, prompts, extra_body={"pooling": pooling})
-            for index, vector in enumerate(found):
-                first = (2 * index + at) * size
-                expected = golden[first : first + size]
-                length = math.hypot(*expected)
-                assert_close(vector, [x / length for x in expected], tolerance=2e-2)
+        check_golden(server, GOLDEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture"),
+    [("qwen3-gqa-untied", "Qwen3Model"), ("qwen3-gqa-untied", "Qwen3ForCausalLM"), ("mistral", "MistralModel")],
+)
+def test_a_model_without_a_head(tmp_path, name, architecture):
+    """As Qwen3-Embedding-8B and E5-Mistral are stored."""
+    with ServerProcess(golden_model.make_decoder(name, tmp_path / name, architecture)) as server:
+        check_golden(server, name)
+        with pytest.raises(openai.BadRequestError, match="no output head") as error:
+            server.client.completions.create(model=server.model(), prompt="a")
+        assert error.value.param == "model"
+        messages = [{"role": "user", "content": "a"}]
+        with pytest.raises(openai.BadRequestError, match="/v1/embeddings"):
+            server.client.chat.completions.create(model=server.model(), messages=messages, stream=True)
 
 
 def test_score_and_rerank(server):

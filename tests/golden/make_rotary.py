@@ -5,13 +5,17 @@
 
 Each case has the settings as config.json has them, the length of a context, the frequency of each
 rotated pair, and the factor of cosines and sines.
+
+rotary_config.json has whole configurations instead, for what Transformers makes of fields that contradict
+each other or are missing, and the same numbers for the first and the last layer, from the model's own RoPE.
 """
 
+import importlib
 import json
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, Phi3Config
+from transformers import AutoConfig, LlamaConfig, Phi3Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 HEAD_DIM = 32
@@ -65,7 +69,81 @@ def make(parameters, context):
     }
 
 
+PLAIN = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "num_hidden_layers": 6,
+    "rms_norm_eps": 1e-6,
+    "vocab_size": 100,
+    "max_position_embeddings": 40960,
+}
+# What Qwen's model cards add for longer contexts, and how other versions spell it.
+QWEN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+OLD_QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+DEFAULT = {"rope_type": "default", "rope_theta": 1000000.0}
+BY_TYPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+    "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
+}
+# The name of a family's class, its model_type, and the fields of a case.
+CONFIGURATIONS = [
+    ("Qwen3", "qwen3", {"rope_theta": 1000000, "rope_scaling": QWEN}),
+    ("Qwen2", "qwen2", {"rope_theta": 1000000.0, "rope_scaling": OLD_QWEN, "max_position_embeddings": 32768}),
+    ("Qwen3", "qwen3", {"rope_parameters": DEFAULT | QWEN}),
+    # The older field takes the place of the newer object, and what it does not say is not taken from there.
+    ("Qwen3", "qwen3", {"rope_parameters": DEFAULT, "rope_scaling": QWEN}),
+    ("Qwen3", "qwen3", {"rope_theta": 5000000.0, "rope_parameters": DEFAULT, "rope_scaling": QWEN}),
+    ("Qwen3", "qwen3", {"rope_parameters": DEFAULT, "rope_scaling": QWEN | {"rope_theta": 3000.0}}),
+    ("Qwen3", "qwen3", {"rope_parameters": DEFAULT | QWEN, "rope_scaling": {}}),
+    ("Qwen3", "qwen3", {"rope_parameters": DEFAULT | QWEN, "rope_scaling": None}),
+    ("Llama", "llama", {"rope_parameters": DEFAULT | QWEN, "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    # In Gemma 3, its fields are added to those of layers without a window.
+    ("Gemma3", "gemma3_text", {"rope_parameters": BY_TYPE, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    ("Gemma3", "gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 300000.0}),
+    # The context that YaRN reaches when config.json has raised max_position_embeddings already.
+    ("Qwen3", "qwen3", {"rope_scaling": QWEN, "max_position_embeddings": 131072}),
+    # What the classes mean where config.json does not say.
+    ("Llama", "llama", {}),
+    ("Mistral", "mistral", {}),
+    ("Mixtral", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("Cohere", "cohere", {}),
+    ("SmolLM3", "smollm3", {"no_rope_layers": [1] * 6}),
+]
+
+
+def make_configuration(family, model_type, fields):
+    fields = PLAIN | fields
+    if family == "Gemma3":
+        fields |= {"sliding_window": 512, "sliding_window_pattern": 6, "query_pre_attn_scalar": 32}
+    if family != "Cohere":
+        fields |= {"head_dim": 32}
+    config = AutoConfig.for_model(model_type, **json.loads(json.dumps(fields)))
+    name = model_type.removesuffix("_text")
+    module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    rotary = getattr(module, f"{family}RotaryEmbedding")(config)
+    layers = []
+    for index in range(fields["num_hidden_layers"]):
+        kind = f"{config.layer_types[index]}_" if family == "Gemma3" else ""
+        frequencies = getattr(rotary, f"{kind}inv_freq").tolist()
+        layers.append(
+            {
+                "frequencies": [float(f"{x:.9g}") for x in frequencies],
+                "magnitude": float(getattr(rotary, f"{kind}attention_scaling")),
+            }
+        )
+    return {
+        "config": {"architectures": [f"{family}ForCausalLM"], "model_type": model_type} | fields,
+        "first": layers[0],
+        "last": layers[-1],
+    }
+
+
 def main():
+    configurations = [json.dumps(make_configuration(*case)) for case in CONFIGURATIONS]
+    text = "[\n" + ",\n".join(configurations) + "\n]\n"
+    (Path(__file__).parent / "rotary_config.json").write_text(text)
     cases = [json.dumps(make(*case)) for case in CASES]
     text = "[\n" + ",\n".join(cases) + "\n]\n"
     (Path(__file__).parent / "rotary.json").write_text(text)

@@ -54,6 +54,8 @@ const FAMILIES: [&Family; 15] = [
 pub struct Family {
     /// The name of its class, in `architectures` of config.json.
     pub architecture: &'static str,
+    /// The name of its class without a head, which embedding models have there.
+    pub decoder: &'static str,
     /// `model_type` in config.json.
     pub model_type: &'static str,
     /// `general.architecture` in GGUF files.
@@ -103,9 +105,11 @@ impl Architecture {
             return Err(error);
         };
         let named = list.get(0).and_then(Value::as_str);
-        let found = FAMILIES
-            .into_iter()
-            .find(|family| Some(family.architecture) == named);
+        let found = FAMILIES.into_iter().find(|family| {
+            [family.architecture, family.decoder]
+                .map(Some)
+                .contains(&named)
+        });
         match found {
             Some(family) => Ok(Self(family)),
             None => Err(config.refuse(FIELD, &known(folder_names(), named))),

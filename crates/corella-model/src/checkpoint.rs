@@ -1,6 +1,7 @@
 //! A model as it is distributed: a Hugging Face folder, the same files inside the binary, or one
 //! GGUF file.
 
+mod head;
 mod source;
 
 use std::borrow::Cow;
@@ -46,12 +47,16 @@ impl Checkpoint {
         let config = source.config()?;
         let generation = source.read(GENERATION_CONFIG)?;
         let generation_label = source.label(GENERATION_CONFIG);
-        let config = ModelConfig::parse(
+        let mut config = ModelConfig::parse(
             (&source.label(CONFIG), &config),
             generation
                 .as_deref()
                 .map(|bytes| (&*generation_label, bytes)),
         )?;
+        // Files that are missing or damaged are reported where the weights are wanted.
+        if let Ok(TensorFiles::Safetensors { files, .. }) = source.tensors() {
+            head::settle(&mut config, &files)?;
+        }
         Ok(Self { source, config })
     }
 

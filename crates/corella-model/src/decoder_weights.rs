@@ -108,7 +108,14 @@ pub fn load<S: TensorSource>(
     let hidden = [spec.hidden_size];
     let vocab_by_hidden = [spec.vocab_size, spec.hidden_size];
     let stored_by_hidden = [config.num_vocab_rows, spec.hidden_size];
-    let embed = tensors.find(&tensors.weight(layout.embed), &stored_by_hidden)?;
+    let mut embed = tensors.weight(layout.embed);
+    let head = format!("{}.weight", tensors.head);
+    let is_there = |name: &String| tensors.by_name.contains_key(name);
+    // Some exporters store a tied matrix under the name of the head only.
+    if spec.tied_embeddings && !is_there(&embed) && is_there(&head) {
+        embed = head;
+    }
+    let embed = tensors.find(&embed, &stored_by_hidden)?;
     let embed = embed.rows(0..spec.vocab_size, RowOrder::AsStored);
     let positions = match spec.learned_positions {
         true => {

@@ -98,6 +98,22 @@ impl<'a> JsonObject<'a> {
         }))
     }
 
+    /// The fields of this object, with those of another in place of its own.
+    pub fn fields_with(&self, other: &JsonObject<'_>) -> Map<String, Value> {
+        let mut fields = self.fields.clone();
+        fields.extend(other.fields.clone());
+        fields
+    }
+
+    /// Other fields in the place of this object.
+    pub fn with_fields<'b>(&'b self, fields: &'b Map<String, Value>) -> JsonObject<'b> {
+        JsonObject {
+            file: self.file,
+            prefix: self.prefix.clone(),
+            fields,
+        }
+    }
+
     /// A field that is a token id or a list of token ids; empty if absent.
     pub fn token_ids(&self, field: &str) -> Result<Vec<TokenId>, CheckpointError> {
         let id = |value: &Value| TokenId::try_from(value.as_u64()?).ok();

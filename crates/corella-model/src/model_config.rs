@@ -11,6 +11,9 @@ use crate::{Architecture, CheckpointError, DType, DecoderSpec, Quantization};
 pub struct ModelConfig {
     pub architecture: Architecture,
     pub spec: DecoderSpec,
+    /// Whether tokens can be drawn. A model without a head makes embeddings only; its `spec` ties the
+    /// head to the embedding, so that nothing is loaded for it.
+    pub has_head: bool,
     /// The number of rows of the stored embedding and head. Those from `spec.vocab_size` on are not used.
     pub num_vocab_rows: usize,
     /// The type that the configuration declares. What counts is the type of each tensor.
@@ -47,6 +50,7 @@ impl ModelConfig {
             architecture,
             num_vocab_rows: spec.vocab_size,
             spec,
+            has_head: true,
             dtype: dtype(config)?,
             quantization: Quantization::parse(config)?,
             bos_token_id: config.token_ids("bos_token_id")?.first().copied(),

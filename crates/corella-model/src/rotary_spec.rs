@@ -79,6 +79,21 @@ impl RotarySpec {
         }
     }
 
+    /// The longest context of a model whose configuration states `max_position`. Qwen's recipe for
+    /// YaRN leaves the stated one as it was, and vLLM takes the scaled one in its place, too.
+    pub fn longest_context(&self, max_position: usize) -> usize {
+        /// Products of a few sizes must not overflow.
+        const LONGEST: f64 = (1u64 << 31) as f64;
+        match self.scaling {
+            RotaryScaling::Yarn {
+                factor,
+                original_max_position,
+                ..
+            } => max_position.max((factor * original_max_position).min(LONGEST) as usize),
+            _ => max_position,
+        }
+    }
+
     /// The frequencies for contexts of up to `max_context` tokens. Scalings that depend on the
     /// context's length take the longest one, whatever the length of a sequence is, because rows of
     /// the KV cache cannot be rotated again.

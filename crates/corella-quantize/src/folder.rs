@@ -157,6 +157,10 @@ fn config_json(
         }
     };
     let is_tied = checkpoint.config().spec.tied_embeddings;
+    // The files had a head of their own all the same, and still have.
+    if !is_tied && config["tie_word_embeddings"] == true {
+        config["tie_word_embeddings"] = false.into();
+    }
     config["quantization_config"] = plan.quantization_config(is_tied);
     Ok(config)
 }

@@ -62,6 +62,15 @@ impl ApiError {
         error
     }
 
+    /// A request for text to a model that only makes embeddings.
+    pub fn no_head(model: &str) -> Self {
+        let message = format!(
+            "{model} is an embedding model: it has no output head (lm_head), so it generates no \
+             text; use /v1/embeddings, /score or /rerank"
+        );
+        Self::invalid("model", message)
+    }
+
     pub fn message(&self) -> &str {
         &self.body.message
     }

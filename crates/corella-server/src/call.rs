@@ -165,6 +165,9 @@ pub async fn serve_call<E: Endpoint>(
         return Err(ApiError::draining());
     }
     let body = RequestBody::read(body, &state).await?;
+    if !state.config.has_head {
+        return Err(ApiError::no_head(state.config.model_name()));
+    }
     let for_text_thread = context.clone();
     let mut call = state
         .run_blocking(body.num_bytes(), move |state, caller| {

@@ -26,6 +26,8 @@ pub struct ServeConfig {
     pub vocab_size: usize,
     /// Length of the model's hidden states, the most dimensions of an embedding.
     pub hidden_size: usize,
+    /// Whether the model can generate text. Without a head, it makes embeddings only.
+    pub has_head: bool,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
     /// Seed of requests that give none; `None` is a different seed for each request.
@@ -72,6 +74,7 @@ impl ServeConfig {
             max_num_adapters: 16,
             vocab_size,
             hidden_size,
+            has_head: true,
             end_token_ids: Vec::new(),
             generation_defaults: GenerationDefaults::default(),
             seed: None,

@@ -23,6 +23,11 @@ impl DraftCheckpoint {
         tokenizer: &Tokenizer,
     ) -> Result<Self, Error> {
         let (name, mut checkpoint) = open(&options.source)?;
+        if !checkpoint.config().has_head {
+            return Err(Error::Config(format!(
+                "--draft-model {name} has no output head (lm_head), so it cannot draft tokens"
+            )));
+        }
         let its = |error: Error| Error::Config(format!("--draft-model {name}: {error}"));
         let file = required_file(&checkpoint, "tokenizer.json").map_err(its)?;
         drop_padding(&mut checkpoint, &file).map_err(its)?;

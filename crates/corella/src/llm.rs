@@ -151,7 +151,7 @@ impl Llm {
         let executor = &hardware.executor;
         format!(
             "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}{kept}, \
-             {pages} KV pages of {page_size} tokens{layers} ({kv} {kv_format}), context {context}{draft}",
+             {pages} KV pages of {page_size} tokens{layers} ({kv} {kv_format}), context {context}{head}{draft}",
             name = self.name,
             device = executor.device,
             isa = executor.isa,
@@ -180,6 +180,10 @@ impl Llm {
             kv = display_bytes(hardware.kv_bytes),
             kv_format = hardware.kv_format.name(),
             context = self.max_model_len,
+            head = match self.config.has_head {
+                true => "",
+                false => ", no output head: embeddings only",
+            },
             draft = match &self.draft_hardware {
                 None => String::new(),
                 Some(draft) => format!(
@@ -219,6 +223,7 @@ impl Llm {
         prompt: Vec<TokenId>,
         params: &GenerateParams,
     ) -> Result<TextEvents, Error> {
+        check_head(&self.config)?;
         let vocab_size = self.config.spec.vocab_size;
         if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab_size) {
             return Err(Error::Config(format!(
@@ -272,6 +277,18 @@ impl Llm {
             stream: streams.pop(),
             text,
         })
+    }
+}
+
+/// Refuses a model that cannot generate text.
+pub(crate) fn check_head(config: &ModelConfig) -> Result<(), Error> {
+    match config.has_head {
+        true => Ok(()),
+        false => Err(Error::Config(
+            "the model has no output head (lm_head), so it generates no text; \
+             `corella serve` answers /v1/embeddings with it"
+                .into(),
+        )),
     }
 }
 

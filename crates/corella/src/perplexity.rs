@@ -4,7 +4,7 @@ use corella_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission};
 
 use crate::device;
-use crate::llm::open;
+use crate::llm::{check_head, open};
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::{Error, Hardware, LlmOptions, ModelSource};
 
@@ -26,6 +26,7 @@ impl Perplexity {
         context: usize,
     ) -> Result<Self, Error> {
         let (_, mut checkpoint) = open(source)?;
+        check_head(checkpoint.config())?;
         let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
         let mut options = options.clone();
         options.max_model_len = Some(context as u32);

@@ -61,6 +61,7 @@ impl Base {
         let (num_heads, num_kv_heads) = num_heads(fields)?;
         let head_dim = head_dim(fields, hidden_size, num_heads, self.head_dim)?;
         let rotary = rotary::spec(fields, head_dim, max_position, self.theta)?;
+        let max_position = rotary.longest_context(max_position);
         let layer = LayerSpec {
             attention: AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary),
             attention_norms: BranchNorms::before(norm),
@@ -334,10 +335,15 @@ pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), Chec
             });
             let window = config.try_number("sliding_window")?;
             let matters = window.is_some_and(|window| window < spec.max_position as f64);
+            // Embedding models that were made of decoders may read a text in both directions.
             const BOTH_WAYS: &str = "use_bidirectional_attention";
-            if config.flag(BOTH_WAYS)? {
-                let why = "only attention to what comes before is supported";
-                return Err(config.refuse(BOTH_WAYS, why));
+            const CAUSAL: &str = "is_causal";
+            let is_causal = config.get(CAUSAL).is_none() || config.flag(CAUSAL)?;
+            for (name, refused) in [(BOTH_WAYS, config.flag(BOTH_WAYS)?), (CAUSAL, !is_causal)] {
+                if refused {
+                    let why = "only attention to what comes before is supported";
+                    return Err(config.refuse(name, why));
+                }
             }
             if !has_window && is_sliding && matters {
                 let name = "layer_types";

@@ -11,6 +11,7 @@ use crate::{
 
 pub const COHERE: Family = Family {
     architecture: "CohereForCausalLM",
+    decoder: "CohereModel",
     model_type: "cohere",
     gguf: "command-r",
     claims: super::claims_all,
@@ -45,7 +46,8 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         kind: NormKind::Layer { bias: false },
         eps: eps as f32,
     };
-    let rotary = rotary::spec(fields, head_dim, max_position, 10_000.0)?;
+    let rotary = rotary::spec(fields, head_dim, max_position, 500_000.0)?;
+    let max_position = rotary.longest_context(max_position);
     let layer = LayerSpec {
         attention: AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary),
         attention_norms: BranchNorms::before(norm),

@@ -6,6 +6,7 @@ use super::base::{self, Base};
 use super::field::{Field, Fields, FolderFields, Source};
 use super::layout::folder_name;
 use super::{Family, Layout, Stored, rotary};
+use crate::json_object::JsonObject;
 use crate::{
     Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, LayerTensor, QkNorm,
     RotarySpec,
@@ -13,6 +14,7 @@ use crate::{
 
 pub const GEMMA2: Family = Family {
     architecture: "Gemma2ForCausalLM",
+    decoder: "Gemma2Model",
     model_type: "gemma2",
     gguf: "gemma2",
     claims: super::claims_all,
@@ -24,6 +26,7 @@ pub const GEMMA2: Family = Family {
 
 pub const GEMMA3: Family = Family {
     architecture: "Gemma3ForCausalLM",
+    decoder: "Gemma3TextModel",
     model_type: "gemma3_text",
     gguf: "gemma3",
     spec: gemma3,
@@ -33,6 +36,7 @@ pub const GEMMA3: Family = Family {
 /// Gemma 3 with a part that sees, of which only the decoder is used.
 pub const GEMMA3_MULTIMODAL: Family = Family {
     architecture: "Gemma3ForConditionalGeneration",
+    decoder: "Gemma3Model",
     model_type: "gemma3",
     claims: |_| Ok(false),
     spec: gemma3_multimodal,
@@ -40,6 +44,7 @@ pub const GEMMA3_MULTIMODAL: Family = Family {
         bodies: &[
             ("language_model.model.", "language_model.lm_head"),
             ("model.language_model.", "lm_head"),
+            ("language_model.", "lm_head"),
         ],
         other_parts: &[
             "vision_tower.",
@@ -117,18 +122,23 @@ fn gemma3(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         }
         // Transformers 5 has an object for each type of layer.
         if let Some(parameters) = config.try_object("rope_parameters")? {
-            let of_type = |name, theta| -> Result<Option<RotarySpec>, CheckpointError> {
-                let Some(scaling) = parameters.try_object(name)? else {
-                    return Ok(None);
-                };
-                let scaling = Some(&scaling);
-                rotary::of_folder(config, scaling, head_dim, spec.max_position, theta).map(Some)
+            let of_type = |scaling: &JsonObject<'_>, theta| {
+                rotary::of_folder(config, Some(scaling), head_dim, spec.max_position, theta)
             };
-            if let Some(rotary) = of_type("sliding_attention", local.theta)? {
-                local = rotary;
+            if let Some(scaling) = parameters.try_object("sliding_attention")? {
+                local = of_type(&scaling, local.theta)?;
             }
-            global = of_type("full_attention", base.theta)?;
+            if let Some(scaling) = parameters.try_object("full_attention")? {
+                // Beside it, the older `rope_scaling` changes the fields that it has.
+                let older = config.try_object("rope_scaling")?;
+                let fields = older.map(|older| scaling.fields_with(&older));
+                let changed = fields.as_ref().map(|fields| scaling.with_fields(fields));
+                global = Some(of_type(changed.as_ref().unwrap_or(&scaling), base.theta)?);
+            }
         }
+    }
+    if let Some(global) = &global {
+        spec.max_position = global.longest_context(spec.max_position);
     }
     for (index, layer) in spec.layers.iter_mut().enumerate() {
         let attention = &mut layer.attention;

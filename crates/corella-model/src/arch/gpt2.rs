@@ -12,6 +12,7 @@ use crate::{
 
 pub const GPT2: Family = Family {
     architecture: "GPT2LMHeadModel",
+    decoder: "GPT2Model",
     model_type: "gpt2",
     gguf: "gpt2",
     claims: super::claims_all,

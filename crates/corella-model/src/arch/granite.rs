@@ -9,6 +9,7 @@ use crate::{CheckpointError, DecoderSpec};
 
 pub const GRANITE: Family = Family {
     architecture: "GraniteForCausalLM",
+    decoder: "GraniteModel",
     model_type: "granite",
     gguf: "granite",
     claims: super::claims_all,

@@ -9,6 +9,7 @@ use crate::{CheckpointError, DecoderSpec};
 
 pub const LLAMA: Family = Family {
     architecture: "LlamaForCausalLM",
+    decoder: "LlamaModel",
     model_type: "llama",
     gguf: "llama",
     claims: |file| Ok(!base::has_experts(file)?),

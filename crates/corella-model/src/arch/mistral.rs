@@ -8,6 +8,7 @@ use crate::{CheckpointError, DecoderSpec};
 
 pub const MISTRAL: Family = Family {
     architecture: "MistralForCausalLM",
+    decoder: "MistralModel",
     model_type: "mistral",
     gguf: "llama",
     claims: |_| Ok(false),

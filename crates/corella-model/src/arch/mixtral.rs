@@ -10,6 +10,7 @@ use crate::{
 
 pub const MIXTRAL: Family = Family {
     architecture: "MixtralForCausalLM",
+    decoder: "MixtralModel",
     model_type: "mixtral",
     gguf: "llama",
     claims: base::has_experts,
@@ -28,6 +29,7 @@ const NUM_EXPERTS_PER_TOKEN: Field = Field::new("num_experts_per_tok", "expert_u
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let base = Base {
         max_position: 131_072,
+        theta: 1_000_000.0,
         eps: 1e-5,
         ..Base::LLAMA
     };

@@ -11,6 +11,7 @@ use crate::{BranchNorms, CheckpointError, DecoderSpec, LayerTensor, QkNorm};
 
 pub const OLMO2: Family = Family {
     architecture: "Olmo2ForCausalLM",
+    decoder: "Olmo2Model",
     model_type: "olmo2",
     gguf: "olmo2",
     claims: super::claims_all,

@@ -123,7 +123,10 @@ impl Outline {
                 let text = config.get("text_config").and_then(Value::as_object);
                 let object = JsonObject::new(CONFIG, text.unwrap_or(&config));
                 let sizes = OutlineSizes::read(&FolderFields::new(object));
-                let closest = named.and_then(|name| close_to(&names, name));
+                let is_decoder =
+                    |name: &&str| FAMILIES.iter().any(|family| family.decoder == *name);
+                let unknown = named.filter(|name| !is_decoder(name));
+                let closest = unknown.and_then(|name| close_to(&names, name));
                 (named.map(str::to_owned), closest, sizes)
             }
         };

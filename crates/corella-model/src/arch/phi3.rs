@@ -9,6 +9,7 @@ use crate::{CheckpointError, DecoderSpec, LayerTensor};
 
 pub const PHI3: Family = Family {
     architecture: "Phi3ForCausalLM",
+    decoder: "Phi3Model",
     model_type: "phi3",
     gguf: "phi3",
     claims: super::claims_all,

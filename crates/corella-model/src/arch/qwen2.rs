@@ -10,6 +10,7 @@ use crate::{CheckpointError, DecoderSpec};
 
 pub const QWEN2: Family = Family {
     architecture: "Qwen2ForCausalLM",
+    decoder: "Qwen2Model",
     model_type: "qwen2",
     gguf: "qwen2",
     claims: super::claims_all,

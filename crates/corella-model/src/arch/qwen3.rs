@@ -9,6 +9,7 @@ use crate::{CheckpointError, DecoderSpec, QkNorm};
 
 pub const QWEN3: Family = Family {
     architecture: "Qwen3ForCausalLM",
+    decoder: "Qwen3Model",
     model_type: "qwen3",
     gguf: "qwen3",
     claims: super::claims_all,

@@ -7,6 +7,7 @@ use crate::{CheckpointError, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward
 
 pub const QWEN3_MOE: Family = Family {
     architecture: "Qwen3MoeForCausalLM",
+    decoder: "Qwen3MoeModel",
     model_type: "qwen3_moe",
     gguf: "qwen3moe",
     claims: super::claims_all,

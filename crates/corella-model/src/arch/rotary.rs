@@ -30,10 +30,12 @@ pub fn spec(
 ) -> Result<RotarySpec, CheckpointError> {
     match fields.source() {
         Source::Folder(config) => {
-            // Transformers 5 puts `rope_theta` and `rope_scaling` into one object.
-            let scaling = match config.try_object("rope_parameters")? {
-                Some(parameters) => Some(parameters),
-                None => config.try_object("rope_scaling")?,
+            // Transformers 5 puts `rope_theta` and `rope_scaling` into one object, `rope_parameters`.
+            // Where a folder has both, it reads nothing of this object.
+            let older = config.try_object("rope_scaling")?;
+            let scaling = match older.filter(|scaling| !scaling.is_empty()) {
+                Some(scaling) => Some(scaling),
+                None => config.try_object("rope_parameters")?,
             };
             of_folder(config, scaling.as_ref(), head_dim, max_position, theta)
         }

@@ -9,6 +9,7 @@ use crate::{CheckpointError, DecoderSpec};
 
 pub const SMOLLM3: Family = Family {
     architecture: "SmolLM3ForCausalLM",
+    decoder: "SmolLM3Model",
     model_type: "smollm3",
     gguf: "smollm3",
     claims: super::claims_all,

@@ -125,6 +125,80 @@ fn both_spellings_of_gemma3_are_read() {
     assert_eq!(thetas, [1000.0, 1000.0, 1000.0, 1000.0, 1000.0, 100_000.0]);
 }
 
+/// `tests/golden/make_rotary.py` writes the file.
+#[test]
+fn rope_is_that_of_transformers_however_it_is_spelled() {
+    let cases: Value =
+        serde_json::from_slice(&fs::read(golden("rotary_config.json")).unwrap()).unwrap();
+    let cases = cases.as_array().unwrap();
+    assert_eq!(cases.len(), 17);
+    for case in cases {
+        let spec = parse(&case["config"]).unwrap();
+        for (layer, name) in [(spec.layers.first(), "first"), (spec.layers.last(), "last")] {
+            let rotary = layer.unwrap().attention.rotary.as_ref().unwrap();
+            let found = rotary.frequencies(spec.max_position);
+            let expected = &case[name];
+            let close_to = |found: f64, expected: &Value| {
+                let expected = expected.as_f64().unwrap();
+                // Transformers computes in f32.
+                assert!(
+                    (found - expected).abs() <= 1e-6 * expected.abs(),
+                    "{name}: {found}, {expected}: {}",
+                    case["config"]
+                );
+            };
+            close_to(found.magnitude, &expected["magnitude"]);
+            let frequencies = expected["frequencies"].as_array().unwrap();
+            assert_eq!(found.frequencies.len(), frequencies.len());
+            for (&found, expected) in found.frequencies.iter().zip(frequencies) {
+                close_to(found, expected);
+            }
+        }
+    }
+}
+
+/// As Qwen's model cards say it, and vLLM reads it.
+#[test]
+fn yarn_makes_the_context_longer() {
+    let context = |model: &str, max_position: usize, scaling: Value| {
+        let changes = json!({ "max_position_embeddings": max_position, "rope_scaling": scaling,
+            "rope_theta": 1_000_000.0, "rope_parameters": null });
+        spec(model, changes).max_position
+    };
+    let yarn = |factor: f64| json!({ "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": 32_768 });
+    for model in ["qwen3-gqa-tied", "cohere", "gemma3"] {
+        assert_eq!(context(model, 40_960, yarn(4.0)), 131_072, "{model}");
+        assert_eq!(context(model, 131_072, yarn(4.0)), 131_072, "{model}");
+    }
+    // The files' own context is never cut.
+    assert_eq!(context("qwen3-gqa-tied", 40_960, yarn(1.1)), 40_960);
+    let without_original = json!({ "type": "yarn", "factor": 4.0 });
+    assert_eq!(context("qwen3-gqa-tied", 32_768, without_original), 131_072);
+    let by_context = json!({ "type": "yarn", "original_max_position_embeddings": 32_768 });
+    assert_eq!(context("qwen3-gqa-tied", 131_072, by_context), 131_072);
+    let linear = json!({ "rope_type": "linear", "factor": 4.0 });
+    assert_eq!(context("qwen3-gqa-tied", 40_960, linear), 40_960);
+    assert_eq!(context("qwen3-gqa-tied", 40_960, yarn(1e30)), 1 << 31);
+    // A window as long as the stated context is one in the longer context.
+    let changes = json!({ "max_position_embeddings": 40_960, "sliding_window": 40_960,
+        "rope_scaling": yarn(4.0), "rope_parameters": null });
+    let windows = of_layers(&spec("mistral", changes), |layer| layer.window);
+    assert_eq!(windows, [Some(40_960); 4]);
+}
+
+#[test]
+fn the_class_may_be_the_decoder_alone() {
+    for (name, decoder) in [
+        ("qwen3-gqa-untied", "Qwen3Model"),
+        ("mistral", "MistralModel"),
+        ("gpt2", "GPT2Model"),
+        ("gemma3", "Gemma3TextModel"),
+    ] {
+        let changed = spec(name, json!({ "architectures": [decoder] }));
+        assert_eq!(changed, spec(name, json!({})), "{name}");
+    }
+}
+
 #[test]
 fn soft_caps_can_be_taken_away() {
     let mut config = golden_config("gemma2");

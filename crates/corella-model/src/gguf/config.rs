@@ -16,6 +16,7 @@ pub fn model_config(file: &GgufFile) -> Result<ModelConfig, CheckpointError> {
         architecture,
         num_vocab_rows: spec.vocab_size,
         spec,
+        has_head: true,
         dtype: dtype(metadata)?,
         quantization: None,
         bos_token_id: metadata.try_token_id("tokenizer.ggml.bos_token_id")?,

@@ -1,5 +1,5 @@
 //! Pre-tokenizers, which split text before merges apply. A GGUF file only names its pre-tokenizer,
-//! so they are defined here.
+//! so they are defined here. `tests/gguf/make_pre_tokenizer.py` has llama.cpp split texts by each name.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,9 @@ use crate::CheckpointError;
 /// A pre-tokenizer and its family's settings.
 pub struct PreTokenizer {
     names: &'static [&'static str],
-    split: Split,
+    /// Each splits the pieces that those before it have left. Every match is a piece, and so is the
+    /// text between matches.
+    expressions: &'static [&'static str],
     /// Whether text is first normalised to composed characters (NFC).
     pub composes: bool,
     /// Whether a word that is a token stays whole, whatever the merges.
@@ -18,83 +20,233 @@ pub struct PreTokenizer {
     pub adds_bos: bool,
 }
 
-enum Split {
-    /// Splits by each expression in turn. Every match is a piece, and so is the text between
-    /// matches.
-    Expressions(&'static [&'static str]),
-    /// Splits as GPT-2 does.
-    Gpt2,
-    /// Separates all digits, and then splits as GPT-2 does.
-    DigitsThenGpt2,
-}
-
 const KEY: &str = "tokenizer.ggml.pre";
 
-const KNOWN: [PreTokenizer; 8] = [
+const PLAIN: PreTokenizer = PreTokenizer {
+    names: &[],
+    expressions: &[],
+    composes: false,
+    ignores_merges: false,
+    adds_bos: false,
+};
+
+const KNOWN: &[PreTokenizer] = &[
     PreTokenizer {
-        names: &["llama-bpe", "llama3", "llama-v3", "falcon3"],
-        split: Split::Expressions(&[THREE_DIGITS]),
-        composes: false,
+        names: &[
+            "llama-bpe",
+            "llama3",
+            "llama-v3",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "jina-v5-nano",
+        ],
+        expressions: &[THREE_DIGITS],
         ignores_merges: true,
         adds_bos: true,
+        ..PLAIN
     },
     PreTokenizer {
-        names: &["smaug-bpe", "dbrx"],
-        split: Split::Expressions(&[THREE_DIGITS]),
-        composes: false,
-        ignores_merges: false,
-        adds_bos: false,
+        names: &["glm4", "glm5"],
+        expressions: &[THREE_DIGITS],
+        ignores_merges: true,
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["smaug-bpe", "dbrx", "chatglm-bpe"],
+        expressions: &[THREE_DIGITS],
+        ..PLAIN
     },
     PreTokenizer {
         names: &["qwen2"],
-        split: Split::Expressions(&[ONE_DIGIT]),
+        expressions: &[ONE_DIGIT],
         composes: true,
-        ignores_merges: false,
-        adds_bos: false,
+        ..PLAIN
     },
     PreTokenizer {
-        names: &["deepseek-r1-qwen", "megrez"],
-        split: Split::Expressions(&[ONE_DIGIT]),
-        composes: false,
-        ignores_merges: false,
-        adds_bos: false,
+        names: &[
+            "deepseek-r1-qwen",
+            "megrez",
+            "kormo",
+            "f2llmv2",
+            "stablelm2",
+            "hunyuan",
+            "solar-open",
+            "grok-2",
+        ],
+        expressions: &[ONE_DIGIT],
+        ..PLAIN
     },
     PreTokenizer {
-        names: &["gpt-2"],
-        split: Split::Gpt2,
-        composes: false,
-        ignores_merges: false,
-        adds_bos: false,
+        names: &["qwen35"],
+        expressions: &[WITH_MARKS],
+        composes: true,
+        ..PLAIN
     },
     PreTokenizer {
-        names: &["smollm", "starcoder", "refact", "command-r"],
-        split: Split::DigitsThenGpt2,
-        composes: false,
-        ignores_merges: false,
-        adds_bos: false,
+        names: &[
+            "gpt-2",
+            "phi-2",
+            "jina-es",
+            "jina-de",
+            "jina-v2-es",
+            "jina-v2-de",
+            "gigachat",
+            "a.x-4.0",
+            "mellum",
+            "modern-bert",
+            "exaone4",
+            "mpt",
+            "olmo",
+            "jais",
+            "trillion",
+            "granite-docling",
+        ],
+        expressions: &[GPT2],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &[
+            "smollm",
+            "starcoder",
+            "refact",
+            "command-r",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+            "mellum2",
+        ],
+        expressions: &[r"\p{N}", GPT2],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["falcon"],
+        expressions: &[r"[\p{P}$+<=>^~|`]+", GPT2, "[0-9][0-9][0-9]"],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["default"],
+        expressions: &[r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]"],
+        ..PLAIN
     },
     PreTokenizer {
         names: &["tekken"],
-        split: Split::Expressions(&[CASED]),
-        composes: false,
+        expressions: &[CASED],
         ignores_merges: true,
         adds_bos: true,
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"],
+        expressions: &[GPT4O],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["granite-embed-multi-97m"],
+        expressions: &[GPT4O],
+        ignores_merges: true,
+        ..PLAIN
     },
     PreTokenizer {
         names: &["deepseek-coder"],
-        split: Split::Expressions(&[
+        expressions: &[
             r"[\r\n]",
             r"\s?\p{L}+",
             r"\s?\p{P}+",
             r"[\u{4e00}-\u{9fa5}\u{0800}-\u{4e00}\u{ac00}-\u{d7ff}]+",
             r"\p{N}",
-        ]),
-        composes: false,
-        ignores_merges: false,
-        adds_bos: false,
+        ],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"],
+        expressions: &[r"\p{N}{1,3}", CHINESE_OR_JAPANESE, DEEPSEEK],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["spark2_5"],
+        expressions: &[r"\p{N}{1,3}", CHINESE_OR_JAPANESE, SPARK, r"\p{N}"],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["poro-chat", "bloom", "gpt3-finnish"],
+        expressions: &[BLOOM],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["viking"],
+        expressions: &[BLOOM, r"\p{N}"],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["jais-2"],
+        expressions: &[concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)",
+            r"|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+        )],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["bailingmoe", "bailingmoe2", "llada-moe"],
+        expressions: &[concat!(
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+        )],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["seed-coder"],
+        expressions: &[concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+            r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["ufakzeka"],
+        expressions: &[concat!(
+            r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        )],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["laguna"],
+        expressions: &[r"[^\n]+|\n+", ONE_DIGIT],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["exaone-moe"],
+        expressions: &[concat!(
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+            r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}",
+            r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+        )],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["minicpm5"],
+        expressions: &[
+            r"\p{N}{1,3}",
+            concat!(
+                r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+",
+                r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ],
+        ignores_merges: true,
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["superbpe"],
+        expressions: &[r"\p{N}+", r"(?=(\d{3})+(?!\d))"],
+        ..PLAIN
     },
 ];
 
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const THREE_DIGITS: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -103,11 +255,33 @@ const ONE_DIGIT: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
+const WITH_MARKS: &str = concat!(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}",
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
 const CASED: &str = concat!(
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
+/// Short forms such as `'ll` stay with the word before them.
+const GPT4O: &str = concat!(
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}",
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+const CHINESE_OR_JAPANESE: &str = r"[\u{4e00}-\u{9fa5}\u{3040}-\u{30ff}]+";
+const DEEPSEEK: &str = concat!(
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+);
+const SPARK: &str = concat!(
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+",
+    r"| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"
+);
+const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+";
 
 impl PreTokenizer {
     /// The pre-tokenizer that a file names.
@@ -125,33 +299,22 @@ impl PreTokenizer {
 
     /// The pre-tokenizer as tokenizer.json describes it.
     pub fn json(&self) -> Value {
-        let byte_level = |use_regex: bool| {
+        let split = |expression: &&str| {
             json!({
-                "type": "ByteLevel",
-                "add_prefix_space": false,
-                "trim_offsets": false,
-                "use_regex": use_regex,
+                "type": "Split",
+                "pattern": {"Regex": expression},
+                "behavior": "Isolated",
+                "invert": false,
             })
         };
-        let steps = match self.split {
-            Split::Gpt2 => vec![byte_level(true)],
-            Split::DigitsThenGpt2 => vec![
-                json!({"type": "Digits", "individual_digits": true}),
-                byte_level(true),
-            ],
-            Split::Expressions(expressions) => {
-                let split = |expression: &&str| {
-                    json!({
-                        "type": "Split",
-                        "pattern": {"Regex": expression},
-                        "behavior": "Isolated",
-                        "invert": false,
-                    })
-                };
-                let splits = expressions.iter().map(split);
-                splits.chain([byte_level(false)]).collect()
-            }
-        };
+        let byte_level = json!({
+            "type": "ByteLevel",
+            "add_prefix_space": false,
+            "trim_offsets": false,
+            "use_regex": false,
+        });
+        let splits = self.expressions.iter().map(split);
+        let steps: Vec<_> = splits.chain([byte_level]).collect();
         json!({"type": "Sequence", "pretokenizers": steps})
     }
 }

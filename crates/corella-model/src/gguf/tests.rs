@@ -488,6 +488,24 @@ fn models_that_are_not_supported() {
         .is_refused("\"a b\", does not merge two tokens into one");
 }
 
+/// As in a folder: the stated context is the one before YaRN.
+#[test]
+fn yarn_makes_the_context_longer() {
+    let context = |original: u32| {
+        let test_file = TestFile::new()
+            .with_key("llama.rope.scaling.type", TEXT, &text("yarn"))
+            .with_key("llama.rope.scaling.factor", F32, &4f32.to_le_bytes())
+            .with_key(
+                "llama.rope.scaling.original_context_length",
+                U32,
+                &original.to_le_bytes(),
+            );
+        let file = open(&test_file.bytes()).ok().unwrap();
+        model_config(&file).unwrap().spec.max_position
+    };
+    assert_eq!((context(48), context(16), context(8)), (192, 64, 64));
+}
+
 #[test]
 fn a_tokenizer_that_is_brought_along_is_used() {
     let file = |test_file: TestFile| open(&test_file.bytes()).ok().unwrap();

@@ -191,6 +191,9 @@ fn capabilities(state: &ServerState) -> Vec<&'static str> {
     let template = state.text.chat_template.as_ref();
     let format = state.text.reply_format;
     let reads_tools = template.is_some_and(ChatTemplate::reads_tools);
+    if !state.config.has_head {
+        return vec!["embedding"];
+    }
     let mut capabilities = vec!["completion"];
     for (name, is_there) in [
         ("tools", reads_tools && format.calls.is_some()),

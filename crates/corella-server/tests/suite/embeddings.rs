@@ -354,3 +354,51 @@ async fn the_document_describes_them() {
     assert_eq!(fields["input"]["anyOf"][2]["maxItems"], 2048);
     assert_eq!(fields.get("user"), None);
 }
+
+#[tokio::test]
+async fn a_model_without_a_head_makes_embeddings_only() {
+    let mut setup = Setup::new();
+    setup.serve.has_head = false;
+    let server = setup.start().await;
+    let reply = post(server.address, PATH, &json!({"input": "a fox"})).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let scored = json!({"text_1": "a fox", "text_2": "the lantern"});
+    assert_eq!(post(server.address, "/score", &scored).await.status, 200);
+    let embedded = json!({"model": MODEL, "input": "a fox"});
+    assert_eq!(
+        post(server.address, "/api/embed", &embedded).await.status,
+        200
+    );
+    let counted = json!({"model": MODEL, "messages": [{"role": "user", "content": "a"}]});
+    let reply = post(server.address, "/v1/messages/count_tokens", &counted).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+
+    let message = json!([{"role": "user", "content": "a"}]);
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "a"})),
+        (
+            "/v1/chat/completions",
+            json!({"messages": message, "stream": true}),
+        ),
+        ("/v1/responses", json!({"input": "a"})),
+        (
+            "/v1/messages",
+            json!({"max_tokens": 1, "messages": message}),
+        ),
+        ("/api/chat", json!({"messages": message})),
+        ("/api/generate", json!({"prompt": "a"})),
+    ] {
+        let mut body = body;
+        body["model"] = MODEL.into();
+        let reply = post(server.address, path, &body).await;
+        assert_eq!(reply.status, 400, "{path}: {}", reply.text());
+        assert!(reply.text().contains("lm_head"), "{path}: {}", reply.text());
+        let error = &reply.json()["error"];
+        if path.starts_with("/v1/") && path != "/v1/messages" {
+            assert_eq!(error["param"], "model", "{path}");
+        }
+    }
+    let shown = post(server.address, "/api/show", &json!({"model": MODEL})).await;
+    assert_eq!(shown.json()["capabilities"], json!(["embedding"]));
+    server.assert_at_rest().await;
+}

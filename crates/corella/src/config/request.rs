@@ -47,6 +47,7 @@ impl RequestOptions {
         ServeConfig {
             served_model_names: names,
             seed: self.seed,
+            has_head: llm.config.has_head,
             allow_unknown_fields: self.allow_unknown_fields,
             end_token_ids: llm.config.eos_token_ids.clone(),
             generation_defaults: GenerationDefaults {

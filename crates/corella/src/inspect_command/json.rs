@@ -49,6 +49,7 @@ fn model(model: &ModelReport) -> Value {
         "num_known_tokens": model.num_known_tokens,
         "max_position": spec.max_position,
         "learned_positions": spec.learned_positions,
+        "has_head": model.config.has_head,
         "tied_embeddings": spec.tied_embeddings,
         "embedding_scale": spec.embedding_scale,
         "logit_scale": spec.logit_scale,

@@ -1,6 +1,6 @@
 //! An inspection as text: a line for each thing, and a table of sizes.
 
-use corella_model::{DecoderSpec, ModelPart, OutlineSizes};
+use corella_model::{DecoderSpec, ModelConfig, ModelPart, OutlineSizes};
 
 use super::shape;
 use crate::{
@@ -99,7 +99,7 @@ impl Page {
             if number > 0 {
                 let bytes = weights
                     .map(|weights| [weights.stored_bytes.of(part), weights.packed_bytes.of(part)]);
-                let name = part_name(part, &model.config.spec);
+                let name = part_name(part, &model.config);
                 self.row(
                     name,
                     &count(number),
@@ -201,7 +201,9 @@ fn vocabulary(model: &ModelReport) -> String {
     if num_padding > 0 {
         text += &format!(" and {num_padding} rows without a token");
     }
-    if spec.tied_embeddings {
+    if !model.config.has_head {
+        text += ", no head: embeddings only";
+    } else if spec.tied_embeddings {
         text += ", head tied to the embedding";
     }
     if spec.embedding_scale != 1.0 {
@@ -246,9 +248,9 @@ fn template_text(template: &Option<TemplateReport>) -> String {
     }
 }
 
-fn part_name(part: ModelPart, spec: &DecoderSpec) -> &'static str {
+fn part_name(part: ModelPart, config: &ModelConfig) -> &'static str {
     match part {
-        ModelPart::Embedding if spec.tied_embeddings => "embed + head",
+        ModelPart::Embedding if config.has_head && config.spec.tied_embeddings => "embed + head",
         ModelPart::Embedding => "embedding",
         ModelPart::Attention => "attention",
         ModelPart::Mlp => "MLP",

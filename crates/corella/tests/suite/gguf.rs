@@ -1,13 +1,14 @@
 //! One model as a Hugging Face folder and as a GGUF file, which must behave the same.
 //! `tests/gguf` holds both and the script that makes them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::held_isa::held_isa;
 use corella::{Error, GenerateParams, Llm, LlmOptions, ModelSource};
 use corella_model::{Checkpoint, RotaryScaling};
 use corella_text::{ChatInput, Tokenizer};
-use serde_json::json;
+use serde_json::{Value, json};
 
 struct Pair {
     folder: Llm,
@@ -92,41 +93,134 @@ fn conversation(llm: &Llm) -> String {
     template.render(input).unwrap()
 }
 
-/// A GGUF file only names its pre-tokenizer, so the regular expression comes from Corella.
-#[test]
-fn every_way_to_split_text_loses_nothing() {
-    let file = std::env::temp_dir().join(format!("corella-{}-split.gguf", std::process::id()));
-    let whole = std::fs::read(path("qwen3-f16.gguf")).unwrap();
+/// The tokenizer.json of a GGUF file with another pre-tokenizer, and without the settings that would count
+/// more than those of its name.
+fn tokenizer_of(pre_tokenizer: &str) -> Result<Value, String> {
+    let file = std::env::temp_dir().join(format!(
+        "corella-{}-{pre_tokenizer}.gguf",
+        std::process::id()
+    ));
+    let mut whole = std::fs::read(path("qwen3-f16.gguf")).unwrap();
+    let setting = position(&whole, b"add_bos_token");
+    whole[setting] = b'_';
     let key = b"tokenizer.ggml.pre";
     // In the file, the type of a value stands before it.
     let start = position(&whole, key) + key.len() + 4;
     let rest = start + 8 + "qwen2".len();
-    for name in [
-        "llama-bpe",
-        "smaug-bpe",
-        "qwen2",
-        "deepseek-r1-qwen",
-        "gpt-2",
-        "smollm",
-        "tekken",
-        "deepseek-coder",
-    ] {
-        let mut bytes = whole[..start].to_vec();
-        bytes.extend((name.len() as u64).to_le_bytes());
-        bytes.extend(name.as_bytes());
-        bytes.extend(&whole[rest..]);
-        // The weights have moved, but nothing reads them.
-        bytes.extend([0; 64]);
-        std::fs::write(&file, &bytes).unwrap();
-        let checkpoint = Checkpoint::open(&file).unwrap();
-        let vocabulary = checkpoint.file("tokenizer.json").unwrap().unwrap();
-        let tokenizer = Tokenizer::from_bytes(&vocabulary).unwrap();
-        for text in TEXTS.iter().filter(|text| !text.contains('\u{301}')) {
-            let ids = tokenizer.encode(text, false).unwrap();
-            assert_eq!(tokenizer.decode(&ids, false).unwrap(), *text, "{name}");
+    let mut bytes = whole[..start].to_vec();
+    bytes.extend((pre_tokenizer.len() as u64).to_le_bytes());
+    bytes.extend(pre_tokenizer.as_bytes());
+    bytes.extend(&whole[rest..]);
+    // The weights have moved, but nothing reads them.
+    bytes.extend([0; 64]);
+    std::fs::write(&file, &bytes).unwrap();
+    let tokenizer = Checkpoint::open(&file).unwrap().file("tokenizer.json");
+    std::fs::remove_file(&file).unwrap();
+    let tokenizer = tokenizer.map_err(|error| error.to_string())?.unwrap();
+    Ok(serde_json::from_slice(&tokenizer).unwrap())
+}
+
+/// A GGUF file only names its pre-tokenizer, so the regular expressions come from Corella.
+/// `tests/gguf/make_pre_tokenizer.py` has llama.cpp split the texts.
+#[test]
+fn text_is_split_as_llama_cpp_does() {
+    let golden = std::fs::read(path("pre_tokenizer.json")).unwrap();
+    let golden: Value = serde_json::from_slice(&golden).unwrap();
+    let list = |value: &Value| value.as_array().unwrap().clone();
+    let texts = list(&golden["texts"]);
+    let texts: Vec<_> = texts.iter().map(|text| text.as_str().unwrap()).collect();
+    let (mut num_names, mut num_splits) = (0, 0);
+    for entry in list(&golden["entries"]) {
+        for name in list(&entry["names"]) {
+            let name = name.as_str().unwrap();
+            let tokenizer = tokenizer_of(name).unwrap();
+            assert_eq!(
+                tokenizer["model"]["ignore_merges"], entry["ignores_merges"],
+                "{name}"
+            );
+            let adds_bos = tokenizer["post_processor"]
+                .to_string()
+                .contains("<|endoftext|>");
+            assert_eq!(adds_bos, entry["adds_bos"], "{name}");
+            num_names += 1;
+            let pieces = list(&entry["pieces"]);
+            assert_eq!(pieces.len(), texts.len());
+            let known = texts
+                .iter()
+                .zip(&pieces)
+                .filter(|(_, sizes)| !sizes.is_null());
+            let cut: Vec<_> = known
+                .map(|(text, sizes)| (*text, cut(text, sizes)))
+                .collect();
+            num_splits += check_splits(name, &tokenizer["pre_tokenizer"], &cut);
         }
     }
-    std::fs::remove_file(&file).unwrap();
+    assert_eq!(num_names, 77);
+    assert!(num_splits > 6500, "{num_splits}");
+}
+
+/// The pieces of a text, in the characters that stand for their bytes.
+fn cut(text: &str, sizes: &Value) -> Vec<String> {
+    let mut rest = text.as_bytes();
+    let sizes = sizes.as_array().unwrap().iter();
+    let pieces = sizes.map(|size| {
+        let (piece, behind) = rest.split_at(size.as_u64().unwrap() as usize);
+        rest = behind;
+        piece.iter().map(|&byte| char_of_byte(byte)).collect()
+    });
+    let pieces = pieces.collect();
+    assert!(rest.is_empty(), "{text:?}");
+    pieces
+}
+
+/// GPT-2's alphabet: bytes that can be printed stand for themselves in Latin-1, and others for the
+/// characters from 256 on.
+fn char_of_byte(byte: u8) -> char {
+    let is_plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..);
+    match is_plain(byte) {
+        true => char::from(byte),
+        false => {
+            let num_before = (0..byte).filter(|&byte| !is_plain(byte)).count();
+            char::from_u32(256 + num_before as u32).unwrap()
+        }
+    }
+}
+
+/// Splits texts, with a vocabulary of the expected pieces: another piece is spelled by its bytes.
+fn check_splits(name: &str, pre_tokenizer: &Value, texts: &[(&str, Vec<String>)]) -> usize {
+    let mut vocabulary: BTreeMap<String, u32> = BTreeMap::new();
+    let bytes = (0..=255).map(|byte| char_of_byte(byte).to_string());
+    let pieces = texts.iter().flat_map(|(_, pieces)| pieces.iter().cloned());
+    for piece in bytes.chain(pieces) {
+        let id = vocabulary.len() as u32;
+        vocabulary.entry(piece).or_insert(id);
+    }
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": pre_tokenizer,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "ignore_merges": true, "vocab": vocabulary, "merges": []},
+    });
+    let tokenizer = Tokenizer::from_bytes(tokenizer.to_string().as_bytes()).unwrap();
+    for (text, pieces) in texts {
+        let ids = tokenizer.encode(text, false).unwrap();
+        let expected: Vec<_> = pieces.iter().map(|piece| vocabulary[piece]).collect();
+        assert_eq!(ids, expected, "{name}: {text:?} should be {pieces:?}");
+        assert_eq!(tokenizer.decode(&ids, false).unwrap(), *text, "{name}");
+    }
+    texts.len()
+}
+
+/// Their splitters are code in llama.cpp, their tokens are not spelled by bytes, or llama.cpp splits them in
+/// another way than was published.
+#[test]
+fn pre_tokenizers_that_are_not_known_are_named() {
+    for name in ["kimi-k2", "whitespace", "youtu", "nothing"] {
+        let error = tokenizer_of(name).unwrap_err();
+        let problem = format!("tokenizer.ggml.pre is \"{name}\"; supported are llama-bpe, ");
+        assert!(error.contains(&problem), "{error}");
+    }
 }
 
 /// The reader checks a vocabulary; what it overlooks must not make others panic.

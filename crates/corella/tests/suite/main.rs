@@ -6,6 +6,7 @@ mod held_isa;
 mod command_line;
 mod draft_model;
 mod gguf;
+mod head;
 mod inspect;
 mod quantize;
 mod sentence_piece;
