@@ -144,6 +144,9 @@ pub fn clients(repository: &Repository, marker: &str, arguments: &[String]) -> R
     if marker == "night" {
         command.env("CORELLA_LLAMA_INDEX", python::llama_index(repository)?);
         command.env("CORELLA_SCHEMA_SUITE", python::schema_suite(repository)?);
+        command.env("CORELLA_AGENTS", node::agents(repository, &python)?);
+        command.env("CORELLA_AIDER", python::aider(repository)?);
+        command.env("CORELLA_ROUTERS", python::routers(repository)?);
     }
     if !repository.has_own_binary() {
         test::binaries(repository)?;

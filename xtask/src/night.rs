@@ -83,7 +83,7 @@ pub const PARTS: [Part; 16] = [
     ),
     part(
         "clients",
-        "clients and faults that take long: frameworks, Node, deployment, soaks of a minute",
+        "clients and faults that take long: frameworks, Node, coding agents, routers, deployment, soaks of a minute",
         night_clients,
     ),
     long_part(

@@ -6,21 +6,42 @@ use std::path::{Path, PathBuf};
 
 use crate::repository::{Repository, run};
 
-const FOLDER: &str = "tests/client/node";
-
 /// The folder of the packages, which are installed again whenever the lock file changes. `python` is the
 /// interpreter of the environment.
 pub fn packages(repository: &Repository, python: &Path) -> Result<PathBuf, String> {
-    let folder = repository.target.join("ci-node");
-    let source = |name: &str| repository.root.join(FOLDER).join(name);
+    let arguments = ["--omit=optional"];
+    install(
+        repository,
+        python,
+        "tests/client/node",
+        "ci-node",
+        &arguments,
+    )
+}
+
+/// The folder of the coding agents. Their programs are optional packages, one for each platform. The lock file leaves out
+/// those of qwen-code, which works without them.
+pub fn agents(repository: &Repository, python: &Path) -> Result<PathBuf, String> {
+    install(repository, python, "tests/client/agents", "ci-agents", &[])
+}
+
+fn install(
+    repository: &Repository,
+    python: &Path,
+    list: &str,
+    name: &str,
+    arguments: &[&str],
+) -> Result<PathBuf, String> {
+    let folder = repository.target.join(name);
+    let source = |name: &str| repository.root.join(list).join(name);
     let stamp = folder.join("installed.json");
     let lock = fs::read(source("package-lock.json"))
-        .map_err(|error| format!("{FOLDER}/package-lock.json: {error}"))?;
+        .map_err(|error| format!("{list}/package-lock.json: {error}"))?;
     if fs::read(&stamp).is_ok_and(|installed| installed == lock) {
         return Ok(folder);
     }
 
-    println!("installing the packages of {FOLDER}");
+    println!("installing the packages of {list}");
     let failed = |error| format!("{}: {error}", folder.display());
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).map_err(failed)?;
@@ -28,15 +49,10 @@ pub fn packages(repository: &Repository, python: &Path) -> Result<PathBuf, Strin
         fs::copy(source(name), folder.join(name)).map_err(failed)?;
     }
     let npm = python.with_file_name("npm");
-    let arguments = [
-        "ci",
-        "--ignore-scripts",
-        "--omit=optional",
-        "--no-audit",
-        "--no-fund",
-    ];
+    let mut command = repository.command(&npm, &["ci", "--ignore-scripts"]);
+    command.args(["--no-audit", "--no-fund"]).args(arguments);
     run(
-        repository.command(&npm, &arguments).current_dir(&folder),
+        command.current_dir(&folder),
         "npm could not install the clients for Node; it needs a package registry \
          (npm_config_registry names another one than npm's own)",
     )?;

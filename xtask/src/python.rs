@@ -14,9 +14,11 @@ const UV_VERSION: &str = "0.9.10";
 const CLIENT_PACKAGES: &str = "tests/client/requirements.lock";
 
 /// The lists of packages that people edit. Each has a lock file beside it, which names all versions.
-const LISTS: [&str; 3] = [
+const LISTS: [&str; 5] = [
     "tests/client/requirements.txt",
+    "tests/client/aider/requirements.txt",
     "tests/client/llama_index/requirements.txt",
+    "tests/client/routers/requirements.txt",
     "tests/python/requirements.txt",
 ];
 
@@ -42,6 +44,24 @@ pub fn pytest(repository: &Repository, python: &Path, folder: &str) -> Command {
 pub fn llama_index(repository: &Repository) -> Result<PathBuf, String> {
     let list = "tests/client/llama_index/requirements.lock";
     interpreter(repository, "ci-llama-index", list)
+}
+
+/// The interpreter for aider, whose pins do not go with those of other clients.
+pub fn aider(repository: &Repository) -> Result<PathBuf, String> {
+    interpreter(
+        repository,
+        "ci-aider",
+        "tests/client/aider/requirements.lock",
+    )
+}
+
+/// The interpreter for routers that pair nodes.
+pub fn routers(repository: &Repository) -> Result<PathBuf, String> {
+    interpreter(
+        repository,
+        "ci-routers",
+        "tests/client/routers/requirements.lock",
+    )
 }
 
 /// The folder of the environment that has NVRTC of CUDA 12.

@@ -47,6 +47,12 @@ pub fn for_night_clients(repository: &Repository) -> Result<(), String> {
             println!("LlamaIndex: {}", llama_index.display());
             let suite = python::schema_suite(repository)?;
             println!("JSON-Schema-Test-Suite: {}", suite.display());
+            let aider = python::aider(repository)?;
+            println!("aider: {}", aider.display());
+            let routers = python::routers(repository)?;
+            println!("routers: {}", routers.display());
+            let agents = node::agents(repository, &python::environment(repository)?)?;
+            println!("coding agents: {}", agents.display());
             Ok(())
         },
         &|| {

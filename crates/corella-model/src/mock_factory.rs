@@ -5,7 +5,7 @@ use corella_core::SchedulerConfig;
 use crate::{
     BuiltExecutor, DType, DecoderSpec, DecoderWeights, DeviceError, DeviceMemory, DeviceTraits,
     ExecutorFactory, ExecutorPlan, KvFormat, KvGeometry, KvGroups, MockConfig, MockExecutor,
-    WeightFormat,
+    MockScript, WeightFormat,
 };
 
 /// Makes executors that make up tokens.
@@ -65,7 +65,7 @@ impl ExecutorFactory for MockFactory {
         if plan.is_draft {
             config.cost = None;
             config.num_stages = 1;
-            config.dictations.clear();
+            config.script = MockScript::default();
         }
         Ok(BuiltExecutor {
             executor: Box::new(MockExecutor::new(config)),

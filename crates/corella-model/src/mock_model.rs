@@ -1,5 +1,6 @@
 //! The mock executor's model: logits that are a hash of the sequence.
 
+use std::cell::OnceCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use corella_core::{
 };
 
 use crate::generator::mix;
-use crate::{CostModel, SampleRequest, Sampler, StepGate, score};
+use crate::{CostModel, MockScript, SampleRequest, Sampler, StepGate, score};
 
 /// The settings of a mock executor and its model.
 #[derive(Clone, Debug)]
@@ -34,9 +35,8 @@ pub struct MockConfig {
     pub drawable: Vec<TokenId>,
     pub end: Option<MockEnd>,
     pub echo: Option<MockEcho>,
-    /// Outputs that are given word for word, and then end. A request gets the one that its seed chooses:
-    /// the seed modulo their number. Without any, outputs are made up.
-    pub dictations: Vec<Vec<TokenId>>,
+    /// Outputs that are given word for word. Where it has none, they are made up.
+    pub script: MockScript,
     pub faults: Vec<(StepId, Fault)>,
     /// Steps pass it when they return.
     pub gate: StepGate,
@@ -85,6 +85,8 @@ pub(crate) struct Sequence {
     pub tokens: Vec<TokenId>,
     /// `chains[i]` hashes the adapter's name and `tokens[..=i]`.
     pub chains: Vec<u64>,
+    /// The reply that the prompt calls for, once it has been looked for.
+    pub cued_reply: OnceCell<Option<usize>>,
 }
 
 impl MockConfig {
@@ -102,7 +104,7 @@ impl MockConfig {
             drawable: Vec::new(),
             end: None,
             echo: None,
-            dictations: Vec::new(),
+            script: MockScript::default(),
             faults: Vec::new(),
             gate: StepGate::default(),
         }
@@ -253,7 +255,7 @@ impl MockConfig {
             logits[history[from] as usize] = 100.0;
         }
         let num_output = (num_tokens as u32 + 1).saturating_sub(sequence.start.num_prompt_tokens);
-        let dictation = self.dictation(&sequence.start);
+        let dictation = self.script.reply(sequence);
         let dictated = dictation.and_then(|tokens| tokens.get(num_output.checked_sub(1)? as usize));
         if let Some(&token) = dictated {
             logits[token as usize] = 1000.0;
@@ -271,16 +273,6 @@ impl MockConfig {
     }
 }
 
-impl MockConfig {
-    fn dictation(&self, start: &SlotStart) -> Option<&[TokenId]> {
-        let choice = start
-            .sampling
-            .seed
-            .checked_rem(self.dictations.len() as u64)?;
-        Some(&self.dictations[choice as usize])
-    }
-}
-
 impl Sequence {
     pub fn new(config: &MockConfig, mut start: SlotStart) -> Self {
         let cached_tokens = std::mem::take(&mut start.cached_tokens);
@@ -288,6 +280,7 @@ impl Sequence {
             start,
             tokens: Vec::new(),
             chains: Vec::new(),
+            cued_reply: OnceCell::new(),
         };
         for token in cached_tokens {
             sequence.push(config, token);

@@ -19,6 +19,7 @@ use crate::chat_call::fit_calls;
 use crate::chat_message::template_messages;
 use crate::chat_reply::{ChatDelta, ChatMessage};
 use crate::chat_role::fit_roles;
+use crate::chat_turn::fit_turns;
 use crate::field_check::FieldCheck;
 use crate::field_table;
 use crate::generation::{ChoiceDelta, PromptTokens, StopReason, Usage};
@@ -223,6 +224,7 @@ impl ChatFields {
             ));
         };
         let messages = fit_calls(fit_roles(messages, template)?, template);
+        let messages = fit_turns(messages, template);
         let continue_final_message = self.continue_final_message.unwrap_or(false);
         if let Some(effort) = self.reasoning_effort.take() {
             let (name, value) = match template.thinking_switch() {

@@ -90,13 +90,17 @@ fn check_role(
     }
 }
 
-fn content_of(message: &Value) -> &str {
+pub fn content_of(message: &Value) -> &str {
     message["content"].as_str().unwrap_or_default()
 }
 
-fn append(message: &mut Value, text: &str) {
-    let content = format!("{}{SEPARATOR}{text}", content_of(message));
-    message["content"] = content.into();
+pub fn append(message: &mut Value, text: &str) {
+    append_to(&mut message["content"], text);
+}
+
+pub fn append_to(member: &mut Value, text: &str) {
+    let before = member.as_str().unwrap_or_default();
+    *member = format!("{before}{SEPARATOR}{text}").into();
 }
 
 #[cfg(test)]

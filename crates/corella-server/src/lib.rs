@@ -21,6 +21,7 @@ mod chat_completions;
 mod chat_message;
 mod chat_reply;
 mod chat_role;
+mod chat_turn;
 mod cluster_status;
 mod completions;
 mod cors;

@@ -17,6 +17,7 @@ use crate::python_json;
 use crate::reply::ReplyFormat;
 use crate::role_support::{RoleSupport, takes_role};
 use crate::strftime::strftime;
+use crate::turn_support::TurnSupport;
 
 /// The most steps of the template engine for one conversation. A message or a tool takes some
 /// hundreds; the limit is reached after a few seconds.
@@ -35,6 +36,8 @@ pub struct ChatTemplate {
     needs_text_arguments: OnceLock<bool>,
     /// The roles that it takes, once that was asked.
     role_support: OnceLock<RoleSupport>,
+    /// The turns that it takes, once that was asked.
+    turn_support: OnceLock<TurnSupport>,
 }
 
 /// Special tokens, which templates know by these names. An absent one is undefined and prints
@@ -145,6 +148,7 @@ impl ChatTemplate {
             has_tool_use,
             needs_text_arguments: OnceLock::new(),
             role_support: OnceLock::new(),
+            turn_support: OnceLock::new(),
         })
     }
 
@@ -210,6 +214,11 @@ impl ChatTemplate {
     /// The roles that the template takes.
     pub fn role_support(&self) -> RoleSupport {
         *self.role_support.get_or_init(|| RoleSupport::of(self))
+    }
+
+    /// The turns that the template takes behind each other, and how it takes thoughts.
+    pub fn turn_support(&self) -> TurnSupport {
+        *self.turn_support.get_or_init(|| TurnSupport::of(self))
     }
 
     /// Whether the template writes messages of a role.

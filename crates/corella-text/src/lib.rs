@@ -25,6 +25,7 @@ mod text_stream;
 mod token_count;
 mod token_reach;
 mod tokenizer;
+mod turn_support;
 mod word_splitter;
 
 pub use chat_template::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens};
@@ -44,3 +45,4 @@ pub use strftime::strftime;
 pub use text_stream::{TextDelta, TextStream};
 pub use token_count::TokenCount;
 pub use tokenizer::{EncodeLimit, Tokenizer};
+pub use turn_support::{ThoughtSupport, TurnSupport};

@@ -357,6 +357,15 @@ pub struct DeviceArgs {
     /// What the mock answers, word for word; of several texts, the seed of a request chooses
     #[arg(long, value_name = "TEXT", hide = true)]
     pub mock_dictation: Vec<String>,
+    /// A file of what the mock answers to prompts that have a text: [[TEXT, ANSWER], …]; the text that ends last in
+    /// the prompt counts
+    #[arg(
+        long,
+        value_name = "FILE",
+        hide = true,
+        conflicts_with = "mock_dictation"
+    )]
+    pub mock_script: Option<PathBuf>,
 }
 
 #[derive(Args)]

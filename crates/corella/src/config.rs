@@ -490,16 +490,28 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
     };
     options.is_batch_invariant = !args.no_batch_invariance;
     options.gpu_memory_utilization = args.gpu_memory_utilization;
-    if !args.mock_dictation.is_empty() && options.device != Device::Mock {
-        let reason = "--mock-dictation needs --device mock";
+    let dictates = !args.mock_dictation.is_empty() || args.mock_script.is_some();
+    if dictates && options.device != Device::Mock {
+        let reason = "--mock-dictation and --mock-script need --device mock";
         return Err(Error::Config(reason.to_owned()));
     }
     options.mock_dictations.clone_from(&args.mock_dictation);
+    if let Some(path) = &args.mock_script {
+        options.mock_script = mock_script(path)?;
+    }
     check_threads(args.threads)?;
     options.num_threads = args.threads;
     options.pin_threads = args.pin_threads;
     options.isa = args.isa.map(isa);
     Ok(())
+}
+
+fn mock_script(path: &Path) -> Result<Vec<(String, String)>, Error> {
+    let reason = |error: &dyn std::fmt::Display| {
+        Error::Config(format!("--mock-script {}: {error}", path.display()))
+    };
+    let text = std::fs::read(path).map_err(|error| reason(&error))?;
+    serde_json::from_slice(&text).map_err(|error| reason(&error))
 }
 
 /// Refuses far too many threads, and warns of too many. Threads meet at a barrier after every

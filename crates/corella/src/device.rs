@@ -5,9 +5,9 @@ use corella_cpu::{CpuFactory, num_cores};
 use corella_cuda::{CudaFactory, CudaOptions};
 use corella_engine::DraftModel;
 use corella_model::{
-    Checkpoint, DType, DecoderSpec, DecoderWeights, DeviceTraits, Executor, ExecutorFactory,
-    ExecutorInfo, ExecutorPlan, KvFormat, KvGroups, MockConfig, MockEnd, MockFactory, WeightFormat,
-    WeightImage,
+    Checkpoint, CuedReply, DType, DecoderSpec, DecoderWeights, DeviceTraits, Executor,
+    ExecutorFactory, ExecutorInfo, ExecutorPlan, KvFormat, KvGroups, MockConfig, MockEnd,
+    MockFactory, WeightFormat, WeightImage,
 };
 use corella_text::Tokenizer;
 
@@ -406,11 +406,19 @@ fn mock_config(
         probability: END_PROBABILITY,
         at_output: None,
     });
-    for text in &options.mock_dictations {
+    let encode = |text: &str| {
         let tokens = tokenizer.encode(text, false);
-        let tokens =
-            tokens.map_err(|error| Error::Config(format!("--mock-dictation {text:?}: {error}")))?;
-        mock.dictations.push(tokens);
+        tokens.map_err(|error| Error::Config(format!("the mock cannot say {text:?}: {error}")))
+    };
+    for text in &options.mock_dictations {
+        mock.script.seeded.push(encode(text)?);
+    }
+    for (cue, reply) in &options.mock_script {
+        let [cue, reply] = [encode(cue)?, encode(reply)?];
+        if cue.is_empty() {
+            return Err(Error::Config("a cue of the mock is empty".to_owned()));
+        }
+        mock.script.cued.push(CuedReply { cue, reply });
     }
     Ok(mock)
 }

@@ -109,6 +109,8 @@ pub struct LlmOptions {
     pub mock_cost: Option<CostModel>,
     /// What the mock answers, of which the seed of a request chooses. Default: made-up words.
     pub mock_dictations: Vec<String>,
+    /// Texts of prompts, and what the mock answers to them.
+    pub mock_script: Vec<(String, String)>,
     /// Limits and policies. `num_pages` and `max_model_len` are set when the model is loaded.
     pub scheduler: SchedulerConfig,
 }
@@ -144,6 +146,7 @@ impl Default for LlmOptions {
             max_adapter_rank: None,
             mock_cost: None,
             mock_dictations: Vec::new(),
+            mock_script: Vec::new(),
             scheduler,
         }
     }

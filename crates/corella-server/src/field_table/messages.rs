@@ -94,11 +94,15 @@ pub static BLOCK: FieldTable = FieldTable {
 pub static THINKING: FieldTable = FieldTable {
     read: &["type"],
     read_at: &[],
-    no_effect: &[(
-        "thoughts count to max_tokens, which bounds them too",
-        &["budget_tokens"],
-    )],
-    refused: &[refused("display", |value| value == "summarized")],
+    no_effect: &[
+        (
+            "thoughts count to max_tokens, which bounds them too",
+            &["budget_tokens"],
+        ),
+        // Claude Code sends "omitted". Without their text, the model would not see its thoughts behind a call.
+        ("thoughts are always sent, as a whole", &["display"]),
+    ],
+    refused: &[],
 };
 
 /// The members of `output_config`.

@@ -73,7 +73,7 @@ async fn what_claude_code_adds_changes_nothing() {
                 {"type": "text", "text": format!("x-anthropic-billing-header: cc_version=2.1; {header}")},
                 {"type": "text", "text": "be kind", "cache_control": {"type": "ephemeral"}},
             ],
-            "thinking": {"type": "adaptive"},
+            "thinking": {"type": "adaptive", "display": "omitted"},
             "output_config": {"effort": "high"},
             "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
             "metadata": {"user_id": "7"},

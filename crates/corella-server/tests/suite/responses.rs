@@ -41,6 +41,25 @@ async fn tools_that_no_caller_runs_are_left_out() {
     assert!(num_tokens(json!(hosted)).await < alone);
 }
 
+/// Codex sends its surroundings and the question as two messages of the user. Mistral's templates want turns that alternate.
+#[tokio::test]
+async fn messages_in_a_row_become_one_where_turns_alternate() {
+    let mut setup = Setup::new().ending_at(5);
+    setup.template = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+                      {{ raise_exception('alternate') }}{% endif %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}\
+                      {% if add_generation_prompt %}<|assistant|>{% endif %}";
+    let server = setup.start().await;
+    let prompt = server.encode("<|user|>here\n\nhi<|end|><|assistant|>");
+    let input = json!([{"role": "user", "content": "here"}, {"role": "user", "content": "hi"}]);
+    let body = json!({"model": MODEL, "temperature": 0, "input": input});
+    let reply = post(server.address, PATH, &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let answer = reply.json();
+    assert_eq!(answer["usage"]["input_tokens"], prompt.len());
+    let text = &answer["output"][0]["content"][0]["text"];
+    assert_eq!(*text, server.greedy(&prompt, 4));
+}
+
 #[tokio::test]
 async fn input_and_instructions_are_answered() {
     let server = Setup::new().ending_at(9).start().await;
