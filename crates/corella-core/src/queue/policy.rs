@@ -1,7 +1,7 @@
 //! Policies: the order in which waiting requests start.
 //!
-//! Each policy has a file. What else depends on the policy is a method here, without a wildcard arm, so that a new policy
-//! does not compile before each question has an answer.
+//! Each policy has a file. Everything else that depends on the policy is a method here, without a wildcard arm, so that a
+//! new policy does not compile before each question has an answer.
 
 mod first_come;
 mod longest_prefix;

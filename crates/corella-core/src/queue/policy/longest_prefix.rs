@@ -1,4 +1,4 @@
-//! Longest prefix first, as in SGLang: what most of which is cached starts before it is evicted.
+//! Longest prefix first, as in SGLang: a request starts before its cached prefix is evicted.
 
 use core::cmp::Reverse;
 

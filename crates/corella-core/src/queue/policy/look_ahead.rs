@@ -1,5 +1,4 @@
-//! The first few new requests, each with the rows that it would find in the cache: what policies choose from that look
-//! past the head of the queue.
+//! The first few new requests, each with the rows that it would find in the cache, for policies that choose among them.
 
 use alloc::vec::Vec;
 

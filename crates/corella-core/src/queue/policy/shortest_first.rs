@@ -1,5 +1,5 @@
-//! Shortest job first: the mean wait of all is the least if what is done soonest goes first (Smith 1956). Patience bounds
-//! how long the others wait.
+//! Shortest job first: the mean wait is least if the request with the least work starts first (Smith 1956). Patience
+//! bounds how long the others wait.
 
 use crate::Scheduler;
 use crate::request_state::RequestState;
