@@ -52,27 +52,12 @@ def make(folder, template, special, *, ends, max_len=4096, **names):
     add_embedding_rows(folder / "model.safetensors", len(special))
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [flags | {"id": NUM_BYTES + i, "content": text} for i, text in enumerate(special)],
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {byte_character(byte): byte for byte in range(NUM_BYTES)},
-            "merges": [],
-        },
-    }
+    tokenizer = golden_model.bpe(
+        {byte_character(byte): byte for byte in range(NUM_BYTES)},
+        decoder=byte_level,
+        pre_tokenizer=byte_level,
+        added_tokens=[flags | {"id": NUM_BYTES + i, "content": text} for i, text in enumerate(special)],
+    )
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template} | names))
     return folder

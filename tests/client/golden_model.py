@@ -14,18 +14,17 @@ FIRST = 0x4E00
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
-def make(name, folder):
-    shutil.copytree(GOLDEN / name, folder, dirs_exist_ok=True)
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    tokenizer = {
+def bpe(vocab, *, decoder, pre_tokenizer=None, added_tokens=()):
+    """A tokenizer.json without merges, so that its tokens are single characters and added ones."""
+    return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": list(added_tokens),
         "normalizer": None,
-        "pre_tokenizer": None,
+        "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": {"type": "Fuse"},
+        "decoder": decoder,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -34,10 +33,16 @@ def make(name, folder):
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "vocab": {chr(FIRST + i): i for i in range(vocab_size)},
+            "vocab": vocab,
             "merges": [],
         },
     }
+
+
+def make(name, folder):
+    shutil.copytree(GOLDEN / name, folder, dirs_exist_ok=True)
+    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer = bpe({chr(FIRST + i): i for i in range(vocab_size)}, decoder={"type": "Fuse"})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     settings = {"chat_template": CHAT_TEMPLATE, "clean_up_tokenization_spaces": False}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

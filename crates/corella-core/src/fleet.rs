@@ -1,4 +1,4 @@
-//! Other nodes: what is known about them, and which of them decodes a request.
+//! The fleet: what this node knows about its peers, and the choice of a decode node.
 
 pub(crate) mod peer;
 pub(crate) mod peer_table;

@@ -1,4 +1,4 @@
-//! What the mock says word for word: replies that a request's seed chooses, or that its prompt calls for.
+//! Scripted replies of the mock, chosen by a request's seed or by a text in its prompt.
 
 use corella_core::TokenId;
 

@@ -1,10 +1,10 @@
-//! Fits calls of tools to a chat template. Some, as that of Llama 3.1, take one call in a message, but models make several
-//! at once, and clients send back what was answered.
+//! Fits calls of tools to a chat template. Some templates, as that of Llama 3.1, take one call in a message, but models make
+//! several at once, and clients send them back.
 
 use corella_text::ChatTemplate;
 use serde_json::Value;
 
-/// Several calls of a message become messages of one call each, with what its tool has said behind it, where the template
+/// Splits a message of several calls into messages of one call each, with its tool's result behind it, where the template
 /// takes no more.
 pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     if template.role_support().takes_calls_together {

@@ -1,13 +1,13 @@
-//! Fits turns that follow each other, thoughts and ids of calls to a chat template. Coding agents send several messages of
-//! the user in a row, and say more behind what a tool has said; some templates want turns that alternate.
+//! Fits turns, thoughts and ids of calls to a chat template. Some templates want turns that alternate, but coding agents
+//! send user messages in a row, and text behind a tool's result.
 
 use corella_text::{ChatTemplate, ThoughtSupport};
 use serde_json::Value;
 
 use crate::chat_role::{append, append_to, content_of};
 
-/// Messages of the user in a row become one, text behind a tool's result becomes part of it, thoughts get the name that the
-/// template reads, and ids of calls the length, each only where the template does not take it as it is.
+/// Joins user messages in a row, joins text behind a tool's result to it, renames thoughts and shortens ids of calls, each
+/// only where the template does not take it as it is.
 pub fn fit_turns(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     let support = template.turn_support();
     let mut fitted: Vec<Value> = Vec::with_capacity(messages.len());

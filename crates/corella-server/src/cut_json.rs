@@ -1,5 +1,5 @@
-//! Arguments of a call that were cut off, by `max_tokens` or by a model that writes broken JSON. They come back in the next
-//! request, where an error would end the conversation for good.
+//! Reads arguments of a call that `max_tokens` cut off, or that are broken JSON. Clients send them back, and an error there
+//! would end the conversation for good.
 
 use serde_json::{Map, Value};
 

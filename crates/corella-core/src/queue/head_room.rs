@@ -70,20 +70,28 @@ impl Scheduler {
             }
             state.next_quantile();
         }
-        state.expected_output = if state.is_length_known {
-            state.max_tokens
-        } else {
-            let quantile = match state.num_preemptions {
-                0 => state.quantile,
-                _ => state.quantile.max(RETURNING_QUANTILE),
-            };
-            let namespace = &state.request.namespace;
-            let expected = self.output_lengths.expected(namespace, num_drawn, quantile);
-            let min_tokens = state.request.stopping.min_tokens;
-            expected.max(min_tokens).min(state.max_tokens)
+        let quantile = match state.num_preemptions {
+            0 => state.quantile,
+            _ => state.quantile.max(RETURNING_QUANTILE),
         };
+        let expected_output = self.output_at(&self.requests[index], quantile);
+        let state = &mut self.requests[index];
+        state.expected_output = expected_output;
         let num_rows = state.num_prompt_tokens + state.expected_output - 1;
         state.num_expected_pages = num_rows.div_ceil(self.config.page_size);
+    }
+
+    /// The length at this quantile, in units of 1/2^32, of outputs that came as far as the request's, within its own
+    /// limits.
+    pub(crate) fn output_at(&self, state: &RequestState, quantile: u32) -> u32 {
+        if state.is_length_known {
+            return state.max_tokens;
+        }
+        let num_drawn = state.num_total_tokens() - state.num_prompt_tokens;
+        let namespace = &state.request.namespace;
+        let expected = self.output_lengths.expected(namespace, num_drawn, quantile);
+        let min_tokens = state.request.stopping.min_tokens;
+        expected.max(min_tokens).min(state.max_tokens)
     }
 
     /// What a request will want of the pool when it holds `num_held_pages` pages, the first

@@ -36,7 +36,7 @@ pub enum SchedulingPolicy {
 pub enum PrefillAdmissionPolicy {
     /// Admission stops at the first waiting request that does not fit.
     Fifo,
-    /// The smallest of the first `lookahead` waiting requests start, as many as fit. Every
+    /// Admission starts the smallest of the first `lookahead` waiting requests, as many as fit. Every
     /// `force_fifo_every`-th round in which any request waits is FIFO; 0 means none is.
     Pack {
         lookahead: u32,

@@ -64,12 +64,12 @@ impl WaitingQueue {
         self.num_new_tokens
     }
 
-    fn note_new(&mut self, num_prompt_tokens: u32) {
+    fn count_new(&mut self, num_prompt_tokens: u32) {
         self.num_new += 1;
         self.num_new_tokens += u64::from(num_prompt_tokens);
     }
 
-    fn note_old(&mut self, num_prompt_tokens: u32) {
+    fn uncount_new(&mut self, num_prompt_tokens: u32) {
         self.num_new -= 1;
         self.num_new_tokens -= u64::from(num_prompt_tokens);
     }
@@ -203,7 +203,7 @@ impl Scheduler {
             state.ticket = self.waiting.take_ticket();
         }
         if state.is_new() {
-            self.waiting.note_new(state.num_prompt_tokens);
+            self.waiting.count_new(state.num_prompt_tokens);
             self.watch_deadline(index);
         }
         let state = &self.requests[index];
@@ -219,7 +219,7 @@ impl Scheduler {
         }
         let state = &self.requests[index];
         if state.is_new() {
-            self.waiting.note_old(state.num_prompt_tokens);
+            self.waiting.uncount_new(state.num_prompt_tokens);
             self.forget_deadline(index);
         }
     }

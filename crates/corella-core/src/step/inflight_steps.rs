@@ -26,6 +26,7 @@ impl InflightSteps {
 
     /// Adds the step that was planned as [`next_step`](Self::next_step).
     pub fn push(&mut self, step: InflightStep) {
+        debug_assert_eq!(step.step, self.next_step, "steps are planned in order");
         self.next_step.0 += 1;
         self.steps.push_back(step);
     }

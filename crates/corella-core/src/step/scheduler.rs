@@ -1,25 +1,32 @@
 //! The scheduler: decides what the next step computes.
 //!
-//! This file holds its state, its calls and the plan of a step. The rest of `impl Scheduler` is
-//! spread over the files of its subjects:
+//! This file tells the story of a step. `running_set.rs`, `slot_pool.rs` and `inflight_steps.rs` beside it own their
+//! state. The rest of `impl Scheduler` is spread over the files of its subjects.
 //!
-//! * `admission.rs` checks new requests, and starts waiting ones as far as there is room
-//! * `decode_turn.rs` gives running requests their next tokens, and pages for them
-//! * `scheduling_policy.rs` orders the waiting queue, and has the policies `priority` and `lpm`
+//! In `queue`:
+//! * `admission.rs` checks new requests, and starts a waiting one if there is room
+//! * `waiting_queue.rs` sorts waiting requests
+//! * `policy.rs` starts waiting requests in the order of the policy, which has a file in `policy`
 //! * `patience.rs` sees that no request is passed over for ever
 //! * `follower.rs` holds back requests whose prefix another one is computing
-//! * `window.rs` takes and gives back pages where the model has KV groups
 //! * `head_room.rs` says how many pages a request is expected to need
 //! * `latency_objective.rs` refuses or ends requests that would be too late
-//! * `speculation.rs` fills what is left of a step with drafts
-//! * `feedback.rs` takes in what a step drew, or its failure
-//! * `departure.rs` finishes and preempts requests, and frees what they held
+//!
+//! In `step`:
+//! * `decode_turn.rs` gives running requests their next tokens, and pages for them
+//! * `speculation.rs` fills the rest of a step with drafts
+//! * `feedback.rs` takes in a step's draws, or its failure
+//! * `departure.rs` finishes and preempts requests, and frees their slots and pages
+//!
+//! In `cache`:
+//! * `window.rs` takes and gives back pages where the model has KV groups
 //! * `receipt.rs` takes in requests whose prompt another node computes
 //! * `hold.rs` keeps pages that other nodes still read or write
 //! * `spill.rs` keeps the KV of preempted requests in host memory
 //! * `pin.rs` keeps prefixes in the cache
-//! * `page_map.rs` and `request_view.rs` show pages and requests to those who look at the engine
-//! * `invariant.rs` checks that the state does not contradict itself
+//! * `page_map.rs` shows pages, as `request_view.rs` shows requests
+//!
+//! `invariant.rs` checks that the state does not contradict itself.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;

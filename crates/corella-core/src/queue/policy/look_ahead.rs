@@ -7,8 +7,8 @@ use crate::queue::admission::Held;
 use crate::request_state::RequestIndex;
 use crate::step::step_plan::StepPlan;
 
-/// How many tokens one step compares with the prefix tree to find out what is cached. Requests beyond that are taken as
-/// earlier steps found them.
+/// The most tokens that one step compares with the prefix tree. Requests beyond that keep the lengths that earlier steps
+/// found.
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
 
 impl Scheduler {

@@ -1,4 +1,5 @@
-//! Packing: among the first few requests, the smallest start together, as many as a step has tokens and pages for.
+//! Packing starts the smallest of the first few requests together, as many as fit into the step's tokens and the free
+//! pages.
 
 use alloc::vec::Vec;
 
@@ -64,8 +65,7 @@ impl Scheduler {
             return;
         }
         chosen.sort_unstable();
-        // A request that starts can change what the next one finds cached, so each is looked up
-        // again.
+        // Each request is looked up again, because one that starts can change the next one's cached prefix.
         chosen.retain(|&at| self.try_start(candidates[at].index, plan).is_ok());
         let overtaken_before = chosen.last().copied().unwrap_or(0);
         for at in (0..overtaken_before).filter(|at| !chosen.contains(at)) {

@@ -1,4 +1,4 @@
-//! Tests of which output head a folder has.
+//! The output head of a folder: its own, the embedding, or none.
 
 use super::*;
 
