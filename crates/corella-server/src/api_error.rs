@@ -119,6 +119,19 @@ impl ApiError {
         }
     }
 
+    /// The same error of a place in one of the tools, of which just those at these places were kept.
+    pub fn of_kept_tools(self, places: &[usize]) -> Self {
+        let param = self.param().unwrap_or_default();
+        let index = { param.strip_prefix("tools[") }.and_then(|rest| rest.split_once(']'));
+        let index = index.and_then(|(index, _)| index.parse::<usize>().ok());
+        match index.and_then(|index| Some((index, places.get(index)?))) {
+            Some((index, place)) => {
+                self.renamed(&format!("tools[{index}]"), &format!("tools[{place}]"))
+            }
+            None => self,
+        }
+    }
+
     /// A field that is neither known here nor from another server.
     pub fn unknown_field(path: &str, name: &str, closest: Option<&str>) -> Self {
         const MAX_CHARS: usize = 100;

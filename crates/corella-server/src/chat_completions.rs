@@ -30,6 +30,7 @@ use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::text_thread::Caller;
+use crate::thinking_switch::effort_switch;
 use crate::token_logprob::{ChatLogprobs, TokenNames};
 use crate::tool_fields::{OfferedTools, ToolFields};
 
@@ -227,16 +228,7 @@ impl ChatFields {
         let messages = fit_turns(messages, template);
         let continue_final_message = self.continue_final_message.unwrap_or(false);
         if let Some(effort) = self.reasoning_effort.take() {
-            let (name, value) = match template.thinking_switch() {
-                _ if template.reads("reasoning_effort") => ("reasoning_effort", effort.into()),
-                Some(name @ ("enable_thinking" | "thinking")) if effort == "none" => {
-                    (name, Value::from(false))
-                }
-                _ => {
-                    let advice = "the chat template of this model does not read it";
-                    return Err(ApiError::unsupported("reasoning_effort", advice));
-                }
-            };
+            let (name, value) = effort_switch(state, "reasoning_effort", &effort)?;
             let kwargs = self.chat_template_kwargs.get_or_insert_default();
             kwargs.insert(name.into(), value);
         }

@@ -43,7 +43,7 @@ impl<'de> Visitor<'de> for FieldCheck {
                 continue;
             }
             result = match table.find(&name) {
-                Some(_) if self.takes_kv_transfer && name == KV_TRANSFER_PARAMS => {
+                Some(_) if self.reads_kv_transfer() && name == KV_TRANSFER_PARAMS => {
                     fields.next_value::<IgnoredAny>()?;
                     Ok(())
                 }
@@ -63,10 +63,10 @@ impl<'de> Visitor<'de> for FieldCheck {
                     // The type of this field is checked where its value is read.
                     _ => Ok(()),
                 },
-                treatment => {
-                    fields.next_value::<IgnoredAny>()?;
-                    self.accept(table, &name, "", treatment)
-                }
+                treatment => match fields.next_value::<Option<IgnoredAny>>()? {
+                    Some(_) => self.accept(table, &name, "", treatment),
+                    None => Ok(()),
+                },
             };
         }
         Ok(result)
@@ -81,11 +81,11 @@ impl FieldCheck {
         path: &str,
         fields: &Map<String, Value>,
     ) -> Result<(), ApiError> {
-        for (name, value) in fields {
+        // What is null counts as left out. Client libraries send all members that they know.
+        for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
             match table.find(name) {
                 Some(Treatment::Refused(refused)) => {
-                    let is_neutral = value.is_null() || (refused.is_neutral)(value);
-                    refuse_unless(is_neutral, || {
+                    refuse_unless((refused.is_neutral)(value), || {
                         ApiError::unsupported(format!("{path}.{name}"), refused.advice)
                     })?;
                 }
@@ -93,6 +93,15 @@ impl FieldCheck {
             }
         }
         Ok(())
+    }
+
+    /// Answers of the other APIs have no place for the field.
+    fn reads_kv_transfer(&self) -> bool {
+        let has_none = matches!(
+            self.endpoint,
+            Endpoint::Responses | Endpoint::Messages | Endpoint::CountTokens
+        );
+        self.takes_kv_transfer && !has_none
     }
 
     fn accept(

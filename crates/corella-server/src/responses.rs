@@ -28,6 +28,7 @@ use crate::response_store::{KeptResponse, ResponseKey, Turn};
 use crate::sampling_fields::{EndpointFields, StreamUsage, check_logprobs};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
+use crate::thinking_switch::effort_switch;
 
 use event::ResponseEvents;
 use input::{InputField, conversation};
@@ -132,20 +133,10 @@ impl ResponseFields {
         let Some(effort) = effort.filter(|effort| !effort.is_null()) else {
             return Ok(kwargs);
         };
-        let template = state.text.chat_template.as_ref();
-        let switch = template.and_then(|template| template.thinking_switch());
-        let (name, value) = match switch {
-            Some(name @ "reasoning_effort") => (name, effort.clone()),
-            Some(name @ ("enable_thinking" | "thinking")) if effort == "none" => {
-                (name, false.into())
-            }
-            _ => {
-                return Err(ApiError::unsupported(
-                    "reasoning.effort",
-                    "this model's chat template does not read an effort; leave it out",
-                ));
-            }
+        let Some(effort) = effort.as_str() else {
+            return Err(ApiError::invalid("reasoning.effort", "must be a string"));
         };
+        let (name, value) = effort_switch(state, "reasoning.effort", effort)?;
         kwargs
             .get_or_insert_default()
             .insert(name.to_owned(), value);
@@ -198,18 +189,23 @@ impl Endpoint for Responses {
         let messages = conversation(&before, &input, fields.instructions.as_deref(), check)?;
         let tools = fields.tools.unwrap_or_default();
         let choice = fields.tool_choice.as_ref().map(chat_tool_choice);
+        let kept_tools = chat_tools(&tools, check)?;
         let mut chat = ChatFields::conversation(messages, false, template_kwargs).with_tools(
-            Some(chat_tools(&tools, check)?),
+            Some(kept_tools.list),
             choice,
             fields.parallel_tool_calls,
         );
         let prompt = chat.tokenize(state, check, caller);
         let prompt = prompt.map_err(|error| {
-            let error = error.within_tools("function.name", "name");
-            error.renamed("messages", "input")
+            { error.within_tools("function.name", "name") }
+                .of_kept_tools(&kept_tools.places)
+                .renamed("messages", "input")
         })?;
         let held = params.set_reply_constraint(state, &prompt);
-        held.map_err(|error| error.within_tools("function.parameters", "parameters"))?;
+        held.map_err(|error| {
+            { error.within_tools("function.parameters", "parameters") }
+                .of_kept_tools(&kept_tools.places)
+        })?;
         let is_kept = fields.store != Some(false) && state.responses.is_on();
         let keeping = is_kept.then(|| Keeping {
             owner: context.owner(),

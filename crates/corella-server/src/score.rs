@@ -142,6 +142,10 @@ pub async fn rerank(
     }))
 }
 
+/// SGLang's gateway writes this name into a request to `/v1/rerank`, whose body names no model there. It is
+/// the one that is served, where there is just one.
+const UNKNOWN_MODEL: &str = "unknown";
+
 fn prepare_rerank(
     state: &ServerState,
     body: &RequestBody,
@@ -150,7 +154,9 @@ fn prepare_rerank(
     let pooling: PoolingFields = body.parse()?;
     let fields: RerankFields = body.parse()?;
     body.check_fields(state.field_check(Endpoint::Rerank))?;
-    let model = check_model(state, pooling.model.as_deref())?;
+    let model = { pooling.model.as_deref() }
+        .filter(|model| *model != UNKNOWN_MODEL || !state.adapters.list().is_empty());
+    let model = check_model(state, model)?;
     let params = pooling.params()?;
     let query = { fields.query }.ok_or_else(|| ApiError::invalid("query", "is required"))?;
     let documents = { fields.documents }.filter(|documents| !documents.is_empty());

@@ -23,3 +23,24 @@ pub fn thinking_switch(
         _ => Ok(None),
     }
 }
+
+/// The template's variable for an effort, as OpenAI's APIs name it, and its value. A template that knows no
+/// efforts, but a switch, thinks or does not.
+pub fn effort_switch(
+    state: &ServerState,
+    field: &str,
+    effort: &str,
+) -> Result<(&'static str, Value), ApiError> {
+    const EFFORT: &str = "reasoning_effort";
+    let template = state.text.chat_template.as_ref();
+    if template.is_some_and(|template| template.reads(EFFORT)) {
+        return Ok((EFFORT, effort.into()));
+    }
+    match template.and_then(|template| template.thinking_switch()) {
+        Some(switch @ ("enable_thinking" | "thinking")) => Ok((switch, (effort != "none").into())),
+        _ => Err(ApiError::unsupported(
+            field,
+            "this model's chat template does not read an effort; leave it out",
+        )),
+    }
+}

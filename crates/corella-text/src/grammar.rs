@@ -10,8 +10,10 @@ use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
 use serde_json::{Value, json};
 
 use crate::grammar_place::place_of_error;
+use crate::grammar_reason::{caller_reason, without_place};
 use crate::grammar_source::ComposedGrammar;
 use crate::recent_cache::RecentCache;
+use crate::schema::compiled_schema;
 use crate::{GrammarSource, Tokenizer};
 
 /// Compiles grammars for one vocabulary, by llguidance: derivatives of regular expressions in an
@@ -130,16 +132,20 @@ impl GrammarCompiler {
 
     fn compile_here(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
         check_size(source)?;
-        let compiled = self.matcher(top_level(source));
+        let compiled = self.matcher(top_level(&compiled_source(source)?));
         compiled.map_err(|reason| match source {
             GrammarSource::JsonSchema(schema) => {
-                let compile = |part: Value| self.matcher(from_one(json_grammar(part))).err();
+                let compile = |part: Value| {
+                    let part = compiled_schema(&part).ok()?;
+                    self.matcher(from_one(json_grammar(part))).err()
+                };
                 GrammarError {
                     place: place_of_error(schema, &reason, compile),
                     ..GrammarError::at_root(reason)
                 }
             }
             GrammarSource::Composed(composed) => self.error_of_part(composed, reason),
+            GrammarSource::Regex(_) => GrammarError::at_root(without_place(&reason)),
             _ => GrammarError::at_root(reason),
         })
     }
@@ -165,10 +171,10 @@ impl GrammarCompiler {
     /// The reason, if there is one, is a sentence or a few lines.
     fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, String> {
         let parser = self.factory.create_parser(grammar);
-        let parser = parser.map_err(|error| reason_of(&error.to_string()))?;
+        let parser = parser.map_err(|error| caller_reason(&error.to_string()))?;
         let matcher = Matcher::new(Ok(parser));
         if let Some(error) = matcher.get_error() {
-            return Err(reason_of(&error));
+            return Err(caller_reason(&error));
         }
         let mut first = GrammarState {
             matcher: matcher.deep_clone(),
@@ -228,7 +234,7 @@ impl GrammarState {
     /// The token is not allowed, or the grammar takes too many steps.
     pub fn push(&mut self, token: u32) -> Result<(), String> {
         let pushed = self.matcher.consume_token(token);
-        pushed.map_err(|error| reason_of(&error.to_string()))
+        pushed.map_err(|error| caller_reason(&error.to_string()))
     }
 
     /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. There are none behind
@@ -242,7 +248,7 @@ impl GrammarState {
             return Ok(vec![0; num_words].into());
         }
         let mask = self.matcher.compute_mask();
-        let mask = mask.map_err(|error| reason_of(&error.to_string()))?;
+        let mask = mask.map_err(|error| caller_reason(&error.to_string()))?;
         let mut words: Box<[u32]> = mask.as_slice()[..num_words].into();
         // The bit behind the last token stands for the end of the answer.
         if !self.vocab_size.is_multiple_of(32) {
@@ -260,7 +266,7 @@ impl GrammarState {
             return Ok(true);
         }
         let may_end = self.matcher.is_accepting();
-        may_end.map_err(|error| reason_of(&error.to_string()))
+        may_end.map_err(|error| caller_reason(&error.to_string()))
     }
 }
 
@@ -281,6 +287,26 @@ fn special_word(name: &str) -> Vec<u8> {
     let mut word = vec![TokTrie::SPECIAL_TOKEN_MARKER];
     word.extend_from_slice(name.as_bytes());
     word
+}
+
+/// The grammar with its schemas as llguidance follows them.
+fn compiled_source(source: &GrammarSource) -> Result<GrammarSource, GrammarError> {
+    match source {
+        GrammarSource::JsonSchema(schema) => compiled_schema(schema).map(GrammarSource::JsonSchema),
+        GrammarSource::Composed(composed) => {
+            let parts = composed.parts.iter().enumerate().map(|(part, source)| {
+                compiled_source(source).map_err(|error| GrammarError {
+                    part: Some(part),
+                    ..error
+                })
+            });
+            Ok(GrammarSource::Composed(ComposedGrammar {
+                start: composed.start.clone(),
+                parts: parts.collect::<Result<_, _>>()?,
+            }))
+        }
+        source => Ok(source.clone()),
+    }
 }
 
 fn top_level(source: &GrammarSource) -> TopLevelGrammar {
@@ -332,15 +358,6 @@ fn json_grammar(mut schema: Value) -> GrammarWithLexer {
         options.apply_to(&mut schema);
     }
     GrammarWithLexer::from_json_schema(schema)
-}
-
-/// llguidance puts its state behind the reason, and a backtrace behind that of a panic.
-fn reason_of(error: &str) -> String {
-    let reason = error.split("\n<").next().unwrap_or_default().trim();
-    match reason.strip_prefix("panic: ") {
-        Some(_) => "it is beyond what llguidance can compile".to_owned(),
-        None => reason.to_owned(),
-    }
 }
 
 fn check_size(source: &GrammarSource) -> Result<(), GrammarError> {

@@ -27,8 +27,8 @@ pub(crate) fn place_of_error(
     path.join(".")
 }
 
-/// The schemas directly inside a schema, with the path to each. Definitions come first, because whoever
-/// refers to one fails as it does.
+/// The schemas directly inside a schema, with the path to each. Definitions come first, because a schema
+/// that refers to one fails as it does.
 fn parts(schema: &Value) -> Vec<(String, &Value)> {
     let Some(fields) = schema.as_object() else {
         return Vec::new();

@@ -389,6 +389,9 @@ mod tests {
             let mut params = Value::Object(source().to_params());
             params["remote_port"] = port;
             params["remote_block_ids"] = blocks;
+            // Members that vLLM's connectors add.
+            params["tp_size"] = json!(1.0);
+            params["remote_bootstrap_addr"] = json!(null);
             assert_eq!(read(params), Ok(Some(Transfer::Pull(source()))));
         }
     }

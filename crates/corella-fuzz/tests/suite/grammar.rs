@@ -58,11 +58,15 @@ fn json_schema() {
     let wrap =
         |text: &str| GrammarSource::JsonSchema(serde_json::from_str(text).unwrap_or_default());
     let schemas = corpus::text("tests/schemas/schemas.jsonl");
+    let of_zod = corpus::text("tests/schemas/zod.jsonl");
+    let of_zod = of_zod.lines().map(|line| {
+        let case: Value = serde_json::from_str(line).expect("JSON");
+        case["schema"].to_string()
+    });
     let corpus: Vec<Input> = { schemas.lines().step_by(7) }
-        .map(|line| Input {
-            text: line.to_owned(),
-            wrap,
-        })
+        .map(str::to_owned)
+        .chain(of_zod)
+        .map(|text| Input { text, wrap })
         .filter(|input| follow(input) == Verdict::Accepted)
         .collect();
     let words = [
@@ -77,6 +81,9 @@ fn json_schema() {
         "maxItems",
         "pattern",
         "^(a|a)*$",
+        "^(?!a)(?!.*b$)(?=.*c)[a-z]+$",
+        "propertyNames",
+        "not",
         "format",
         "date-time",
         "$ref",

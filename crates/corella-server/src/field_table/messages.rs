@@ -1,6 +1,6 @@
 //! The fields of Anthropic's Messages API, and of the sampling that Corella adds to it.
 
-use super::{FieldTable, instead, is_empty, refused};
+use super::{FieldTable, instead, is_empty, is_false, is_true, never, refused};
 
 pub static BODY: FieldTable = FieldTable {
     read: &[
@@ -26,12 +26,26 @@ pub static BODY: FieldTable = FieldTable {
     no_effect: &[
         (
             "they serve the caller's own accounting",
-            &["metadata", "service_tier", "inference_geo"],
+            &[
+                "metadata",
+                "service_tier",
+                "inference_geo",
+                "billing_policy",
+                "fallback_credit_token",
+            ],
         ),
         ("the prefix cache needs no hints", &["cache_control"]),
         (
             "the header names versions",
             &["anthropic_version", "anthropic_beta"],
+        ),
+        (
+            "one model is served, and it declines no request",
+            &["fallbacks"],
+        ),
+        (
+            "only text is read: there are no features of images",
+            &["mm_payload"],
         ),
         (
             "the model reads the whole conversation: nothing is cleared from it",
@@ -43,7 +57,7 @@ pub static BODY: FieldTable = FieldTable {
         ),
     ],
     refused: &[
-        refused("container", |_| false),
+        refused("container", never),
         refused("mcp_servers", is_empty),
         instead("output_format", "use output_config.format"),
         refused("speed", |value| value == "standard"),
@@ -51,6 +65,19 @@ pub static BODY: FieldTable = FieldTable {
         instead("stop", "use stop_sequences"),
         instead("prompt", "use messages"),
         instead("max_tokens_to_sample", "use max_tokens"),
+        instead("compaction", "ask for a summary in a message"),
+        instead("thread", "send the whole conversation"),
+        // vLLM.
+        instead(
+            "chat_template_kwargs",
+            "use thinking or output_config.effort",
+        )
+        .unless(is_empty),
+        refused("kv_transfer_params", is_empty),
+        refused("ec_transfer_params", is_empty),
+        refused("return_mm_kwargs", is_true),
+        refused("vllm_xargs", is_empty),
+        refused("watermarking", is_false),
     ],
 };
 
@@ -110,7 +137,7 @@ pub static OUTPUT_CONFIG: FieldTable = FieldTable {
     read: &["format", "effort"],
     read_at: &[],
     no_effect: &[],
-    refused: &[],
+    refused: &[refused("task_budget", never)],
 };
 
 /// What the assistant thought. Its signature is for Anthropic's own servers.
@@ -144,6 +171,10 @@ pub static TOOL_RESULT: FieldTable = FieldTable {
         (
             "chat templates do not tell errors from other results",
             &["is_error"],
+        ),
+        (
+            "a server wrote it into an answer that is now sent back",
+            &["toolset_name"],
         ),
     ],
     refused: &[],

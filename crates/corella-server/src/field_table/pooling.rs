@@ -1,7 +1,7 @@
 //! The fields of endpoints that make vectors of texts, or compare them: OpenAI's, and those that vLLM,
 //! llama.cpp, Ollama, TEI, Cohere and Jina add to them.
 
-use super::{FieldTable, Refused, instead, is_empty, is_false, is_true, never, refused};
+use super::{FieldTable, Refused, instead, is_empty, is_false, is_true, is_zero, never, refused};
 
 const NO_EFFECT: &[(&str, &[&str])] = &[
     ("it serves the caller's own accounting", &["user"]),
@@ -16,6 +16,9 @@ const NO_EFFECT: &[(&str, &[&str])] = &[
 ];
 
 const TRUNCATE: Refused = refused("truncate_prompt_tokens", never);
+const TRUNCATION_SIDE: Refused = refused("truncation_side", never);
+const PADDING: Refused = refused("padding", |value| value == "do_not_pad");
+const TEMPLATE_KWARGS: Refused = refused("chat_template_kwargs", is_empty);
 
 pub static EMBEDDINGS: FieldTable = FieldTable {
     read: &[
@@ -35,7 +38,14 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
         // vLLM.
         TRUNCATE,
         instead("messages", "use input"),
-        refused("truncation_side", never),
+        // What goes with `messages`.
+        refused("add_generation_prompt", is_false),
+        refused("continue_final_message", is_false),
+        refused("chat_template", never),
+        TEMPLATE_KWARGS,
+        refused("media_io_kwargs", is_empty),
+        TRUNCATION_SIDE,
+        PADDING,
         refused("embed_dtype", |value| value == "float32"),
         refused("endianness", |value| value == "native" || value == "little"),
         instead("use_activation", "use normalize").unless(is_true),
@@ -81,6 +91,12 @@ pub static SCORE: FieldTable = FieldTable {
         instead("items", "use text_2"),
         instead("data_1", "use text_1"),
         instead("data_2", "use text_2"),
+        refused("instruction", never),
+        refused("max_tokens_per_doc", is_zero),
+        refused("max_tokens_per_query", is_zero),
+        TEMPLATE_KWARGS,
+        TRUNCATION_SIDE,
+        PADDING,
         refused("activation", never),
         refused("use_activation", never),
         refused("softmax_normalize", is_false),
@@ -112,7 +128,12 @@ pub static RERANK: FieldTable = FieldTable {
         refused("activation", never),
         refused("use_activation", never),
         refused("max_chunks_per_doc", never),
-        refused("max_tokens_per_doc", never),
+        refused("max_tokens_per_doc", is_zero),
+        refused("max_tokens_per_query", is_zero),
+        refused("instruction", never),
+        TEMPLATE_KWARGS,
+        TRUNCATION_SIDE,
+        PADDING,
         refused("rank_fields", is_empty),
         refused("truncate", is_false),
         refused("truncation", is_false),

@@ -1,6 +1,6 @@
 //! The fields of OpenAI's Responses API, and of the sampling that Corella adds to it.
 
-use super::{FieldTable, instead, is_empty, is_false, never, refused};
+use super::{FieldTable, instead, is_empty, is_false, is_true, never, refused};
 
 pub static BODY: FieldTable = FieldTable {
     read: &[
@@ -61,6 +61,7 @@ pub static BODY: FieldTable = FieldTable {
                 "prompt_cache_key",
                 "prompt_cache_retention",
                 "prompt_cache_options",
+                "session_id",
             ],
         ),
         (
@@ -72,6 +73,14 @@ pub static BODY: FieldTable = FieldTable {
             &["stream_options"],
         ),
         ("the header x-request-id names responses", &["request_id"]),
+        (
+            "only text is read: there are no features of images",
+            &["mm_payload"],
+        ),
+        (
+            "the tokenizers that are supported put no spaces between special tokens",
+            &["spaces_between_special_tokens"],
+        ),
     ],
     refused: &[
         instead(
@@ -88,6 +97,18 @@ pub static BODY: FieldTable = FieldTable {
         instead("max_completion_tokens", "use max_output_tokens"),
         instead("reasoning_effort", "use reasoning.effort"),
         instead("response_format", "use text.format"),
+        // vLLM.
+        instead("structured_outputs", "use text.format"),
+        instead("previous_input_messages", "send them in input").unless(is_empty),
+        refused("enable_response_messages", is_false),
+        refused("include_reasoning", is_true),
+        refused("kv_transfer_params", is_empty),
+        refused("ec_transfer_params", is_empty),
+        refused("mm_processor_kwargs", is_empty),
+        refused("media_io_kwargs", is_empty),
+        refused("return_mm_kwargs", is_true),
+        refused("vllm_xargs", is_empty),
+        refused("watermarking", is_false),
     ],
 };
 
@@ -108,6 +129,8 @@ pub static REASONING: FieldTable = FieldTable {
         refused("summary", |value| value == "auto"),
         refused("generate_summary", |value| value == "auto"),
         refused("encrypted_content", never),
+        refused("context", |value| value == "auto"),
+        refused("mode", |value| value == "standard"),
     ],
 };
 
@@ -126,10 +149,16 @@ pub static MESSAGE: FieldTable = FieldTable {
 pub static CONTENT: FieldTable = FieldTable {
     read: &["type", "text"],
     read_at: &[],
-    no_effect: &[(
-        "a server wrote it into an answer that is now sent back",
-        &["annotations", "logprobs", "parsed"],
-    )],
+    no_effect: &[
+        (
+            "a server wrote it into an answer that is now sent back",
+            &["annotations", "logprobs", "parsed"],
+        ),
+        (
+            "the prefix cache needs no hints",
+            &["prompt_cache_breakpoint"],
+        ),
+    ],
     refused: &[],
 };
 
@@ -144,6 +173,11 @@ pub static TOOL: FieldTable = FieldTable {
         ),
         ("all tools are part of the prompt", &["defer_loading"]),
         ("the caller is who calls tools", &["allowed_callers"]),
+        ("a turn ends with its calls", &["async"]),
+        (
+            "chat templates describe what tools take, not what they return",
+            &["output_schema"],
+        ),
     ],
     refused: &[],
 };
@@ -159,6 +193,7 @@ pub static CALL: FieldTable = FieldTable {
             "status",
             "namespace",
             "caller",
+            "async",
             "async_",
             "created_by",
             "parsed_arguments",

@@ -28,13 +28,28 @@ const SKIPPED: [&str; 16] = [
     "web_search_preview_2025_03_11",
 ];
 
-/// The tools in the shape that chat templates read. Those that a model cannot call here are left out, as llama.cpp does: the
-/// model is not told of them.
-pub fn chat_tools(
-    tools: &[Map<String, Value>],
-    check: FieldCheck,
-) -> Result<Vec<Map<String, Value>>, ApiError> {
-    let mut list = Vec::with_capacity(tools.len());
+/// Members that chat templates do not describe.
+const NOT_SHOWN: [&str; 6] = [
+    "type",
+    "strict",
+    "defer_loading",
+    "allowed_callers",
+    "async",
+    "output_schema",
+];
+
+/// Tools that the model is told of.
+#[derive(Default)]
+pub struct KeptTools {
+    /// In the shape that chat templates read.
+    pub list: Vec<Map<String, Value>>,
+    /// Where each of them stands in the request.
+    pub places: Vec<usize>,
+}
+
+/// Those that a model cannot call here are left out, as llama.cpp does: the model is not told of them.
+pub fn chat_tools(tools: &[Map<String, Value>], check: FieldCheck) -> Result<KeptTools, ApiError> {
+    let mut kept = KeptTools::default();
     for (index, tool) in tools.iter().enumerate() {
         let path = format!("tools[{index}]");
         let kind = tool.get("type").and_then(Value::as_str);
@@ -56,15 +71,16 @@ pub fn chat_tools(
         }
         check.check(&TOOL, &path, tool)?;
         let mut function = tool.clone();
-        for name in ["type", "strict", "defer_loading", "allowed_callers"] {
+        for name in NOT_SHOWN {
             function.remove(name);
         }
-        list.push(Map::from_iter([
+        kept.places.push(index);
+        kept.list.push(Map::from_iter([
             ("type".to_owned(), json!("function")),
             ("function".to_owned(), Value::Object(function)),
         ]));
     }
-    Ok(list)
+    Ok(kept)
 }
 
 /// The choice in the shape that a chat has it.

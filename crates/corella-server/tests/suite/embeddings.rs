@@ -336,6 +336,18 @@ async fn documents_are_ordered_by_their_scores() {
     let body = json!({"query": "a", "documents": ["b"], "return_documents": false});
     let answer = post(server.address, "/rerank", &body).await.json();
     assert_eq!(answer["results"][0].get("document"), None);
+    // SGLang's gateway writes such a body for one without a model.
+    for (model, status) in [("unknown", 200), ("unknown-2", 404)] {
+        let body = json!({
+            "query": "a", "documents": ["b"], "model": model, "top_k": null, "return_documents": true,
+            "rid": null, "user": null,
+        });
+        let reply = post(server.address, "/v1/rerank", &body).await;
+        assert_eq!(reply.status, status, "{}", reply.text());
+        if status == 200 {
+            assert_eq!(reply.json()["model"], MODEL);
+        }
+    }
     let reply = post(
         server.address,
         "/rerank",

@@ -279,9 +279,12 @@ async fn what_is_unknown_is_refused_with_the_nearest_name() {
             let expected = format!("unknown field `{typo}`; did you mean `{meant}`?");
             assert_eq!(reply.error()["message"], expected);
         }
-        let reply = post_field(&server, path, &body, "flux_capacitance", json!(null)).await;
+        let reply = post_field(&server, path, &body, "flux_capacitance", json!(7)).await;
         assert_refused(&reply, "flux_capacitance", "unknown_parameter");
         assert!(!reply.text().contains("did you mean"), "{}", reply.text());
+        // Newer client libraries send members that are not known here, and may be left out.
+        let reply = post_field(&server, path, &body, "flux_capacitance", json!(null)).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
     }
     let body = json!({"prompt": "hi", "add_special_token": true});
     let reply = post(server.address, "/tokenize", &body).await;

@@ -124,6 +124,30 @@ async fn the_field_goes_there_and_back_unread() {
     server.assert_at_rest().await;
 }
 
+/// Their answers have no place for what the proxy waits for.
+#[tokio::test]
+async fn other_apis_refuse_the_field() {
+    let (server, calls) = start().await;
+    for (path, mut body) in [
+        ("/v1/responses", json!({"input": "hi"})),
+        (
+            "/v1/messages",
+            json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
+        ),
+    ] {
+        body["kv_transfer_params"] = json!({"do_remote_decode": true});
+        let reply = post(server.address, path, &body).await;
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert!(
+            reply.text().contains("kv_transfer_params"),
+            "{}",
+            reply.text()
+        );
+    }
+    assert!(calls.lock().expect("nobody panics").is_empty());
+    server.assert_at_rest().await;
+}
+
 #[tokio::test]
 async fn wrong_parameters_are_named() {
     let (server, _) = start().await;

@@ -60,6 +60,77 @@ async fn messages_in_a_row_become_one_where_turns_alternate() {
     assert_eq!(*text, server.greedy(&prompt, 4));
 }
 
+/// Tools that are left out count, too.
+#[tokio::test]
+async fn an_error_names_a_tool_by_its_place_in_the_request() {
+    let server = hermes(&[CALLS]).start().await;
+    let hosted = json!({"type": "web_search"});
+    let function = |name: &str, city: Value| {
+        let parameters = json!({"type": "object", "properties": {"city": city}});
+        json!({"type": "function", "name": name, "parameters": parameters})
+    };
+    let good = || function("time", json!({"type": "string"}));
+    let cases = [
+        (
+            json!([hosted, good(), function("two words", json!({}))]),
+            "tools[2].name",
+        ),
+        (json!([hosted, good(), hosted, good()]), "tools[3].name"),
+        (
+            json!([hosted, hosted, function("weather", json!({"type": "text"}))]),
+            "tools[2].parameters.properties.city",
+        ),
+    ];
+    for (tools, param) in cases {
+        let body = json!({"input": "hi", "tools": tools, "tool_choice": "required"});
+        let reply = post(server.address, PATH, &body).await;
+        assert_eq!(reply.status, 400, "{}", reply.text());
+        assert_eq!(reply.error()["param"], param);
+        let message = reply.error()["message"].clone();
+        let message = message.as_str().expect("a message");
+        assert!(message.starts_with(&format!("{param}: ")), "{message}");
+    }
+}
+
+/// A chat and a response ask for an effort by other fields.
+#[tokio::test]
+async fn an_effort_reaches_the_template_as_in_a_chat() {
+    const EFFORT: &str = "{% if reasoning_effort %}effort {{ reasoning_effort }}{% endif %}";
+    const SWITCH: &str =
+        "{% if enable_thinking is defined %}{{ 'on' if enable_thinking else 'off' }}{% endif %}";
+    const REST: &str =
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>";
+    let cases = [
+        ([EFFORT, SWITCH], "low", "effort low"),
+        ([EFFORT, SWITCH], "none", "effort none"),
+        (["", SWITCH], "none", "off"),
+        (["", SWITCH], "high", "on"),
+    ];
+    for (parts, effort, head) in cases {
+        let mut setup = Setup::new();
+        setup.template = Box::leak(format!("{}{REST}", parts.concat()).into_boxed_str());
+        let server = setup.start().await;
+        let prompt = server.encode(&format!("{head}<|user|>hi<|end|><|assistant|>"));
+        let body = json!({"input": "hi", "max_output_tokens": 1, "reasoning": {"effort": effort}});
+        let reply = post(server.address, PATH, &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(
+            reply.json()["usage"]["input_tokens"],
+            prompt.len(),
+            "{effort}"
+        );
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let body = json!({"messages": messages, "max_tokens": 1, "reasoning_effort": effort});
+        let reply = post(server.address, "/v1/chat/completions", &body).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(
+            reply.json()["usage"]["prompt_tokens"],
+            prompt.len(),
+            "{effort}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn input_and_instructions_are_answered() {
     let server = Setup::new().ending_at(9).start().await;
@@ -226,6 +297,13 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
         ),
         ("text", json!({"verbosity": "low"}), "text.verbosity"),
         ("reasoning", json!({"effort": "low"}), "reasoning.effort"),
+        ("reasoning", json!({"effort": 3}), "reasoning.effort"),
+        ("reasoning", json!({"mode": "pro"}), "reasoning.mode"),
+        (
+            "structured_outputs",
+            json!({"regex": "a"}),
+            "structured_outputs",
+        ),
         (
             "reasoning",
             json!({"summary": "detailed"}),
@@ -269,7 +347,8 @@ async fn what_cannot_be_honoured_is_refused_by_its_field() {
     }
     let body = json!({
         "input": "hi", "truncation": "disabled", "tools": [], "tool_choice": "auto",
-        "text": {"format": {"type": "text"}}, "reasoning": {"effort": null, "summary": "auto"},
+        "text": {"format": {"type": "text"}},
+        "reasoning": {"effort": null, "summary": "auto", "context": "auto", "mode": "standard"},
         "include": ["reasoning.encrypted_content"], "parallel_tool_calls": true,
         "max_output_tokens": 3,
     });

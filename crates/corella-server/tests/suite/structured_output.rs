@@ -238,3 +238,39 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
     assert_eq!(text, "yes");
     server.assert_at_rest().await;
 }
+
+/// A parser would follow it forever. It was begun, and failed with an error of the server.
+#[tokio::test]
+async fn a_reference_that_leads_back_to_itself_is_refused() {
+    let server = setup().start().await;
+    let schema = json!({
+        "type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "required": ["a"],
+        "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"$ref": "#/$defs/a"}},
+    });
+    let body = chat(&json!({"guided_json": schema}));
+    let reply = post(server.address, CHAT, &body).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    let error = reply.json()["error"].clone();
+    assert_eq!(error["param"], "guided_json.$defs.a");
+    let message = error["message"].as_str().expect("a message");
+    assert!(
+        message.contains("`#/$defs/b`, then `#/$defs/a`"),
+        "{message}"
+    );
+    // A tree has members of its own kind.
+    let tree = json!({
+        "$defs": {"node": {
+            "type": "object", "additionalProperties": false, "required": ["leaf"],
+            "properties": {"leaf": {"type": "boolean"}, "child": {"$ref": "#/$defs/node"}},
+        }},
+        "$ref": "#/$defs/node",
+    });
+    for (text, reason) in answers(&server, &chat(&json!({"guided_json": tree}))).await {
+        let node: Result<Value, _> = serde_json::from_str(&text);
+        assert!(
+            reason == "length" || node.is_ok_and(|node| node["leaf"].is_boolean()),
+            "{text}"
+        );
+    }
+    server.assert_at_rest().await;
+}

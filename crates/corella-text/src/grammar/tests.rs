@@ -314,3 +314,202 @@ fn the_order_of_properties_counts() {
         }
     }
 }
+
+/// What llguidance's format takes less of than Zod's pattern does.
+const STRICTER: [(&str, &str); 3] = [
+    ("duration", "\"PT2H3M4.5S\""),
+    ("duration", "\"PT0,5S\""),
+    ("hostname", "\"a.org.\""),
+];
+
+/// Zod says which values its schemas take (`tests/schemas/make_zod.mjs`).
+#[test]
+fn schemas_of_zod_are_followed() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/schemas/zod.jsonl");
+    let lines = std::fs::read_to_string(path).expect("schemas");
+    let compiler = compiler();
+    for line in lines.lines() {
+        let case: Value = serde_json::from_str(line).expect("JSON");
+        let schema = GrammarSource::JsonSchema(case["schema"].clone());
+        let grammar = compiler.compile(&schema);
+        let grammar = grammar.unwrap_or_else(|error| panic!("{}: {error}", case["name"]));
+        for (list, is_taken) in [("taken", true), ("refused", false)] {
+            for value in case[list].as_array().expect("values") {
+                let text = value.to_string();
+                let name = case["name"].as_str().expect("a name");
+                let found = take(&grammar, &text) == (text.len(), true);
+                let expected = is_taken && !STRICTER.contains(&(name, &*text));
+                assert_eq!(found, expected, "{name}: {text}");
+            }
+        }
+    }
+}
+
+/// A caller can change a schema, and none of the options of a library.
+#[test]
+fn reasons_speak_of_the_schema() {
+    let compiler = compiler();
+    let schema = |schema: Value| GrammarSource::JsonSchema(schema);
+    let lark = |text: &str| GrammarSource::Lark(text.to_owned());
+    let two = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let long = "x".repeat(300);
+    let cases = [
+        (schema(json!({"oneOf": [two, two]})), "`anyOf`"),
+        (
+            schema(json!({"if": true, "not": {"type": "null"}})),
+            "`if` and `not`",
+        ),
+        (schema(json!({"type": "text"})), "`text` is no type"),
+        (schema(json!({"type": 3})), "type"),
+        (
+            schema(json!({"type": "string", "format": "regex"})),
+            "format `regex`",
+        ),
+        (
+            schema(json!({"type": "string", "pattern": 3})),
+            "`pattern` must be a string, not 3",
+        ),
+        (
+            schema(json!({"type": "string", "pattern": "(("})),
+            "unclosed group",
+        ),
+        (
+            schema(json!({"type": "string", "pattern": "(a)\\1"})),
+            "backreferences",
+        ),
+        (
+            schema(json!({"type": "string", "pattern": "a(?=b)"})),
+            "`(?=`",
+        ),
+        (
+            schema(json!({"type": "string", "pattern": "a\\bc"})),
+            "anchors",
+        ),
+        (
+            schema(json!({"patternProperties": {"^(?=a)": true}})),
+            "`(?=`",
+        ),
+        (
+            schema(json!({"type": "string", "minLength": -1})),
+            "`minLength` must be an integer from 0 up, not -1",
+        ),
+        (
+            schema(json!({"type": "string", "minLength": 3, "maxLength": 2})),
+            "maxLength",
+        ),
+        (
+            schema(json!({"type": "string", "minLength": 4, "pattern": "^ab?$"})),
+            "`pattern`",
+        ),
+        (
+            schema(json!({"type": "number", "minimum": "1"})),
+            "`minimum` must be a number",
+        ),
+        (
+            schema(json!({"type": "number", "minimum": 3, "maximum": 2})),
+            "minimum",
+        ),
+        (
+            schema(json!({"type": "number", "multipleOf": 0.1234567890123})),
+            "`multipleOf`",
+        ),
+        (schema(json!({"type": "number", "minimum": 1e300})), ""),
+        (schema(json!({"type": "integer", "minimum": 1e300})), ""),
+        (
+            schema(json!({"type": "array", "minItems": 3, "maxItems": 2})),
+            "minItems",
+        ),
+        (
+            schema(json!({"properties": 3})),
+            "properties must be an object",
+        ),
+        (schema(json!({"properties": {"a": 3}})), ""),
+        (
+            schema(json!({"required": "a"})),
+            "`required` must be an array",
+        ),
+        (
+            schema(json!({"required": [1]})),
+            "`required` must be a string",
+        ),
+        (
+            schema(json!({"properties": {"a": true}, "minProperties": 2})),
+            "`minProperties`",
+        ),
+        (
+            schema(json!({"patternProperties": {"^a": true, "b$": true}})),
+            "exclude each other",
+        ),
+        (schema(json!({"$ref": 3})), "$ref must be a string"),
+        (
+            schema(json!({"$ref": "#/$defs/x"})),
+            "`$ref` leads nowhere: #/$defs/x",
+        ),
+        (schema(json!({"$ref": "other.json"})), "\"#/$defs/NAME\""),
+        (schema(json!({"$ref": "#/anyOf/x", "anyOf": [true]})), ""),
+        (schema(json!({"enum": 3})), "enum must be an array"),
+        (
+            schema(json!({"type": "object", "properties": {"a": false}, "required": ["a"]})),
+            "'a'",
+        ),
+        (
+            schema(json!({"type": "string", "format": format!("{long}ü")})),
+            "",
+        ),
+        (
+            schema(
+                json!({"type": "string", "pattern": format!("{}ü", "x".repeat(99)), "minLength": "ü".repeat(200)}),
+            ),
+            "",
+        ),
+        (
+            schema(json!({"type": "string", "pattern": "(?:(?:a{1000}){1000}){1000}"})),
+            "",
+        ),
+        (lark("start: a\na: b"), "b"),
+        (lark("start: \"a"), ""),
+        (lark("start: /(?=a)b/"), "`(?=`"),
+        (lark("start: /((/"), "unclosed group"),
+        (
+            lark("start: %json {\"type\": \"text\"}"),
+            "`text` is no type",
+        ),
+        (lark("start: <|no such token|>"), ""),
+        (lark("start: A\nA: A \"x\""), ""),
+        (lark(""), ""),
+        (GrammarSource::Regex("a(".to_owned()), "unclosed group"),
+        (GrammarSource::Regex("(?=a)b".to_owned()), "`(?=`"),
+    ];
+    let internal = [
+        "llguidance",
+        "coerce",
+        "lenient",
+        "json-schema:",
+        "f64",
+        "fuel",
+        "limits.",
+        "(?P<",
+        "panic",
+        "ExprRef",
+        "while processing",
+        "Unimplemented",
+        "referencing",
+        "NoExtension",
+        "lark_grammar",
+        "RegexAst",
+        "usize",
+        "supported without",
+        "\n",
+    ];
+    let mut wrong = Vec::new();
+    for (source, word) in cases {
+        let Err(error) = compiler.compile(&source) else {
+            continue;
+        };
+        let is_internal = internal.iter().any(|word| error.reason.contains(word));
+        if is_internal || !error.reason.contains(word) || error.reason.len() > 500 {
+            wrong.push(format!("{source:.120?}: {error}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

@@ -1,0 +1,133 @@
+//! Schemas as libraries write them, and what is made of them.
+
+use serde_json::json;
+
+use super::look_around::without_look_ahead;
+use super::*;
+
+fn place_and_reason(schema: &Value) -> (String, String) {
+    let error = compiled_schema(schema).expect_err(&schema.to_string());
+    (error.place, error.reason)
+}
+
+#[test]
+fn references_that_lead_back_to_themselves_are_refused() {
+    let to = |name: &str| json!({"$ref": format!("#/$defs/{name}")});
+    let cases = [
+        (json!({"$ref": "#"}), "", "`#`"),
+        (
+            json!({"anyOf": [{"type": "null"}, {"$ref": "#"}]}),
+            "",
+            "`#`",
+        ),
+        (
+            json!({"$ref": "#/$defs/a", "$defs": {"a": to("a")}}),
+            "$defs.a",
+            "`#/$defs/a`",
+        ),
+        (
+            json!({
+                "type": "object", "properties": {"x": to("a")}, "required": ["x"],
+                "$defs": {"a": {"allOf": [to("b")]}, "b": {"description": "b", "oneOf": [to("a"), {"type": "null"}]}},
+            }),
+            "$defs.a",
+            "`#/$defs/b`, then `#/$defs/a`",
+        ),
+        (
+            json!({"type": "array", "prefixItems": [{"anyOf": [{"$ref": "#/prefixItems/0"}]}]}),
+            "prefixItems.0",
+            "#/prefixItems/0",
+        ),
+    ];
+    for (schema, place, references) in cases {
+        let (found, reason) = place_and_reason(&schema);
+        assert_eq!(found, place, "{schema}: {reason}");
+        assert!(reason.contains(references), "{schema}: {reason}");
+    }
+}
+
+#[test]
+fn trees_and_definitions_that_are_not_used_are_no_cycles() {
+    for schema in [
+        json!({"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}),
+        json!({"type": "array", "items": {"$ref": "#"}}),
+        json!({"additionalProperties": {"$ref": "#"}}),
+        json!({"patternProperties": {"^x": {"$ref": "#"}}}),
+        json!({"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}], "$defs": {"a": {"type": "null"}}}),
+        json!({"type": "null", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+        json!({"const": {"$ref": "#"}}),
+    ] {
+        compiled_schema(&schema).unwrap_or_else(|error| panic!("{schema}: {error}"));
+    }
+}
+
+#[test]
+fn what_narrows_nothing_is_left_out() {
+    for (schema, compiled) in [
+        (
+            json!({"propertyNames": {"type": "string"}, "additionalProperties": {"type": "number"}}),
+            json!({"additionalProperties": {"type": "number"}}),
+        ),
+        (json!({"propertyNames": true}), json!({})),
+        (
+            json!({"type": "string", "format": "password"}),
+            json!({"type": "string"}),
+        ),
+        (
+            json!({"items": {"format": "nanoid", "pattern": "^[a-z]{21}$"}}),
+            json!({"items": {"pattern": "^[a-z]{21}$"}}),
+        ),
+        (
+            json!({"format": "date", "pattern": "^2"}),
+            json!({"format": "date", "pattern": "^2"}),
+        ),
+        (
+            json!({"properties": {"a": {"not": {}}}}),
+            json!({"properties": {"a": false}}),
+        ),
+        (
+            json!({"properties": {"propertyNames": {"type": "string"}}}),
+            json!({"properties": {"propertyNames": {"type": "string"}}}),
+        ),
+    ] {
+        assert_eq!(compiled_schema(&schema), Ok(compiled), "{schema}");
+    }
+}
+
+#[test]
+fn names_that_there_may_be_become_patterns() {
+    let schema = json!({
+        "propertyNames": {"type": "string", "enum": ["a.b", "ü"]},
+        "additionalProperties": {"type": "number"}, "required": ["ü"],
+    });
+    let compiled = json!({
+        "required": ["ü"], "patternProperties": {"^(?:a\\x{2e}b|ü)$": {"type": "number"}},
+        "additionalProperties": false,
+    });
+    assert_eq!(compiled_schema(&schema), Ok(compiled));
+    let (place, reason) = place_and_reason(&json!({
+        "properties": {"a": {"propertyNames": {"pattern": "^x"}, "properties": {"x": {}}}},
+    }));
+    assert_eq!(place, "properties.a");
+    assert!(reason.contains("propertyNames"), "{reason}");
+}
+
+#[test]
+fn look_arounds_that_cannot_be_said_otherwise_are_told() {
+    assert_eq!(without_look_ahead("^a[(?=]\\(?=b$"), Ok(None));
+    for pattern in [
+        "(?=a)b",
+        "a(?=b)",
+        "^(?=a)b|c",
+        "^(?!(?=a))b",
+        "^(?!.*abc)x",
+        "^(?!a*)b",
+        "^x(?<!x)$",
+        "^(?<=a)b",
+        "^(?=a",
+        "^((?!a)b)$",
+    ] {
+        let error = without_look_ahead(pattern).expect_err(pattern);
+        assert!(error.contains("(?<!"), "{error}");
+    }
+}
