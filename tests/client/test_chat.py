@@ -58,7 +58,7 @@ def test_commands(terminal):
 def test_an_answer_is_stopped_and_the_conversation_goes_on(terminal):
     terminal.ask("/set max_tokens 2000000000")
     shown = terminal.ask("hello")
-    assert "/clear begins anew" in shown, "more tokens than the context has are refused"
+    assert "/clear starts a new conversation" in shown, "more tokens than the context has are refused"
     terminal.ask("/set max_tokens")
     terminal.ask("/set ignore_eos true")
     terminal.write("Tell me a long story.\n")

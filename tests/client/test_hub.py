@@ -246,6 +246,14 @@ def test_a_server_is_named_as_its_model_is(hub, user):
         client.close()
 
 
+def test_a_revision_may_be_an_option(hub, user):
+    inspect = ("generate", "acme/nano", "-p", "fox", "--max-tokens", "1", "--no-limits")
+    assert user.run(BINARY, *inspect, "--revision", "v1").returncode == 0
+    user.corella("inspect", "acme/nano@v1", "--offline")
+    assert "no revision `v9`" in user.refusal(*inspect, "--revision", "v9")
+    assert "second revision" in user.refusal("generate", "acme/nano@v1", "-p", "x", "--revision", "v1")
+
+
 def test_a_path_that_exists_is_that_path(hub, user, tmp_path, monkeypatch):
     (tmp_path / "acme").mkdir()
     (tmp_path / "acme/nano").symlink_to(ROOT / "models/nano")
@@ -391,7 +399,7 @@ def test_a_refusal_says_what_to_do(name, token, words, hub, user):
     line = user.refusal("pull", name, **({"HF_TOKEN": token} if token else {}))
     assert all(word in line for word in words), line
     line = user.refusal("inspect", name, **({"HF_TOKEN": token} if token else {}))
-    assert f"{name} is no folder or file here" in line and words[0] in line
+    assert f"{name} is not a local file or folder" in line and words[0] in line
 
 
 def test_a_busy_hub_is_asked_again(hub, user):

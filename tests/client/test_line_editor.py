@@ -119,7 +119,7 @@ def test_the_folder_of_the_history_is_the_users(tmp_path):
 def test_a_history_that_cannot_be_kept_does_not_end_the_conversation(tmp_path):
     history(tmp_path).mkdir(parents=True)
     terminal = Terminal(tmp_path)
-    assert b"what you type is not kept for later" in terminal.raw
+    assert b"the input history is not kept" in terminal.raw
     terminal.ask("/system one")
     assert terminal.ask("/system") == "one"
     leave(terminal)

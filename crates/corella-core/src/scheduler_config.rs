@@ -189,38 +189,36 @@ impl SchedulerConfig {
             )));
         }
         if self.max_inflight_steps > MAX_INFLIGHT_STEPS {
+            // Each pipeline stage has a step of its own.
+            let name = match self.num_pipeline_stages > MAX_INFLIGHT_STEPS {
+                true => "num_pipeline_stages",
+                false => "max_inflight_steps",
+            };
             return Err(ConfigError(format!(
-                "max_inflight_steps is {}; the most is {MAX_INFLIGHT_STEPS}, and so it is of \
-                 pipeline stages",
-                self.max_inflight_steps
+                "{name} can be at most {MAX_INFLIGHT_STEPS}"
             )));
         }
         if self.max_draft_tokens > Self::MAX_DRAFT_TOKENS {
             return Err(ConfigError(format!(
-                "max_draft_tokens is {}; the most is {}",
-                self.max_draft_tokens,
+                "max_draft_tokens can be at most {}",
                 Self::MAX_DRAFT_TOKENS
             )));
         }
         if matches!(self.speculation, Speculation::Draft { .. }) && self.max_inflight_steps > 1 {
-            return Err(ConfigError(format!(
-                "max_inflight_steps is {}, and a draft model draws while no step runs; with it use \
-                 1, and 1 pipeline stage",
-                self.max_inflight_steps
-            )));
+            return Err(ConfigError(
+                "speculation with a draft model requires max_inflight_steps 1 and num_pipeline_stages 1"
+                    .into(),
+            ));
         }
         let plans_known_tokens = self.max_inflight_steps == 1 || self.num_pipeline_stages > 1;
         if self.speculation != Speculation::Off && !plans_known_tokens {
-            return Err(ConfigError(format!(
-                "max_inflight_steps is {}, and nothing can be guessed behind a token that is still \
-                 in flight; with speculation use 1",
-                self.max_inflight_steps
-            )));
+            return Err(ConfigError(
+                "speculation requires max_inflight_steps 1, or pipeline stages".into(),
+            ));
         }
         if self.max_passed_over > MAX_PASSED_OVER {
             return Err(ConfigError(format!(
-                "max_passed_over is {}; the most is {MAX_PASSED_OVER}",
-                self.max_passed_over
+                "max_passed_over can be at most {MAX_PASSED_OVER}"
             )));
         }
         if self.max_pinned_pages >= self.num_pages {
@@ -237,21 +235,20 @@ impl SchedulerConfig {
         }
         if self.max_model_len > MAX_MODEL_LEN {
             return Err(ConfigError(format!(
-                "max_model_len is {}; the most is {MAX_MODEL_LEN}",
-                self.max_model_len
+                "max_model_len can be at most {MAX_MODEL_LEN}"
             )));
         }
         if let HeadRoom::Share { share, .. } = self.head_room
             && share > HeadRoom::ONE
         {
             return Err(ConfigError(format!(
-                "head_room is a share of {share}/{}: it must not exceed 1",
+                "head_room is {share}/{}: it can be at most 1",
                 HeadRoom::ONE
             )));
         }
         if self.max_num_batched_tokens <= self.max_other_decodes() {
             return Err(ConfigError(format!(
-                "max_num_batched_tokens is {}: {} decoding requests would leave no token for a \
+                "max_num_batched_tokens is {}: {} decoding requests would leave no token for \
                  prefill; raise it, or lower max_num_seqs or max_decode_seqs",
                 self.max_num_batched_tokens,
                 self.max_other_decodes()

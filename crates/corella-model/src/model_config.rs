@@ -64,6 +64,16 @@ impl ModelConfig {
         Ok(model)
     }
 
+    /// Takes the recommendations of another `generation_config.json`. Its end tokens are added.
+    pub fn set_generation_config(
+        &mut self,
+        file: &str,
+        bytes: &[u8],
+    ) -> Result<(), CheckpointError> {
+        let fields = json_object::parse(file, bytes)?;
+        self.add_generation_config(&JsonObject::new(file, &fields))
+    }
+
     fn add_generation_config(&mut self, config: &JsonObject<'_>) -> Result<(), CheckpointError> {
         for id in config.token_ids("eos_token_id")? {
             if !self.eos_token_ids.contains(&id) {

@@ -3,16 +3,16 @@
 import { element } from "./format.js";
 
 const FIELDS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: "any", hint: "0 takes the likeliest token" },
-  { name: "top_p", label: "Top p", min: 0, max: 1, step: "any", hint: "likeliest tokens up to this share" },
-  { name: "top_k", label: "Top k", min: 0, step: 1, hint: "this many likeliest tokens, 0 is all" },
-  { name: "min_p", label: "Min p", min: 0, max: 1, step: "any", hint: "share of the likeliest one at least" },
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: "any", hint: "0 always takes the top token" },
+  { name: "top_p", label: "Top p", min: 0, max: 1, step: "any", hint: "top tokens up to this total probability" },
+  { name: "top_k", label: "Top k", min: 0, step: 1, hint: "number of top tokens; 0 takes all" },
+  { name: "min_p", label: "Min p", min: 0, max: 1, step: "any", hint: "minimum probability relative to the top token" },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0, step: "any", hint: "above 1 repeats less" },
-  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: "any", hint: "discourages tokens already used" },
+  { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: "any", hint: "discourages tokens that were used" },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: "any", hint: "discourages them more with each use" },
   { name: "max_tokens", label: "Max tokens", min: 1, step: 1, hint: "longest answer" },
-  { name: "seed", label: "Seed", min: 0, step: 1, hint: "the same seed, the same answer" },
-  { name: "stop", label: "Stop", hint: "ends the answer; several with |" },
+  { name: "seed", label: "Seed", min: 0, step: 1, hint: "equal seeds give equal answers" },
+  { name: "stop", label: "Stop", hint: "ends the answer; separate several with |" },
 ];
 
 export class Sampling {

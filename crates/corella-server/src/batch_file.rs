@@ -135,6 +135,7 @@ pub fn check_input(path: &Path, max_line_bytes: usize) -> Result<HashSet<String>
     let mut ids = HashSet::new();
     while let Some(request) = lines.next_request()? {
         let number = lines.number;
+        { request.check_endpoint() }.map_err(|reason| lines.error(number, &reason))?;
         if let Some(repeated) = ids.replace(request.custom_id) {
             let reason = format!("an earlier line has the `custom_id` `{repeated}` too");
             return Err(lines.error(number, &reason));
@@ -249,6 +250,14 @@ mod tests {
         let twice = TestFile::new("twice", &format!("{}\n\n{}\n", line("a"), line("a")));
         let error = check_input(&twice.0, 1 << 20).unwrap_err().to_string();
         assert!(error.contains("line 3") && error.contains("`a`"), "{error}");
+        let mistyped = line("b").replace("/v1/completions", "/v1/completions/");
+        let mistyped = TestFile::new("mistyped", &format!("{}\n{mistyped}", line("a")));
+        let error = check_input(&mistyped.0, 1 << 20).unwrap_err().to_string();
+        assert!(
+            error.contains("line 2: `url` must be one of /v1/chat/completions, "),
+            "{error}"
+        );
+        assert!(error.ends_with("not `/v1/completions/`"), "{error}");
         let broken = TestFile::new("broken", &format!("{}\n{{", line("a")));
         let error = check_input(&broken.0, 1 << 20).unwrap_err().to_string();
         assert!(error.contains("line 2: is not JSON"), "{error}");

@@ -7,6 +7,21 @@ use serde_json::{Map, Value};
 
 use crate::local_client::LocalClient;
 
+/// The endpoints that a line may ask: those that answer a POST with one JSON object.
+const ENDPOINTS: [&str; 11] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/score",
+    "/rerank",
+];
+
 /// A line of the input.
 #[derive(Debug, PartialEq, Deserialize)]
 pub struct RequestLine {
@@ -140,12 +155,24 @@ impl RequestLine {
             return Err(format!("`method` must be POST, not `{}`", line.method));
         }
         let path = line.url.as_str();
-        if !(path.starts_with("/v1/") || path == "/score" || path == "/rerank") {
+        if !(path.starts_with("/v1/") || ENDPOINTS.contains(&path)) {
             return Err(format!(
                 "`url` must be an endpoint such as /v1/chat/completions, not `{path}`"
             ));
         }
         Ok(line)
+    }
+
+    /// Refuses a path that does not answer a POST with one JSON object.
+    pub fn check_endpoint(&self) -> Result<(), String> {
+        let path = self.url.as_str();
+        match ENDPOINTS.contains(&path) {
+            true => Ok(()),
+            false => {
+                let all = ENDPOINTS.join(", ");
+                Err(format!("`url` must be one of {all}, not `{path}`"))
+            }
+        }
     }
 
     /// Why no server is asked about this line.

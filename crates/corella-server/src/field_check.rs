@@ -116,11 +116,23 @@ impl FieldCheck {
                 tracing::debug!(name, path, reason, "field accepted without effect");
                 Ok(())
             }
-            None if !self.allow_unknown_fields => {
-                Err(ApiError::unknown_field(path, name, closest(name, table)))
-            }
+            None if !self.allow_unknown_fields => Err(ApiError::unknown_field(
+                path,
+                name,
+                self.closest(name, table),
+            )),
             _ => Ok(()),
         }
+    }
+
+    /// The closest name that would not be refused here.
+    fn closest(&self, name: &str, table: &FieldTable) -> Option<&'static str> {
+        let names = table.names().filter(|known| match table.find(known) {
+            Some(Treatment::Refused(_)) => false,
+            Some(Treatment::ReadAt(endpoints)) => self.may_have(endpoints),
+            _ => true,
+        });
+        closest(name, names)
     }
 
     /// `/tokenize` accepts the fields of the generating endpoints, so that a request can be sent there
@@ -145,12 +157,12 @@ const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 const MAX_NAME_BYTES: usize = 64;
 
 /// The closest known name, if about two of three letters are right.
-fn closest(name: &str, table: &FieldTable) -> Option<&'static str> {
+fn closest(name: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
     if name.len() > MAX_NAME_BYTES {
         return None;
     }
     let name: Vec<char> = name.to_lowercase().chars().collect();
-    let distances = table.names().map(|known| {
+    let distances = names.map(|known| {
         let known_chars: Vec<char> = known.chars().collect();
         (num_edits(&name, &known_chars), known)
     });

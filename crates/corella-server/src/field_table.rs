@@ -368,6 +368,7 @@ pub static BODY: FieldTable = FieldTable {
         instead("text", "use prompt or messages"),
         instead("sampling_params", "put its fields beside it"),
         // llama.cpp.
+        instead("content", "use prompt or messages"),
         instead("n_predict", "use max_tokens"),
         instead("repeat_penalty", "use repetition_penalty").unless(is_one),
         refused("repeat_last_n", is_minus_one),

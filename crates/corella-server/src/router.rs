@@ -34,6 +34,18 @@ use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
 
 pub fn router(state: Arc<ServerState>) -> Router {
+    let root_path = state.config.root_path.clone();
+    let plain = plain_router(state);
+    match root_path.is_empty() {
+        true => plain,
+        false => Router::new()
+            .nest(&root_path, plain.clone())
+            .fallback_service(plain),
+    }
+}
+
+/// All paths, without a path before them.
+fn plain_router(state: Arc<ServerState>) -> Router {
     let admin = Router::new()
         .route("/v1/load_lora_adapter", post(load_adapter))
         .route("/v1/unload_lora_adapter", post(unload_adapter))

@@ -10,12 +10,12 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::batches::run_batches;
+use crate::listener::{Connection, Listener};
 use crate::router::router;
 use crate::server_state::ServerState;
 use crate::shutdown::Shutdown;
@@ -45,10 +45,11 @@ const FLUSH_PERIOD: Duration = Duration::from_secs(5);
 /// A lost engine never comes back, so it ends the server with an error, and the supervisor of the
 /// process restarts it.
 pub async fn serve(
-    listener: TcpListener,
+    listener: impl Into<Listener>,
     state: Arc<ServerState>,
     mut shutdown: Shutdown,
 ) -> io::Result<DrainReport> {
+    let listener = listener.into();
     let connections = Connections::new(&state);
     // Lines of batches count as requests in flight. However serving ends, batches are not run behind it.
     let mut runner = JoinSet::new();
@@ -142,14 +143,14 @@ impl Connections {
     }
 
     /// Returns only if the listener cannot be used any more.
-    async fn accept_from(&self, listener: &TcpListener) -> io::Error {
+    async fn accept_from(&self, listener: &Listener) -> io::Error {
         loop {
             // At the limit, new connections wait in the kernel's bounded backlog.
             let Ok(permit) = self.permits.clone().acquire_owned().await else {
                 return io::Error::other("the server is closed");
             };
             match listener.accept().await {
-                Ok((stream, _)) => self.spawn(stream, permit),
+                Ok(stream) => self.spawn(stream, permit),
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     rare_line!(warn, %error, "cannot accept connections");
@@ -159,17 +160,20 @@ impl Connections {
         }
     }
 
-    fn spawn(&self, stream: TcpStream, permit: OwnedSemaphorePermit) {
+    fn spawn(&self, stream: Connection, permit: OwnedSemaphorePermit) {
         // Every token is a small write, which must not wait for the next one.
-        if let Err(error) = stream.set_nodelay(true) {
+        if let Connection::Tcp(stream) = &stream
+            && let Err(error) = stream.set_nodelay(true)
+        {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let (router, http, tls) = (self.router.clone(), self.http.clone(), self.tls.clone());
         let mut phase = self.phase.subscribe();
         tokio::spawn(async move {
             let _permit = permit;
-            let Some(tls) = tls else {
-                return answer(stream, &http, router, phase).await;
+            let (stream, tls) = match (stream, tls) {
+                (Connection::Tcp(stream), Some(tls)) => (stream, tls),
+                (stream, _) => return answer(stream, &http, router, phase).await,
             };
             // A client that has not shown who it is waits for nothing when the server closes.
             let secured = tokio::select! {

@@ -49,6 +49,9 @@ pub struct ServeConfig {
     /// Secures connections; without it they are plain HTTP.
     pub tls: Option<ServerTls>,
     pub allowed_origins: AllowedOrigins,
+    /// A path before all others, such as `/llm`, by which a proxy finds this server. Paths without it are
+    /// taken too, since some proxies remove it. Empty for none.
+    pub root_path: String,
     /// Where the spans of requests go, if anywhere.
     pub tracer: Option<Tracer>,
     /// How long an adapter may take to be read.
@@ -88,6 +91,7 @@ impl ServeConfig {
             max_num_connections: 16_384,
             tls: None,
             allowed_origins: AllowedOrigins::default(),
+            root_path: String::new(),
             tracer: None,
             adapter_load_timeout: Duration::from_secs(300),
             allow_unknown_fields: false,

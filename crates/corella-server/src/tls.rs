@@ -152,13 +152,13 @@ impl Identity {
     fn read(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let found = CertificateDer::pem_file_iter(cert)
             .and_then(|found| found.collect::<Result<Vec<_>, _>>())
-            .map_err(|error| unreadable("--tls-cert", cert, "no certificate", &error))?;
+            .map_err(|error| unreadable("--tls-cert", cert, "certificate", &error))?;
         if found.is_empty() {
             let error = pem::Error::NoItemsFound;
-            return Err(unreadable("--tls-cert", cert, "no certificate", &error));
+            return Err(unreadable("--tls-cert", cert, "certificate", &error));
         }
         let read = PrivateKeyDer::from_pem_file(key).map_err(|error| {
-            let what = "no private key; one with a passphrase must be decrypted first";
+            let what = "private key; one with a passphrase must be decrypted first";
             unreadable("--tls-key", key, what, &error)
         })?;
         Ok(Self {
@@ -232,7 +232,7 @@ fn unreadable(option: &str, path: &Path, what: &str, error: &pem::Error) -> TlsE
     let path = path.display();
     TlsError(match error {
         pem::Error::Io(error) => format!("cannot read {option} {path}: {error}"),
-        pem::Error::NoItemsFound => format!("{option} {path} has in PEM form {what}"),
-        _ => format!("{option} {path} is no PEM"),
+        pem::Error::NoItemsFound => format!("{option} {path} contains no PEM {what}"),
+        _ => format!("{option} {path} is not valid PEM"),
     })
 }

@@ -31,6 +31,8 @@ const TOOL_USE: &str = "tool_use";
 pub struct ChatTemplate {
     environment: Environment<'static>,
     special: SpecialTokens,
+    /// Variables of conversations that do not set them.
+    default_kwargs: Map<String, Json>,
     has_tool_use: bool,
     /// Whether it needs the arguments of calls as text, once that was asked.
     needs_text_arguments: OnceLock<bool>,
@@ -145,11 +147,18 @@ impl ChatTemplate {
         Ok(Self {
             environment,
             special,
+            default_kwargs: Map::new(),
             has_tool_use,
             needs_text_arguments: OnceLock::new(),
             role_support: OnceLock::new(),
             turn_support: OnceLock::new(),
         })
+    }
+
+    /// Sets variables that conversations have unless they set them otherwise.
+    pub fn with_default_kwargs(mut self, kwargs: Map<String, Json>) -> Self {
+        self.default_kwargs = kwargs;
+        self
     }
 
     /// Whether conversations with tools have a template, or one that reads `tools`.
@@ -311,9 +320,10 @@ impl ChatTemplate {
                 Value::from(input.add_generation_prompt),
             ),
         ];
-        let kwargs = input.kwargs.into_iter().flatten();
-        let kwargs = kwargs.map(|(name, value)| (name.as_str(), value_of(value)));
-        Value::from_pairs(special.chain(given).chain(kwargs))
+        let pair = |(name, value)| (String::as_str(name), value_of(value));
+        let defaults = self.default_kwargs.iter().map(pair);
+        let kwargs = input.kwargs.into_iter().flatten().map(pair);
+        Value::from_pairs(special.chain(defaults).chain(given).chain(kwargs))
     }
 }
 

@@ -25,7 +25,7 @@ impl FolderLoader {
 impl AdapterLoader for FolderLoader {
     fn load(&self, name: &str, path: &str) -> Result<LoadedAdapter, String> {
         let Some(adapters) = self.engine.adapters() else {
-            return Err("this executor has no room for adapters".to_owned());
+            return Err("adapters are not enabled: start the server with --enable-lora".to_owned());
         };
         let adapter = Adapter::open(Path::new(path), &self.model);
         let adapter = adapter.map_err(|error| error.to_string())?;

@@ -66,19 +66,19 @@ impl KeyFile<'_> {
     fn keys(&self) -> Result<Vec<ApiKey>, String> {
         let root = DeTable::parse(self.text).map_err(|error| {
             let line = error.span().map_or(1, |span| self.line(span.start));
-            self.wrong(line, "this is no TOML")
+            self.wrong(line, "this is not valid TOML")
         })?;
         let mut keys: Vec<(usize, ApiKey)> = Vec::new();
         for (name, value) in root.into_inner() {
             let line = self.line(name.span().start);
             let tables = match (name.get_ref().as_ref(), value.into_inner()) {
                 ("key", DeValue::Array(tables)) => tables,
-                _ => return Err(self.wrong(line, "there is only a list of tables, [[key]]")),
+                _ => return Err(self.wrong(line, "only [[key]] tables are allowed")),
             };
             for table in tables {
                 let line = self.line(table.span().start);
                 let DeValue::Table(table) = table.into_inner() else {
-                    return Err(self.wrong(line, "there is only a list of tables, [[key]]"));
+                    return Err(self.wrong(line, "only [[key]] tables are allowed"));
                 };
                 let key = self.key(line, table)?;
                 for (other_line, other) in &keys {
@@ -116,17 +116,21 @@ impl KeyFile<'_> {
                 ("name", DeValue::String(text)) if is_name(text) => name = Some(text.to_string()),
                 ("name", _) => {
                     return Err(wrong(
-                        "is 1 to 64 letters, digits, dots, dashes or underscores",
+                        "must be 1 to 64 letters, digits, dots, dashes or underscores",
                     ));
                 }
                 ("key" | "sha256", _) if secret.is_some() => {
-                    return Err(wrong("is one too many: give the key or its digest"));
+                    return Err(wrong(
+                        "cannot stand beside the other: give either `key` or `sha256`",
+                    ));
                 }
                 ("key", DeValue::String(text)) if is_key(text) => {
                     secret = Some(KeyDigest::of(text.as_bytes()));
                 }
                 ("key", _) => {
-                    return Err(wrong("is a text of at least 16 visible ASCII characters"));
+                    return Err(wrong(
+                        "must be a text of at least 16 visible ASCII characters",
+                    ));
                 }
                 ("sha256", DeValue::String(text)) => {
                     let digest = KeyDigest::from_hex(text);
@@ -135,26 +139,28 @@ impl KeyFile<'_> {
                 ("sha256", _) => return Err(wrong(SHA256_FORM)),
                 ("requests-per-minute", _) => {
                     let limit = whole_number(&value, 1);
-                    let limit = limit.ok_or_else(|| wrong("is a whole number from 1 up"))?;
+                    let limit =
+                        limit.ok_or_else(|| wrong("must be a whole number of at least 1"))?;
                     key.requests_per_minute = Some(limit);
                 }
                 ("tokens-per-minute", _) => {
                     let limit = whole_number(&value, 1);
-                    let limit = limit.ok_or_else(|| wrong("is a whole number from 1 up"))?;
+                    let limit =
+                        limit.ok_or_else(|| wrong("must be a whole number of at least 1"))?;
                     key.tokens_per_minute = Some(limit);
                 }
                 ("models", _) => {
                     let models = texts(&value).filter(|models| !models.is_empty());
-                    let models = models.ok_or_else(|| wrong("is a list of names"))?;
+                    let models = models.ok_or_else(|| wrong("must be a list of names"))?;
                     key.models = Some(models);
                 }
                 ("priority", _) => {
                     let priority = whole_number(&value, i32::MIN);
-                    let priority = priority.ok_or_else(|| wrong("is a whole number"))?;
+                    let priority = priority.ok_or_else(|| wrong("must be a whole number"))?;
                     key.priority = Some(priority);
                 }
                 ("admin", DeValue::Boolean(is_admin)) => key.is_admin = *is_admin,
-                ("admin", _) => return Err(wrong("is true or false")),
+                ("admin", _) => return Err(wrong("must be true or false")),
                 _ => {
                     return Err(self.wrong(
                         line,
@@ -254,21 +260,29 @@ admin = true
         let secret = "sk-0123456789abcdef";
         let good = format!("[[key]]\nname = \"a\"\nkey = \"{secret}\"\n");
         for (text, line, reason) in [
-            (format!("key = {secret}"), 1, "no TOML"),
+            (format!("key = {secret}"), 1, "not valid TOML"),
             (format!("key = \"{secret}\""), 1, "[[key]]"),
             (format!("[[keys]]\nkey = \"{secret}\""), 1, "[[key]]"),
             (format!("[[key]]\nkey = \"{secret}\""), 1, "no `name`"),
             ("[[key]]\nname = \"a\"".to_owned(), 1, "no `key`"),
-            (format!("[[key]]\nname = \"{secret} \""), 2, "`name` is 1"),
+            (
+                format!("[[key]]\nname = \"{secret} \""),
+                2,
+                "`name` must be 1",
+            ),
             ("[[key]]\nkey = \"short\"".to_owned(), 2, "at least 16"),
             (format!("[[key]]\nsha256 = \"{secret}\""), 2, "64 hex"),
-            (format!("{good}sha256 = \"{secret}\""), 4, "one too many"),
+            (
+                format!("{good}sha256 = \"{secret}\""),
+                4,
+                "give either `key` or `sha256`",
+            ),
             (
                 format!("{good}requests-per-minute = \"{secret}\""),
                 4,
-                "from 1",
+                "at least 1",
             ),
-            (format!("{good}tokens-per-minute = 0"), 4, "from 1"),
+            (format!("{good}tokens-per-minute = 0"), 4, "at least 1"),
             (format!("{good}models = \"{secret}\""), 4, "a list"),
             (format!("{good}priority = 0.5"), 4, "a whole number"),
             (format!("{good}admin = 1"), 4, "true or false"),

@@ -13,9 +13,11 @@ mod hub;
 mod inspect;
 mod llm;
 mod manual;
+mod model;
 mod quantize;
 mod request;
 mod server;
+mod token_count;
 
 use std::path::PathBuf;
 
@@ -40,9 +42,11 @@ pub use hub::{PullArgs, RmArgs};
 pub use inspect::InspectArgs;
 pub use llm::LlmArgs;
 pub use manual::{CompletionsArgs, ManArgs};
+pub use model::{GenerationConfigArg, ModelArgs};
 pub use quantize::{GroupLen, MethodArg, QuantizeArgs, QuantizeFormatArg};
 pub use request::RequestArgs;
 pub use server::{LogFormatArg, ServerArgs};
+use token_count::{parse_count, parse_large_count};
 
 /// Serves large language models
 #[derive(Parser)]
@@ -67,22 +71,22 @@ pub enum Command {
     Chat(Box<ChatArgs>),
     /// Answer the requests of a file, without a server
     Batch(Box<BatchArgs>),
-    /// Say what a model is, how large it is, and whether Corella serves it
+    /// Describe a model: its architecture, its size, and whether Corella can serve it
     Inspect(InspectArgs),
     /// Write a model as a folder with integer weights
     Quantize(QuantizeArgs),
-    /// Fetch models from the Hugging Face hub, and print where they are
+    /// Download models from the Hugging Face hub, and print their paths
     Pull(PullArgs),
-    /// List the models that were fetched, by Corella or by other programs
+    /// List downloaded models, those of other programs included
     List,
-    /// Delete models that were fetched
+    /// Delete downloaded models
     Rm(RmArgs),
     /// Measure latency, throughput and memory, of a server or of a part of Corella
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Write a script with which a shell completes commands and options
+    /// Print a shell completion script
     Completions(CompletionsArgs),
-    /// Write a page of the manual
+    /// Print a manual page
     Man(ManArgs),
 }
 
@@ -157,75 +161,33 @@ pub struct GenerateArgs {
 }
 
 #[derive(Args)]
-#[command(next_help_heading = "Model")]
-pub struct ModelArgs {
-    /// Hugging Face folder (config.json, tokenizer.json, *.safetensors), GGUF file, or the name of a
-    /// model on the Hugging Face hub, which is fetched if it is not there: OWNER/MODEL, with :Q4_K_M
-    /// for one of its GGUF files and @REVISION for a branch, a tag or a commit [default: the built-in
-    /// model]
-    #[arg(value_name = "MODEL")]
-    pub model: Option<PathBuf>,
-    /// The same as MODEL
-    #[arg(
-        short = 'm',
-        long = "model",
-        value_name = "MODEL",
-        conflicts_with = "model"
-    )]
-    pub model_option: Option<PathBuf>,
-    /// The name by which MODEL was given, if it is one of the hub.
-    #[arg(skip)]
-    pub name: Option<String>,
-    /// Fetch nothing: take a model that is named from the hub's cache, or refuse it. HF_HUB_OFFLINE=1
-    /// does the same
-    #[arg(long)]
-    pub offline: bool,
-    /// Most tokens of a prompt and its output together [default: the model's own limit]
-    #[arg(long, value_name = "TOKENS")]
-    pub max_model_len: Option<u32>,
-    /// Type of the weights. auto keeps the type of the checkpoint, except that integer weights of
-    /// more than 4 bits become int8
-    #[arg(long, value_enum, default_value_t)]
-    pub dtype: WeightFormatArg,
-    /// Folder in which a server keeps quantised or repacked weights for its next start [default:
-    /// ~/.cache/corella]
-    #[arg(long, value_name = "FOLDER")]
-    pub weight_cache: Option<PathBuf>,
-    /// Disk space for the weight cache, all models together; the least recently used are deleted
-    /// first. 0 switches the cache off
-    #[arg(long, value_name = "SIZE", value_parser = parse_size_or_zero, default_value = "32G")]
-    pub weight_cache_size: u64,
-}
-
-#[derive(Args)]
 #[command(next_help_heading = "Scheduler")]
 pub struct SchedulerArgs {
-    /// Most requests that run at once, each with a part of the KV cache
-    #[arg(long, value_name = "N", default_value_t = defaults().max_num_seqs)]
+    /// Maximum number of requests that run at once, each with a part of the KV cache
+    #[arg(long, value_name = "N", value_parser = parse_count, default_value_t = defaults().max_num_seqs)]
     pub max_num_seqs: u32,
-    /// Most tokens of one step, prefill and decode together [default: 512; with --device cuda, 2048]
-    #[arg(long, value_name = "TOKENS")]
+    /// Maximum number of tokens in one step, prefill and decode together [default: 512; with --device cuda, 2048]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count)]
     pub max_num_batched_tokens: Option<u32>,
-    /// Most prefill tokens of one step, all requests together [default: --max-num-batched-tokens]
-    #[arg(long, value_name = "TOKENS", visible_alias = "chunked-prefill-size")]
+    /// Maximum number of prefill tokens in one step, all requests together [default: --max-num-batched-tokens]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count, visible_alias = "chunked-prefill-size")]
     pub max_prefill_tokens: Option<u32>,
-    /// Most prefill tokens of one request in a step while other requests have a prompt to read; 0
-    /// sets no bound
-    #[arg(long, value_name = "TOKENS", default_value_t = defaults().long_prefill_token_threshold)]
+    /// Maximum number of prefill tokens of one request in a step while other requests have a prompt to
+    /// read; 0 disables the limit
+    #[arg(long, value_name = "TOKENS", value_parser = parse_count, default_value_t = defaults().long_prefill_token_threshold)]
     pub long_prefill_token_threshold: u32,
-    /// Most requests that prefill in one step [default: no bound]
+    /// Maximum number of requests that prefill in one step [default: no limit]
     #[arg(long, value_name = "N")]
     pub max_prefill_seqs: Option<u32>,
-    /// Most requests that decode in one step; if more are running they take turns [default: no
-    /// bound]
+    /// Maximum number of requests that decode in one step; if more are running they take turns
+    /// [default: no limit]
     #[arg(long, value_name = "N")]
     pub max_decode_seqs: Option<u32>,
-    /// Most requests that may wait; further ones are answered with 429
-    #[arg(long, value_name = "N", default_value_t = defaults().max_queued_requests)]
+    /// Maximum number of waiting requests; further ones get 429
+    #[arg(long, value_name = "N", value_parser = parse_count, default_value_t = defaults().max_queued_requests)]
     pub max_queued_requests: u32,
-    /// Most prompt tokens that may wait, all requests together; further requests are answered with
-    /// 429
-    #[arg(long, value_name = "TOKENS", default_value_t = defaults().max_queued_tokens)]
+    /// Maximum number of waiting prompt tokens, all requests together; further requests get 429
+    #[arg(long, value_name = "TOKENS", value_parser = parse_large_count, default_value_t = defaults().max_queued_tokens)]
     pub max_queued_tokens: u64,
     /// Answer a request with 429 as soon as it can no longer meet its own ttft_slo_ms or
     /// tpot_slo_ms
@@ -250,13 +212,13 @@ pub struct SchedulerArgs {
     /// Number of waiting requests that pack, lpm and sjf choose from
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub prefill_admission_lookahead: u32,
-    /// With pack: serve every Nth round first come, first served; 0 never does
+    /// With pack: serve every Nth round in order of arrival; 0 disables this
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub prefill_force_fifo_every: u32,
-    /// A waiting request that others have overtaken in this many steps is next in turn
+    /// Start a waiting request next once others have overtaken it in this many steps
     #[arg(long, value_name = "N", default_value_t = defaults().max_passed_over)]
     pub max_passed_over: u32,
-    /// Most steps that may be in flight at once; at most 16 [default: 1; with --device cuda and without
+    /// Maximum number of steps in flight, up to 16 [default: 1; with --device cuda and without
     /// --speculate, 2]
     #[arg(long, value_name = "N")]
     pub max_inflight_steps: Option<u32>,
@@ -281,7 +243,8 @@ pub struct SpeculationArgs {
     /// Type of the draft model's weights [default: auto]
     #[arg(long, value_enum)]
     pub draft_dtype: Option<WeightFormatArg>,
-    /// With --speculate: most guesses for one request in one step; there are fewer while they fail
+    /// With --speculate: maximum number of guesses for one request in one step; fewer are made while
+    /// they fail
     #[arg(long, value_name = "N", value_parser = parse_draft_tokens)]
     pub draft_tokens: Option<u32>,
 }
@@ -311,8 +274,8 @@ pub struct CacheArgs {
     #[arg(long)]
     pub no_enable_prefix_caching: bool,
     /// Compute this prefix at start and never evict its KV pages. It is the text that the model
-    /// sees, including the marks of the chat template; @FILE reads it from a file. Give the option
-    /// again for further prefixes. Only whole pages are kept
+    /// sees, including the marks of the chat template; @FILE reads it from a file. Repeat the
+    /// option for more prefixes. Only whole pages are kept
     #[arg(long, value_name = "TEXT", conflicts_with = "no_enable_prefix_caching")]
     pub pin_prefix: Vec<String>,
     /// Largest share of the KV pages that pinned prefixes may take, from 0 to 1

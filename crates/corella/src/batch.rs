@@ -33,7 +33,7 @@ pub fn run(config: Batch) -> Result<i32, Error> {
     let shown = config.output.display().to_string();
     if is_same_file(&config.input, &config.output) {
         return Err(Error::Config(format!(
-            "--output {shown} is the file of the requests; give another one"
+            "--output {shown} is the input file; choose another file"
         )));
     }
     let ids = check_input(&config.input, MAX_BODY_BYTES)?;
@@ -45,7 +45,7 @@ pub fn run(config: Batch) -> Result<i32, Error> {
         return Ok(0);
     }
     if num_before > 0 {
-        eprintln!("{shown} has {num_before} of {num_requests} answers; going on from there");
+        eprintln!("{shown} has {num_before} of {num_requests} answers; resuming");
     }
     let server = LocalServer::load(&config.source, &config.options, config.request)?;
     eprintln!("{}", server.summary);
@@ -126,7 +126,7 @@ impl Run<'_> {
                     let Self { progress, shown, .. } = self;
                     let summary = progress.finish();
                     eprintln!("{summary}");
-                    eprintln!("interrupted; the same command goes on from what is in {shown}");
+                    eprintln!("interrupted; run the same command again to resume from {shown}");
                     return Ok(INTERRUPTED);
                 }
                 _ = refresh.tick() => self.progress.show(running.len()),
@@ -142,7 +142,7 @@ impl Run<'_> {
         // next run.
         if let EngineState::Lost(reason) = self.server.engine.state() {
             return Err(Error::Config(format!(
-                "the engine has stopped: {reason}; the same command goes on from what is in {}",
+                "the engine has stopped: {reason}; run the same command again to resume from {}",
                 self.shown
             )));
         }

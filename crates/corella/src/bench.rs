@@ -16,6 +16,7 @@ use tokio::runtime::Runtime;
 use crate::args::{BenchCacheArgs, BenchSchedulerArgs, BenchTransferArgs};
 use crate::config::{BenchAdmission, BenchOffline, BenchPerplexity};
 use crate::limit_share::{Limit, LimitShare, footnotes};
+use crate::option_name::in_options;
 use crate::profile_table::{self, Peak};
 use crate::{Llm, Perplexity};
 
@@ -175,7 +176,8 @@ pub fn transfer(args: BenchTransferArgs) -> Result<(), Box<dyn Error>> {
 }
 
 pub fn admission(config: BenchAdmission) -> Result<(), Box<dyn Error>> {
-    let report = admission::run(&config.options)?;
+    let report = admission::run(&config.options);
+    let report = report.map_err(|error| in_options(&error.to_string()))?;
     print!("{report}");
     write_json(config.output_json.as_deref(), &report.to_json())
 }

@@ -267,7 +267,7 @@ impl Node {
             )));
         }
         if state.is_leaving {
-            let message = "The server is shutting down and changes its role no more.";
+            let message = "The server is shutting down; its role cannot be changed.";
             return Err(RoleError::Conflict(message.to_owned()));
         }
         if to == Role::Prefill && self.config.registry.is_none() {
@@ -303,13 +303,13 @@ impl Node {
         let num_left =
             wait_for_none(|| old.num_obligations(), self.drain_timeout, is_leaving).await;
         if is_leaving() {
-            let message = "The server is shutting down and changes its role no more.";
+            let message = "The server is shutting down; its role cannot be changed.";
             return Err(RoleError::Conflict(message.to_owned()));
         }
         if num_left > 0 {
             tracing::info!(
                 num_sessions = num_left,
-                "sessions of the earlier role end beside the new one"
+                "sessions of the previous role are finishing"
             );
         }
         old.stop_listening();

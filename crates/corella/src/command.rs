@@ -8,8 +8,8 @@ use corella_cluster::transport::exit;
 
 use crate::args::{BenchCommand, Cli, Command, LogFormatArg};
 use crate::{
-    batch, bench, chat, config, config_file, generate, hub_command, inspect_command, log_format,
-    manual, model_lookup, quantize_command, serve, unknown_option,
+    batch, bench, chat, config, config_file, foreign_flag, generate, hub_command, inspect_command,
+    log_format, manual, model_lookup, quantize_command, serve,
 };
 
 /// The command line, for those who describe it.
@@ -19,26 +19,30 @@ pub fn command_line() -> clap::Command {
 
 /// Runs the command that `words` are, the program's name first, and ends the process.
 pub fn run_command(words: Vec<OsString>) -> ! {
-    let arguments = match config_file::expand(&Cli::command(), words) {
+    let mut program = Cli::command();
+    program.build();
+    let (words, warnings) = match foreign_flag::translate(&program, words) {
+        Ok(translation) => (translation.words, translation.warnings),
+        Err(reasons) => refuse(&reasons.join("\nerror: ")),
+    };
+    let arguments = match config_file::expand(&Cli::command(), words, std::env::vars_os()) {
         Ok(arguments) => arguments,
         Err(reason) => refuse(&reason),
     };
     let cli = match Cli::try_parse_from(&arguments.words) {
         Ok(cli) => cli,
-        Err(error) => {
-            let words = arguments.words.iter().skip(1);
-            let words = words.map(|word| word.to_string_lossy().into_owned());
-            let reason = arguments.explain(&error);
-            match reason.or_else(|| unknown_option::explain(&error, &words.collect::<Vec<_>>())) {
-                Some(reason) => refuse(&reason),
-                None => error.exit(),
-            }
-        }
+        Err(error) => match arguments.explain(&error) {
+            Some(reason) => refuse(&reason),
+            None => error.exit(),
+        },
     };
     log_format::start(match &cli.command {
         Command::Serve(args) => args.server.log_format,
         _ => LogFormatArg::Text,
     });
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
     match run(cli.command) {
         Ok(status) => exit(status),
         Err(error) => refuse(&arguments.locate(one_line(&*error))),

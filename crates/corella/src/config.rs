@@ -1,6 +1,6 @@
 //! From the command line to configuration. Nothing else reads arguments or the environment.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use corella_server::batch::FilesConfig;
 use crate::api_key_file::KeySource;
 use crate::args::{
     CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs, GenerateArgs, GroupLen,
-    InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, ModelArgs, QuantizeArgs,
-    QuantizeFormatArg, RoleArg, SamplingArgs, ServeArgs, SpeculateArg, SpeculationArgs,
-    TransportArg, WeightFormatArg,
+    InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, QuantizeArgs, QuantizeFormatArg,
+    RoleArg, SamplingArgs, ServeArgs, SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
 use crate::load_display::load_watcher;
+use crate::option_name::in_options;
 use crate::otlp::OtlpConfig;
 use crate::{
     CalibrationText, Device, DraftOptions, Error, GenerateParams, KvSpill, LlmOptions, ModelSource,
-    QuantizeFormat, QuantizeOptions, WeightCache,
+    QuantizeFormat, QuantizeOptions,
 };
 
 mod adapter;
@@ -33,7 +33,9 @@ mod batch;
 mod bench;
 mod chat;
 mod hub;
+mod listen;
 mod llm;
+mod model;
 mod otlp;
 mod request;
 mod scheduler;
@@ -46,16 +48,21 @@ pub use bench::{
 };
 pub use chat::{Chat, chat};
 pub use hub::{hub, pull};
+pub use listen::ListenAddress;
 pub use llm::llm;
 pub use otlp::otlp;
 pub use request::{RequestOptions, request};
 
+use listen::{listen_address, root_path};
+use model::{own_folder, set_model, source, source_of};
 use scheduler::{options_of, set_scheduler};
 
 pub struct Serve {
     pub source: ModelSource,
     pub options: LlmOptions,
-    pub address: SocketAddr,
+    pub address: ListenAddress,
+    /// Empty, or a path that begins with a slash and does not end with one.
+    pub root_path: String,
     pub keys: KeySource,
     /// Certificate and key.
     pub tls: Option<(PathBuf, PathBuf)>,
@@ -91,7 +98,7 @@ pub enum Prompt {
 
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model);
+    set_model(&mut options, &args.model)?;
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
@@ -115,7 +122,11 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     Ok(Serve {
         source: source(args.model),
         options,
-        address: listen_address(&server.host, server.port)?,
+        address: match server.uds {
+            Some(path) => ListenAddress::Unix(path),
+            None => ListenAddress::Tcp(listen_address(&server.host, server.port)?),
+        },
+        root_path: root_path(server.root_path.as_deref().unwrap_or_default())?,
         keys: KeySource {
             single: server.api_key,
             file: server.api_keys,
@@ -151,7 +162,7 @@ fn files(args: FilesArgs, max_num_seqs: usize) -> Option<FilesConfig> {
 fn allowed_origins(origins: &[String]) -> Result<AllowedOrigins, Error> {
     AllowedOrigins::parse(origins).map_err(|wrong| {
         Error::Config(format!(
-            "--cors-allow-origin {wrong} is no origin: write SCHEME://HOST or SCHEME://HOST:PORT \
+            "--cors-allow-origin {wrong} is not an origin: write SCHEME://HOST or SCHEME://HOST:PORT \
              without a path, or *"
         ))
     })
@@ -223,27 +234,9 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
     })
 }
 
-/// Resolves a host. If it has several addresses, an IPv4 one is taken: clients that connect to
-/// `localhost` try IPv4 too, and clients that connect to 127.0.0.1 try nothing else.
-fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
-    // An IPv6 address may be written in brackets, as in a URL.
-    let name = host
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
-    let found = (name.unwrap_or(host), port).to_socket_addrs();
-    let addresses: Vec<SocketAddr> = found.map_or_else(|_| Vec::new(), Iterator::collect);
-    let ipv4 = addresses.iter().find(|address| address.is_ipv4());
-    ipv4.or(addresses.first()).copied().ok_or_else(|| {
-        Error::Config(format!(
-            "--host {host} is neither an address nor a name that can be resolved; 127.0.0.1 \
-             listens for this machine only, 0.0.0.0 for others as well"
-        ))
-    })
-}
-
 pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
     let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model);
+    set_model(&mut options, &args.model)?;
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;
@@ -290,14 +283,14 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
         weight_format: weight_format(args.dtype),
         kv_format: kv_format(args.kv_cache_dtype),
         kv_cache_bytes: args.kv_cache_memory,
-        max_model_len: args.max_model_len,
+        max_model_len: args.max_model_len.and_then(|len| len.0),
         isa: args.isa.map(isa),
         ..LlmOptions::default()
     };
     options.scheduler.max_num_seqs = args.max_num_seqs;
     options.scheduler.page_size = args.page.block_size;
     let limits = options.scheduler.validate();
-    limits.map_err(|error| Error::Config(error.0))?;
+    limits.map_err(|error| Error::Config(in_options(&error.0)))?;
     Ok(Inspect {
         source: source_of(args.model, args.name),
         options,
@@ -383,46 +376,6 @@ pub fn quantize(args: QuantizeArgs) -> Result<Quantize, Error> {
             isa: args.isa.map(isa),
         },
     })
-}
-
-fn source(args: ModelArgs) -> ModelSource {
-    source_of(args.model.or(args.model_option), args.name)
-}
-
-fn source_of(path: Option<PathBuf>, name: Option<String>) -> ModelSource {
-    match (path, name) {
-        (None, _) => ModelSource::BuiltIn,
-        (Some(path), None) => ModelSource::Path(path),
-        (Some(path), Some(name)) => ModelSource::Named { path, name },
-    }
-}
-
-fn set_model(options: &mut LlmOptions, args: &ModelArgs) {
-    options.max_model_len = args.max_model_len;
-    options.weight_format = weight_format(args.dtype);
-    let folder = args.weight_cache.clone().or_else(default_weight_cache);
-    options.weight_cache =
-        folder
-            .filter(|_| args.weight_cache_size > 0)
-            .map(|folder| WeightCache {
-                max_bytes: args.weight_cache_size,
-                ..WeightCache::new(folder)
-            });
-}
-
-fn default_weight_cache() -> Option<PathBuf> {
-    own_folder("XDG_CACHE_HOME", ".cache")
-}
-
-/// Corella's folder in one of the XDG base directory specification: `variable` names it, or else it is
-/// `in_home`. `None` if there is no home folder.
-fn own_folder(variable: &str, in_home: &str) -> Option<PathBuf> {
-    let absolute = |name: &str| {
-        let path = PathBuf::from(std::env::var_os(name)?);
-        path.is_absolute().then_some(path)
-    };
-    let base = absolute(variable).or_else(|| Some(absolute("HOME")?.join(in_home)));
-    Some(base?.join("corella"))
 }
 
 fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(), Error> {

@@ -1,6 +1,6 @@
-//! `--config FILE`: options from a TOML file, by the names that they have on the command line.
+//! Options from a TOML file and from the environment, by the names that they have on the command line.
 //!
-//! What the file says becomes arguments in front of those that were typed, so that every option has the
+//! What they say becomes arguments in front of those that were typed, so that every option has the
 //! same checks wherever it comes from.
 
 use std::collections::HashSet;
@@ -13,14 +13,16 @@ use clap::{Arg, ArgMatches, Command};
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use crate::environment::{self, Environment};
 use crate::nearest_name::nearest_name;
 use crate::option_value::{self, OptionValue};
+use crate::{flag_table, foreign_flag};
 
-/// The arguments of the process and of its file.
+/// The arguments of the process, of its environment and of its file.
 #[derive(Debug)]
 pub struct Arguments {
     pub words: Vec<OsString>,
-    /// Where each option was found that comes from the file.
+    /// Where each option was found that was not typed.
     origins: Vec<Origin>,
 }
 
@@ -28,14 +30,52 @@ pub struct Arguments {
 struct Origin {
     /// With its dashes.
     option: String,
-    /// The file and the line.
+    /// The file and the line, or the variable.
     place: String,
 }
 
-/// Adds the options of the file that `words` name to them, if they name one.
-pub fn expand(program: &Command, mut words: Vec<OsString>) -> Result<Arguments, String> {
+/// Adds the options that `variables` and the file set which is named, if one is.
+pub fn expand(
+    program: &Command,
+    mut words: Vec<OsString>,
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+) -> Result<Arguments, String> {
     let mut origins = Vec::new();
-    if let Some((command, matches, path)) = named_file(program, &words) {
+    let Some((command, matches)) = configurable_command(program, &words) else {
+        return Ok(Arguments { words, origins });
+    };
+    let environment = Environment::new(variables);
+    let mut given: HashSet<&str> = { command.get_arguments() }
+        .map(|arg| arg.get_id().as_str())
+        .filter(|id| {
+            let source = matches.value_source(id);
+            !matches!(source, None | Some(ValueSource::DefaultValue))
+        })
+        .collect();
+    let mut file = matches.get_one::<PathBuf>(ID).cloned();
+    let mut added = Vec::new();
+    for arg in command.get_arguments() {
+        let Some((variable, value)) = environment.get(arg) else {
+            continue;
+        };
+        if arg.get_id() == ID {
+            file.get_or_insert_with(|| value.into());
+        }
+        // clap reads some variables itself.
+        let is_read = arg.get_env().is_some_and(|name| *name == *variable);
+        if is_read || !arg.get_long().is_some_and(is_setting) || is_given(command, arg, &given) {
+            continue;
+        }
+        let arguments = environment::option_value(arg, value).arguments(command, arg);
+        let arguments = arguments.map_err(|what| format!("{variable} {what}"))?;
+        origins.push(Origin {
+            option: format!("--{}", arg.get_long().unwrap_or_default()),
+            place: variable,
+        });
+        given.insert(arg.get_id().as_str());
+        added.extend(arguments);
+    }
+    if let Some(path) = file {
         let shown = path.display().to_string();
         let text = std::fs::read_to_string(&path)
             .map_err(|error| format!("--config cannot read {shown}: {error}"))?;
@@ -45,19 +85,18 @@ pub fn expand(program: &Command, mut words: Vec<OsString>) -> Result<Arguments, 
             shown,
             text: &text,
         };
-        let mut added = Vec::new();
         for setting in file.settings()? {
-            let arguments = file.arguments(&setting, &matches)?;
+            let arguments = file.arguments(&setting, &given)?;
             origins.extend(arguments.first().map(|_| Origin {
                 option: format!("--{}", setting.arg.get_long().unwrap_or_default()),
                 place: file.place(setting.line),
             }));
             added.extend(arguments);
         }
-        let name = words.iter().position(|word| *word == *command.get_name());
-        let behind = name.map_or(words.len(), |at| at + 1);
-        words.splice(behind..behind, added);
     }
+    let name = words.iter().position(|word| *word == *command.get_name());
+    let behind = name.map_or(words.len(), |at| at + 1);
+    words.splice(behind..behind, added);
     Ok(Arguments { words, origins })
 }
 
@@ -94,19 +133,17 @@ impl Arguments {
     }
 }
 
-/// The subcommand that was typed, what was typed behind it, and the file that is named there.
-fn named_file<'a>(
+/// The subcommand that was typed, if it takes a file, and what was typed behind it.
+fn configurable_command<'a>(
     program: &'a Command,
     words: &[OsString],
-) -> Option<(&'a Command, ArgMatches, PathBuf)> {
+) -> Option<(&'a Command, ArgMatches)> {
     // Required options may be in the file, and other mistakes are reported when both are known.
     let typed = program.clone().ignore_errors(true);
     let mut matches = typed.try_get_matches_from(words).ok()?;
     let (name, matches) = matches.remove_subcommand()?;
     let command = program.find_subcommand(&name)?;
-    takes_file(command).then_some(())?;
-    let path = matches.get_one::<PathBuf>(ID)?.clone();
-    Some((command, matches, path))
+    takes_file(command).then_some((command, matches))
 }
 
 /// The name of the option that names the file.
@@ -206,9 +243,14 @@ impl<'a> ConfigFile<'a> {
             let known = self.command.get_arguments().filter_map(Arg::get_long);
             let near = nearest_name(&name, known.filter(|known| is_setting(known)));
             let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+            let flag = flag_table::find(&format!("--{}", name.replace('_', "-")));
+            let advice = flag
+                .and_then(foreign_flag::advice)
+                .map(|advice| format!(": {advice}"));
+            let advice = advice.unwrap_or(near);
             let command = self.command.get_name();
             return Err(format!(
-                "{}: `corella {command}` has no option `{name}`{near}",
+                "{}: `corella {command}` has no option `{name}`{advice}",
                 self.place(line)
             ));
         };
@@ -220,40 +262,19 @@ impl<'a> ConfigFile<'a> {
         }))
     }
 
-    /// The option as arguments; none if it was typed too, or something that excludes it.
-    fn arguments(&self, setting: &Setting, matches: &ArgMatches) -> Result<Vec<OsString>, String> {
+    /// The option as arguments; none if it was given otherwise too, or something that excludes it.
+    fn arguments(&self, setting: &Setting, given: &HashSet<&str>) -> Result<Vec<OsString>, String> {
         let Setting {
             arg,
             name,
             value,
             line,
         } = setting;
-        if self.is_typed(arg, matches) {
+        if is_given(self.command, arg, given) {
             return Ok(Vec::new());
         }
         let arguments = option_value(value).arguments(self.command, arg);
         arguments.map_err(|what| format!("{}: `{name}` {what}", self.place(*line)))
-    }
-
-    /// Whether the option, or one that excludes it, was typed or is set in the environment.
-    fn is_typed(&self, arg: &Arg, matches: &ArgMatches) -> bool {
-        let typed: HashSet<&str> = { self.command.get_arguments() }
-            .map(|arg| arg.get_id().as_str())
-            .filter(|id| {
-                let source = matches.value_source(id);
-                !matches!(source, None | Some(ValueSource::DefaultValue))
-            })
-            .collect();
-        self.command.get_arguments().any(|other| {
-            let excludes = |one: &Arg, another: &Arg| {
-                let excluded = self.command.get_arg_conflicts_with(one);
-                excluded
-                    .iter()
-                    .any(|excluded| excluded.get_id() == another.get_id())
-            };
-            typed.contains(other.get_id().as_str())
-                && (other.get_id() == arg.get_id() || excludes(arg, other) || excludes(other, arg))
-        })
     }
 
     fn line(&self, offset: usize) -> usize {
@@ -263,6 +284,20 @@ impl<'a> ConfigFile<'a> {
     fn place(&self, line: usize) -> String {
         format!("{}, line {line}", self.shown)
     }
+}
+
+/// Whether the option, or one that excludes it, is among those that are given, by their ids.
+fn is_given(command: &Command, arg: &Arg, given: &HashSet<&str>) -> bool {
+    let excludes = |one: &Arg, another: &Arg| {
+        let excluded = command.get_arg_conflicts_with(one);
+        excluded
+            .iter()
+            .any(|excluded| excluded.get_id() == another.get_id())
+    };
+    command.get_arguments().any(|other| {
+        given.contains(other.get_id().as_str())
+            && (other.get_id() == arg.get_id() || excludes(arg, other) || excludes(other, arg))
+    })
 }
 
 /// The option of a command that a file may set by this name.
@@ -323,7 +358,7 @@ mod tests {
         let file = TestFile::new(name, text);
         let words = typed.split(' ').map(OsString::from);
         let path = OsString::from(format!("--config={}", file.0.display()));
-        expand(&program(), words.chain([path]).collect())
+        expand(&program(), words.chain([path]).collect(), [])
     }
 
     /// The words between the command and what was typed behind it.
@@ -408,7 +443,7 @@ mod tests {
             ),
             ("port = 1\nport = 2", 2, "duplicate key"),
             ("port = 1\nhost = ", 2, ""),
-            ("pin-threads = 3", 1, "`pin-threads` is true or false"),
+            ("pin-threads = 3", 1, "`pin-threads` must be true or false"),
             ("port = [1, 2]", 1, "`port` takes one value"),
             ("port = true", 1, "`port` takes a text or a number"),
             ("config = \"other.toml\"", 1, "has no option `config`"),
@@ -447,6 +482,95 @@ mod tests {
         let words: Vec<OsString> = ["corella", "serve", "--port", "1"]
             .map(OsString::from)
             .into();
-        assert_eq!(expand(&program(), words.clone()).unwrap().words, words);
+        let unchanged = expand(&program(), words.clone(), []).unwrap();
+        assert_eq!(unchanged.words, words);
+    }
+
+    /// The words that variables add to a command.
+    fn from_environment(variables: &[(&str, &str)], typed: &str) -> Result<Arguments, String> {
+        let words = typed.split(' ').map(OsString::from);
+        let pairs = variables
+            .iter()
+            .map(|(name, value)| ((*name).into(), (*value).into()));
+        expand(&program(), words.collect(), pairs)
+    }
+
+    #[test]
+    fn every_option_has_a_variable() {
+        let variables = [
+            ("CORELLA_PORT", "9001"),
+            ("CORELLA_MODEL", "models/x"),
+            ("CORELLA_SERVED_MODEL_NAME", "a, b"),
+            ("CORELLA_PIN_PREFIX", "one, two"),
+            ("CORELLA_PIN_THREADS", "1"),
+            ("CORELLA_SLO_ADMISSION", "false"),
+            ("CORELLA_HOST", ""),
+            ("CORELLA_NO_SUCH_OPTION", "1"),
+            ("OTHER_SEED", "1"),
+        ];
+        let arguments = from_environment(&variables, "corella serve --threads 2").unwrap();
+        let mut words: Vec<_> = arguments.words[2..].to_vec();
+        words.sort();
+        let mut expected = [
+            "--port=9001",
+            "--model=models/x",
+            "--served-model-name=a",
+            "--served-model-name=b",
+            "--pin-prefix=one, two",
+            "--pin-threads",
+            "--threads",
+            "2",
+        ];
+        expected.sort();
+        assert_eq!(words, expected);
+    }
+
+    #[test]
+    fn what_is_typed_comes_before_variables_and_these_before_the_file() {
+        let variables = [
+            ("CORELLA_PORT", "2"),
+            ("CORELLA_MODEL", "y"),
+            ("CORELLA_SEED", "5"),
+        ];
+        let arguments = from_environment(&variables, "corella serve x --port 1").unwrap();
+        assert_eq!(arguments.words[2..], ["--seed=5", "x", "--port", "1"]);
+
+        let file = TestFile::new("behind", "port = 3\nseed = 3\nthreads = 3");
+        let path = file.0.display().to_string();
+        let variables = [("CORELLA_CONFIG", &*path), ("CORELLA_PORT", "2")];
+        let arguments = from_environment(&variables, "corella serve --seed 1").unwrap();
+        let words = &arguments.words[2..];
+        assert_eq!(words, ["--port=2", "--threads=3", "--seed", "1"]);
+    }
+
+    /// Kubernetes describes a service by such variables.
+    #[test]
+    fn the_address_of_a_service_is_no_port() {
+        let variables = [
+            ("CORELLA_PORT", "tcp://10.0.171.239:8000"),
+            ("CORELLA_SERVICE_HOST", "10.0.171.239"),
+            ("CORELLA_PORT_8000_TCP", "tcp://10.0.171.239:8000"),
+        ];
+        let arguments = from_environment(&variables, "corella serve").unwrap();
+        assert_eq!(arguments.words, ["corella", "serve"]);
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_with_its_variable() {
+        let arguments = from_environment(&[("CORELLA_PORT", "70000")], "corella serve").unwrap();
+        let error = program()
+            .try_get_matches_from(&arguments.words)
+            .unwrap_err();
+        let message = arguments.explain(&error).unwrap();
+        assert!(
+            message.contains("CORELLA_PORT: invalid value '70000'"),
+            "{message}"
+        );
+        let error = from_environment(&[("CORELLA_PIN_THREADS", "maybe")], "corella serve");
+        let error = error.unwrap_err();
+        assert!(
+            error.contains("CORELLA_PIN_THREADS must be true or false"),
+            "{error}"
+        );
     }
 }

@@ -13,6 +13,7 @@ use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
 use crate::kv_plan::{KvDemand, KvPlan};
+use crate::option_name::in_options;
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
@@ -232,7 +233,7 @@ pub(crate) fn load(
     let mut scheduler = options.scheduler.clone();
     scheduler
         .validate()
-        .map_err(|error| Error::Config(error.0))?;
+        .map_err(|error| Error::Config(in_options(&error.0)))?;
     let kv_groups = kv_groups(spec, options);
     scheduler.kv_groups = kv_groups.groups().to_vec();
     let num_page_layers =

@@ -8,6 +8,8 @@ use corella_model::{CheckpointError, DeviceError};
 use corella_quantize::QuantizeError;
 use corella_text::TextError;
 
+use crate::option_name::in_options;
+
 #[derive(Debug)]
 pub enum Error {
     /// Options that contradict each other, the model or the machine.
@@ -68,7 +70,10 @@ impl From<QuantizeError> for Error {
 
 impl From<EngineError> for Error {
     fn from(error: EngineError) -> Self {
-        Self::Engine(error)
+        match error {
+            EngineError::Config(error) => Self::Config(in_options(&error.0)),
+            error => Self::Engine(error),
+        }
     }
 }
 

@@ -8,12 +8,12 @@ use serde_json::{Map, Value};
 
 use crate::args::LlmArgs;
 use crate::config;
+use crate::flag_table::{self, Treatment};
+use crate::foreign_flag;
 use crate::local_server::LocalServer;
 use crate::log_format;
 use crate::model_lookup;
-use crate::nearest_name::nearest_name;
 use crate::option_value::{OptionValue, find};
-use crate::unknown_option;
 
 /// Loads the model that `keywords` name, as they say. A keyword that is null is the same as none.
 ///
@@ -72,21 +72,37 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
         let long = name.replace('_', "-");
         let is_known = |name: &str| name != "help";
         let Some(arg) = find(&command, &long).filter(|_| is_known(&long)) else {
-            return Err(
-                unknown_option::advice(&format!("--{long}")).unwrap_or_else(|| {
-                    let known = command.get_arguments().filter_map(Arg::get_long);
-                    let near = nearest_name(&long, known.filter(|name| is_known(name)));
-                    let near =
-                        near.map_or_else(String::new, |near| format!("; did you mean --{near}?"));
-                    format!("there is no option --{long}{near}")
-                }),
-            );
+            let option = format!("--{long}");
+            let flag = flag_table::find(&option).map(|flag| &flag.treatment);
+            if let Some(Treatment::NoOp(no_op)) = flag
+                && no_op.allows(&as_typed(value))
+            {
+                tracing::warn!("{name} has no effect: {}", no_op.why);
+                continue;
+            }
+            let known = command.get_arguments().filter_map(Arg::get_long);
+            let known = known.filter(|name| is_known(name));
+            return Err(foreign_flag::refusal(&option, known));
         };
-        let arguments = option_value(value).arguments(&command, arg);
+        let is_json = { arg.get_value_names().unwrap_or_default() }
+            .iter()
+            .any(|name| name == "JSON");
+        let typed = match value {
+            Value::Object(_) if is_json => OptionValue::Text(value.to_string()),
+            value => option_value(value),
+        };
+        let arguments = typed.arguments(&command, arg);
         words.extend(arguments.map_err(|what| format!("--{long} {what}"))?);
     }
     let matches = command.try_get_matches_from(words).map_err(one_line)?;
     LlmArgs::from_arg_matches(&matches).map_err(one_line)
+}
+
+/// A value as one types it.
+fn as_typed(value: &Value) -> String {
+    value
+        .as_str()
+        .map_or_else(|| value.to_string(), str::to_owned)
 }
 
 fn option_value(value: &Value) -> OptionValue {
@@ -164,6 +180,9 @@ mod tests {
             "served_model_name": ["a", "b"],
             "threads": null,
             "seed": 5,
+            "default_chat_template_kwargs": {"enable_thinking": false},
+            "trust_remote_code": true,
+            "tensor_parallel_size": 1,
         }));
         let args = args.unwrap();
         assert_eq!(args.model.model_option, Some("some/model".into()));
@@ -172,6 +191,8 @@ mod tests {
         assert_eq!(args.cache.kv_cache_memory, Some(64 << 20));
         assert!(args.cache.no_enable_prefix_caching);
         assert_eq!(args.request.served_model_name, ["a", "b"]);
+        let kwargs = args.model.default_chat_template_kwargs.unwrap_or_default();
+        assert_eq!(kwargs["enable_thinking"], false);
         assert_eq!((args.request.seed, args.device.threads), (Some(5), None));
     }
 
@@ -189,8 +210,12 @@ mod tests {
             ),
             (json!({"max_num_seqs": [1]}), "max_num_seqs takes one value"),
             (
+                json!({"tensor_parallel_size": 2}),
+                "there is no option tensor_parallel_size: matrices are not split",
+            ),
+            (
                 json!({"pin_threads": "yes"}),
-                "pin_threads is true or false",
+                "pin_threads must be true or false",
             ),
             (
                 json!({"max_num_seqs": "many"}),

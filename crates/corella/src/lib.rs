@@ -13,6 +13,7 @@ mod built_in;
 mod device;
 mod draft_model;
 mod error;
+mod generation_choice;
 mod inspect;
 mod kv_plan;
 mod llm;
@@ -36,8 +37,13 @@ mod cluster;
 mod command;
 mod config;
 mod config_file;
+mod environment;
 mod event_stream;
 mod fetch_display;
+#[cfg(test)]
+mod flag_reference;
+mod flag_table;
+mod foreign_flag;
 mod generate;
 mod hub_command;
 mod inspect_command;
@@ -50,6 +56,7 @@ mod manual;
 mod model_lookup;
 mod nearest_name;
 mod open_files;
+mod option_name;
 mod option_value;
 mod otlp;
 mod patient_client;
@@ -58,14 +65,15 @@ mod progress_line;
 mod quantize_command;
 mod reload;
 mod serve;
+mod server_socket;
 mod supervisor;
-mod unknown_option;
 
 pub use command::{command_line, run_command};
 pub use corella_quantize::{QuantizeFormat, QuantizeProgress, Quantized};
 pub use device::{DraftHardware, Hardware};
 pub use error::Error;
 pub use event_stream::{EventStream, Refusal};
+pub use generation_choice::{GenerationChoice, GenerationSource};
 pub use inspect::{
     Inspection, KvSize, ModelReport, TemplateReport, TokenizerReport, WeightReport, inspect,
 };

@@ -75,7 +75,9 @@ impl Llm {
     pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
         let (name, mut checkpoint) = open(source)?;
         let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
-        let chat_template = chat_template(&checkpoint)?;
+        let chat_template = chat_template(&checkpoint, options)?;
+        let mut config = checkpoint.config().clone();
+        options.generation.apply(&mut config)?;
         let draft = match &options.draft_model {
             Some(draft) => {
                 let tokenizer = tokenizer.get()?;
@@ -86,16 +88,16 @@ impl Llm {
         let loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
         warn_of_draw_cost(&loaded);
         let max_model_len = loaded.scheduler.max_model_len;
-        let mut config = EngineConfig::new(loaded.scheduler);
-        config.step_deadline = options.step_deadline;
+        let mut engine_config = EngineConfig::new(loaded.scheduler);
+        engine_config.step_deadline = options.step_deadline;
         let (draft_model, draft_hardware) = loaded.draft.unzip();
         let engine = match draft_model {
-            Some(draft) => Engine::start_with_draft_model(config, loaded.executor, draft)?,
-            None => Engine::start(config, loaded.executor)?,
+            Some(draft) => Engine::start_with_draft_model(engine_config, loaded.executor, draft)?,
+            None => Engine::start(engine_config, loaded.executor)?,
         };
         let llm = Self {
             name,
-            config: checkpoint.config().clone(),
+            config,
             tokenizer: tokenizer.get()?.clone(),
             chat_template,
             engine,
@@ -227,7 +229,7 @@ impl Llm {
         let vocab_size = self.config.spec.vocab_size;
         if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab_size) {
             return Err(Error::Config(format!(
-                "the prompt holds token {token}, and the model knows only {vocab_size}"
+                "the prompt contains token {token}, but the vocabulary has only {vocab_size} tokens"
             )));
         }
         let recommended = &self.config.generation;
@@ -404,8 +406,15 @@ pub(crate) fn model_name(path: &Path) -> String {
     of_file.unwrap_or(&name).to_owned()
 }
 
-fn chat_template(checkpoint: &Checkpoint) -> Result<Option<ChatTemplate>, Error> {
-    template_of(|name| checkpoint.file(name))
+fn chat_template(
+    checkpoint: &Checkpoint,
+    options: &LlmOptions,
+) -> Result<Option<ChatTemplate>, Error> {
+    let template = template_of(|name| match (&options.chat_template, name) {
+        (Some(source), "chat_template.jinja") => Ok(Some(source.clone().into_bytes().into())),
+        _ => checkpoint.file(name),
+    })?;
+    Ok(template.map(|template| template.with_default_kwargs(options.template_kwargs.clone())))
 }
 
 /// The chat template of a model whose files `file` reads.

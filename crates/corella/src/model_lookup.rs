@@ -65,13 +65,42 @@ pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
 
 fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
     let given = args.model.as_mut().or(args.model_option.as_mut());
-    if let Some(given) = given
-        && let Some((path, name)) = resolve_path(given, args.offline)?
-    {
-        *given = path;
-        args.name = Some(name);
+    if let Some(revision) = &args.revision {
+        check_revision(given.as_deref().map(PathBuf::as_path), revision)?;
+    }
+    if let Some(given) = given {
+        let mut named = given.clone();
+        if let Some(revision) = &args.revision {
+            named.as_mut_os_string().push(format!("@{revision}"));
+        }
+        if let Some((path, name)) = resolve_path(&named, args.offline)? {
+            *given = path;
+            args.name = Some(name);
+        }
     }
     Ok(())
+}
+
+/// Refuses `--revision` for what has none, or another one in its name.
+fn check_revision(given: Option<&Path>, revision: &str) -> Result<(), Error> {
+    let Some(given) = given else {
+        return Err(Error::Config(format!(
+            "--revision {revision} needs a model of the hub, and no model is named"
+        )));
+    };
+    let name = given.to_str().and_then(|text| ModelName::parse(text).ok());
+    let name = name.filter(|_| !given.exists());
+    match name {
+        None => Err(Error::Config(format!(
+            "--revision {revision} needs a model of the hub, and {} is a folder or file",
+            given.display()
+        ))),
+        Some(name) if name.revision.is_some() => Err(Error::Config(format!(
+            "--revision {revision} is a second revision beside that in {}",
+            given.display()
+        ))),
+        Some(_) => Ok(()),
+    }
 }
 
 fn resolve_inspected(args: &mut InspectArgs) -> Result<(), Error> {
@@ -114,7 +143,7 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
             Ok(Some((path, name.to_string())))
         }
         Err(error) => Err(Error::Config(format!(
-            "{} is no folder or file here; as a model of the hub: {error}",
+            "{} is not a local file or folder, and not found as a model of the hub: {error}",
             given.display()
         ))),
     }

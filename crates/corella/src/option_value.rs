@@ -31,7 +31,7 @@ impl OptionValue {
                         is_there.then(|| format!("--{opposite}").into()),
                     ))
                 }
-                _ => Err("is true or false"),
+                _ => Err("must be true or false"),
             };
         }
         let takes_many =

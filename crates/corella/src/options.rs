@@ -9,7 +9,10 @@ use corella_core::SchedulerConfig;
 use corella_cpu::{Isa, Profile};
 use corella_model::{CostModel, KvFormat, WeightFormat};
 
+use serde_json::{Map, Value};
+
 use crate::WeightCache;
+use crate::generation_choice::GenerationChoice;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
@@ -70,6 +73,12 @@ pub struct LlmOptions {
     pub isa: Option<Isa>,
     /// Default: the type in the checkpoint.
     pub weight_format: Option<WeightFormat>,
+    /// The chat template, in Jinja. Default: the model's.
+    pub chat_template: Option<String>,
+    /// Variables of the chat template for conversations that do not set them.
+    pub template_kwargs: Map<String, Value>,
+    /// Sampling defaults.
+    pub generation: GenerationChoice,
     /// Where packed weights are kept. Default: nowhere; they are packed at every start.
     pub weight_cache: Option<WeightCache>,
     /// Default: f32 for f32 weights, else bf16.
@@ -128,6 +137,9 @@ impl Default for LlmOptions {
             pin_threads: false,
             isa: None,
             weight_format: None,
+            chat_template: None,
+            template_kwargs: Map::new(),
+            generation: GenerationChoice::default(),
             weight_cache: None,
             kv_format: None,
             draft_model: None,

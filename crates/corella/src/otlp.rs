@@ -187,7 +187,7 @@ impl Sender {
         if is_due {
             self.complained_at = Some(Instant::now());
             tracing::warn!(
-                "spans are lost: the collector at {} does not take them: {reason}",
+                "spans are lost: the collector at {} rejects them: {reason}",
                 self.config.url
             );
         }

@@ -39,7 +39,7 @@ impl Reload {
     fn read_again(&self, state: &ServerState) {
         if self.keys.file.is_none() && self.tls.is_none() {
             tracing::info!(
-                "SIGHUP: no API keys or certificates come from files, so none are read again"
+                "SIGHUP: nothing to reload, since neither API keys nor certificates come from files"
             );
         }
         if self.keys.file.is_some() {
@@ -49,14 +49,14 @@ impl Reload {
                     state.replace_api_keys(keys);
                     tracing::info!(num_keys, "read the API keys again");
                 }
-                Err(error) => tracing::error!("the API keys stay as they are: {error}"),
+                Err(error) => tracing::error!("the API keys were not reloaded: {error}"),
             }
         }
         if let Some(tls) = &self.tls {
             match tls.reload() {
                 Ok(true) => tracing::info!("new connections use the renewed --tls-cert"),
                 Ok(false) => tracing::info!("--tls-cert has not changed"),
-                Err(error) => tracing::error!("the certificate stays as it is: {error}"),
+                Err(error) => tracing::error!("the certificate was not reloaded: {error}"),
             }
         }
     }

@@ -1,6 +1,5 @@
 //! `corella serve`: loads the model, prints what runs, and serves until it is told to stop.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +9,6 @@ use corella_server::batch::Batches;
 use corella_server::{
     AdapterLoader, Backend, ServeConfig, ServerState, ServerTls, TextModel, shutdown_signal,
 };
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use crate::adapter_loader::FolderLoader;
@@ -20,6 +18,7 @@ use crate::log_format::announce;
 use crate::open_files;
 use crate::otlp::OtlpExporter;
 use crate::reload::Reload;
+use crate::server_socket::ServerSocket;
 use crate::supervisor;
 use crate::{Error, Llm};
 
@@ -35,11 +34,7 @@ pub fn run(config: Serve) -> Result<(), Error> {
 async fn serve(config: Serve) -> Result<(), Error> {
     let io_error = |what: String| move |error| Error::Io(what, error);
     // The port is bound before the model is loaded, so that a port in use is noticed at once.
-    let cannot_listen = format!("cannot listen on {}", config.address);
-    let listener = TcpListener::bind(config.address)
-        .await
-        .map_err(io_error(cannot_listen.clone()))?;
-    let address = listener.local_addr().map_err(io_error(cannot_listen))?;
+    let mut socket = ServerSocket::bind(&config.address).await?;
     let mut cluster_config = config.cluster.clone();
     let cluster_listener = match cluster_config.listens {
         true => Some(ClusterListener::bind(&cluster_config)?),
@@ -72,6 +67,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         max_stored_response_bytes: config.max_stored_response_bytes as usize,
         tls: server_tls.clone(),
         allowed_origins: config.allowed_origins,
+        root_path: config.root_path.clone(),
         max_num_adapters: config.adapter.max_adapters,
         ..config.request.serve_config(&llm)
     };
@@ -90,7 +86,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
     if let Some(line) = cluster.summary() {
         say(&line);
     }
-    let ready_line = ready_line(&llm, address, has_key, server_tls.is_some());
+    let url = socket.curl(server_tls.is_some()) + &config.root_path;
+    let ready_line = ready_line(&llm, &url, has_key);
 
     let engine = llm.engine.clone();
     let _weight_keepers = std::mem::take(&mut llm.weight_keepers);
@@ -139,6 +136,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     supervisor::notify("READY=1");
     tell_of_the_drain(state.clone());
     let report = {
+        let listener = socket.take_listener();
         let served = corella_server::serve(listener, state.clone(), shutdown);
         let (mut served, mut leaving) = (
             std::pin::pin!(served),
@@ -163,7 +161,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         // It waits for the collector, on a thread of its own.
         let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
     }
-    let report = report.map_err(io_error(format!("serving on {address}")))?;
+    let report = report.map_err(io_error(format!("serving on {}", socket.shown())))?;
     if report.num_cut_off > 0 {
         tracing::warn!(num_requests = report.num_cut_off, "cut off while running");
     }
@@ -210,8 +208,8 @@ fn tell_of_the_drain(state: Arc<ServerState>) {
     });
 }
 
-fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool, has_tls: bool) -> String {
-    let scheme = if has_tls { "https" } else { "http" };
+/// `url` is what curl is given for the server, without a path of the API.
+fn ready_line(llm: &Llm, url: &str, has_key: bool) -> String {
     let key = match has_key {
         true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",
         false => "",
@@ -226,7 +224,5 @@ fn ready_line(llm: &Llm, address: SocketAddr, has_key: bool, has_tls: bool) -> S
             r#"{"prompt": "Once upon a time", "max_tokens": 50}"#,
         ),
     };
-    format!(
-        "ready: curl {scheme}://{address}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'"
-    )
+    format!("ready: curl {url}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'")
 }

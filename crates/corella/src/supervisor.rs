@@ -16,7 +16,7 @@ pub fn is_there() -> bool {
 /// Sends assignments as `sd_notify` does, for example `READY=1`. Whoever does not listen is not told.
 pub fn notify(state: &str) {
     if let Err(error) = try_notify(state) {
-        tracing::warn!(%error, state, "the supervisor cannot be told");
+        tracing::warn!(%error, state, "cannot notify the supervisor");
     }
 }
 

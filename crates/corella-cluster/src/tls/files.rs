@@ -28,7 +28,7 @@ pub struct Identity {
 impl TlsFiles {
     pub fn read(&self) -> Result<Identity, TlsError> {
         let key = PrivateKeyDer::from_pem_file(&self.key).map_err(|error| {
-            let what = "no private key; one with a passphrase must be decrypted first";
+            let what = "private key; one with a passphrase must be decrypted first";
             unreadable("--cluster-tls-key", &self.key, what, &error)
         })?;
         Ok(Identity {
@@ -40,7 +40,7 @@ impl TlsFiles {
 }
 
 fn certificates(option: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let wrong = |error| unreadable(option, path, "no certificate", &error);
+    let wrong = |error| unreadable(option, path, "certificate", &error);
     let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
     let found: Vec<_> = found.collect::<Result<_, _>>().map_err(wrong)?;
     match found.is_empty() {
@@ -53,7 +53,7 @@ fn unreadable(option: &str, path: &Path, what: &str, error: &pem::Error) -> TlsE
     let path = path.display();
     TlsError(match error {
         pem::Error::Io(error) => format!("cannot read {option} {path}: {error}"),
-        pem::Error::NoItemsFound => format!("{option} {path} has in PEM form {what}"),
-        error => format!("{option} {path} is no PEM: {error:?}"),
+        pem::Error::NoItemsFound => format!("{option} {path} contains no PEM {what}"),
+        error => format!("{option} {path} is not valid PEM: {error:?}"),
     })
 }

@@ -108,14 +108,12 @@ impl SchedulerConfig {
         }
         if is_packed && !is_fcfs {
             return Err(ConfigError(
-                "prefill_admission_policy pack requires scheduling_policy fcfs: the others choose by something else \
-                 than size"
-                    .into(),
+                "prefill_admission_policy pack requires scheduling_policy fcfs".into(),
             ));
         }
         if needs_cache && !self.enable_prefix_caching {
             return Err(ConfigError(
-                "scheduling_policy lpm needs the prefix cache, which is off".into(),
+                "scheduling_policy lpm requires the prefix cache, which is disabled".into(),
             ));
         }
         Ok(())

@@ -21,9 +21,14 @@ class Options(TypedDict, total=False):
     """
 
     # The model.
+    revision: str | None
     offline: bool
-    max_model_len: int | None
+    max_model_len: int | str | None
     dtype: _WeightFormat
+    chat_template: _Path | None
+    default_chat_template_kwargs: dict[str, object] | str | None
+    generation_config: _Path
+    override_generation_config: dict[str, float | None] | str | None
     weight_cache: _Path | None
     weight_cache_size: int | str
     # Requests.

@@ -332,3 +332,22 @@ fn indentations_are_bounded() {
         assert!(error.to_string().contains("more than 1000"), "{error}");
     }
 }
+
+/// A request comes before the server's own variables, and these cannot replace a conversation.
+#[test]
+fn default_variables_are_those_of_conversations_without_them() {
+    let source = "{{ enable_thinking }} {{ style }} {{ messages | length }}";
+    let defaults = json!({"enable_thinking": false, "style": "short", "messages": []});
+    let template = ChatTemplate::new(source, special())
+        .unwrap()
+        .with_default_kwargs(defaults.as_object().unwrap().clone());
+    let messages = [json!({"role": "user", "content": "x"})];
+    let plain = input(&messages);
+    assert_eq!(template.render(plain).unwrap(), "False short 1");
+    let kwargs = json!({"enable_thinking": true});
+    let asked = ChatInput {
+        kwargs: kwargs.as_object(),
+        ..plain
+    };
+    assert_eq!(template.render(asked).unwrap(), "True short 1");
+}

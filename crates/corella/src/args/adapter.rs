@@ -5,11 +5,11 @@ use clap::Args;
 #[derive(Args)]
 #[command(next_help_heading = "Adapters")]
 pub struct AdapterArgs {
-    /// Make room for LoRA adapters, which may be loaded and unloaded while the server runs
+    /// Enable LoRA adapters, which can be loaded and unloaded while the server runs
     #[arg(long)]
     pub enable_lora: bool,
-    /// Load the LoRA adapter of a folder under a name that requests give as their model; give the
-    /// option again for further adapters. Implies --enable-lora
+    /// Load the LoRA adapter of a folder under a name that requests give as their model; repeat the option
+    /// for more adapters. Implies --enable-lora
     #[arg(long, value_name = "NAME=FOLDER", num_args = 1..)]
     pub lora_modules: Vec<String>,
     /// Keep at most this many adapters loaded

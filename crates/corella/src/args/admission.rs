@@ -85,7 +85,7 @@ pub struct BenchAdmissionArgs {
     /// Let a preempted request find its own KV pages again; no two prompts share a prefix
     #[arg(long, help_heading = "Scheduler")]
     pub prefix_caching: bool,
-    /// Most tokens of a prompt and its output together
+    /// Maximum number of tokens of a prompt and its output together
     #[arg(
         long,
         value_name = "TOKENS",
@@ -93,7 +93,7 @@ pub struct BenchAdmissionArgs {
         help_heading = "Scheduler"
     )]
     pub max_model_len: u32,
-    /// Most requests that run at once
+    /// Maximum number of requests that run at once
     #[arg(
         long,
         value_name = "N",
@@ -101,7 +101,7 @@ pub struct BenchAdmissionArgs {
         help_heading = "Scheduler"
     )]
     pub max_num_seqs: u32,
-    /// Most tokens of one step, prefill and decode together
+    /// Maximum number of tokens in one step, prefill and decode together
     #[arg(
         long,
         value_name = "N",
@@ -109,7 +109,7 @@ pub struct BenchAdmissionArgs {
         help_heading = "Scheduler"
     )]
     pub max_num_batched_tokens: u32,
-    /// Most prefill tokens of one step [default: --max-num-batched-tokens]
+    /// Maximum number of prefill tokens in one step [default: --max-num-batched-tokens]
     #[arg(long, value_name = "N", help_heading = "Scheduler")]
     pub max_prefill_tokens: Option<u32>,
     /// Time of every step, in microseconds

@@ -17,7 +17,7 @@ pub struct BatchArgs {
     /// again
     #[arg(short, long, value_name = "OUT.jsonl")]
     pub output: PathBuf,
-    /// Most requests to answer at once [default: twice --max-num-seqs]
+    /// Maximum number of requests to answer at once [default: twice --max-num-seqs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_concurrency: Option<u32>,
     #[command(flatten)]

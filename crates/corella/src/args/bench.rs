@@ -182,7 +182,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub num_prompts: usize,
-    /// Most requests in flight at any time [default: all]
+    /// Maximum number of requests in flight [default: all]
     #[arg(
         long,
         value_name = "N",
@@ -190,7 +190,7 @@ pub struct BenchServeArgs {
         help_heading = "Load"
     )]
     pub max_concurrency: Option<usize>,
-    /// Most tokens to generate for each request
+    /// Maximum number of tokens to generate for each request
     #[arg(
         long,
         value_name = "N",
@@ -256,7 +256,7 @@ pub struct BenchPerplexityArgs {
     /// other file is one document
     #[arg(long, value_name = "FILE")]
     pub text: PathBuf,
-    /// Most tokens to process together; longer documents are cut into parts
+    /// Maximum number of tokens to process together; longer documents are cut into parts
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub context: u32,
     /// Type of keys and values; auto is f32 for f32 weights, else bf16

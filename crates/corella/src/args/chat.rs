@@ -18,8 +18,8 @@ pub struct ChatArgs {
     /// Generate at most this many tokens for each answer [default: as many as the context allows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
-    /// Keep nothing of what is typed, and offer nothing that was typed earlier. Otherwise the last 1000
-    /// messages are kept in ~/.local/state/corella/chat_history
+    /// Neither read nor write the input history. Otherwise the last 1000 messages are kept in
+    /// ~/.local/state/corella/chat_history
     #[arg(long, env = "CORELLA_NO_HISTORY", value_parser = FalseyValueParser::new())]
     pub no_history: bool,
 

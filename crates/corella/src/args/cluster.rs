@@ -28,16 +28,16 @@ pub struct ClusterArgs {
     /// --cluster-listen]
     #[arg(long, value_name = "HOST")]
     pub cluster_advertise: Option<String>,
-    /// Close further connections to --cluster-listen of an address that has so many; nodes behind one NAT share an
-    /// address, and those of one host [default: no limit]
+    /// Maximum number of connections from one address to --cluster-listen; nodes behind one NAT share an
+    /// address, and so do those of one host [default: no limit]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub cluster_max_connections_per_address: Option<u32>,
     /// Networks whose nodes `kv_transfer_params` may name, besides this machine, as CIDR,…; a request that
     /// names another address has its prompt computed here [default: none]
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     pub kv_peer_allow: Vec<Network>,
-    /// This node's certificate for other nodes, in PEM form; it names the host by which they reach it,
-    /// and with it sessions and KV rows travel encrypted, between nodes of the same authority only
+    /// This node's PEM certificate for other nodes, which names the host by which they reach it. With it,
+    /// sessions and KV rows are encrypted, between nodes of the same authority only
     #[arg(long, value_name = "FILE", requires_all = ["cluster_tls_key", "cluster_tls_ca"])]
     pub cluster_tls_cert: Option<PathBuf>,
     /// The private key of --cluster-tls-cert
@@ -66,7 +66,7 @@ pub struct ClusterArgs {
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=3_600_000))]
     pub kv_load_timeout: u32,
     /// Decode requests with a shorter prompt on the prefill node itself
-    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    #[arg(long, value_name = "TOKENS", value_parser = super::parse_count, default_value_t = 0)]
     pub disaggregate_min_tokens: u32,
     /// How KV rows reach another node: over TCP, inside the host where both nodes are on the same one
     /// (shm), whichever of these two is possible (auto), or by NIXL, which must be installed, and over

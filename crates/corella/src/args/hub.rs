@@ -9,7 +9,7 @@ pub struct PullArgs {
     /// OWNER/MODEL@REVISION for a branch, a tag or a commit
     #[arg(value_name = "MODEL", required = true, value_parser = parse_name)]
     pub models: Vec<ModelName>,
-    /// Most files to fetch at once
+    /// Maximum number of files to download at once
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub max_workers: u8,
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::token_count::{ModelLen, parse_model_len};
 use super::{IsaArg, KvFormatArg, PageArgs, WeightFormatArg, defaults, parse_size};
 
 #[derive(Args)]
@@ -14,8 +15,7 @@ pub struct InspectArgs {
     /// The name by which MODEL was given, if it is one of the hub.
     #[arg(skip)]
     pub name: Option<String>,
-    /// Fetch nothing: take a model that is named from the hub's cache, or refuse it. HF_HUB_OFFLINE=1
-    /// does the same
+    /// Download nothing: a named model must be in the hub's cache. HF_HUB_OFFLINE=1 does the same
     #[arg(long)]
     pub offline: bool,
     /// Print JSON
@@ -30,10 +30,11 @@ pub struct InspectArgs {
     /// Memory for the KV cache [default: what `corella serve` would take on this machine now]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
-    /// Most tokens of a prompt and its output together [default: the model's own limit]
-    #[arg(long, value_name = "TOKENS")]
-    pub max_model_len: Option<u32>,
-    /// Most requests that run at once
+    /// Maximum number of tokens of a prompt and its output together, such as 8192, 8k (8000) or 8K (8192);
+    /// auto is what the model and the memory allow [default: auto]
+    #[arg(long, value_name = "TOKENS", value_parser = parse_model_len, allow_negative_numbers = true)]
+    pub max_model_len: Option<ModelLen>,
+    /// Maximum number of requests that run at once
     #[arg(long, value_name = "N", default_value_t = defaults().max_num_seqs)]
     pub max_num_seqs: u32,
     #[command(flatten)]

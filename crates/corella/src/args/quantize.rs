@@ -14,8 +14,7 @@ pub struct QuantizeArgs {
     /// Folder to write, which must not exist yet
     #[arg(value_name = "OUT")]
     pub out: PathBuf,
-    /// Fetch nothing: take a model that is named from the hub's cache, or refuse it. HF_HUB_OFFLINE=1
-    /// does the same
+    /// Download nothing: a named model must be in the hub's cache. HF_HUB_OFFLINE=1 does the same
     #[arg(long)]
     pub offline: bool,
     /// Format of the weights to write
@@ -51,7 +50,7 @@ pub struct QuantizeArgs {
     /// object with a `text`
     #[arg(long, value_name = "FILE", help_heading = "Method")]
     pub calibration: Option<PathBuf>,
-    /// Most tokens of the calibration text to read
+    /// Maximum number of tokens of the calibration text to read
     #[arg(
         long,
         value_name = "N",
@@ -59,7 +58,7 @@ pub struct QuantizeArgs {
         help_heading = "Method"
     )]
     pub calibration_tokens: usize,
-    /// Most tokens of the calibration text to process together
+    /// Maximum number of tokens of the calibration text to process together
     #[arg(
         long,
         value_name = "TOKENS",

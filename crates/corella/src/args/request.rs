@@ -9,7 +9,7 @@ use super::format_choice::FormatChoice;
 #[derive(Args)]
 #[command(next_help_heading = "Requests")]
 pub struct RequestArgs {
-    /// Name of the model in the API; give the option again for further names [default: the name of
+    /// Name of the model in the API; repeat the option for more names [default: the name of
     /// the folder or file]
     #[arg(long, value_name = "NAME")]
     pub served_model_name: Vec<String>,

@@ -15,6 +15,13 @@ pub struct ServerArgs {
     /// Port to listen on; 0 takes any free port
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    /// Listen on a Unix domain socket at this path, instead of a port
+    #[arg(long, value_name = "PATH", conflicts_with = "tls_cert")]
+    pub uds: Option<PathBuf>,
+    /// Path before all others, such as /llm, for a proxy that passes it on. Requests without it are
+    /// answered too
+    #[arg(long, value_name = "PATH")]
+    pub root_path: Option<String>,
     /// Require this bearer token in every API request
     #[arg(
         long,
@@ -26,40 +33,40 @@ pub struct ServerArgs {
     /// Require one of the keys of this TOML file, which have limits of their own; SIGHUP reads it again
     #[arg(long, value_name = "FILE")]
     pub api_keys: Option<PathBuf>,
-    /// Speak HTTPS with this certificate, in PEM form with those between it and its authority; renewed
-    /// files are used without a restart
+    /// Serve HTTPS with this PEM certificate, followed by its intermediate certificates; renewed files
+    /// are used without a restart
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// The private key of --tls-cert
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
     /// Let web pages of this origin use the API from a browser, for example https://chat.example.org;
-    /// * allows all. Give the option again for further origins
+    /// * allows all. Repeat the option for more origins
     #[arg(long, value_name = "ORIGIN")]
     pub cors_allow_origin: Vec<String>,
-    /// Most connections at once; further ones wait in the queue of the system
+    /// Maximum number of connections; further ones wait in the system's queue
     #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
-    /// Memory for the bodies of all requests that are being read or prepared; a request that finds none is answered 429
+    /// Memory for the bodies of all requests that are being read or prepared; beyond it, requests get 429
     #[arg(long, value_name = "SIZE", value_parser = super::parse_size, default_value = "256M")]
     pub max_body_memory: u64,
-    /// Memory for answers of /v1/responses, which later requests may go on with by previous_response_id; the
-    /// least recently used are dropped first. 0 keeps none
+    /// Memory for stored answers of /v1/responses, which later requests continue by previous_response_id;
+    /// the least recently used are dropped first. 0 stores none
     #[arg(long, value_name = "SIZE", value_parser = super::parse_size_or_zero, default_value = "64M")]
     pub max_stored_response_bytes: u64,
-    /// How log lines are written: as text, or as one JSON object each
+    /// Log format: text, or one JSON object per line
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormatArg,
-    /// Send traces to a collector of OpenTelemetry at this address, by OTLP over HTTP, for example
+    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, for example
     /// http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
-    /// Time that running requests have to finish when the server is asked to end; then they are cut off. Let the
-    /// supervisor wait longer than this before it kills the process
+    /// Time for running requests to finish after a signal to stop; then they are aborted. A supervisor
+    /// must wait longer than this before it kills the process
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u32,
     /// End the server when a step takes longer than this, so that its supervisor can restart it; 0
-    /// never does
+    /// disables this
     #[arg(long, value_name = "SECONDS", default_value_t = LlmOptions::default().step_deadline.as_secs())]
     pub step_deadline: u64,
 }

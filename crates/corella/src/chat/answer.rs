@@ -123,7 +123,7 @@ async fn open(response: PatientResponse) -> Result<EventStream, String> {
     let error = &body["error"];
     let message = error["message"].as_str().unwrap_or("the request failed");
     Err(match error["code"].as_str() {
-        Some("context_length_exceeded") => format!("{message} /clear begins anew."),
+        Some("context_length_exceeded") => format!("{message} /clear starts a new conversation."),
         _ => message.to_owned(),
     })
 }

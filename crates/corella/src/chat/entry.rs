@@ -73,7 +73,7 @@ impl Entry {
             ("clear", "") => Command::Clear,
             ("exit" | "quit", "") => Command::Exit,
             ("help" | "stats" | "clear" | "exit" | "quit", _) => {
-                return Err(format!("/{name} stands alone"));
+                return Err(format!("/{name} takes no argument"));
             }
             _ => {
                 let near = nearest_name(name, NAMES);
@@ -134,7 +134,7 @@ mod tests {
         for (text, reason) in [
             ("/stat", "did you mean /stats?"),
             ("/frobnicate", "there is no /frobnicate; /help"),
-            ("/clear all", "/clear stands alone"),
+            ("/clear all", "/clear takes no argument"),
         ] {
             let error = Entry::parse(text).unwrap_err();
             assert!(error.contains(reason), "{error}");

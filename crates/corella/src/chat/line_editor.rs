@@ -57,10 +57,7 @@ impl LineEditor {
     /// Keeps the history in memory only. A file that cannot be read is left as it is.
     fn forgo_history(&mut self, error: &io::Error) {
         if let Some(path) = self.history.take() {
-            eprintln!(
-                "what you type is not kept for later: {}: {error}",
-                path.display()
-            );
+            eprintln!("the input history is not kept: {}: {error}", path.display());
         }
     }
 
@@ -99,7 +96,7 @@ impl LineSource for LineEditor {
             // The window changed its size within a key sequence.
             Err(ReadlineError::Signal(_)) => Ok(Line::Dropped),
             Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
-                eprintln!("the line is not UTF-8, and was dropped");
+                eprintln!("the line was dropped: it is not UTF-8");
                 Ok(Line::Dropped)
             }
             Err(error) => Err(as_io(error)),

@@ -78,7 +78,7 @@ impl Settings {
     pub fn display(&self) -> String {
         if self.0.is_empty() {
             let names: Vec<_> = names().collect();
-            return format!("nothing is set; there are {}", names.join(", "));
+            return format!("nothing is set; the settings are {}", names.join(", "));
         }
         let lines = self.0.iter().map(|(name, value)| match value {
             Value::String(text) => format!("{name} {text}"),
@@ -100,7 +100,7 @@ fn find(name: &str) -> Result<(&'static str, Kind), String> {
         .ok_or_else(|| match nearest_name(name, names()) {
             Some(near) => format!("there is no setting {name}; did you mean {near}?"),
             None => format!(
-                "there is no setting {name}; there are {}",
+                "there is no setting {name}; the settings are {}",
                 names().collect::<Vec<_>>().join(", ")
             ),
         })
@@ -127,7 +127,7 @@ mod tests {
         let mut settings = Settings::default();
         for (name, value, reason) in [
             ("temprature", "1", "did you mean temperature?"),
-            ("wings", "2", "there are temperature, top_p"),
+            ("wings", "2", "the settings are temperature, top_p"),
             ("temperature", "warm", "a number, not `warm`"),
             ("temperature", "inf", "a number"),
             ("max_tokens", "-3", "a whole number"),

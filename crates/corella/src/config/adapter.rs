@@ -20,7 +20,7 @@ pub fn adapter(options: &mut LlmOptions, args: AdapterArgs) -> Result<AdapterOpt
                 Ok((name.to_owned(), path.to_owned()))
             }
             _ => Err(Error::Config(format!(
-                "--lora-modules {module} is no NAME=FOLDER; for example sql=adapters/sql"
+                "--lora-modules {module} must have the form NAME=FOLDER, for example sql=adapters/sql"
             ))),
         });
     let modules = modules.collect::<Result<Vec<_>, _>>()?;

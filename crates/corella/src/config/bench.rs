@@ -95,7 +95,7 @@ pub struct BenchPerplexity {
 
 pub fn bench_perplexity(args: BenchPerplexityArgs) -> Result<BenchPerplexity, Error> {
     let mut options = LlmOptions::default();
-    set_model(&mut options, &args.model);
+    set_model(&mut options, &args.model)?;
     set_device(&mut options, &args.device)?;
     options.kv_format = kv_format(args.kv_cache_dtype);
     if args.context < 2 {
@@ -126,7 +126,7 @@ pub struct BenchOffline {
 
 pub fn bench_offline(args: BenchOfflineArgs) -> Result<BenchOffline, Error> {
     let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model);
+    set_model(&mut options, &args.model)?;
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;

@@ -29,7 +29,7 @@ pub struct Chat {
 
 pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
     let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model);
+    set_model(&mut options, &args.model)?;
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
     set_device(&mut options, &args.device)?;

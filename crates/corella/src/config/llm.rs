@@ -15,7 +15,7 @@ pub struct LlmConfig {
 
 pub fn llm(args: LlmArgs) -> Result<LlmConfig, Error> {
     let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model);
+    set_model(&mut options, &args.model)?;
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;

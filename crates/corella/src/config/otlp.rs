@@ -30,7 +30,7 @@ fn read(
     }
     let list = |name: &str| {
         let text = variable(name).unwrap_or_default();
-        pairs(&text).ok_or_else(|| format!("{name} is no list of NAME=VALUE, with commas between"))
+        pairs(&text).ok_or_else(|| format!("{name} is not a comma-separated list of NAME=VALUE"))
     };
     let headers = list("OTEL_EXPORTER_OTLP_HEADERS")?;
     let mut resource = list("OTEL_RESOURCE_ATTRIBUTES")?;

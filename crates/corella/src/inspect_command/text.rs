@@ -33,8 +33,8 @@ pub fn render(inspection: &Inspection) -> String {
     }
     page.0.push('\n');
     match &inspection.refusals[..] {
-        [] => page.line("refused", "nothing"),
-        refusals => refusals.iter().for_each(|why| page.line("refused", why)),
+        [] => page.line("problems", "none"),
+        refusals => refusals.iter().for_each(|why| page.line("problem", why)),
     }
     page.0
 }

@@ -208,14 +208,14 @@ fn options_that_cannot_work_are_named() {
             &["--host", "no-such-host.invalid"][..],
             ["--host no-such-host.invalid", "0.0.0.0"],
         ),
-        (&["--block-size", "0"][..], ["page_size", "at least 1"]),
+        (&["--block-size", "0"][..], ["--block-size", "at least 1"]),
         (
             &["--pipeline-parallel-size", "7"][..],
             ["--pipeline-parallel-size", "6 layers"],
         ),
         (
             &["--max-num-seqs", "5000"][..],
-            ["max_num_batched_tokens", "max_num_seqs"],
+            ["--max-num-batched-tokens", "--max-num-seqs"],
         ),
         (
             &["--draft-tokens", "4"][..],
@@ -223,7 +223,37 @@ fn options_that_cannot_work_are_named() {
         ),
         (
             &["--speculate", "ngram", "--max-inflight-steps", "2"][..],
-            ["max_inflight_steps is 2", "speculation"],
+            ["--speculate requires", "--max-inflight-steps 1"],
+        ),
+        (
+            &["--pipeline-parallel-size", "90"][..],
+            ["--pipeline-parallel-size", "can be at most 16"],
+        ),
+        (
+            &["--chat-template", "chatml"][..],
+            [
+                "--chat-template cannot read chatml",
+                "no template is built in",
+            ],
+        ),
+        (
+            &["--generation-config", "/no/such"][..],
+            ["--generation-config cannot read /no/such", ""],
+        ),
+        (
+            &["--override-generation-config", r#"{"temperature": -1}"#][..],
+            [
+                "--override-generation-config: temperature must be at least 0",
+                "not -1",
+            ],
+        ),
+        (
+            &["--revision", "main"][..],
+            ["--revision main needs a model of the hub", ""],
+        ),
+        (
+            &["--root-path", "llm"][..],
+            ["--root-path llm must be a path", ""],
         ),
     ] {
         let line = refusal(&[&["serve", "--port", "0"], arguments].concat());
@@ -284,7 +314,7 @@ fn rules_of_admission_are_compared() {
         ),
         (
             &["--kv-cache-tokens", "99", "--max-num-batched-tokens", "9"][..],
-            "max_num_seqs",
+            "--max-num-seqs",
         ),
     ] {
         let line = refusal(&[&load[..], arguments].concat());
@@ -304,19 +334,16 @@ fn options_of_other_servers_are_answered_with_ours() {
             &["serve", "-tp", "2"][..],
             ["-tp", "--pipeline-parallel-size"],
         ),
-        (&["serve", "-c", "4096"][..], ["-c", "--max-model-len"]),
         (
             &["serve", "--mem-fraction-static=0.9"][..],
             ["--mem-fraction-static", "--gpu-memory-utilization"],
         ),
         (
-            &["generate", "-ngl", "99", "-p", "x"][..],
-            ["-ngl", "leave it out"],
+            &["serve", "--temp", "0.5"][..],
+            ["--temp", "--override-generation-config"],
         ),
-        (
-            &["generate", "-n", "9", "-p", "x"][..],
-            ["-n", "--max-tokens"],
-        ),
+        (&["serve", "-mmu", "x"][..], ["-mmu", "text only"]),
+        (&["stop"][..], ["`stop`", "Ctrl-C"]),
         (
             &["serve", "--max-num-seq", "4"][..],
             ["did you mean --max-num-seqs?", "`corella serve --help`"],
@@ -332,13 +359,107 @@ fn options_of_other_servers_are_answered_with_ours() {
             assert!(line.contains(word), "{line}");
         }
     }
+    let output = run(&[
+        "serve",
+        "--middleware",
+        "x",
+        "--no-such-thing",
+        "--jinja",
+        "--hf-token",
+        "y",
+    ]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(
+        text.lines()
+            .filter(|line| line.starts_with("error: "))
+            .count(),
+        3,
+        "{text}"
+    );
+}
+
+/// A command line of llama.cpp answers, and says how it was read.
+#[test]
+fn a_command_line_of_another_server_runs() {
+    let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
+    let fixed = "generate -ngl 99 -fa on --mlock -n 3 --temp 0 -p x --no-limits --ignore-eos -m";
+    let output = run(&fixed
+        .split(' ')
+        .chain([whole.to_str().unwrap()])
+        .collect::<Vec<_>>());
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{text}");
+    for words in [
+        "-ngl has no effect",
+        "-n is --max-tokens",
+        "--temp is --temperature",
+    ] {
+        assert!(text.contains(words), "{text}");
+    }
+    assert!(text.contains("decode        2 tokens"), "{text}");
+}
+
+#[test]
+fn a_variable_is_an_option() {
+    let mut command = corella(&["generate", "-p", "x", "--no-limits"]);
+    command
+        .env("CORELLA_MAX_TOKENS", "3")
+        .env("CORELLA_DEVICE", "mock");
+    command
+        .env("CORELLA_IGNORE_EOS", "1")
+        .env("CORELLA_PORT", "tcp://10.0.0.1:80");
+    let output = command.output().expect("it runs");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("decode        2 tokens"), "{text}");
+    let mut command = corella(&["serve"]);
+    let output = command
+        .env("CORELLA_MAX_NUM_SEQS", "many")
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("CORELLA_MAX_NUM_SEQS: invalid value 'many'"),
+        "{text}"
+    );
+}
+
+/// The file is checked before the model is loaded: there is none at that path.
+#[test]
+fn a_batch_with_a_wrong_url_is_refused_before_the_model_is_loaded() {
+    let folder = std::env::temp_dir().join(format!("corella-batch-url-{}", std::process::id()));
+    fs::create_dir(&folder).unwrap();
+    let input = folder.join("in.jsonl");
+    let output = folder.join("out.jsonl");
+    let line = |id: &str, url: &str| {
+        format!(r#"{{"custom_id":"{id}","method":"POST","url":"{url}","body":{{"prompt":"x"}}}}"#)
+    };
+    let lines = [line("a", "/v1/completions"), line("b", "/v1/completion")].join("\n");
+    fs::write(&input, lines).unwrap();
+    let refused = refusal(&[
+        "batch",
+        input.to_str().unwrap(),
+        "-o",
+        output.to_str().unwrap(),
+        "--model",
+        "/no/such/model",
+    ]);
+    assert!(
+        refused.contains("in.jsonl, line 2: `url` must be one of"),
+        "{refused}"
+    );
+    assert!(refused.contains("not `/v1/completion`"), "{refused}");
+    assert!(!output.exists());
+    fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
 fn a_name_is_not_looked_up_offline() {
     let line = refusal(&["serve", "no-such-owner/model", "--port", "0", "--offline"]);
     for word in [
-        "no-such-owner/model is no folder or file here",
+        "no-such-owner/model is not a local file or folder",
         "not in the cache",
         "--offline",
     ] {

@@ -215,7 +215,7 @@ fn what_cannot_draft_is_refused() {
         ),
         (
             with(&["--pipeline-parallel-size", "2"]),
-            ["max_inflight_steps is 2", "pipeline stage"],
+            ["--max-inflight-steps 1", "--pipeline-parallel-size 1"],
         ),
     ] {
         let line = refusal(&[&["serve", "--port", "0"], &arguments[..]].concat());

@@ -331,7 +331,7 @@ fn an_unknown_architecture_is_answered_with_what_is_known() {
     assert_eq!(line(&found, "experts"), "128");
     assert!(line(&found, "tokenizer").contains("BPE"), "{found}");
     assert!(line(&found, "tensors").contains("MiB"), "{found}");
-    assert!(line(&found, "refused").contains("supported are"), "{found}");
+    assert!(line(&found, "problem").contains("supported are"), "{found}");
     let found = value(&folder.0, &[]);
     assert_eq!(found["stated"]["hidden_size"], 2560);
     assert_eq!(found["model"], Value::Null);

@@ -173,7 +173,7 @@ fn added_tokens_without_a_row_are_refused_in_prompts_only() {
     let error = llm.stream(prompt, &GenerateParams::default()).err();
     let error = error.expect("the prompt is refused").to_string();
     assert!(
-        error.contains("token 2048, and the model knows only 2048"),
+        error.contains("token 2048, but the vocabulary has only 2048 tokens"),
         "{error}"
     );
 }

@@ -241,10 +241,10 @@ fn files_that_other_nodes_would_refuse_are_refused_at_the_start() {
         cert: good.key.clone(),
         ..good.clone()
     };
-    assert!(load(&swapped).ends_with("has in PEM form no certificate"));
+    assert!(load(&swapped).ends_with("contains no PEM certificate"));
     let swapped = TlsFiles {
         key: good.cert.clone(),
         ..good
     };
-    assert!(load(&swapped).contains("has in PEM form no private key"));
+    assert!(load(&swapped).contains("contains no PEM private key"));
 }

@@ -1,0 +1,42 @@
+//! Where a server listens, and which path stands before all others.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use crate::Error;
+
+/// Where clients reach a server.
+pub enum ListenAddress {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+pub fn root_path(given: &str) -> Result<String, Error> {
+    let path = given.trim_end_matches('/');
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte);
+    let is_path = path.is_empty() || path.starts_with('/');
+    if !is_path || path.contains("//") || !path.bytes().all(is_plain) {
+        return Err(Error::Config(format!(
+            "--root-path {given} must be a path such as /llm, of letters, digits, and the signs - _ . ~"
+        )));
+    }
+    Ok(path.to_owned())
+}
+
+/// Resolves a host. If it has several addresses, an IPv4 one is taken: clients that connect to
+/// `localhost` try IPv4 too, and clients that connect to 127.0.0.1 try nothing else.
+pub fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
+    // An IPv6 address may be written in brackets, as in a URL.
+    let name = host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
+    let found = (name.unwrap_or(host), port).to_socket_addrs();
+    let addresses: Vec<SocketAddr> = found.map_or_else(|_| Vec::new(), Iterator::collect);
+    let ipv4 = addresses.iter().find(|address| address.is_ipv4());
+    ipv4.or(addresses.first()).copied().ok_or_else(|| {
+        Error::Config(format!(
+            "--host {host} is neither an address nor a name that can be resolved; 127.0.0.1 \
+             listens for this machine only, 0.0.0.0 for others as well"
+        ))
+    })
+}

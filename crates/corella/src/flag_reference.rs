@@ -1,0 +1,193 @@
+//! The book's page about flags of other servers, rendered from the tables.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use crate::flag_table::{self, ENGINES, Engine, Flag, NoOp, Treatment, Verb};
+
+const PAGE: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../docs/src/reference/other-servers.md"
+);
+
+const HEAD: &str = "\
+<!-- Written by `UPDATE_DOCS=1 cargo test -p corella --lib flag_reference` from crates/corella/flags. -->
+
+# Flags of other servers
+
+`corella serve` takes the flags of `vllm serve` and of `llama-server` as far as they mean something here:
+
+```console
+$ corella serve -hf OWNER/MODEL:Q4_K_M -c 8k -np 8 -fa on --jinja --port 8080
+WARN -hf is --model
+WARN -c is --max-model-len
+WARN -np is --max-num-seqs
+WARN -fa has no effect: attention has one implementation
+WARN --jinja has no effect: chat templates are always used
+```
+
+A flag that would change what clients get, or what the machine does, is refused with the reason, and all that are
+refused are told at once. `_` in a long flag is the same as `-`, and `--no-` in front of a flag that is refused has no
+effect. Other commands take these flags too, where they have the option.
+";
+
+#[test]
+fn the_page_in_the_book_is_current() {
+    let rendered = render();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(PAGE, rendered).expect("the book's folder is writable");
+        return;
+    }
+    let committed = std::fs::read_to_string(Path::new(PAGE)).unwrap_or_default();
+    assert!(
+        rendered == committed,
+        "docs/src/reference/other-servers.md is stale; update it with `UPDATE_DOCS=1 cargo test -p corella \
+         --lib flag_reference`"
+    );
+}
+
+fn render() -> String {
+    let mut text = HEAD.to_owned();
+    for engine in &ENGINES {
+        engine_section(&mut text, engine);
+    }
+    ollama_section(&mut text);
+    text
+}
+
+fn engine_section(text: &mut String, engine: &Engine) {
+    let title = match engine.key {
+        Some("vllm") => "vllm serve",
+        Some(_) => "llama-server",
+        None => "SGLang and text-generation-inference",
+    };
+    let _ = writeln!(text, "\n## {title}\n");
+    if let Some(version) = engine.version() {
+        let _ = writeln!(text, "Version: {version}, and flags of earlier versions.\n");
+    }
+    let flags = engine.flags();
+    let of =
+        |wanted: fn(&Treatment) -> bool| flags.iter().filter(move |flag| wanted(&flag.treatment));
+    let same: Vec<_> = of(|one| matches!(one, Treatment::Same { .. })).collect();
+    if !same.is_empty() {
+        let names: Vec<_> = same.iter().map(|flag| names(flag)).collect();
+        let _ = writeln!(text, "**The same**: {}.\n", names.join(", "));
+    }
+    let _ = writeln!(text, "| another name | in Corella | |\n|---|---|---|");
+    for flag in of(|one| matches!(one, Treatment::OtherName(_))) {
+        let Treatment::OtherName(other) = &flag.treatment else {
+            continue;
+        };
+        let mut notes = Vec::new();
+        if !other.is_taken {
+            notes.push("written differently, so that the flag is refused".to_owned());
+        }
+        notes.extend(
+            other
+                .elsewhere
+                .as_ref()
+                .map(|elsewhere| format!("for `serve`: {elsewhere}")),
+        );
+        let _ = writeln!(
+            text,
+            "| {} | `{}` | {} |",
+            names(flag),
+            other.option,
+            cell(&notes.join("; "))
+        );
+    }
+    let mut rows = Vec::new();
+    for flag in of(|one| matches!(one, Treatment::NoOp(_))) {
+        if let Treatment::NoOp(no_op) = &flag.treatment
+            && no_op.why != flag_table::OFF
+        {
+            rows.push((flag, reason(no_op)));
+        }
+    }
+    grouped(text, "no effect", "why", &rows);
+    let refused = of(|one| matches!(one, Treatment::Refused(_)));
+    let rows: Vec<_> = refused
+        .map(|flag| match &flag.treatment {
+            Treatment::Refused(why) => (flag, why.clone()),
+            _ => (flag, String::new()),
+        })
+        .collect();
+    grouped(text, "refused", "why", &rows);
+}
+
+fn reason(no_op: &NoOp) -> String {
+    let limit = match (&no_op.values, no_op.most) {
+        (Some(values), _) => format!("only {}", values.join(", ")),
+        (None, Some(most)) => format!("at most {most}"),
+        (None, None) => return no_op.why.clone(),
+    };
+    match no_op.otherwise == no_op.why {
+        true => format!("{limit}: {}", no_op.why),
+        false => format!("{limit}: {}. Otherwise: {}", no_op.why, no_op.otherwise),
+    }
+}
+
+/// A table with a row for each reason, in the order of the first flags.
+fn grouped(text: &mut String, kind: &str, heading: &str, rows: &[(&Flag, String)]) {
+    if rows.is_empty() {
+        return;
+    }
+    let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
+    for (flag, why) in rows {
+        match groups.iter_mut().find(|(known, _)| known == why) {
+            Some((_, flags)) => flags.push(names(flag)),
+            None => groups.push((why, vec![names(flag)])),
+        }
+    }
+    let _ = writeln!(text, "\n| {kind} | {heading} |\n|---|---|");
+    for (why, flags) in groups {
+        let _ = writeln!(text, "| {} | {} |", flags.join(", "), cell(why));
+    }
+}
+
+fn ollama_section(text: &mut String) {
+    let version = flag_table::published()["ollama"]["version"]
+        .as_str()
+        .unwrap_or_default();
+    let _ = writeln!(
+        text,
+        "\n## Ollama\n\nVersion: {version}. [Its API](../ollama.md) has a page of its own.\n\n| verb | |\n|---|---|"
+    );
+    for (name, verb) in flag_table::verbs() {
+        let meaning = match verb {
+            Verb::Same(meaning) => meaning,
+            Verb::Command { command, why } if why.is_empty() => format!("`corella {command}`"),
+            Verb::Command { command, why } => format!("`corella {command}`: {why}"),
+            Verb::Refused(why) => format!("refused: {why}"),
+        };
+        let _ = writeln!(text, "| `{name}` | {} |", cell(&meaning));
+    }
+    let _ = writeln!(
+        text,
+        "\nIts variables are not read, because both programs may run on one machine.\n\n| variable | in Corella |\n|---|---|"
+    );
+    for (name, option, why) in flag_table::variables() {
+        let option = option.map(|option| {
+            let variable = option
+                .trim_start_matches('-')
+                .replace('-', "_")
+                .to_uppercase();
+            format!("`{option}`, `CORELLA_{variable}`")
+        });
+        let parts: Vec<_> = option
+            .into_iter()
+            .chain((!why.is_empty()).then_some(why))
+            .collect();
+        let _ = writeln!(text, "| `{name}` | {} |", cell(&parts.join("; ")));
+    }
+}
+
+fn names(flag: &Flag) -> String {
+    let names: Vec<_> = flag.names.iter().map(|name| format!("`{name}`")).collect();
+    names.join(" ")
+}
+
+/// A table's cell, in which Markdown takes no bar for its end. Options and JSON are set as code.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;")
+}

@@ -1,0 +1,105 @@
+//! The socket that a server listens on, and how clients name it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use corella_server::Listener;
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+
+use crate::Error;
+use crate::config::ListenAddress;
+
+pub struct ServerSocket {
+    /// Until it is taken.
+    listener: Option<Listener>,
+    address: Address,
+}
+
+enum Address {
+    Tcp(SocketAddr),
+    /// The file is deleted in the end.
+    Unix(PathBuf),
+}
+
+impl ServerSocket {
+    pub async fn bind(address: &ListenAddress) -> Result<Self, Error> {
+        let failed =
+            |shown: String| move |error| Error::Io(format!("cannot listen on {shown}"), error);
+        match address {
+            ListenAddress::Tcp(address) => {
+                let bound = async {
+                    let listener = TcpListener::bind(address).await?;
+                    let address = listener.local_addr()?;
+                    io::Result::Ok((listener, address))
+                };
+                let (listener, address) = bound.await.map_err(failed(address.to_string()))?;
+                Ok(Self {
+                    listener: Some(Listener::Tcp(listener)),
+                    address: Address::Tcp(address),
+                })
+            }
+            ListenAddress::Unix(path) => {
+                let bound = async {
+                    remove_abandoned(path).await?;
+                    UnixListener::bind(path)
+                };
+                let listener = bound.await.map_err(failed(path.display().to_string()))?;
+                Ok(Self {
+                    listener: Some(Listener::Unix(listener)),
+                    address: Address::Unix(path.clone()),
+                })
+            }
+        }
+    }
+
+    /// # Panics
+    /// If it was taken before.
+    pub fn take_listener(&mut self) -> Listener {
+        self.listener.take().expect("the listener is taken once")
+    }
+
+    /// What curl is given in front of a path.
+    pub fn curl(&self, has_tls: bool) -> String {
+        match (&self.address, has_tls) {
+            (Address::Tcp(address), true) => format!("https://{address}"),
+            (Address::Tcp(address), false) => format!("http://{address}"),
+            (Address::Unix(path), _) => {
+                format!("--unix-socket {} http://localhost", path.display())
+            }
+        }
+    }
+
+    pub fn shown(&self) -> String {
+        match &self.address {
+            Address::Tcp(address) => address.to_string(),
+            Address::Unix(path) => path.display().to_string(),
+        }
+    }
+}
+
+impl Drop for ServerSocket {
+    fn drop(&mut self) {
+        if let Address::Unix(path) = &self.address {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Deletes the socket of a server that was killed. One that somebody listens on stays, and so does any
+/// other file.
+async fn remove_abandoned(path: &Path) -> io::Result<()> {
+    let is_socket = path
+        .symlink_metadata()
+        .is_ok_and(|found| found.file_type().is_socket());
+    if !is_socket {
+        return Ok(());
+    }
+    match UnixStream::connect(path).await {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+        }
+        _ => Ok(()),
+    }
+}
