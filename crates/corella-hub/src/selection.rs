@@ -11,7 +11,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 pub const SINGLE: &str = "model.safetensors";
 
 /// What a folder may have beside its weights. `config.json` is the only one that every folder has.
-const BESIDE_WEIGHTS: [&str; 8] = [
+const BESIDE_WEIGHTS: [&str; 9] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -20,6 +20,7 @@ const BESIDE_WEIGHTS: [&str; 8] = [
     "added_tokens.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
 ];
 
 /// The quantisation that is taken if several are there and none is named, as elsewhere.
@@ -283,6 +284,7 @@ mod tests {
             "README.md",
             "config.json",
             "tokenizer.json",
+            "additional_chat_templates/tool_use.jinja",
             "model.safetensors",
             "pytorch_model.bin",
             "original/consolidated.00.pth",
@@ -290,7 +292,13 @@ mod tests {
             "b-Q4_0.gguf",
         ];
         let expected = Selection::Folder {
-            small: vec!["config.json".to_owned(), "tokenizer.json".to_owned()],
+            small: [
+                "config.json",
+                "tokenizer.json",
+                "additional_chat_templates/tool_use.jinja",
+            ]
+            .map(str::to_owned)
+            .to_vec(),
             weights: FolderWeights::Single,
         };
         assert_eq!(Selection::new("a/b", &paths, None).unwrap(), expected);

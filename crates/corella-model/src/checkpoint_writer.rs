@@ -135,11 +135,14 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Writes a file beside the weights.
+    /// Writes a file beside the weights, or in a folder beside them.
     pub fn write_file(&mut self, name: &str, bytes: &[u8]) -> Result<(), CheckpointError> {
         let path = self.partial.join(name);
         self.num_bytes += bytes.len() as u64;
-        let write = || File::create_new(&path)?.write_all(bytes);
+        let write = || {
+            fs::create_dir_all(path.parent().unwrap_or(&self.partial))?;
+            File::create_new(&path)?.write_all(bytes)
+        };
         write().map_err(|error| failure(&path, &error))
     }
 

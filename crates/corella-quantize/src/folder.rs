@@ -59,11 +59,12 @@ pub struct QuantizeProgress {
 }
 
 /// Files that do not depend on the weights, and are copied.
-const COPIED: [&str; 9] = [
+const COPIED: [&str; 10] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",

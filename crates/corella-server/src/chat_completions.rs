@@ -16,7 +16,7 @@ use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{Call, ConversationFields, Endpoint, ResponseHead, json_response, serve_call};
 use crate::chat_call::fit_calls;
-use crate::chat_message::template_messages;
+use crate::chat_message::{is_begun_answer, template_messages};
 use crate::chat_reply::{ChatDelta, ChatMessage};
 use crate::chat_role::fit_roles;
 use crate::chat_turn::fit_turns;
@@ -226,7 +226,8 @@ impl ChatFields {
         };
         let messages = fit_calls(fit_roles(messages, template)?, template);
         let messages = fit_turns(messages, template);
-        let continue_final_message = self.continue_final_message.unwrap_or(false);
+        let continue_final_message = { self.continue_final_message }
+            .unwrap_or_else(|| messages.last().is_some_and(is_begun_answer));
         if let Some(effort) = self.reasoning_effort.take() {
             let (name, value) = effort_switch(state, "reasoning_effort", &effort)?;
             let kwargs = self.chat_template_kwargs.get_or_insert_default();

@@ -27,6 +27,15 @@ pub fn template_messages(
         .collect()
 }
 
+/// Whether the message is the beginning of the answer: Mistral's API marks such with `prefix`, as DeepSeek's does, and
+/// Kimi's with `partial`.
+pub fn is_begun_answer(message: &Value) -> bool {
+    let is_marked = ["prefix", "partial"]
+        .iter()
+        .any(|mark| message[*mark] == true);
+    message["role"] == "assistant" && is_marked
+}
+
 fn template_message(
     index: usize,
     mut message: Map<String, Value>,

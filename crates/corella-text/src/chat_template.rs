@@ -7,17 +7,18 @@ use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, StringInput, from_args};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
+use minijinja::{Environment, Error, ErrorKind, Value};
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::TextError;
 use crate::jinja_builtin::add_builtins;
-use crate::python_json;
+use crate::python_method::python_method;
 use crate::reply::ReplyFormat;
 use crate::role_support::{RoleSupport, takes_role};
 use crate::strftime::strftime;
+use crate::template_source::rewritten_source;
 use crate::turn_support::TurnSupport;
+use crate::{python_json, python_text};
 
 /// The most steps of the template engine for one conversation. A message or a tool takes some
 /// hundreds; the limit is reached after a few seconds.
@@ -26,6 +27,8 @@ const FUEL: u64 = 20_000_000;
 const DEFAULT: &str = "default";
 /// The name of the template for conversations with tools, in checkpoints that have several.
 const TOOL_USE: &str = "tool_use";
+/// The file of that template, in folders that Transformers has saved.
+pub const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 
 /// A chat template, or the set of named ones that some checkpoints have.
 pub struct ChatTemplate {
@@ -87,11 +90,13 @@ impl ChatTemplate {
         Self::with_named([(DEFAULT, source)], special)
     }
 
-    /// The chat template of a checkpoint folder: `chat_template.jinja` if there is that file,
-    /// otherwise `chat_template` of tokenizer_config.json, and `None` if it has neither.
+    /// The chat template of a checkpoint folder: `chat_template.jinja` if there is that file, otherwise
+    /// `chat_template` of tokenizer_config.json, and `None` if it has neither. `tool_use_jinja` is the content of
+    /// `TOOL_USE_FILE`.
     pub fn from_tokenizer_config(
         tokenizer_config_json: &[u8],
         chat_template_jinja: Option<&[u8]>,
+        tool_use_jinja: Option<&[u8]>,
     ) -> Result<Option<Self>, TextError> {
         let config: Json = serde_json::from_slice(tokenizer_config_json)
             .map_err(|error| TextError::TokenizerConfig(error.to_string()))?;
@@ -101,31 +106,29 @@ impl ChatTemplate {
             unk_token: token_content(&config["unk_token"]),
             pad_token: token_content(&config["pad_token"]),
         };
-        if let Some(source) = chat_template_jinja {
-            let source = std::str::from_utf8(source).map_err(|_| {
-                TextError::TemplateSyntax("chat_template.jinja is not UTF-8".into())
-            })?;
-            return Self::new(source, special).map(Some);
-        }
-        match &config["chat_template"] {
-            Json::Null => Ok(None),
-            Json::String(source) => Self::new(source, special).map(Some),
-            Json::Array(entries) => {
-                let named = entries
-                    .iter()
-                    .map(named_template)
-                    .collect::<Option<Vec<_>>>();
-                let named = named.ok_or_else(|| {
+        let mut named = match (chat_template_jinja, &config["chat_template"]) {
+            (Some(source), _) => vec![(DEFAULT, utf8_of(source, "chat_template.jinja")?)],
+            (None, Json::Null) => return Ok(None),
+            (None, Json::String(source)) => vec![(DEFAULT, source.as_str())],
+            (None, Json::Array(entries)) => {
+                let named = entries.iter().map(named_template);
+                named.collect::<Option<Vec<_>>>().ok_or_else(|| {
                     TextError::TokenizerConfig(
                         "each entry of chat_template needs a name and a template".into(),
                     )
-                })?;
-                Self::with_named(named, special).map(Some)
+                })?
             }
-            _ => Err(TextError::TokenizerConfig(
-                "chat_template is neither a string nor a list of named templates".into(),
-            )),
+            (None, _) => {
+                return Err(TextError::TokenizerConfig(
+                    "chat_template is neither a string nor a list of named templates".into(),
+                ));
+            }
+        };
+        if let Some(source) = tool_use_jinja {
+            named.retain(|(name, _)| *name != TOOL_USE);
+            named.push((TOOL_USE, utf8_of(source, TOOL_USE_FILE)?));
         }
+        Self::with_named(named, special).map(Some)
     }
 
     fn with_named<'s>(
@@ -135,7 +138,7 @@ impl ChatTemplate {
         let mut environment = environment();
         for (name, source) in named {
             environment
-                .add_template_owned(name.to_owned(), without_generation_tags(source))
+                .add_template_owned(name.to_owned(), rewritten_source(source))
                 .map_err(|error| TextError::TemplateSyntax(reason(&error)))?;
         }
         let has_tool_use = environment.get_template(TOOL_USE).is_ok();
@@ -374,26 +377,6 @@ fn value_of(json: &Json) -> Value {
     }
 }
 
-/// The engine's filter, which would make an indentation of any width in memory.
-fn indent(
-    text: StringInput<'_>,
-    width: Option<usize>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    named: Kwargs,
-) -> Result<Value, Error> {
-    const MAX_WIDTH: usize = 1000;
-    let width = match width {
-        Some(width) => Some(width),
-        None => named.get("width")?,
-    };
-    if width.is_some_and(|width| width > MAX_WIDTH) {
-        let reason = format!("indent: width is more than {MAX_WIDTH}");
-        return Err(Error::new(ErrorKind::InvalidOperation, reason));
-    }
-    minijinja::filters::indent(text, width, first, blank, named)
-}
-
 /// A template engine set up as Transformers sets up Jinja2.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
@@ -406,7 +389,7 @@ fn environment() -> Environment<'static> {
     environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(python_method);
     environment.add_filter("tojson", python_json::filter);
-    environment.add_filter("indent", indent);
+    environment.set_formatter(python_text::print);
     add_builtins(&mut environment);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", |format: &str| {
@@ -422,31 +405,13 @@ fn token_content(token: &Json) -> Option<String> {
         .map(str::to_owned)
 }
 
-fn named_template(entry: &Json) -> Option<(&str, &str)> {
-    Some((entry["name"].as_str()?, entry["template"].as_str()?))
+fn utf8_of<'s>(source: &'s [u8], file: &str) -> Result<&'s str, TextError> {
+    std::str::from_utf8(source)
+        .map_err(|_| TextError::TemplateSyntax(format!("{file} is not UTF-8")))
 }
 
-/// Replaces `{% generation %}` tags. They mark the assistant's tokens for training and print
-/// nothing.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        // In `{%}` the tag is open still.
-        let Some(len) = rest[open + 2..].find("%}").map(|at| at + 2) else {
-            break;
-        };
-        let inside = &rest[open + 2..open + len];
-        out.push_str(&rest[..open + 2]);
-        match inside.trim_matches(['-', '+']).trim() {
-            "generation" => out.push_str(&inside.replace("generation", "if true")),
-            "endgeneration" => out.push_str(&inside.replace("endgeneration", "endif")),
-            _ => out.push_str(inside),
-        }
-        rest = &rest[open + len..];
-    }
-    out.push_str(rest);
-    out
+fn named_template(entry: &Json) -> Option<(&str, &str)> {
+    Some((entry["name"].as_str()?, entry["template"].as_str()?))
 }
 
 /// The message given to `raise_exception`, carried through the template engine.
@@ -489,48 +454,6 @@ fn reason(error: &Error) -> String {
         Some(line) => format!("{what} (line {line} of the template)"),
         None => what,
     }
-}
-
-/// Python's string methods: those of minijinja-contrib, and a few more that templates use.
-fn python_method(
-    state: &mut State,
-    value: &Value,
-    method: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
-    if let Some(text) = value.as_str() {
-        match method {
-            "removeprefix" => {
-                let (prefix,): (&str,) = from_args(args)?;
-                return Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)));
-            }
-            "removesuffix" => {
-                let (suffix,): (&str,) = from_args(args)?;
-                return Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text)));
-            }
-            "partition" => {
-                let (separator,): (&str,) = from_args(args)?;
-                let (before, after) = text.split_once(separator).unwrap_or((text, ""));
-                let found = if before.len() == text.len() {
-                    ""
-                } else {
-                    separator
-                };
-                return Ok([before, found, after]
-                    .into_iter()
-                    .map(Value::from)
-                    .collect());
-            }
-            "rsplit" => {
-                let (separator, limit): (&str, Option<usize>) = from_args(args)?;
-                let limit = limit.map_or(usize::MAX, |limit| limit.saturating_add(1));
-                let parts: Vec<&str> = text.rsplitn(limit, separator).collect();
-                return Ok(parts.into_iter().rev().map(Value::from).collect());
-            }
-            _ => {}
-        }
-    }
-    minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
 }
 
 /// Stands for the end of a message that is continued. A template that trims contents takes the space from its end.

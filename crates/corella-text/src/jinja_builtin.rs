@@ -1,8 +1,32 @@
 //! Tests, filters and functions of Jinja2 that the template engine has with other answers, or not at all.
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
 use minijinja_contrib::globals::{cycler, joiner};
+
+use crate::python_method::lines;
+use crate::python_text::python_str;
+use crate::template_expression::{CONCATENATION, CONTAINMENT, REMAINDER, SAFE_SUM, SLICED};
+use crate::template_source::ITERATED;
+
+/// Filters of the engine with another first argument: what `$convert` makes of it.
+macro_rules! add_filters {
+    ($environment:ident, $convert:ident, $($name:ident),*) => {$(
+        {
+            const ENGINES: &str = concat!("corella_", stringify!($name));
+            fn converted(
+                state: &mut State,
+                value: Value,
+                rest: Rest<ValueOrKwargs>,
+            ) -> Result<Value, Error> {
+                let args = [$convert(value)?].into_iter().chain(rest.into_values());
+                state.apply_filter(ENGINES, &args.collect::<Vec<_>>())
+            }
+            $environment.add_filter(ENGINES, filters::$name);
+            $environment.add_filter(stringify!($name), converted);
+        }
+    )*};
+}
 
 pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_test("iterable", is_iterable);
@@ -10,6 +34,38 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_filter("int", int);
     environment.add_filter("float", float);
     environment.add_filter("wordcount", wordcount);
+    environment.add_filter("string", python_str);
+    environment.add_filter("indent", indent);
+    environment.add_filter("round", round);
+    for name in ["escape", "e", "forceescape"] {
+        environment.add_filter(name, escape);
+    }
+    environment.add_filter("join", join);
+    environment.add_filter(ITERATED, iterated);
+    add_filters!(environment, iterated, list, unique, sort, sum, batch);
+    add_filters!(
+        environment,
+        iterated_if_any,
+        map,
+        select,
+        reject,
+        selectattr,
+        rejectattr
+    );
+    add_filters!(environment, text_of, trim, upper, lower, title, capitalize);
+    environment.add_filter("replace", replace);
+    environment.add_filter("default", default);
+    environment.add_filter("d", default);
+    environment.add_function(SLICED, sliced);
+    environment.add_function(REMAINDER, remainder);
+    environment.add_function(CONCATENATION, concatenation);
+    environment.add_function(SAFE_SUM, safe_sum);
+    environment.add_function(CONTAINMENT, contains);
+    environment.add_test("in", contains);
+    environment.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+    });
+    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     environment.add_function("joiner", joiner);
     environment.add_function("cycler", |items: Rest<Value>| cycler(items.0));
 }
@@ -27,7 +83,7 @@ fn is_sequence(value: &Value) -> bool {
         ValueKind::Map,
         ValueKind::Undefined,
     ];
-    kinds.contains(&value.kind())
+    kinds.contains(&value.kind()) || value.kind() == ValueKind::Iterable && value.len().is_some()
 }
 
 /// A whole number, or the default, 0, where Python's `int` and `float` fail. A name without a value is an error.
@@ -117,4 +173,325 @@ fn wordcount(value: &Value) -> usize {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let words = text.split(|c| !is_word(c));
     words.filter(|word| !word.is_empty()).count()
+}
+
+/// What a loop or a filter goes over. Python iterates over the characters of a string, and not over `none`, flags and
+/// numbers.
+fn iterated(value: Value) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.chars().map(|c| Value::from(c.to_string())).collect());
+    }
+    match value.kind() {
+        ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+            let reason = format!("{} cannot be iterated over", value.kind());
+            Err(Error::new(ErrorKind::InvalidOperation, reason))
+        }
+        _ => Ok(value),
+    }
+}
+
+/// The same where Jinja2 takes everything that is false for an empty list.
+fn iterated_if_any(value: Value) -> Result<Value, Error> {
+    match value.is_true() {
+        true => iterated(value),
+        false => Ok(Value::from(Vec::<Value>::new())),
+    }
+}
+
+/// What filters of text make of other values.
+fn text_of(value: Value) -> Result<Value, Error> {
+    Ok(match value.kind() {
+        ValueKind::String => value,
+        _ => Value::from(python_str(&value)),
+    })
+}
+
+/// What is sliced: `none`, and a name without a value, are not.
+fn sliced(value: Value) -> Result<Value, Error> {
+    match value.is_none() || value.is_undefined() {
+        true => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "it cannot be sliced",
+        )),
+        false => Ok(value),
+    }
+}
+
+fn default(
+    value: Value,
+    other: Option<Value>,
+    is_for_false: Option<bool>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    let other = match other {
+        Some(other) => other,
+        None => named
+            .get::<Option<Value>>("default_value")?
+            .unwrap_or_else(|| "".into()),
+    };
+    let is_for_false = match is_for_false {
+        Some(flag) => flag,
+        None => named.get::<Option<bool>>("boolean")?.unwrap_or(false),
+    };
+    named.assert_all_used()?;
+    Ok(
+        match value.is_undefined() || is_for_false && !value.is_true() {
+            true => other,
+            false => value,
+        },
+    )
+}
+
+fn replace(
+    state: &mut State,
+    value: &Value,
+    old: &Value,
+    new: &Value,
+    count: Option<Value>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    let count = match count {
+        Some(count) => Some(count),
+        None => named.get("count")?,
+    };
+    named.assert_all_used()?;
+    let mut args = vec![Value::from(python_str(old)), Value::from(python_str(new))];
+    args.extend(count.filter(|count| !count.is_none()));
+    Value::from(python_str(value)).call_method(state, "replace", &args)
+}
+
+/// The engine's filter, with floats and lists as Python writes them.
+fn join(
+    state: &mut State,
+    value: Value,
+    joiner: Option<StringInput<'_>>,
+    attribute: Option<&str>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    let value = iterated(value)?;
+    let has_attribute = attribute.is_some() || named.has("attribute");
+    let is_text = |item: Value| item.as_str().is_some();
+    let value = match has_attribute || value.try_iter()?.all(is_text) {
+        true => value,
+        false => { value.try_iter()? }
+            .map(|item| Value::from(python_str(&item)))
+            .collect(),
+    };
+    filters::join(state, &value, joiner, attribute, named)
+}
+
+/// A break behind the text is one more line, which is not indented.
+fn indent(
+    text: &Value,
+    width: Option<Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    named: Kwargs,
+) -> Result<String, Error> {
+    /// A wider one would fill the memory.
+    const MAX_WIDTH: usize = 1000;
+    let Some(text) = text.as_str() else {
+        let reason = "indent: only text can be indented";
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    };
+    let width = match width {
+        Some(width) => Some(width),
+        None => named.get("width")?,
+    };
+    let indentation = match width {
+        None => "    ".to_owned(),
+        Some(width) => match width.as_str() {
+            Some(text) => text.to_owned(),
+            None => {
+                let width = i64::try_from(width)?.max(0);
+                " ".repeat(
+                    usize::try_from(width)
+                        .unwrap_or(usize::MAX)
+                        .min(MAX_WIDTH + 1),
+                )
+            }
+        },
+    };
+    if indentation.len() > MAX_WIDTH {
+        let reason = format!("indent: width is more than {MAX_WIDTH}");
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    let flag = |given: Option<bool>, name| match given {
+        Some(given) => Ok(given),
+        None => named
+            .get::<Option<bool>>(name)
+            .map(|flag| flag.unwrap_or(false)),
+    };
+    let (first, blank) = (flag(first, "first")?, flag(blank, "blank")?);
+    named.assert_all_used()?;
+    let text = format!("{text}\n");
+    let mut out = String::with_capacity(text.len());
+    for (index, (line, _)) in lines(&text).into_iter().enumerate() {
+        let is_indented = match index {
+            0 => first,
+            _ => blank || !line.is_empty(),
+        };
+        if index > 0 {
+            out.push('\n');
+        }
+        if is_indented {
+            out.push_str(&indentation);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// `value in container`
+fn contains(state: &State, value: &Value, container: &Value) -> Result<bool, Error> {
+    let takes_value = match container.kind() {
+        ValueKind::None | ValueKind::Bool | ValueKind::Number => false,
+        ValueKind::String => value.kind() == ValueKind::String,
+        _ => true,
+    };
+    if !takes_value {
+        let reason = format!(
+            "{} cannot be looked for in {}",
+            value.kind(),
+            container.kind()
+        );
+        return Err(Error::new(ErrorKind::InvalidOperation, reason));
+    }
+    tests::is_in(state, value, container)
+}
+
+/// `left ~ right`
+fn concatenation(left: &Value, right: &Value) -> String {
+    python_str(left) + &python_str(right)
+}
+
+/// `left % right`: formats a string, or is the rest of a division.
+fn remainder(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+    if let Some(text) = left.as_str() {
+        let names_values = right.kind() == ValueKind::Map && text.contains("%(");
+        let args = match right.downcast_object_ref::<Tuple>() {
+            Some(items) => items.iter().cloned().collect(),
+            None if names_values => {
+                let mut named = Vec::new();
+                for key in right.try_iter()? {
+                    named.push((key.to_string(), right.get_item(&key)?));
+                }
+                vec![Value::from(Kwargs::from_iter(named))]
+            }
+            None => vec![right],
+        };
+        let args: Vec<_> = [left].into_iter().chain(args).collect();
+        return state.apply_filter("format", &args);
+    }
+    let impossible = || {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            "% needs two numbers, or a text before it",
+        )
+    };
+    let is_float = |value: &Value| value.kind() == ValueKind::Number && !value.is_integer();
+    let (Some(a), Some(b)) = (plain_number(&left), plain_number(&right)) else {
+        return Err(impossible());
+    };
+    if b == 0.0 {
+        return Err(impossible());
+    }
+    if is_float(&left) || is_float(&right) {
+        let rest = a % b;
+        return Ok(Value::from(match rest == 0.0 {
+            true => 0.0_f64.copysign(b),
+            false if (rest < 0.0) != (b < 0.0) => rest + b,
+            false => rest,
+        }));
+    }
+    let (a, b) = (i128::try_from(left)?, i128::try_from(right)?);
+    let rest = a.checked_rem(b).ok_or_else(impossible)?;
+    let rest = match rest != 0 && (rest < 0) != (b < 0) {
+        true => rest + b,
+        false => rest,
+    };
+    Ok(i64::try_from(rest).map_or_else(|_| Value::from(rest), Value::from))
+}
+
+/// The value of a number or a flag.
+fn plain_number(value: &Value) -> Option<f64> {
+    match value.kind() {
+        ValueKind::Number | ValueKind::Bool => number_of(value),
+        _ => None,
+    }
+}
+
+/// `left + right`, of which one is marked as safe. The other one is escaped.
+fn safe_sum(left: &Value, right: &Value) -> Result<Value, Error> {
+    let mut sum = String::new();
+    for part in [left, right] {
+        let Some(text) = part.as_str() else {
+            let reason = "only text can be added to text";
+            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        };
+        match part.is_safe() {
+            true => sum.push_str(text),
+            false => sum.push_str(&escaped(text)),
+        }
+    }
+    Ok(Value::from_safe_string(sum))
+}
+
+fn escape(value: &Value) -> Value {
+    match value.is_safe() {
+        true => value.clone(),
+        false => Value::from_safe_string(escaped(&python_str(value))),
+    }
+}
+
+/// HTML as the package MarkupSafe writes it.
+fn escaped(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// Rounds halves to even digits, as Python does.
+fn round(
+    value: &Value,
+    precision: Option<i32>,
+    method: Option<&str>,
+    named: Kwargs,
+) -> Result<Value, Error> {
+    let precision = match precision {
+        Some(precision) => precision,
+        None => named.get::<Option<i32>>("precision")?.unwrap_or(0),
+    };
+    let method = match method {
+        Some(method) => method,
+        None => named.get::<Option<&str>>("method")?.unwrap_or("common"),
+    };
+    named.assert_all_used()?;
+    let invalid = |reason| Error::new(ErrorKind::InvalidOperation, reason);
+    let number = plain_number(value).ok_or_else(|| invalid("round: only numbers have digits"))?;
+    let scale = 10_f64.powi(precision);
+    let rounded = match method {
+        "common" if value.kind() != ValueKind::Number || value.is_integer() => {
+            return Ok(value.clone());
+        }
+        "common" => match usize::try_from(precision) {
+            Ok(digits) => format!("{number:.*}", digits.min(300))
+                .parse()
+                .unwrap_or(number),
+            Err(_) => (number * scale).round_ties_even() / scale,
+        },
+        "ceil" => (number * scale).ceil() / scale,
+        "floor" => (number * scale).floor() / scale,
+        _ => return Err(invalid("round: method must be common, ceil or floor")),
+    };
+    Ok(Value::from(rounded))
 }

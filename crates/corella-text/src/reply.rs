@@ -8,6 +8,7 @@ mod call_grammar;
 mod call_object;
 mod call_reader;
 mod deepseek;
+mod granite;
 mod harmony;
 mod hermes;
 mod json_extent;
@@ -27,6 +28,7 @@ use std::sync::Arc;
 
 use call_reader::{CallReader, PlainReader};
 use deepseek::DeepSeekReader;
+use granite::GraniteReader;
 use harmony::HarmonyReader;
 use hermes::HermesReader;
 use llama::LlamaReader;
@@ -82,6 +84,7 @@ impl ReplyParser {
             Some(CallFormat::Mistral) => Box::new(MistralReader::new()),
             Some(CallFormat::DeepSeekV3) => Box::new(DeepSeekReader::new(true)),
             Some(CallFormat::DeepSeekV31) => Box::new(DeepSeekReader::new(false)),
+            Some(CallFormat::Granite) => Box::new(GraniteReader::new()),
             None => Box::new(PlainReader),
         };
         let tags = format.reasoning.and_then(ReasoningFormat::tags);

@@ -8,7 +8,7 @@ use corella_core::{
 };
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, CheckpointError, ModelConfig, gguf_model_name};
-use corella_text::{ChatInput, ChatTemplate, TextStream, Tokenizer};
+use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TextStream, Tokenizer};
 use serde_json::json;
 
 use crate::device::{self, DraftHardware, Hardware, Loaded};
@@ -422,11 +422,13 @@ pub(crate) fn template_of(
     file: impl Fn(&str) -> FileContent,
 ) -> Result<Option<ChatTemplate>, Error> {
     let jinja = file("chat_template.jinja")?;
+    let tool_use = file(TOOL_USE_FILE)?;
     let config = file("tokenizer_config.json")?;
     let config = config.as_deref().unwrap_or(b"{}");
     Ok(ChatTemplate::from_tokenizer_config(
         config,
         jinja.as_deref(),
+        tool_use.as_deref(),
     )?)
 }
 

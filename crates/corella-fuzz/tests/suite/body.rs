@@ -48,7 +48,7 @@ impl Server {
         let tokenizer = Tokenizer::from_bytes(&corpus::bytes("models/nano/tokenizer.json"));
         let tokenizer = tokenizer.expect("the built-in model's");
         let config = corpus::bytes("models/nano/tokenizer_config.json");
-        let template = ChatTemplate::from_tokenizer_config(&config, None);
+        let template = ChatTemplate::from_tokenizer_config(&config, None, None);
         let template = template.expect("it parses").expect("there is one");
         let vocab_size = tokenizer.vocab_size();
         let scheduler = SchedulerConfig::new(256, 16, MAX_MODEL_LEN);

@@ -188,7 +188,7 @@ fn read_gguf(path: &Path) -> Result<(), CheckpointError> {
             .map(|tokenizer| crate::tokenizer::use_tokenizer(&tokenizer));
     }
     if let Ok(Some(json)) = checkpoint.file("tokenizer_config.json") {
-        let _ = ChatTemplate::from_tokenizer_config(&json, None);
+        let _ = ChatTemplate::from_tokenizer_config(&json, None, None);
     }
     read(path)
 }

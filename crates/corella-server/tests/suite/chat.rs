@@ -145,3 +145,40 @@ async fn a_final_message_can_be_continued() {
         server.greedy(&prompt, 10)
     );
 }
+
+/// Mistral's and Kimi's APIs mark the beginning of the answer in the message itself.
+#[tokio::test]
+async fn a_marked_answer_is_continued() {
+    let server = TestServer::start().await;
+    let answer = async |last: Value, more: Value| {
+        let mut body = json!({
+            "messages": [{"role": "user", "content": "hi"}, last], "temperature": 0, "max_tokens": 10,
+        });
+        let fields = more.as_object().expect("an object").clone();
+        body.as_object_mut().expect("an object").extend(fields);
+        let answer = post(server.address, PATH, &body).await.json();
+        answer["choices"][0]["message"]["content"].clone()
+    };
+    let begun = server.encode("<|user|>hi<|end|><|assistant|>well");
+    let continued = server.greedy(&begun, 10);
+    let ended = server.encode("<|user|>hi<|end|><|assistant|>well<|end|><|assistant|>");
+    let new = server.greedy(&ended, 10);
+    assert_ne!(continued, new);
+    let said =
+        |mark: &str, value: Value| json!({"role": "assistant", "content": "well", mark: value});
+    for mark in ["prefix", "partial"] {
+        assert_eq!(
+            answer(said(mark, json!(true)), json!({})).await,
+            continued,
+            "{mark}"
+        );
+        assert_eq!(
+            answer(said(mark, json!(false)), json!({})).await,
+            new,
+            "{mark}"
+        );
+        // The request itself says otherwise.
+        let more = json!({"continue_final_message": false});
+        assert_eq!(answer(said(mark, json!(true)), more).await, new, "{mark}");
+    }
+}

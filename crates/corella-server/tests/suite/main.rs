@@ -22,6 +22,7 @@ mod page;
 mod prompt_logprobs;
 mod rate_limit;
 mod responses;
+mod round_trip;
 mod service;
 mod speculation;
 mod structured_output;

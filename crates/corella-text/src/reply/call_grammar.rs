@@ -52,6 +52,7 @@ impl GrammarWriter {
                 let begin = format!("{} \" \"? \"[\"", self.text("[TOOL_CALLS]"));
                 return (begin, Some(self.text(", ")), self.text("]"));
             }
+            CallFormat::Granite => ("<|tool_call|>[", Some(", "), "]"),
             // The token behind a call ends the reply.
             CallFormat::Harmony => ("", None, ""),
             CallFormat::DeepSeekV3 => {
@@ -80,7 +81,9 @@ impl GrammarWriter {
             ),
             CallFormat::Llama3 => (format!("{{\"name\": {quoted}, \"parameters\": "), "}"),
             CallFormat::Mistral if self.has_args_token => (format!("[TOOL_CALLS]{name}[ARGS]"), ""),
-            CallFormat::Mistral => (format!("{{\"name\": {quoted}, \"arguments\": "), "}"),
+            CallFormat::Mistral | CallFormat::Granite => {
+                (format!("{{\"name\": {quoted}, \"arguments\": "), "}")
+            }
             CallFormat::Harmony => (
                 format!("<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"),
                 "",

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
 use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
+use super::tool_set::ToolSet;
 
 /// The model sometimes leaves out the outermost tag.
 const OUTSIDE: [&str; 4] = ["<tool_call>", "</tool_call>", FUNCTION, FUNCTION_END];
@@ -14,12 +15,16 @@ const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
 const IN_FUNCTION: [&str; 4] = [PARAMETER, FUNCTION_END, "</tool_call>", FUNCTION];
 const PARAMETER: &str = "<parameter=";
-const PARAMETER_END: [&str; 1] = ["</parameter>"];
+const PARAMETER_END: &str = "</parameter>";
+/// What comes behind the end of a function.
+const AFTER_FUNCTION: [&str; 3] = ["</tool_call>", "<tool_call>", FUNCTION];
 
 pub(crate) struct QwenCoderReader {
     tools: OfferedTools,
     state: State,
     name: String,
+    /// The parameter that is read.
+    key: String,
     num_parameters: usize,
 }
 
@@ -37,10 +42,7 @@ enum State {
         line_break: bool,
     },
     /// A value that is only understood as a whole.
-    Value {
-        key: String,
-        value: String,
-    },
+    Value(String),
 }
 
 impl QwenCoderReader {
@@ -49,6 +51,7 @@ impl QwenCoderReader {
             tools,
             state: State::Text,
             name: String::new(),
+            key: String::new(),
             num_parameters: 0,
         }
     }
@@ -65,6 +68,7 @@ impl QwenCoderReader {
         let separator = if self.num_parameters == 0 { "" } else { ", " };
         out.arguments(&format!("{separator}{}: ", Value::from(key)));
         self.num_parameters += 1;
+        key.clone_into(&mut self.key);
         let tools = self.tools.as_ref();
         self.state = match tools.is_none_or(|tools| tools.is_text(&self.name, key)) {
             true => {
@@ -74,10 +78,7 @@ impl QwenCoderReader {
                     line_break: false,
                 }
             }
-            false => State::Value {
-                key: key.to_owned(),
-                value: String::new(),
-            },
+            false => State::Value(String::new()),
         };
     }
 }
@@ -145,9 +146,10 @@ impl CallReader for QwenCoderReader {
                 is_first,
                 line_break,
             } => {
-                let (settled, ends) = match find_tag(text, &PARAMETER_END) {
-                    Sight::Tag { start, .. } => (start, true),
-                    Sight::Clear(settled) => (settled, false),
+                let end = value_end(text, &self.name, &self.key, self.tools.as_deref(), at_end);
+                let (settled, end_len) = match end {
+                    ValueEnd::At { start, len } => (start, Some(len)),
+                    ValueEnd::Behind(settled) => (settled, None),
                 };
                 let mut value = &text[..settled];
                 if *is_first && !value.is_empty() {
@@ -162,29 +164,92 @@ impl CallReader for QwenCoderReader {
                 }
                 let quoted = Value::from(value).to_string();
                 out.arguments(&quoted[1..quoted.len() - 1]);
-                if ends {
+                if let Some(len) = end_len {
                     out.arguments("\"");
                     self.state = State::Function;
-                    return Some(settled + PARAMETER_END[0].len());
+                    return Some(settled + len);
                 }
                 (settled > 0).then_some(settled)
             }
-            State::Value { key, value } => match find_tag(text, &PARAMETER_END) {
-                Sight::Tag { start, .. } => {
-                    value.push_str(&text[..start]);
-                    let value = value.strip_prefix('\n').unwrap_or(value);
-                    let value = value.strip_suffix('\n').unwrap_or(value);
-                    if let Some(tools) = &self.tools {
-                        out.arguments(&tools.json_of(&self.name, key, value));
+            State::Value(value) => {
+                match value_end(text, &self.name, &self.key, self.tools.as_deref(), at_end) {
+                    ValueEnd::At { start, len } => {
+                        value.push_str(&text[..start]);
+                        let value = value.strip_prefix('\n').unwrap_or(value);
+                        let value = value.strip_suffix('\n').unwrap_or(value);
+                        if let Some(tools) = &self.tools {
+                            out.arguments(&tools.json_of(&self.name, &self.key, value));
+                        }
+                        self.state = State::Function;
+                        Some(start + len)
                     }
-                    self.state = State::Function;
-                    Some(start + PARAMETER_END[0].len())
+                    ValueEnd::Behind(settled) => {
+                        value.push_str(&text[..settled]);
+                        (settled > 0).then_some(settled)
+                    }
                 }
-                Sight::Clear(settled) => {
-                    value.push_str(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
+            }
         }
+    }
+}
+
+/// Where the value of a parameter ends.
+enum ValueEnd {
+    /// At this byte, with so many bytes of its tag.
+    At { start: usize, len: usize },
+    /// Not in the bytes before this one.
+    Behind(usize),
+}
+
+/// Looks for the end of a value. The model sometimes leaves out `</parameter>`. The value then ends where the function
+/// does, or where another parameter of the tool begins. A value may have such tags in it, as files have: the end of a
+/// function counts only where nothing but the end of the call, the next call or the end of the reply follows.
+fn value_end(
+    text: &str,
+    function: &str,
+    key: &str,
+    tools: Option<&ToolSet>,
+    at_end: bool,
+) -> ValueEnd {
+    let is_other =
+        |name: &str| name != key && tools.is_some_and(|tools| tools.has_parameter(function, name));
+    for (start, _) in text.match_indices('<') {
+        let rest = &text[start..];
+        if rest.starts_with(PARAMETER_END) {
+            let len = PARAMETER_END.len();
+            return ValueEnd::At { start, len };
+        }
+        let is_end = if let Some(behind) = rest.strip_prefix(FUNCTION_END) {
+            follows(behind, &AFTER_FUNCTION, at_end)
+        } else if let Some(behind) = rest.strip_prefix("</tool_call>") {
+            follows(behind, &AFTER_FUNCTION[1..], at_end)
+        } else if let Some(name) = rest.strip_prefix(PARAMETER) {
+            match name.split_once('>') {
+                Some((name, _)) => Some(is_other(name.trim())),
+                None if at_end || !may_become_name(name) => Some(false),
+                None => None,
+            }
+        } else {
+            let tags = [PARAMETER_END, FUNCTION_END, "</tool_call>", PARAMETER];
+            match tags.iter().any(|tag| tag.starts_with(rest)) {
+                true => None,
+                false => Some(false),
+            }
+        };
+        match is_end {
+            Some(true) => return ValueEnd::At { start, len: 0 },
+            Some(false) => {}
+            None => return ValueEnd::Behind(start),
+        }
+    }
+    ValueEnd::Behind(text.len())
+}
+
+/// Whether one of `tags` follows, or nothing at all. `None` if more text decides.
+fn follows(text: &str, tags: &[&str], at_end: bool) -> Option<bool> {
+    match begins_with(text.trim_start(), tags) {
+        Beginning::Tag(_) => Some(true),
+        Beginning::Undecided => at_end.then_some(true),
+        Beginning::Other => Some(false),
     }
 }

@@ -22,6 +22,7 @@ pub enum CallFormat {
     Harmony,
     DeepSeekV3,
     DeepSeekV31,
+    Granite,
 }
 
 /// How a model writes what it thinks before it answers.
@@ -53,6 +54,7 @@ impl ReplyFormat {
             Some(CallFormat::Mistral) => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
             Some(CallFormat::DeepSeekV3 | CallFormat::DeepSeekV31) => &super::deepseek::TAGS,
             Some(CallFormat::Harmony) => &super::harmony::TAGS,
+            Some(CallFormat::Granite) => &["<|tool_call|>"],
             None => &[],
         };
         let reasoning: &[_] = match self.reasoning {
@@ -69,7 +71,7 @@ impl ReplyFormat {
 }
 
 impl CallFormat {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Hermes,
         Self::Qwen3Coder,
         Self::Llama3,
@@ -77,6 +79,7 @@ impl CallFormat {
         Self::Harmony,
         Self::DeepSeekV3,
         Self::DeepSeekV31,
+        Self::Granite,
     ];
 
     fn of_template(source: &str) -> Option<Self> {
@@ -90,6 +93,8 @@ impl CallFormat {
             }
         } else if has("<function=") && has("<parameter=") {
             Some(Self::Qwen3Coder)
+        } else if has("<|tool_call|>") {
+            Some(Self::Granite)
         } else if has("[TOOL_CALLS]") {
             Some(Self::Mistral)
         } else if has("<tool_call>") {
@@ -110,6 +115,7 @@ impl CallFormat {
             Self::Harmony => "openai",
             Self::DeepSeekV3 => "deepseek_v3",
             Self::DeepSeekV31 => "deepseek_v31",
+            Self::Granite => "granite",
         }
     }
 }
@@ -213,6 +219,7 @@ impl FromStr for CallFormat {
             "openai" | "harmony" => Ok(Self::Harmony),
             "deepseek_v3" => Ok(Self::DeepSeekV3),
             "deepseek_v31" => Ok(Self::DeepSeekV31),
+            "granite" => Ok(Self::Granite),
             _ => Err(unknown(name, Self::ALL.into_iter().map(Self::name))),
         }
     }

@@ -30,6 +30,12 @@ impl ToolSet {
         { self.parameters.iter() }.map(|(name, schema)| (name.as_str(), schema))
     }
 
+    /// Whether the schema of a tool names a parameter.
+    pub(crate) fn has_parameter(&self, tool: &str, parameter: &str) -> bool {
+        let schema = self.parameters.get(tool);
+        schema.is_some_and(|schema| !schema["properties"][parameter].is_null())
+    }
+
     /// Whether a value that a model wrote without quotes is a string whatever it looks like.
     pub(crate) fn is_text(&self, tool: &str, parameter: &str) -> bool {
         let types = self.types(tool, parameter);

@@ -8,41 +8,10 @@ import json
 from pathlib import Path
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers_jinja import SPECIAL, environment
 
 HERE = Path(__file__).parent
-
-
-class GenerationTag(jinja2.ext.Extension):
-    """{% generation %} prints its body; Transformers records where."""
-
-    tags = {"generation"}
-
-    def parse(self, parser):
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-        return jinja2.nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(lineno)
-
-    def _body(self, caller):
-        return caller()
-
-
-def environment():
-    env = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, jinja2.ext.loopcontrols]
-    )
-
-    def raise_exception(message):
-        raise jinja2.exceptions.TemplateError(message)
-
-    def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
-        return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    env.filters["tojson"] = tojson
-    env.globals["raise_exception"] = raise_exception
-    return env
 
 
 def say(role, content, **more):
@@ -88,7 +57,6 @@ TOOLS = [
     {"type": "other"},
     {"type": "function", "function": {"name": "now", "description": "", "parameters": {"type": "object", "properties": {}}}},
 ]
-SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 CASES = [
     ("chatml", [SYSTEM, *TALK], None, True, {}),

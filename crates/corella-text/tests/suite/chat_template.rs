@@ -205,7 +205,7 @@ fn continue_final_message_ends_within_it() {
 #[test]
 fn the_template_of_a_folder() {
     let from = |config: &str, file: Option<&str>| {
-        ChatTemplate::from_tokenizer_config(config.as_bytes(), file.map(str::as_bytes))
+        ChatTemplate::from_tokenizer_config(config.as_bytes(), file.map(str::as_bytes), None)
     };
     let printed = |template: ChatTemplate, tools: Option<&Value>| {
         template
@@ -237,6 +237,26 @@ fn the_template_of_a_folder() {
         printed(from(named, None).unwrap().unwrap(), Some(&tools)),
         "tools"
     );
+
+    // Transformers saves further templates as files of their own.
+    let with_tool_use = |config: &str, file: Option<&str>, tool_use: &[u8]| {
+        let file = file.map(str::as_bytes);
+        ChatTemplate::from_tokenizer_config(config.as_bytes(), file, Some(tool_use))
+    };
+    for (config, file) in [
+        ("{}", Some("plain")),
+        (named, None),
+        (r#"{"chat_template": "plain"}"#, None),
+    ] {
+        let template = || with_tool_use(config, file, b"file with {{ tools | length }}");
+        assert_eq!(printed(template().unwrap().unwrap(), None), "plain");
+        let template = template().unwrap().unwrap();
+        assert!(template.reads_tools());
+        assert_eq!(printed(template, Some(&tools)), "file with 0");
+    }
+    assert!(with_tool_use("{}", None, b"tools").unwrap().is_none());
+    let error = with_tool_use(one, None, b"\xff").err().unwrap();
+    assert!(error.to_string().contains("tool_use.jinja"), "{error}");
 
     for wrong in [
         "",
@@ -297,7 +317,7 @@ fn what_a_template_is_for_is_known() {
         {"name": "default", "template": "x"},
         {"name": "tool_use", "template": "y"},
     ]});
-    let template = ChatTemplate::from_tokenizer_config(config.to_string().as_bytes(), None);
+    let template = ChatTemplate::from_tokenizer_config(config.to_string().as_bytes(), None, None);
     assert!(template.unwrap().unwrap().reads_tools());
 }
 

@@ -1,6 +1,7 @@
 //! Text beside references: templates, tokenizers, replies.
 
 mod chat_template;
+mod corpus;
 mod detokenizer;
 mod reply;
 mod tokenizer;

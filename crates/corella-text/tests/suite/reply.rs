@@ -237,6 +237,78 @@ fn mistral() {
 }
 
 #[test]
+fn granite() {
+    let context = context(CallFormat::Granite, Some(ReasoningFormat::Think));
+    let list = format!(
+        r#"[{{"name": "weather", "arguments": {PARIS}}}, {{"name": "time", "arguments": {{}}}}]"#
+    );
+    let calls = [("weather", PARIS), ("time", "{}")];
+    check(&context, &format!("<|tool_call|>{list}"), "", "", &calls);
+    check(
+        &context,
+        &format!("I look.\n<tool_call>{list}</tool_call>\n"),
+        "",
+        "I look.",
+        &calls,
+    );
+    let one = r#"<think>Hm.</think><|tool_call|> {"name": "time"}"#;
+    check(&context, one, "Hm.", "", &[("time", "{}")]);
+    check(&context, "<|tool_call|>[]", "", "", &[]);
+    check(&context, "<|tool_call|> none", "", "none", &[]);
+    check(&context, "a <|tool b", "", "a <|tool b", &[]);
+}
+
+/// The model leaves out the end of a parameter now and then.
+#[test]
+fn an_argument_of_qwen3_coder_without_its_end() {
+    let context = context(CallFormat::Qwen3Coder, None);
+    let city = |value: &str| json!({"city": value}).to_string().replace(':', ": ");
+    let begun = "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n";
+    let paris = city("Paris");
+    for end in [
+        "</function>\n</tool_call>",
+        "</function></tool_call>\n",
+        "</function>",
+        "</tool_call>",
+        "</parameter>\n</tool_call>",
+    ] {
+        check(
+            &context,
+            &format!("{begun}{end}"),
+            "",
+            "",
+            &[("weather", &paris)],
+        );
+    }
+    let time = "<tool_call>\n<function=time>\n</function>\n</tool_call>";
+    for end in [
+        "</function>\n</tool_call>\n",
+        "</function>\n",
+        "</tool_call>\n",
+        "</parameter>\n</function>\n",
+    ] {
+        let calls = [("weather", paris.as_str()), ("time", "{}")];
+        check(&context, &format!("{begun}{end}{time}"), "", "", &calls);
+    }
+    // The next parameter begins.
+    let days = format!("{begun}<parameter=days>\n3\n</function>\n</tool_call>");
+    check(&context, &days, "", "", &[("weather", PARIS)]);
+    // A text that looks like it is the value, if more of it follows.
+    for value in [
+        "a</function>b",
+        "</tool_call>\nx",
+        "<parameter=other>1",
+        "<parameter=city>1",
+        "<parameter= x",
+        "</function> </para",
+        "<",
+    ] {
+        let text = format!("<function=weather><parameter=city>\n{value}\n</parameter></function>");
+        check(&context, &text, "", "", &[("weather", &city(value))]);
+    }
+}
+
+#[test]
 fn harmony() {
     let context = context(CallFormat::Harmony, Some(ReasoningFormat::Harmony));
     let text = format!(
@@ -351,6 +423,7 @@ fn a_template_shows_the_format() {
         ),
         ("<｜tool▁call▁begin｜>", Some(CallFormat::DeepSeekV31), None),
         ("[THINK]", None, Some(ReasoningFormat::MistralThink)),
+        ("<|tool_call|>", Some(CallFormat::Granite), None),
         ("{{ messages }}", None, None),
     ];
     for (source, calls, reasoning) in cases {

@@ -366,6 +366,30 @@ fn what_a_server_would_refuse_is_said() {
 }
 
 #[test]
+fn a_template_for_tools_may_have_a_file_of_its_own() {
+    let folder = Folder::new("tool-use");
+    for entry in fs::read_dir(root().join("models/nano")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, folder.0.join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    folder.write("chat_template.jinja", "{{ messages }}");
+    let reads_tools = || value(&folder.0, &[])["chat_template"]["reads_tools"].clone();
+    assert_eq!(reads_tools(), false);
+    fs::create_dir(folder.0.join("additional_chat_templates")).unwrap();
+    let file = "additional_chat_templates/tool_use.jinja";
+    folder.write(file, "{{ tools }}{{ messages }}");
+    assert_eq!(reads_tools(), true);
+    folder.write(file, "{% if %}");
+    let refused = value(&folder.0, &[])["refused"].clone();
+    assert!(
+        refused[0].as_str().unwrap().contains("chat template"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn what_is_no_model_is_an_error() {
     let output = inspect(Path::new("/no/such-model"), &[]);
     assert_eq!(output.status.code(), Some(2));

@@ -9,7 +9,7 @@ use super::*;
 use crate::{ReplyFormat, ReplyParser, ReplyPart, ToolSet};
 
 /// The markers of all formats.
-const MARKERS: [&str; 20] = [
+const MARKERS: [&str; 21] = [
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -30,6 +30,7 @@ const MARKERS: [&str; 20] = [
     "<｜tool▁sep｜>",
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
+    "<|tool_call|>",
 ];
 
 /// Whether markers are special tokens, tokens like others, or only bytes.

@@ -1,0 +1,142 @@
+//! What Python's `str` and `repr` make of values, where the template engine prints them differently: floats with an exponent,
+//! and characters in lists that are not printable.
+
+use std::fmt::Write;
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, Output, State, Value};
+
+use crate::python_json::python_float;
+
+/// Values nested deeper than requests can be are printed by the engine.
+const MAX_DEPTH: usize = 256;
+
+/// What `{{ value }}` prints.
+pub fn print(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    let written = match value.as_str() {
+        Some(text) => out.write_str(text),
+        None => out.write_str(&python_str(value)),
+    };
+    written.map_err(Error::from)
+}
+
+pub fn python_str(value: &Value) -> String {
+    let mut text = String::new();
+    match value.as_str() {
+        Some(string) => text.push_str(string),
+        None if value.is_undefined() => {}
+        None => write_repr(value, 0, &mut text),
+    }
+    text
+}
+
+fn write_repr(value: &Value, depth: usize, out: &mut String) {
+    match value.kind() {
+        ValueKind::String => write_string(value.as_str().unwrap_or_default(), out),
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::Number if !value.is_integer() => write_float(value, out),
+        ValueKind::Seq | ValueKind::Iterable if depth < MAX_DEPTH => {
+            let Ok(items) = value.try_iter() else {
+                let _ = write!(out, "{value}");
+                return;
+            };
+            let (open, close) = match value.is_tuple() {
+                true => ('(', ')'),
+                false => ('[', ']'),
+            };
+            out.push(open);
+            let mut num_items = 0;
+            for item in items {
+                if num_items > 0 {
+                    out.push_str(", ");
+                }
+                write_repr(&item, depth + 1, out);
+                num_items += 1;
+            }
+            if value.is_tuple() && num_items == 1 {
+                out.push(',');
+            }
+            out.push(close);
+        }
+        ValueKind::Map if depth < MAX_DEPTH => {
+            let Ok(keys) = value.try_iter() else {
+                let _ = write!(out, "{value}");
+                return;
+            };
+            out.push('{');
+            for (index, key) in keys.enumerate() {
+                if index > 0 {
+                    out.push_str(", ");
+                }
+                write_repr(&key, depth + 1, out);
+                out.push_str(": ");
+                write_repr(&value.get_item(&key).unwrap_or_default(), depth + 1, out);
+            }
+            out.push('}');
+        }
+        _ => {
+            let _ = write!(out, "{value}");
+        }
+    }
+}
+
+fn write_float(value: &Value, out: &mut String) {
+    match f64::try_from(value.clone()) {
+        Ok(number) if number.is_finite() => out.push_str(&python_float(number)),
+        Ok(number) if number.is_nan() => out.push_str("nan"),
+        _ => {
+            let _ = write!(out, "{value}");
+        }
+    }
+}
+
+fn write_string(text: &str, out: &mut String) {
+    let quote = match text.contains('\'') && !text.contains('"') {
+        true => '"',
+        false => '\'',
+    };
+    out.push(quote);
+    for c in text.chars() {
+        match c {
+            '\\' => out.push_str("\\\\"),
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c == quote => {
+                out.push('\\');
+                out.push(c);
+            }
+            c if is_printable(c) => out.push(c),
+            c => {
+                let code = u32::from(c);
+                let _ = match code {
+                    0..=0xFF => write!(out, "\\x{code:02x}"),
+                    0x100..=0xFFFF => write!(out, "\\u{code:04x}"),
+                    _ => write!(out, "\\U{code:08x}"),
+                };
+            }
+        }
+    }
+    out.push(quote);
+}
+
+/// Python's `str.isprintable`: neither a separator other than the space, nor a control or format character. Rust's
+/// escapes know the latter, and combining characters besides, which Python prints.
+fn is_printable(c: char) -> bool {
+    if c == ' ' || c.is_ascii_graphic() {
+        return true;
+    }
+    if c.is_whitespace() || c.is_control() {
+        return false;
+    }
+    let is_escaped = c.escape_debug().len() > 1;
+    !is_escaped || is_mark(c)
+}
+
+/// Whether `escape_debug` escapes a character only because it combines with the one before it. A base before it settles
+/// that: the whole text is escaped then only if the character is not printable.
+fn is_mark(c: char) -> bool {
+    let mut text = String::from("a");
+    text.push(c);
+    text.escape_debug().count() == 2
+}

@@ -1,0 +1,106 @@
+//! Calls as Granite 3 writes them: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`. Granite 3.1 begins the list with
+//! `<tool_call>`, which is text to its tokenizer.
+
+use super::call_object::{CallObject, Progress};
+use super::call_reader::{CallReader, read_text};
+use super::part_list::PartList;
+use super::tag::{Beginning, begins_with};
+
+const TAGS: [&str; 2] = ["<|tool_call|>", "<tool_call>"];
+/// Some replies close the second tag, as other models do.
+const END: [&str; 1] = ["</tool_call>"];
+
+pub(crate) struct GraniteReader {
+    state: State,
+}
+
+enum State {
+    Text,
+    AfterTag,
+    /// In the list, between two calls.
+    List,
+    Object {
+        object: Box<CallObject>,
+        in_list: bool,
+    },
+    /// Behind the list.
+    AfterList,
+}
+
+impl GraniteReader {
+    pub(crate) fn new() -> Self {
+        Self { state: State::Text }
+    }
+}
+
+fn object(in_list: bool) -> State {
+    State::Object {
+        object: Box::new(CallObject::new()),
+        in_list,
+    }
+}
+
+impl CallReader for GraniteReader {
+    fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        match &mut self.state {
+            State::Text => {
+                let (read, tag) = read_text(text, &TAGS, at_end, out);
+                if tag.is_some() {
+                    self.state = State::AfterTag;
+                }
+                read
+            }
+            State::AfterTag => {
+                let rest = text.trim_start();
+                let len = text.len() - rest.len();
+                let (state, num_read) = match rest.chars().next()? {
+                    '[' => (State::List, 1),
+                    '{' => (object(false), 0),
+                    // This is no call, and is not lost.
+                    _ => (State::Text, 0),
+                };
+                self.state = state;
+                Some(len + num_read)
+            }
+            State::List => {
+                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ',');
+                let len = text.len() - rest.len();
+                let (state, num_read) = match rest.chars().next()? {
+                    '{' => (object(true), 0),
+                    ']' => (State::AfterList, 1),
+                    _ => (State::Text, 0),
+                };
+                self.state = state;
+                Some(len + num_read)
+            }
+            State::Object { object, in_list } => match object.read(text, out, &|_| true) {
+                (_, Progress::More) if text.is_empty() => None,
+                (len, Progress::More) => Some(len),
+                (len, Progress::Done) => {
+                    self.state = match in_list {
+                        true => State::List,
+                        false => State::AfterList,
+                    };
+                    Some(len)
+                }
+                (len, Progress::NotACall(raw)) => {
+                    out.text(&raw);
+                    self.state = State::Text;
+                    Some(len)
+                }
+            },
+            State::AfterList => {
+                let rest = text.trim_start();
+                let len = text.len() - rest.len();
+                match begins_with(rest, &END) {
+                    Beginning::Undecided => (len > 0).then_some(len),
+                    beginning => {
+                        self.state = State::Text;
+                        let is_end = beginning == Beginning::Tag(0);
+                        Some(len + if is_end { END[0].len() } else { 0 })
+                    }
+                }
+            }
+        }
+    }
+}
