@@ -1,12 +1,15 @@
 """LoRA adapters over HTTP: tokens of PEFT, several adapters at once, loaded and unloaded while requests run."""
 
 import concurrent.futures
+import contextlib
 import json
+from pathlib import Path
 
 import golden_model
 import pytest
-from openai import BadRequestError, NotFoundError
+from openai import BadRequestError, ConflictError, NotFoundError
 from server_process import ServerProcess
+from stalled_mount import stalled_mount
 
 ADAPTERS = golden_model.GOLDEN / "adapters"
 BASE = "llama-gqa-tied"
@@ -80,3 +83,52 @@ def test_what_cannot_be_loaded_is_named(client):
         load(client, "other", ADAPTERS / "qwen3-all")
     with pytest.raises(BadRequestError, match="loaded already"):
         load(client, "all", ADAPTERS / "llama-all")
+
+
+def num_reading(server):
+    """Returns how many threads of a server read adapters."""
+    tasks = Path(f"/proc/{server.process.pid}/task")
+    return [(task / "comm").read_text() for task in tasks.iterdir()].count("corella-adapter\n")
+
+
+def test_a_stalled_mount_holds_up_nothing_but_its_own_loads(tmp_path):
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    options = ("--device", "mock", "--enable-lora")
+    with stalled_mount(mount) as go_on, ServerProcess(*options) as server:
+        with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as ends:
+            # Loads end with the test, whatever becomes of it.
+            ends.callback(go_on)
+            loads = [pool.submit(load, server.client, name, mount / name) for name in ("one", "two")]
+            server.wait_until(lambda: num_reading(server) == 2, "two threads read")
+            answers = [pool.submit(ask, server, number) for number in range(32)]
+            assert all(answer.result() == 4 for answer in answers)
+            assert server.status_of("/ready") == 200
+            assert [model.id for model in server.client.models.list()] == [server.model()]
+            server.client.post("/unload_lora_adapter", cast_to=object, body={"lora_name": "one"})
+            with pytest.raises(ConflictError, match="unloaded before it was read"):
+                loads[0].result()
+            assert num_reading(server) == 2
+            go_on()
+            with pytest.raises(BadRequestError, match="two"):
+                loads[1].result()
+            server.wait_until(lambda: num_reading(server) == 0, "both threads end")
+
+
+def test_a_load_from_a_stalled_mount_has_a_deadline(tmp_path):
+    options = ("--device", "mock", "--enable-lora", "--adapter-load-timeout", 1)
+    with stalled_mount(tmp_path), ServerProcess(*options) as server:
+        with pytest.raises(BadRequestError, match="was not read within 1 s, and is given up"):
+            load(server.client, "one", tmp_path / "one")
+        assert ask(server, 1) == 4
+        assert num_reading(server) == 1
+        # The thread that still waits does not hold up the end.
+        server.terminate()
+        assert server.wait() == 0
+
+
+def ask(server, seed):
+    """Returns the number of tokens of an answer."""
+    options = {"max_tokens": 4, "extra_body": {"ignore_eos": True}}
+    answer = server.client.completions.create(model=server.model(), prompt=[40, 41, seed], **options)
+    return answer.usage.completion_tokens

@@ -97,7 +97,7 @@ def chat_tokens(client, tools, *messages):
 
 
 def plain_call(call_id, text=None):
-    """A call with what the API asks for, and nothing else."""
+    """A call with the members that the API requires, and no others."""
     function = {"name": "get_weather", "arguments": ARGUMENTS}
     return {"role": "assistant", "content": text, "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
 

@@ -1,4 +1,4 @@
-"""Tests options that change what requests mean, or where they arrive."""
+"""Tests options that change the meaning of requests, or the address of the server."""
 
 import http.client
 import json

@@ -1,13 +1,16 @@
 """Tests how the program starts, and its messages when it cannot."""
 
 import json
+import shutil
 import subprocess
 import urllib.request
 
 import golden_model
+import openai
 import pytest
-from patience import PATIENCE_S
-from server_process import BINARY, ServerProcess
+from patience import PATIENCE_S, wait_until
+from server_process import BINARY, ServerProcess, free_port
+from stalled_mount import stalled_mount
 
 
 def test_the_start_line_says_what_runs(golden_folder):
@@ -118,3 +121,31 @@ def test_a_prefix_that_cannot_be_pinned(tmp_path):
     assert "no-such-file" in refusal("--pin-prefix", f"@{tmp_path}/no-such-file")
     line = refusal("--pin-prefix", "many words " * 60, "--max-pinned-share", "0.0001")
     assert "--max-pinned-share" in line
+
+
+def test_while_the_model_is_loaded_clients_are_told_so(golden_folder, tmp_path):
+    port, folder, mount = free_port(), tmp_path / "model", tmp_path / "mount"
+    mount.mkdir()
+    shutil.copytree(golden_folder, folder)
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(mount / "model.safetensors")
+    with stalled_mount(mount), openai.OpenAI(
+        base_url=f"http://127.0.0.1:{port}/v1", api_key="unused", max_retries=0
+    ) as client:
+        command = [BINARY, "serve", folder, "--port", str(port)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+
+            def refusal():
+                """Returns why there is no answer: before the port is open, because there is no connection."""
+                with pytest.raises(openai.APIError) as error:
+                    client.models.list()
+                return isinstance(error.value, openai.InternalServerError) and error.value
+
+            error = wait_until(refusal, "the port is open")
+            assert (error.status_code, error.code) == (503, "loading")
+            assert process.poll() is None
+        finally:
+            process.kill()
+            process.wait()

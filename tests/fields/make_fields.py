@@ -27,7 +27,7 @@ RESPONSES = "openai.types.responses."
 ANTHROPIC = "anthropic.types."
 OLLAMA = "ollama._types."
 
-# What each of Corella's field tables is compared with: types by module and name.
+# The types, by module and name, that each of Corella's field tables is compared with.
 TYPES = {
     "chat": {"openai": [CHAT + "completion_create_params.CompletionCreateParamsStreaming"]},
     "chat message": {

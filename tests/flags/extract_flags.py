@@ -158,7 +158,7 @@ def llama_flags(source):
         excluded = re.search(r"\.set_excludes\(\{([^}]*)\}", call)
         if excluded and "LLAMA_EXAMPLE_SERVER" in excluded[1]:
             continue
-        # The names, and then perhaps those that switch it off.
+        # The names that switch it on, and then those that switch it off, if there are any.
         groups = []
         rest = call
         while group := re.match(r"\s*\{([^}]*)\},", rest):

@@ -3,7 +3,7 @@
 //     node tests/schemas/make_zod.mjs target/ci-node > tests/schemas/zod.jsonl
 //
 // The folder has zod 4.6.7 in node_modules, as `cargo xtask ci set-up` leaves it. Zod tells which of the
-// values beside a schema it takes. Zod 3's patterns are what OpenAI's library writes for it.
+// values beside a schema it takes. OpenAI's library writes Zod 3's patterns.
 
 import { createRequire } from "node:module";
 import { resolve } from "node:path";

@@ -20,7 +20,7 @@ pub struct Part {
     run: fn(&Repository) -> Result<(), String>,
 }
 
-pub const PARTS: [Part; 16] = [
+pub const PARTS: [Part; 17] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -89,7 +89,12 @@ pub const PARTS: [Part; 16] = [
     long_part(
         "soak",
         "12 minutes of mixed traffic with kills on a fleet",
-        soak,
+        |repository| client_script(repository, &["tests/client/soak.py", "--seconds", "720"]),
+    ),
+    long_part(
+        "memory",
+        "by how much one node and a pair grow in an hour of mixed traffic each, or in CORELLA_SOAK_SECONDS",
+        |repository| client_script(repository, &["tests/client/memory.py"]),
     ),
     long_part(
         "fuzz-long",
@@ -249,11 +254,10 @@ fn night_clients(repository: &Repository) -> Result<(), String> {
     clients(repository, "night", &[])
 }
 
-fn soak(repository: &Repository) -> Result<(), String> {
+fn client_script(repository: &Repository, arguments: &[&str]) -> Result<(), String> {
     test::binaries(repository)?;
     let python = python::environment(repository)?;
-    let arguments = ["tests/client/soak.py", "--seconds", "720"];
-    let mut command = repository.command(&python, &arguments);
+    let mut command = repository.command(&python, arguments);
     command.env("CORELLA_BIN", repository.binary());
     run(&mut command, "the soak failed, above")
 }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::PeerTableConfig;
+use corella_engine::RareLine;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -34,10 +35,8 @@ pub use peers::Peers;
 pub(crate) use url::host_and_port;
 pub use url::{RegistryUrl, RegistryUrlError};
 
-/// How often an outage is logged while it lasts.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 /// A registry that was followed for longer than this has worked, and its next failure is a new
-/// outage.
+/// outage, after which it is asked again soon.
 const STEADY: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -212,7 +211,7 @@ struct Driver {
 
 impl Driver {
     async fn drive(mut self) {
-        let mut logged_at: Option<Instant> = None;
+        let line = RareLine::new();
         loop {
             let began_at = Instant::now();
             let error = self.source.follow(&mut self.exchange).await;
@@ -220,12 +219,12 @@ impl Driver {
             // A registry that fails right after each list has not worked.
             if began_at.elapsed() > STEADY {
                 self.backoff.reset();
-                logged_at = None;
             }
-            if logged_at.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
-                logged_at = Some(Instant::now());
+            if let Some(num_left_out) = line.poll(Instant::now()) {
                 self.exchange.is_outage_logged = true;
+                let num_left_out = (num_left_out > 0).then_some(num_left_out);
                 tracing::warn!(
+                    num_left_out,
                     "the registry {} fails, and the nodes known so far stay in use: {error}",
                     self.url
                 );

@@ -48,8 +48,11 @@ struct Table {
 }
 
 enum Place {
-    /// This load has not ended.
-    Loading(u64),
+    /// The load of this number has not ended. Its caller is told when the adapter is unloaded meanwhile.
+    Loading {
+        number: u64,
+        unloaded: oneshot::Sender<()>,
+    },
     Served(ServedAdapter),
 }
 
@@ -78,7 +81,7 @@ impl ServedAdapters {
     pub fn get(&self, name: &str) -> Option<ServedAdapter> {
         match self.lock().by_name.get(name)? {
             Place::Served(adapter) => Some(adapter.clone()),
-            Place::Loading(_) => None,
+            Place::Loading { .. } => None,
         }
     }
 
@@ -87,7 +90,7 @@ impl ServedAdapters {
         let table = self.lock();
         let served = |(name, place): (&String, &Place)| match place {
             Place::Served(adapter) => Some((name.clone(), adapter.clone())),
-            Place::Loading(_) => None,
+            Place::Loading { .. } => None,
         };
         table.by_name.iter().filter_map(served).collect()
     }
@@ -96,8 +99,8 @@ impl ServedAdapters {
         lock(&self.table)
     }
 
-    /// Takes a place for an adapter that is to be read.
-    fn begin(&self, name: &str, path: &str) -> Result<Load, ApiError> {
+    /// Takes a place for an adapter that is to be read. The receiver hears when it is unloaded before that.
+    fn begin(&self, name: &str, path: &str) -> Result<(Load, oneshot::Receiver<()>), ApiError> {
         let loader = self.loader()?.clone();
         let mut table = self.lock();
         if table.by_name.len() >= self.max_adapters && !table.by_name.contains_key(name) {
@@ -113,8 +116,12 @@ impl ServedAdapters {
             )));
         }
         let number = table.num_loads + 1;
+        let (sender, unloaded) = oneshot::channel();
         match table.by_name.entry(name.to_owned()) {
-            Entry::Vacant(entry) => entry.insert(Place::Loading(number)),
+            Entry::Vacant(entry) => entry.insert(Place::Loading {
+                number,
+                unloaded: sender,
+            }),
             Entry::Occupied(_) => {
                 let problem = format!("is {name:?}, which is loaded already; unload it first");
                 return Err(ApiError::invalid("lora_name", problem));
@@ -122,19 +129,20 @@ impl ServedAdapters {
         };
         table.num_loads = number;
         table.num_read += 1;
-        Ok(Load {
+        let load = Load {
             loader,
             table: self.table.clone(),
             name: name.to_owned(),
             path: path.to_owned(),
             number,
-        })
+        };
+        Ok((load, unloaded))
     }
 
     /// Reads an adapter on a thread of its own. One that takes too long is given up; its thread ends when the file
     /// system answers.
     async fn load(&self, name: &str, path: &str) -> Result<(), ApiError> {
-        let load = self.begin(name, path)?;
+        let (load, unloaded) = self.begin(name, path)?;
         let number = load.number;
         let (sender, ended) = oneshot::channel();
         let thread = thread::Builder::new().name("corella-adapter".to_owned());
@@ -142,13 +150,22 @@ impl ServedAdapters {
             let _ = sender.send(load.run());
         });
         started.map_err(|error| ApiError::engine(format!("No thread can be started: {error}.")))?;
-        match timeout(self.load_timeout, ended).await {
-            Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(ApiError::engine("Loading the adapter failed.")),
+        let end = async {
+            tokio::select! {
+                result = ended => {
+                    result.unwrap_or_else(|_| Err(ApiError::engine("Loading the adapter failed.")))
+                }
+                // A sender that was dropped means that the load has ended by itself.
+                Ok(()) = unloaded => Err(unloaded_meanwhile(name)),
+            }
+        };
+        match timeout(self.load_timeout, end).await {
+            Ok(result) => result,
             Err(_) => {
                 self.lock().forget(name, number);
                 let problem = format!(
-                    "was not read within {} s, and is given up; look at the file system of {path}",
+                    "was not read within {} s, and is given up; look at the file system of {path}, \
+                     or raise --adapter-load-timeout",
                     self.load_timeout.as_secs()
                 );
                 Err(ApiError::invalid("lora_path", problem))
@@ -159,11 +176,18 @@ impl ServedAdapters {
     /// Takes no new requests for an adapter, or gives up loading it. Requests that run go on with it.
     fn unload(&self, name: &str) -> Result<(), ApiError> {
         self.loader()?;
-        if self.lock().by_name.remove(name).is_none() {
-            let problem = format!("is {name:?}, and no adapter of that name is loaded");
-            return Err(ApiError::invalid("lora_name", problem));
+        match self.lock().by_name.remove(name) {
+            None => {
+                let problem = format!("is {name:?}, and no adapter of that name is loaded");
+                Err(ApiError::invalid("lora_name", problem))
+            }
+            Some(Place::Loading { unloaded, .. }) => {
+                // Its caller may have left.
+                let _ = unloaded.send(());
+                Ok(())
+            }
+            Some(Place::Served(_)) => Ok(()),
         }
-        Ok(())
     }
 
     fn loader(&self) -> Result<&Arc<dyn AdapterLoader>, ApiError> {
@@ -183,8 +207,12 @@ impl Table {
     }
 
     fn is_loading(&self, name: &str, number: u64) -> bool {
-        matches!(self.by_name.get(name), Some(Place::Loading(other)) if *other == number)
+        matches!(self.by_name.get(name), Some(Place::Loading { number: other, .. }) if *other == number)
     }
+}
+
+fn unloaded_meanwhile(name: &str) -> ApiError {
+    ApiError::conflict(format!("Adapter {name:?} was unloaded before it was read."))
 }
 
 fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
@@ -211,8 +239,7 @@ impl Load {
         })?;
         let mut table = lock(&self.table);
         if !table.is_loading(&self.name, self.number) {
-            let problem = format!("Adapter {:?} was unloaded before it was read.", self.name);
-            return Err(ApiError::conflict(problem));
+            return Err(unloaded_meanwhile(&self.name));
         }
         let adapter = ServedAdapter {
             path: self.path.clone(),
@@ -238,7 +265,7 @@ impl ServerState {
     /// Loads the adapter of a folder, which callers then name in `model`. `Err` says why it cannot be.
     pub fn load_adapter(&self, name: &str, path: &str) -> Result<(), String> {
         let load = { self.check_adapter_name(name) }.and_then(|()| self.adapters.begin(name, path));
-        let loaded = load.and_then(Load::run);
+        let loaded = load.and_then(|(load, _)| load.run());
         loaded.map_err(|error| error.message().to_owned())
     }
 

@@ -359,6 +359,16 @@ impl ApiError {
         error
     }
 
+    pub fn loading() -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable_error",
+            "The server is still loading the model.",
+        );
+        error.body.code = Some("loading");
+        error
+    }
+
     /// The drain timeout ended before the request did.
     pub fn cut_off() -> Self {
         let mut error = Self::new(

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::local_client::LocalClient;
 
-/// The endpoints that a line may ask: those that answer a POST with one JSON object.
+/// The endpoints that a line may call: they answer a POST with one JSON object.
 const ENDPOINTS: [&str; 11] = [
     "/v1/chat/completions",
     "/v1/completions",

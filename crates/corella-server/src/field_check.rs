@@ -81,7 +81,7 @@ impl FieldCheck {
         path: &str,
         fields: &Map<String, Value>,
     ) -> Result<(), ApiError> {
-        // What is null counts as left out. Client libraries send all members that they know.
+        // A null member counts as left out. Client libraries send every member of their types.
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
             match table.find(name) {
                 Some(Treatment::Refused(refused)) => {

@@ -39,6 +39,7 @@ mod health;
 mod kv_transfer;
 mod list_page;
 mod listener;
+mod loading;
 mod local_client;
 mod messages;
 mod metrics;
@@ -78,6 +79,7 @@ mod token_rule;
 mod tokenization;
 mod tool_fields;
 mod value_count;
+mod write_deadline;
 
 /// Files of requests and their answers, which `corella batch` and `/v1/batches` have in common.
 pub mod batch {
@@ -93,6 +95,7 @@ pub use cluster_status::{ClusterStatus, MAX_NODES, NodeStatus};
 pub use cors::AllowedOrigins;
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use listener::Listener;
+pub use loading::Loading;
 pub use local_client::{LocalClient, LocalResponse};
 pub use role::{RoleChange, RoleControl, RoleError, RoleStatus};
 pub use router::router;

@@ -1,6 +1,7 @@
 //! Where a server listens: a TCP port, or a Unix domain socket.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -19,6 +20,20 @@ impl From<TcpListener> for Listener {
 }
 
 impl Listener {
+    /// Accepts from the same queue of connections.
+    pub(crate) fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(listener) => {
+                let listener = listener.as_fd().try_clone_to_owned()?;
+                Self::Tcp(TcpListener::from_std(listener.into())?)
+            }
+            Self::Unix(listener) => {
+                let listener = listener.as_fd().try_clone_to_owned()?;
+                Self::Unix(UnixListener::from_std(listener.into())?)
+            }
+        })
+    }
+
     pub(crate) async fn accept(&self) -> io::Result<Connection> {
         match self {
             Self::Tcp(listener) => listener.accept().await.map(|(tcp, _)| Connection::Tcp(tcp)),

@@ -185,7 +185,7 @@ fn table_schema(
         };
         properties.insert(name.to_owned(), schema.unwrap_or_else(|| json!({})));
     }
-    // What is null counts as left out, whatever its name.
+    // A null member counts as left out, whatever its name.
     let others = json!({"type": "null"});
     json!({"type": "object", "properties": properties, "additionalProperties": others})
 }

@@ -20,6 +20,7 @@ use crate::router::router;
 use crate::server_state::ServerState;
 use crate::shutdown::Shutdown;
 use crate::tls::ServerTls;
+use crate::write_deadline::WriteDeadline;
 
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +51,14 @@ pub async fn serve(
     mut shutdown: Shutdown,
 ) -> io::Result<DrainReport> {
     let listener = listener.into();
-    let connections = Connections::new(&state);
+    let limits = ConnectionLimits {
+        header_timeout: state.config.header_timeout,
+        write_timeout: state.config.write_timeout,
+        max_num_connections: state.config.max_num_connections,
+        keep_alive: true,
+    };
+    let tls = state.config.tls.clone();
+    let connections = Connections::new(router(state.clone()), tls, &limits);
     // Lines of batches count as requests in flight. However serving ends, batches are not run behind it.
     let mut runner = JoinSet::new();
     if let Ok(batches) = state.batches() {
@@ -106,10 +114,31 @@ fn stopped(reason: &str) -> io::Error {
     io::Error::other(format!("the engine has stopped: {reason}"))
 }
 
-struct Connections {
+/// Limits on the connections of clients.
+pub struct ConnectionLimits {
+    pub header_timeout: Duration,
+    pub write_timeout: Duration,
+    pub max_num_connections: usize,
+    /// Whether a connection may have several requests.
+    pub keep_alive: bool,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            header_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            max_num_connections: 16_384,
+            keep_alive: true,
+        }
+    }
+}
+
+pub struct Connections {
     router: Router,
     http: http1::Builder,
     tls: Option<ServerTls>,
+    write_timeout: Duration,
     max_num_connections: u32,
     permits: Arc<Semaphore>,
     phase: watch::Sender<Phase>,
@@ -124,18 +153,20 @@ enum Phase {
 }
 
 impl Connections {
-    fn new(state: &Arc<ServerState>) -> Self {
+    pub fn new(router: Router, tls: Option<ServerTls>, limits: &ConnectionLimits) -> Self {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
-            .header_read_timeout(state.config.header_timeout)
+            .header_read_timeout(limits.header_timeout)
+            .keep_alive(limits.keep_alive)
             .max_header_size(MAX_HEADER_BYTES);
-        let max_num_connections = u32::try_from(state.config.max_num_connections)
+        let max_num_connections = u32::try_from(limits.max_num_connections)
             .unwrap_or(u32::MAX)
             .min((Semaphore::MAX_PERMITS >> 1) as u32);
         Self {
-            router: router(state.clone()),
+            router,
             http,
-            tls: state.config.tls.clone(),
+            tls,
+            write_timeout: limits.write_timeout,
             max_num_connections,
             permits: Arc::new(Semaphore::new(max_num_connections as usize)),
             phase: watch::Sender::new(Phase::Open),
@@ -143,7 +174,7 @@ impl Connections {
     }
 
     /// Returns only if the listener cannot be used any more.
-    async fn accept_from(&self, listener: &Listener) -> io::Error {
+    pub async fn accept_from(&self, listener: &Listener) -> io::Error {
         loop {
             // At the limit, new connections wait in the kernel's bounded backlog.
             let Ok(permit) = self.permits.clone().acquire_owned().await else {
@@ -168,12 +199,16 @@ impl Connections {
             tracing::debug!(%error, "cannot set TCP_NODELAY");
         }
         let (router, http, tls) = (self.router.clone(), self.http.clone(), self.tls.clone());
+        let write_timeout = self.write_timeout;
         let mut phase = self.phase.subscribe();
         tokio::spawn(async move {
             let _permit = permit;
             let (stream, tls) = match (stream, tls) {
                 (Connection::Tcp(stream), Some(tls)) => (stream, tls),
-                (stream, _) => return answer(stream, &http, router, phase).await,
+                (stream, _) => {
+                    let stream = WriteDeadline::new(stream, write_timeout);
+                    return answer(stream, &http, router, phase).await;
+                }
             };
             // A client that has not shown who it is waits for nothing when the server closes.
             let secured = tokio::select! {
@@ -181,7 +216,10 @@ impl Connections {
                 _ = phase.changed() => return,
             };
             match secured {
-                Ok(stream) => answer(stream, &http, router, phase).await,
+                Ok(stream) => {
+                    let stream = WriteDeadline::new(stream, write_timeout);
+                    answer(stream, &http, router, phase).await;
+                }
                 Err(error) => tracing::debug!(%error, "a client's TLS handshake has failed"),
             }
         });
@@ -189,7 +227,7 @@ impl Connections {
 
     /// Closes every connection, after a moment to write its last bytes: the end of an answer, or the
     /// error of a request that was cut off.
-    async fn close(self) {
+    pub async fn close(self) {
         self.phase.send_replace(Phase::Closing);
         let all = self.permits.acquire_many(self.max_num_connections);
         if timeout_at(Instant::now() + FLUSH_PERIOD, all).await.is_ok() {

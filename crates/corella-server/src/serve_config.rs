@@ -45,6 +45,8 @@ pub struct ServeConfig {
     pub body_timeout: Duration,
     /// Time for complete request headers, and for the next request of an idle connection.
     pub header_timeout: Duration,
+    /// A connection is closed when its client takes no byte of a waiting answer for this long.
+    pub write_timeout: Duration,
     pub max_num_connections: usize,
     /// Secures connections; without it they are plain HTTP.
     pub tls: Option<ServerTls>,
@@ -88,6 +90,7 @@ impl ServeConfig {
             max_stored_response_bytes: 64 << 20,
             body_timeout: Duration::from_secs(60),
             header_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
             max_num_connections: 16_384,
             tls: None,
             allowed_origins: AllowedOrigins::default(),

@@ -1,6 +1,6 @@
 //! Tests, filters and functions of Jinja2 that the template engine has with other answers, or not at all.
 
-use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwargs};
+use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
 use minijinja_contrib::globals::{cycler, joiner};
 
@@ -247,9 +247,9 @@ fn replace(
     value: &Value,
     old: &Value,
     new: &Value,
-    count: Option<Value>,
-    named: Kwargs,
+    rest: Rest<Value>,
 ) -> Result<Value, Error> {
+    let (count, named): (Option<Value>, Kwargs) = from_args(&rest)?;
     let count = match count {
         Some(count) => Some(count),
         None => named.get("count")?,

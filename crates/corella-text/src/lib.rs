@@ -32,6 +32,7 @@ mod token_count;
 mod token_reach;
 mod tokenizer;
 mod turn_support;
+mod word_cache;
 mod word_splitter;
 
 pub use chat_template::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TOOL_USE_FILE};

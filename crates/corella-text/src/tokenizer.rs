@@ -14,6 +14,7 @@ use crate::long_word::CutPoints;
 use crate::piece::PieceTable;
 use crate::recent_cache::RecentCache;
 use crate::token_reach::{has_type, max_bytes_per_token};
+use crate::word_cache::{WordCache, resize_package_cache};
 use crate::word_splitter::{Part, WordSplitter};
 
 /// A tokenizer. Clones share their data.
@@ -38,6 +39,7 @@ struct Words {
     /// The tokens of sections that are long and were used last: of those behind another section, and of
     /// those that begin a text.
     kept: [RecentCache<Box<str>, Arc<[u32]>>; 2],
+    known: WordCache,
     /// The special tokens at the beginning and at the end of a prompt.
     prefix: Vec<u32>,
     suffix: Vec<u32>,
@@ -70,6 +72,9 @@ const MIN_KEPT_BYTES: usize = 256;
 /// Sections and their tokens.
 const MAX_KEPT_BYTES: usize = 16 << 20;
 
+/// Where words are not known, the package `tokenizers` may keep so many pieces of texts in each thread.
+const MAX_CACHED_TEXTS: usize = 500;
+
 impl Tokenizer {
     /// Reads tokenizer.json. Its truncation and padding are ignored: a prompt is never cut silently.
     pub fn from_bytes(tokenizer_json: &[u8]) -> Result<Self, TextError> {
@@ -90,9 +95,13 @@ impl Tokenizer {
         model.with_padding(None);
         let vocab = model.get_vocab(false);
         let pieces = PieceTable::new(&model, &vocab)?;
+        let words = Words::new(&model);
+        let num_cached = if words.is_some() { 0 } else { MAX_CACHED_TEXTS };
+        resize_package_cache(&mut model, num_cached)
+            .map_err(|error| TextError::TokenizerFile(error.to_string()))?;
         Ok(Self {
             inner: Arc::new(Inner {
-                words: Words::new(&model),
+                words,
                 max_bytes_per_token: max_bytes_per_token(&model, &vocab),
                 cut_points: OnceLock::new(),
                 model,
@@ -186,7 +195,14 @@ impl Tokenizer {
             match part {
                 Part::Token(id) => ids.push(id),
                 Part::Word(word) if word.len() <= LONG_WORD_BYTES => {
-                    self.encode_word(word, ids)?;
+                    match words.known.find(word) {
+                        Some(known) => ids.extend_from_slice(&known),
+                        None => {
+                            let start = ids.len();
+                            self.encode_word(word, ids)?;
+                            words.known.keep(word, &ids[start..]);
+                        }
+                    }
                     since_asked += word.len();
                 }
                 Part::Word(word) => self.encode_long_word(word, limit, ids)?,
@@ -336,6 +352,7 @@ impl Words {
         Some(Self {
             splitter: WordSplitter::new(model)?,
             kept: [(); 2].map(|()| RecentCache::new(MAX_KEPT_BYTES)),
+            known: WordCache::new(),
             prefix,
             suffix,
         })

@@ -66,7 +66,7 @@ pub enum Command {
     /// Serve a model over an OpenAI-compatible API
     Serve(Box<ServeArgs>),
     /// Write a model's answer to standard output, and its speed to standard error
-    Generate(GenerateArgs),
+    Generate(Box<GenerateArgs>),
     /// Converse with a model in the terminal
     Chat(Box<ChatArgs>),
     /// Answer the requests of a file, without a server
@@ -83,7 +83,7 @@ pub enum Command {
     Rm(RmArgs),
     /// Measure latency, throughput and memory, of a server or of a part of Corella
     #[command(subcommand)]
-    Bench(BenchCommand),
+    Bench(Box<BenchCommand>),
     /// Print a shell completion script
     Completions(CompletionsArgs),
     /// Print a manual page

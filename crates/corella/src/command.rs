@@ -59,7 +59,7 @@ fn run(mut command: Command) -> Result<i32, Box<dyn Error>> {
     model_lookup::resolve(&mut command)?;
     match command {
         Command::Serve(args) => serve::run(config::serve(*args)?)?,
-        Command::Generate(args) => generate::run(config::generate(args)?)?,
+        Command::Generate(args) => generate::run(config::generate(*args)?)?,
         Command::Chat(args) => chat::run(config::chat(*args)?)?,
         Command::Batch(args) => return Ok(batch::run(config::batch(*args)?)?),
         Command::Inspect(args) => inspect_command::run(config::inspect(args)?)?,
@@ -69,24 +69,22 @@ fn run(mut command: Command) -> Result<i32, Box<dyn Error>> {
         Command::Rm(args) => hub_command::remove(config::hub(true), &args.models)?,
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::man(&args)?,
-        Command::Bench(BenchCommand::Serve(args)) => bench::serve(config::bench_serve(args))?,
-        Command::Bench(BenchCommand::Offline(args)) => {
-            bench::offline(config::bench_offline(args)?)?
-        }
-        Command::Bench(BenchCommand::Kernels(args)) => {
-            bench::kernels(config::bench_kernels(&args)?)?
-        }
-        Command::Bench(BenchCommand::Perplexity(args)) => {
-            bench::perplexity(config::bench_perplexity(args)?)?
-        }
-        Command::Bench(BenchCommand::Scheduler(args)) => bench::scheduler(args)?,
-        Command::Bench(BenchCommand::Transfer(args)) => bench::transfer(args)?,
-        Command::Bench(BenchCommand::Cache(args)) => bench::cache(args)?,
-        Command::Bench(BenchCommand::Admission(args)) => {
-            bench::admission(config::bench_admission(args)?)?
-        }
+        Command::Bench(command) => run_benchmark(*command)?,
     }
     Ok(0)
+}
+
+fn run_benchmark(command: BenchCommand) -> Result<(), Box<dyn Error>> {
+    match command {
+        BenchCommand::Serve(args) => bench::serve(config::bench_serve(args)),
+        BenchCommand::Offline(args) => bench::offline(config::bench_offline(*args)?),
+        BenchCommand::Kernels(args) => bench::kernels(config::bench_kernels(&args)?),
+        BenchCommand::Perplexity(args) => bench::perplexity(config::bench_perplexity(args)?),
+        BenchCommand::Scheduler(args) => bench::scheduler(args),
+        BenchCommand::Transfer(args) => bench::transfer(args),
+        BenchCommand::Cache(args) => bench::cache(args),
+        BenchCommand::Admission(args) => bench::admission(config::bench_admission(args)?),
+    }
 }
 
 fn one_line(error: &dyn Error) -> String {

@@ -1,7 +1,7 @@
 //! Options from a TOML file and from the environment, by the names that they have on the command line.
 //!
-//! What they say becomes arguments in front of those that were typed, so that every option has the
-//! same checks wherever it comes from.
+//! They become arguments in front of the typed ones, so that every option has the same checks wherever
+//! it comes from.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -133,7 +133,7 @@ impl Arguments {
     }
 }
 
-/// The subcommand that was typed, if it takes a file, and what was typed behind it.
+/// The subcommand, if it takes a file, and the arguments behind it.
 fn configurable_command<'a>(
     program: &'a Command,
     words: &[OsString],
@@ -286,7 +286,7 @@ impl<'a> ConfigFile<'a> {
     }
 }
 
-/// Whether the option, or one that excludes it, is among those that are given, by their ids.
+/// Whether `given` has the id of the option, or of one that excludes it.
 fn is_given(command: &Command, arg: &Arg, given: &HashSet<&str>) -> bool {
     let excludes = |one: &Arg, another: &Arg| {
         let excluded = command.get_arg_conflicts_with(one);

@@ -1,4 +1,4 @@
-//! What Corella does with the flags of other servers. The tables are in `flags`, and part of the program.
+//! The tables of other servers' flags and their meaning here. They lie in `flags` and are part of the program.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -46,7 +46,7 @@ pub struct Flag {
     pub treatment: Treatment,
 }
 
-/// What Corella does with a flag.
+/// The treatment of a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Treatment {
     /// It is an option of Corella. The value is an example that the option takes.
@@ -67,7 +67,7 @@ pub struct OtherName {
     pub example: Option<String>,
     /// Whether values are written alike, so that the flag can stand for the option.
     pub is_taken: bool,
-    /// What to do with a command that lacks the option.
+    /// The treatment by a command that lacks the option.
     pub elsewhere: Option<String>,
 }
 
@@ -136,9 +136,7 @@ impl Engine {
                         .zip(names.first().cloned())
                         .map(|(one, name)| (name, one)),
                 };
-                let Some((key, treatment)) = treatment else {
-                    return None;
-                };
+                let (key, treatment) = treatment?;
                 let others = names.into_iter().filter(|name| *name != key);
                 let names: Vec<String> = [key.clone()].into_iter().chain(others).collect();
                 flags.push(Flag {

@@ -1,5 +1,5 @@
-//! Takes flags and verbs of other servers: what they mean here goes to the parser, and what they mean
-//! nowhere is refused, all of it at once.
+//! Takes flags and verbs of other servers. Those with a meaning here are translated for the parser; the
+//! others are refused, all at once.
 
 use std::ffi::OsString;
 
@@ -14,12 +14,12 @@ use crate::option_value;
 #[derive(Debug)]
 pub struct Translation {
     pub words: Vec<OsString>,
-    /// What was taken in another sense than it was written in, a sentence each.
+    /// One sentence for each flag that was taken in another sense.
     pub warnings: Vec<String>,
 }
 
-/// Translates what was typed, the program's name first. `program` is built. `Err` has a sentence for each
-/// flag that cannot be taken.
+/// Translates a command line, which starts with the program's name. `program` must be built. `Err` has a
+/// sentence for each flag that cannot be taken.
 pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation, Vec<String>> {
     let mut warnings = Vec::new();
     let words = translate_verb(words, &mut warnings)?;
@@ -49,8 +49,8 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
     }
 }
 
-/// What to say about an option that is not here: what another server's flag is here, or the nearest name
-/// among `known`, which have no dashes.
+/// The message for an unknown option. It explains the flag of another server, or names the nearest of
+/// `known`, which have no dashes.
 pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     match flag_table::find(option).and_then(advice) {
         Some(advice) => format!("there is no option {option}: {advice}"),
@@ -62,7 +62,7 @@ pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> St
     }
 }
 
-/// What to do instead of giving a flag.
+/// Advice for a flag that is refused.
 pub fn advice(flag: &Flag) -> Option<String> {
     match &flag.treatment {
         Treatment::Same { .. } => None,
@@ -121,7 +121,7 @@ fn subcommand<'a>(program: &'a Command, words: &[OsString]) -> (&'a Command, usi
 
 struct Walk<'a> {
     command: &'a Command,
-    /// What was typed to name the command, for errors.
+    /// The command as it was typed, for errors.
     name: String,
     /// Whether the command runs a model, as other servers do.
     runs_model: bool,
@@ -353,8 +353,8 @@ impl<'a> Walk<'a> {
         ));
     }
 
-    /// Whether an option takes a value, or none, as it was written behind another name: a suggestion that
-    /// is refused helps nobody.
+    /// Whether an option takes the value that was written behind another name, or takes none. A suggestion
+    /// must not be refused.
     fn takes(&self, long: &str, value: Option<&str>) -> bool {
         let Some(arg) = option_value::find(self.command, long) else {
             return false;
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn flags_of_other_servers_become_options() {
         for (line, expected) in [
-            // A line that somebody has for each of two servers.
+            // A flag with a line in the tables of two servers.
             (
                 "corella serve meta/llama --trust-remote-code --tensor-parallel-size 1 --max_model_len 8k \
                  --enable-auto-tool-choice --tool-call-parser hermes -O3 --disable-log-requests",
@@ -482,7 +482,7 @@ mod tests {
         }
     }
 
-    /// A suggestion that is refused as well helps nobody.
+    /// A suggestion must not lead to the next refusal.
     #[test]
     fn suggestions_can_be_followed() {
         for (line, suggestion) in [

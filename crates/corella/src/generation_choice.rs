@@ -11,7 +11,7 @@ use crate::Error;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationChoice {
     pub source: GenerationSource,
-    /// Replaces what the source has.
+    /// Replaces values of the source.
     pub overrides: GenerationDefaults,
 }
 

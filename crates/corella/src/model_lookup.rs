@@ -29,11 +29,19 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)
         }
-        Command::Bench(BenchCommand::Offline(args)) => {
-            resolve_draft(&mut args.speculation, args.model.offline)?;
-            resolve_model(&mut args.model)
-        }
-        Command::Bench(BenchCommand::Perplexity(args)) => resolve_model(&mut args.model),
+        Command::Bench(command) => match command.as_mut() {
+            BenchCommand::Offline(args) => {
+                resolve_draft(&mut args.speculation, args.model.offline)?;
+                resolve_model(&mut args.model)
+            }
+            BenchCommand::Perplexity(args) => resolve_model(&mut args.model),
+            BenchCommand::Serve(_)
+            | BenchCommand::Kernels(_)
+            | BenchCommand::Scheduler(_)
+            | BenchCommand::Transfer(_)
+            | BenchCommand::Cache(_)
+            | BenchCommand::Admission(_) => Ok(()),
+        },
         Command::Inspect(args) => resolve_inspected(args),
         Command::Quantize(args) => {
             if let Some((path, _)) = resolve_path(&args.model, args.offline)? {
@@ -45,15 +53,7 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
         | Command::List
         | Command::Rm(_)
         | Command::Completions(_)
-        | Command::Man(_)
-        | Command::Bench(
-            BenchCommand::Serve(_)
-            | BenchCommand::Kernels(_)
-            | BenchCommand::Scheduler(_)
-            | BenchCommand::Transfer(_)
-            | BenchCommand::Cache(_)
-            | BenchCommand::Admission(_),
-        ) => Ok(()),
+        | Command::Man(_) => Ok(()),
     }
 }
 
@@ -81,7 +81,7 @@ fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses `--revision` for what has none, or another one in its name.
+/// Refuses `--revision` for models without revisions, and beside another revision in the name.
 fn check_revision(given: Option<&Path>, revision: &str) -> Result<(), Error> {
     let Some(given) = given else {
         return Err(Error::Config(format!(

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use corella_engine::{Attribute, Span, SpanKind, SpanSink};
+use corella_engine::{Attribute, Span, SpanKind, SpanSink, rare_line};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
@@ -29,8 +29,6 @@ const MAX_BATCH: usize = 512;
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 /// How long a collector may take.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How often it is said again that spans are lost.
-const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Where spans go, and what they say of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,7 +66,6 @@ impl OtlpExporter {
             agent: agent(),
             config,
             counts: counts.clone(),
-            complained_at: None,
         };
         let thread = std::thread::Builder::new()
             .name("otlp".to_owned())
@@ -144,11 +141,10 @@ struct Sender {
     agent: Agent,
     config: OtlpConfig,
     counts: Arc<Counts>,
-    complained_at: Option<Instant>,
 }
 
 impl Sender {
-    fn run(mut self, spans: &Receiver<Span>) {
+    fn run(self, spans: &Receiver<Span>) {
         while let Ok(first) = spans.recv() {
             let deadline = Instant::now() + BATCH_DELAY;
             let mut batch = vec![first];
@@ -163,7 +159,7 @@ impl Sender {
         }
     }
 
-    fn send(&mut self, batch: &[Span]) {
+    fn send(&self, batch: &[Span]) {
         let body = export_request(&self.config.resource, batch).to_string();
         let mut request = self.agent.post(&self.config.url);
         for (name, value) in &self.config.headers {
@@ -176,21 +172,17 @@ impl Sender {
         let reason = match sent {
             Ok(response) if response.status().is_success() => {
                 self.counts.sent.fetch_add(num_spans, Ordering::Relaxed);
-                self.complained_at = None;
                 return;
             }
             Ok(response) => format!("it answers {}", response.status()),
             Err(error) => error.to_string(),
         };
         self.counts.dropped.fetch_add(num_spans, Ordering::Relaxed);
-        let is_due = { self.complained_at }.is_none_or(|at| at.elapsed() >= LOG_INTERVAL);
-        if is_due {
-            self.complained_at = Some(Instant::now());
-            tracing::warn!(
-                "spans are lost: the collector at {} rejects them: {reason}",
-                self.config.url
-            );
-        }
+        rare_line!(
+            warn,
+            "spans are lost: the collector at {} rejects them: {reason}",
+            self.config.url
+        );
     }
 }
 

@@ -50,6 +50,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
     };
     let tls = cluster_config.load_tls()?;
     let nixl = cluster_config.load_nixl()?;
+    let loading = { socket.start_loading(server_tls.clone()) }
+        .map_err(io_error("answering while the model is loaded".to_owned()))?;
     let mut llm = Llm::load(&config.source, &config.options)?;
     let shutdown = shutdown_signal().map_err(io_error(SIGNALS.to_owned()))?;
     let has_key = !api_keys.is_empty();
@@ -69,6 +71,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         allowed_origins: config.allowed_origins,
         root_path: config.root_path.clone(),
         max_num_adapters: config.adapter.max_adapters,
+        adapter_load_timeout: config.adapter.load_timeout,
         ..config.request.serve_config(&llm)
     };
     make_room_for(serve_config.max_num_connections);
@@ -132,6 +135,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         tls: server_tls,
     };
     { reload.start(&state) }.map_err(io_error(SIGNALS.to_owned()))?;
+    loading.end().await;
     say(&ready_line);
     supervisor::notify("READY=1");
     tell_of_the_drain(state.clone());
@@ -208,7 +212,7 @@ fn tell_of_the_drain(state: Arc<ServerState>) {
     });
 }
 
-/// `url` is what curl is given for the server, without a path of the API.
+/// `url` addresses the server in a curl command, without a path of the API.
 fn ready_line(llm: &Llm, url: &str, has_key: bool) -> String {
     let key = match has_key {
         true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",

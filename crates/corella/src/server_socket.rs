@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use corella_server::Listener;
+use corella_server::{Listener, Loading, ServerTls};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 
 use crate::Error;
@@ -54,13 +54,22 @@ impl ServerSocket {
         }
     }
 
+    /// Answers requests 503 until it is ended.
+    ///
+    /// # Panics
+    /// If the listener was taken before.
+    pub fn start_loading(&self, tls: Option<ServerTls>) -> io::Result<Loading> {
+        let listener = self.listener.as_ref().expect("the listener is there");
+        Loading::start(listener, tls)
+    }
+
     /// # Panics
     /// If it was taken before.
     pub fn take_listener(&mut self) -> Listener {
         self.listener.take().expect("the listener is taken once")
     }
 
-    /// What curl is given in front of a path.
+    /// The arguments of curl in front of a path.
     pub fn curl(&self, has_tls: bool) -> String {
         match (&self.address, has_tls) {
             (Address::Tcp(address), true) => format!("https://{address}"),
@@ -87,8 +96,8 @@ impl Drop for ServerSocket {
     }
 }
 
-/// Deletes the socket of a server that was killed. One that somebody listens on stays, and so does any
-/// other file.
+/// Deletes the socket of a server that was killed. A socket with a listener stays, and so does any other
+/// file.
 async fn remove_abandoned(path: &Path) -> io::Result<()> {
     let is_socket = path
         .symlink_metadata()

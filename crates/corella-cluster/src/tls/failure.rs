@@ -2,7 +2,7 @@
 
 use std::io;
 
-use tokio_rustls::rustls::{CertificateError, Error};
+use tokio_rustls::rustls::{AlertDescription, CertificateError, Error};
 
 use super::TlsFiles;
 
@@ -65,6 +65,11 @@ pub fn of_handshake(peer: &str, error: &io::Error) -> String {
             format!("it presents no certificate: give it {OPTIONS}")
         }
         Some(Error::InvalidMessage(_)) => format!("it does not speak TLS: give it {OPTIONS}"),
+        Some(Error::AlertReceived(AlertDescription::CertificateExpired)) => {
+            "this node's certificate has expired, it says: renew --cluster-tls-cert, or compare the \
+             two clocks"
+                .to_owned()
+        }
         Some(Error::AlertReceived(alert)) => format!(
             "it refuses this node's certificate ({alert:?}): its log says why, and \
              --cluster-tls-ca must be the same on both"
@@ -106,5 +111,19 @@ fn problem(error: &CertificateError) -> Problem {
             Problem::Purpose
         }
         _ => Problem::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_finds_a_certificate_expired_names_what_to_renew() {
+        let told = |alert| of_handshake("10.0.0.1", &io::Error::other(Error::AlertReceived(alert)));
+        let expired = told(AlertDescription::CertificateExpired);
+        assert!(expired.contains("renew --cluster-tls-cert"), "{expired}");
+        let other = told(AlertDescription::UnknownCA);
+        assert!(other.contains("--cluster-tls-ca"), "{other}");
     }
 }

@@ -1,6 +1,6 @@
 //! tokenizer.json, as folders bring it.
 
-use corella_fuzz::{Target, Verdict};
+use corella_fuzz::{CountingAllocator, Random, Target, Verdict};
 use corella_text::{EncodeLimit, Tokenizer};
 
 use crate::corpus;
@@ -64,4 +64,26 @@ fn tokenizer_json() {
             Verdict::from(&tokenizer)
         },
     );
+}
+
+/// Words of letters that are never the same twice: nothing of them stays in any thread when their tokenizer is dropped.
+#[test]
+fn words_without_end() {
+    let json = corpus::bytes("crates/corella-text/tests/golden/byte_level_tokenizer.json");
+    let make = |random: &mut Random, text: &mut String| {
+        text.clear();
+        for _ in 0..2000 {
+            text.push(' ');
+            text.extend((0..250).map(|_| char::from(b'a' + random.below(26) as u8)));
+        }
+    };
+    Target::new("words_without_end", 64 << 20, 0).run(&["a".to_owned()], make, |text| {
+        let before = CountingAllocator::held();
+        let tokenizer = Tokenizer::from_bytes(&json).expect("it is valid");
+        let verdict = Verdict::from(&tokenizer.encode(text, false));
+        drop(tokenizer);
+        let kept = CountingAllocator::held().saturating_sub(before);
+        assert!(kept < 1 << 20, "{kept} bytes are kept");
+        verdict
+    });
 }

@@ -348,7 +348,7 @@ fn is_read_at(endpoint: Endpoint, endpoints: &[Endpoint]) -> bool {
         || endpoint == Endpoint::Tokenize && endpoints.contains(&Endpoint::Chat)
 }
 
-/// Values that a field may have which asks for what is done anyway.
+/// Values that ask for the default behaviour.
 const NEUTRAL: [&str; 21] = [
     "false",
     "true",
@@ -387,7 +387,7 @@ fn owned(groups: Vec<(&str, Vec<String>)>) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// What a test says of values holds for the tables, too.
+/// The tables and the test agree on the values that change nothing.
 #[test]
 fn a_neutral_value_is_one_of_those_in_the_list() {
     let neutral = |field: &super::Refused, value: Value| (field.is_neutral)(&value);

@@ -38,7 +38,7 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
         // vLLM.
         TRUNCATE,
         instead("messages", "use input"),
-        // What goes with `messages`.
+        // Members that go with `messages`.
         refused("add_generation_prompt", is_false),
         refused("continue_final_message", is_false),
         refused("chat_template", never),

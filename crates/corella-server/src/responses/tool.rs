@@ -47,7 +47,7 @@ pub struct KeptTools {
     pub places: Vec<usize>,
 }
 
-/// Those that a model cannot call here are left out, as llama.cpp does: the model is not told of them.
+/// Leaves out tools that no model can call here, as llama.cpp does. The prompt does not mention them.
 pub fn chat_tools(tools: &[Map<String, Value>], check: FieldCheck) -> Result<KeptTools, ApiError> {
     let mut kept = KeptTools::default();
     for (index, tool) in tools.iter().enumerate() {

@@ -232,7 +232,7 @@ async fn a_stalled_file_system_holds_up_nothing_but_its_own_loads() {
     setup.serve.max_num_adapters = 8;
     let server = setup.start().await;
     let address = server.address;
-    let stalled: Vec<_> = (0..4)
+    let mut stalled: Vec<_> = (0..4)
         .map(|i| {
             let body = json!({"lora_name": format!("stalled-{i}"), "lora_path": "stalled"});
             tokio::spawn(async move { post(address, LOAD, &body).await })
@@ -256,12 +256,13 @@ async fn a_stalled_file_system_holds_up_nothing_but_its_own_loads() {
     // An adapter that is unloaded while it loads is never served.
     let unloaded = post(address, UNLOAD, &json!({"lora_name": "stalled-0"})).await;
     assert_eq!(unloaded.status, 200, "{}", unloaded.text());
+    // Its caller waits no longer; its thread does.
+    let cancelled = stalled.remove(0).await.expect("it is answered");
+    assert_eq!(cancelled.status, 409, "{}", cancelled.text());
     mount.go_on();
-    let mut statuses = Vec::new();
     for load in stalled {
-        statuses.push(load.await.expect("it is answered").status);
+        assert_eq!(load.await.expect("it is answered").status, 200);
     }
-    assert_eq!(statuses, [409, 200, 200, 200]);
     let unknown = post(address, PATH, &json!({"model": "stalled-0", "prompt": "a"})).await;
     assert_eq!(unknown.status, 404);
     load(&server, "red").await;

@@ -5,9 +5,11 @@ use std::time::Duration;
 use corella_core::StepId;
 use corella_engine::EngineState;
 use corella_model::Fault;
+use corella_server::{Listener, Loading};
 use corella_test::{wait_until, wait_until_asked, wait_until_async};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::client::{events, get, head, open, open_post, post, read_reply, read_until};
@@ -313,4 +315,53 @@ async fn run_many_streams(max_inflight_steps: u32) {
     })
     .await;
     assert!(server.num_counted(PATH, 200).await >= 16.0);
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_is_given_up() {
+    let mut setup = Setup::new();
+    setup.serve.write_timeout = Duration::from_millis(100);
+    let server = setup.start().await;
+    // Some 40 MB, of which the system holds the first few for a client that does not read.
+    let body = json!({
+        "prompt": "a", "max_tokens": 200, "n": 200, "logprobs": 20, "stream": true,
+    });
+    let mut socket = open_post(server.address, PATH, &body).await;
+    counted(&server, 499, 1.0).await;
+    server.assert_at_rest().await;
+    let mut rest = Vec::new();
+    let _ = socket.read_to_end(&mut rest).await;
+    let rest = String::from_utf8_lossy(&rest);
+    assert!(rest.contains("200 OK") && !rest.contains("[DONE]"));
+}
+
+#[tokio::test]
+async fn while_the_model_is_loaded_every_answer_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("it is bound");
+    let listener = Listener::Tcp(listener);
+    let loading = Loading::start(&listener, None).expect("it starts");
+    for path in ["/v1/models", "/health", "/ready", "/"] {
+        let reply = get(address, path).await;
+        assert_eq!(reply.status, 503, "{path}");
+        assert_eq!(reply.error()["code"], "loading");
+        assert_eq!(reply.header("retry-after"), Some("1"));
+    }
+    loading.end().await;
+    let Listener::Tcp(listener) = listener else {
+        unreachable!("it is TCP")
+    };
+    // Later clients are the server's own.
+    let _client = TcpStream::connect(address).await.expect("it listens");
+    assert!(listener.accept().await.is_ok());
+    let mut second = open(address, &head("GET", "/ready", &[], None), b"").await;
+    let (mut stream, _) = listener.accept().await.expect("a client comes");
+    read_until(&mut stream, "/ready").await;
+    drop(stream);
+    let mut answer = Vec::new();
+    let _ = second.read_to_end(&mut answer).await;
+    assert!(
+        answer.is_empty(),
+        "the listener of the loading time is closed"
+    );
 }

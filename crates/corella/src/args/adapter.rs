@@ -18,4 +18,7 @@ pub struct AdapterArgs {
     /// Largest rank that an adapter may have
     #[arg(long, value_name = "RANK", default_value_t = 64)]
     pub max_lora_rank: u16,
+    /// Give up an adapter that is not read within this time, while the server runs
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
+    pub adapter_load_timeout: u32,
 }

@@ -17,7 +17,7 @@ pub enum BenchCommand {
     /// Load a running server and report latencies and throughput
     Serve(BenchServeArgs),
     /// Load an engine in this process, without HTTP or text
-    Offline(BenchOfflineArgs),
+    Offline(Box<BenchOfflineArgs>),
     /// Measure the scheduler and the prefix cache by themselves
     Scheduler(BenchSchedulerArgs),
     /// Measure the limits of this machine, and the share of them that each kernel reaches

@@ -31,7 +31,7 @@ pub struct InspectArgs {
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
     /// Maximum number of tokens of a prompt and its output together, such as 8192, 8k (8000) or 8K (8192);
-    /// auto is what the model and the memory allow [default: auto]
+    /// auto takes the most that model and memory allow [default: auto]
     #[arg(long, value_name = "TOKENS", value_parser = parse_model_len, allow_negative_numbers = true)]
     pub max_model_len: Option<ModelLen>,
     /// Maximum number of requests that run at once

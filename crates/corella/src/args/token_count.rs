@@ -40,7 +40,7 @@ pub fn parse_large_count(text: &str) -> Result<u64, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelLen(pub Option<u32>);
 
-/// vLLM writes `auto` and -1, llama.cpp 0 for what fits.
+/// vLLM writes `auto` and -1, and llama.cpp 0, for the most that fits.
 pub fn parse_model_len(text: &str) -> Result<ModelLen, String> {
     match text.trim() {
         "auto" | "-1" | "0" => Ok(ModelLen(None)),

@@ -1,5 +1,7 @@
 //! The options about LoRA adapters, checked.
 
+use std::time::Duration;
+
 use crate::args::AdapterArgs;
 use crate::{Error, LlmOptions};
 
@@ -9,6 +11,7 @@ pub struct AdapterOptions {
     /// Names and folders.
     pub modules: Vec<(String, String)>,
     pub max_adapters: usize,
+    pub load_timeout: Duration,
 }
 
 pub fn adapter(options: &mut LlmOptions, args: AdapterArgs) -> Result<AdapterOptions, Error> {
@@ -42,5 +45,6 @@ pub fn adapter(options: &mut LlmOptions, args: AdapterArgs) -> Result<AdapterOpt
     Ok(AdapterOptions {
         modules,
         max_adapters: args.max_loras,
+        load_timeout: Duration::from_secs(args.adapter_load_timeout.into()),
     })
 }
