@@ -50,10 +50,13 @@ fn prepare_function(
         None | Some(Value::Null) => Value::Object(Map::new()),
         Some(Value::String(json)) if json.trim().is_empty() => Value::Object(Map::new()),
         Some(Value::String(_)) if as_text => return Ok(()),
-        Some(Value::String(json)) => {
-            serde_json::from_str(json).unwrap_or_else(|_| Value::Object(object_of(json)))
-        }
-        Some(object @ Value::Object(_)) => object.clone(),
+        // As in vLLM, JSON that is no object stays as it is, but for null.
+        Some(Value::String(json)) => match serde_json::from_str(json) {
+            Ok(Value::Null) => Value::Object(Map::new()),
+            Ok(arguments) => arguments,
+            Err(_) => Value::Object(object_of(json)),
+        },
+        Some(arguments @ (Value::Object(_) | Value::Array(_))) => arguments.clone(),
         Some(_) => return Err(ApiError::invalid(path, "must be JSON in a string")),
     };
     let arguments = match as_text {
@@ -62,4 +65,42 @@ fn prepare_function(
     };
     function.insert("arguments".into(), arguments);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// The arguments that a template sees, and `None` for a refusal.
+    fn prepared(arguments: Value, as_text: bool) -> Option<Value> {
+        let mut function = json!({"name": "now", "arguments": arguments});
+        let function = function.as_object_mut().expect("an object");
+        let prepared = prepare_function("function", function, as_text);
+        prepared.ok().map(|()| function["arguments"].clone())
+    }
+
+    #[test]
+    fn json_that_is_no_object_reaches_the_template_as_it_is() {
+        for (arguments, expected) in [
+            (json!("{\"a\": 1}"), json!({"a": 1})),
+            (json!("\"hello\""), json!("hello")),
+            (json!("\"{\\\"a\\\": 1}\""), json!("{\"a\": 1}")),
+            (json!("[1, {}]"), json!([1, {}])),
+            (json!("4.5"), json!(4.5)),
+            (json!("true"), json!(true)),
+            (json!("null"), json!({})),
+            (json!(" "), json!({})),
+            (json!(null), json!({})),
+            (json!([1]), json!([1])),
+        ] {
+            let found = prepared(arguments.clone(), false);
+            assert_eq!(found, Some(expected), "{arguments}");
+        }
+        assert_eq!(prepared(json!("\"hello\""), true), Some(json!("\"hello\"")));
+        assert_eq!(prepared(json!([1]), true), Some(json!("[1]")));
+        assert_eq!(prepared(json!(5), false), None);
+        assert_eq!(prepared(json!(true), true), None);
+    }
 }

@@ -3,7 +3,7 @@
 
 use crate::schema::LOOK_AROUND;
 
-/// The reason behind what llguidance says, which is a sentence or a few lines.
+/// The reason behind llguidance's message of one or a few lines.
 pub(crate) fn caller_reason(error: &str) -> String {
     // Its state stands behind the reason, and a backtrace behind that of a panic.
     let error = error.split("\n<").next().unwrap_or_default().trim();
@@ -35,7 +35,7 @@ pub(crate) fn caller_reason(error: &str) -> String {
     format!("{place}{reason}")
 }
 
-/// What Lark's parser puts in front of an error, such as `at 2(7): `.
+/// The place that Lark's parser puts in front of an error, such as `at 2(7): `.
 fn lark_place(error: &str) -> (&str, &str) {
     let Some(end) = error.find(": ") else {
         return ("", error);
@@ -49,7 +49,7 @@ fn lark_place(error: &str) -> (&str, &str) {
     }
 }
 
-/// The reason without a place, for what has no lines of its own.
+/// The reason without a place, for a grammar without lines of its own.
 pub(crate) fn without_place(reason: &str) -> String {
     lark_place(reason).1.to_owned()
 }
@@ -181,7 +181,7 @@ fn schema_reason(error: &str) -> Option<String> {
         })
 }
 
-/// What a caller named is the last part in single quotes.
+/// The caller's own name is the last part in single quotes.
 fn in_quotes(error: &str) -> String {
     let named = error.rsplit('\'').nth(1);
     named.map(|named| format!(": {named}")).unwrap_or_default()

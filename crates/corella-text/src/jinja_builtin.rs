@@ -4,14 +4,18 @@ use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwarg
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
 use minijinja_contrib::globals::{cycler, joiner};
 
-use crate::python_method::lines;
+use crate::python_attribute::{ATTRIBUTE, attribute, attribute_only, is_callable};
+use crate::python_format::formatted;
+use crate::python_iterable::{generated, is_generator, is_unindexed, listed};
+use crate::python_order::{ORDER, is_in_order};
+use crate::python_string::lines;
 use crate::python_text::python_str;
 use crate::template_expression::{CONCATENATION, CONTAINMENT, REMAINDER, SAFE_SUM, SLICED};
 use crate::template_source::ITERATED;
 
-/// Filters of the engine with another first argument: what `$convert` makes of it.
+/// Filters of the engine whose first argument goes through `$convert`, and whose result through `$finish`.
 macro_rules! add_filters {
-    ($environment:ident, $convert:ident, $($name:ident),*) => {$(
+    ($environment:ident, $convert:ident, $finish:expr, $($name:ident),*) => {$(
         {
             const ENGINES: &str = concat!("corella_", stringify!($name));
             fn converted(
@@ -20,7 +24,8 @@ macro_rules! add_filters {
                 rest: Rest<ValueOrKwargs>,
             ) -> Result<Value, Error> {
                 let args = [$convert(value)?].into_iter().chain(rest.into_values());
-                state.apply_filter(ENGINES, &args.collect::<Vec<_>>())
+                let result = state.apply_filter(ENGINES, &args.collect::<Vec<_>>())?;
+                $finish(result)
             }
             $environment.add_filter(ENGINES, filters::$name);
             $environment.add_filter(stringify!($name), converted);
@@ -42,18 +47,34 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     }
     environment.add_filter("join", join);
     environment.add_filter(ITERATED, iterated);
-    add_filters!(environment, iterated, list, unique, sort, sum, batch);
+    add_filters!(environment, iterated, Ok, list, sort, sum);
+    add_filters!(environment, iterated, generated, unique, batch, slice);
+    add_filters!(environment, indexed, Ok, last);
+    environment.add_filter("items", |value: Value| generated(filters::items(&value)?));
     add_filters!(
         environment,
         iterated_if_any,
+        generated,
         map,
         select,
         reject,
         selectattr,
         rejectattr
     );
-    add_filters!(environment, text_of, trim, upper, lower, title, capitalize);
+    environment.add_filter("reverse", reverse);
+    environment.add_filter("attr", attribute_only);
+    add_filters!(
+        environment,
+        text_of,
+        Ok,
+        trim,
+        upper,
+        lower,
+        title,
+        capitalize
+    );
     environment.add_filter("replace", replace);
+    environment.add_filter("format", format_filter);
     environment.add_filter("default", default);
     environment.add_filter("d", default);
     environment.add_function(SLICED, sliced);
@@ -65,7 +86,9 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
     });
-    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
+    environment.add_test("callable", is_callable);
+    environment.add_function(ATTRIBUTE, attribute);
+    environment.add_function(ORDER, is_in_order);
     environment.add_function("joiner", joiner);
     environment.add_function("cycler", |items: Rest<Value>| cycler(items.0));
 }
@@ -83,7 +106,8 @@ fn is_sequence(value: &Value) -> bool {
         ValueKind::Map,
         ValueKind::Undefined,
     ];
-    kinds.contains(&value.kind()) || value.kind() == ValueKind::Iterable && value.len().is_some()
+    let is_iterable = value.kind() == ValueKind::Iterable;
+    kinds.contains(&value.kind()) || is_iterable && value.len().is_some() && !is_unindexed(value)
 }
 
 /// A whole number, or the default, 0, where Python's `int` and `float` fail. A name without a value is an error.
@@ -150,11 +174,13 @@ fn whole_number(text: &str, base: u32) -> Option<i128> {
         Some(start) if start.eq_ignore_ascii_case(prefix) => &digits[prefix.len()..],
         _ => digits,
     };
-    let is_digit = |c: char| c.is_digit(base);
-    if digits.is_empty() || !digits.chars().all(is_digit) {
+    // Single underscores stand between digits.
+    let groups = || digits.split('_');
+    let is_digits = |group: &str| !group.is_empty() && group.chars().all(|c| c.is_digit(base));
+    if !groups().all(is_digits) {
         return None;
     }
-    let number = i128::from_str_radix(digits, base).ok()?;
+    let number = i128::from_str_radix(&groups().collect::<String>(), base).ok()?;
     Some(if is_negative { -number } else { number })
 }
 
@@ -186,7 +212,29 @@ fn iterated(value: Value) -> Result<Value, Error> {
             let reason = format!("{} cannot be iterated over", value.kind());
             Err(Error::new(ErrorKind::InvalidOperation, reason))
         }
-        _ => Ok(value),
+        _ => Ok(listed(value)),
+    }
+}
+
+/// Values with a last item. A generator has none.
+fn indexed(value: Value) -> Result<Value, Error> {
+    match is_generator(&value) {
+        true => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "a generator has no last item",
+        )),
+        false => Ok(value),
+    }
+}
+
+/// A text or a generator gives a text or a list. All else gives a generator.
+fn reverse(value: Value) -> Result<Value, Error> {
+    let is_text = value.kind() == ValueKind::String;
+    let is_finite = !is_generator(&value);
+    let reversed = filters::reverse(&listed(value))?;
+    match is_text || !is_finite {
+        true => Ok(reversed),
+        false => generated(reversed),
     }
 }
 
@@ -198,7 +246,7 @@ fn iterated_if_any(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// What filters of text make of other values.
+/// The text that filters of text read in other values.
 fn text_of(value: Value) -> Result<Value, Error> {
     Ok(match value.kind() {
         ValueKind::String => value,
@@ -206,9 +254,9 @@ fn text_of(value: Value) -> Result<Value, Error> {
     })
 }
 
-/// What is sliced: `none`, and a name without a value, are not.
+/// Values that can be sliced. `none`, a name without a value, and generators cannot.
 fn sliced(value: Value) -> Result<Value, Error> {
-    match value.is_none() || value.is_undefined() {
+    match value.is_none() || value.is_undefined() || is_unindexed(&value) {
         true => Err(Error::new(
             ErrorKind::InvalidOperation,
             "it cannot be sliced",
@@ -247,8 +295,9 @@ fn replace(
     value: &Value,
     old: &Value,
     new: &Value,
-    rest: Rest<Value>,
+    rest: Rest<ValueOrKwargs>,
 ) -> Result<Value, Error> {
+    let rest = rest.into_values();
     let (count, named): (Option<Value>, Kwargs) = from_args(&rest)?;
     let count = match count {
         Some(count) => Some(count),
@@ -345,7 +394,7 @@ fn indent(
 /// `value in container`
 fn contains(state: &State, value: &Value, container: &Value) -> Result<bool, Error> {
     let takes_value = match container.kind() {
-        ValueKind::None | ValueKind::Bool | ValueKind::Number => false,
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain => false,
         ValueKind::String => value.kind() == ValueKind::String,
         _ => true,
     };
@@ -365,23 +414,29 @@ fn concatenation(left: &Value, right: &Value) -> String {
     python_str(left) + &python_str(right)
 }
 
+/// `text | format(…)`: the values stand behind each other, or by name.
+fn format_filter(text: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let args = args.into_values();
+    let (positional, named): (&[Value], Kwargs) = from_args(&args)?;
+    let names: Vec<String> = named.args().map(str::to_owned).collect();
+    let values = match names.is_empty() {
+        true => Value::from(Tuple::from(positional.to_vec())),
+        false if positional.is_empty() => { names.iter() }
+            .map(|name| Ok((name.clone(), named.get::<Value>(name)?)))
+            .collect::<Result<Vec<_>, Error>>()
+            .map(Value::from_pairs)?,
+        false => {
+            let reason = "format: values are given by place or by name";
+            return Err(Error::new(ErrorKind::InvalidOperation, reason));
+        }
+    };
+    formatted(&python_str(text), &values).map(Value::from)
+}
+
 /// `left % right`: formats a string, or is the rest of a division.
-fn remainder(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
+fn remainder(left: Value, right: Value) -> Result<Value, Error> {
     if let Some(text) = left.as_str() {
-        let names_values = right.kind() == ValueKind::Map && text.contains("%(");
-        let args = match right.downcast_object_ref::<Tuple>() {
-            Some(items) => items.iter().cloned().collect(),
-            None if names_values => {
-                let mut named = Vec::new();
-                for key in right.try_iter()? {
-                    named.push((key.to_string(), right.get_item(&key)?));
-                }
-                vec![Value::from(Kwargs::from_iter(named))]
-            }
-            None => vec![right],
-        };
-        let args: Vec<_> = [left].into_iter().chain(args).collect();
-        return state.apply_filter("format", &args);
+        return formatted(text, &right).map(Value::from);
     }
     let impossible = || {
         Error::new(

@@ -3,29 +3,39 @@
 
 use std::fmt::Write;
 
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, Value};
+
+use crate::python_iterable::check_indexed;
 
 /// The deepest nesting that is written. Deeper values cannot come from a request, because the
 /// reader of its JSON has a limit of its own.
 const MAX_DEPTH: usize = 256;
 
 /// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub(crate) fn filter(value: &Value, args: Kwargs) -> Result<Value, Error> {
-    let indent = match args
-        .get::<Option<Value>>("indent")?
-        .filter(|indent| !indent.is_none())
-    {
+pub(crate) fn filter(value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    type Given = Option<Value>;
+    let args = args.into_values();
+    let (ensure_ascii, indent, separators, sort_keys, named): (Given, Given, Given, Given, Kwargs) =
+        from_args(&args)?;
+    let arg = |given: Given, name: &str| {
+        let given = match given {
+            Some(given) => Some(given),
+            None => named.get::<Given>(name)?,
+        };
+        Ok::<_, Error>(given.filter(|given| !given.is_none()))
+    };
+    let flag = |given: Given, name: &str| {
+        arg(given, name).map(|given| given.is_some_and(|given| given.is_true()))
+    };
+    let indent = match arg(indent, "indent")? {
         None => None,
         Some(indent) => Some(match indent.as_str() {
             Some(text) => text.to_owned(),
             None => " ".repeat(usize::try_from(indent)?.min(64)),
         }),
     };
-    let (item_separator, key_separator) = match args
-        .get::<Option<Value>>("separators")?
-        .filter(|pair| !pair.is_none())
-    {
+    let (item_separator, key_separator) = match arg(separators, "separators")? {
         Some(pair) => (
             pair.get_item_by_index(0)?.to_string(),
             pair.get_item_by_index(1)?.to_string(),
@@ -38,10 +48,10 @@ pub(crate) fn filter(value: &Value, args: Kwargs) -> Result<Value, Error> {
         indent,
         item_separator,
         key_separator,
-        ensure_ascii: args.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sort_keys: args.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ensure_ascii: flag(ensure_ascii, "ensure_ascii")?,
+        sort_keys: flag(sort_keys, "sort_keys")?,
     };
-    args.assert_all_used()?;
+    named.assert_all_used()?;
     writer.value(value, 0)?;
     Ok(Value::from(writer.out))
 }
@@ -68,6 +78,10 @@ impl Writer {
             ValueKind::Number => self.number(value)?,
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
+                check_indexed(
+                    value,
+                    "tojson: an iterable that is no list has no JSON form",
+                )?;
                 self.out.push('[');
                 let mut is_empty = true;
                 for item in value.try_iter()? {

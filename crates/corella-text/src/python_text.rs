@@ -6,12 +6,13 @@ use std::fmt::Write;
 use minijinja::value::ValueKind;
 use minijinja::{Error, Output, State, Value};
 
+use crate::python_iterable::iterable_str;
 use crate::python_json::python_float;
 
 /// Values nested deeper than requests can be are printed by the engine.
 const MAX_DEPTH: usize = 256;
 
-/// What `{{ value }}` prints.
+/// The text of `{{ value }}`.
 pub fn print(out: &mut Output<'_>, _: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     let written = match value.as_str() {
         Some(text) => out.write_str(text),
@@ -30,12 +31,22 @@ pub fn python_str(value: &Value) -> String {
     text
 }
 
+pub fn python_repr(value: &Value) -> String {
+    let mut text = String::new();
+    write_repr(value, 0, &mut text);
+    text
+}
+
 fn write_repr(value: &Value, depth: usize, out: &mut String) {
     match value.kind() {
         ValueKind::String => write_string(value.as_str().unwrap_or_default(), out),
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::Number if !value.is_integer() => write_float(value, out),
         ValueKind::Seq | ValueKind::Iterable if depth < MAX_DEPTH => {
+            if let Some(text) = iterable_str(value) {
+                out.push_str(&text);
+                return;
+            }
             let Ok(items) = value.try_iter() else {
                 let _ = write!(out, "{value}");
                 return;
@@ -122,7 +133,7 @@ fn write_string(text: &str, out: &mut String) {
 
 /// Python's `str.isprintable`: neither a separator other than the space, nor a control or format character. Rust's
 /// escapes know the latter, and combining characters besides, which Python prints.
-fn is_printable(c: char) -> bool {
+pub fn is_printable(c: char) -> bool {
     if c == ' ' || c.is_ascii_graphic() {
         return true;
     }

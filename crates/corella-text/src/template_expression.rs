@@ -5,7 +5,12 @@
 //! * `a ~ b` writes floats as Python does.
 //! * `a + b` escapes the other one, if `a` or `b` is marked as safe.
 //! * `a[b:c]` fails where `a` is `none` or has no value.
+//! * `a.items`, not called, is the method of a mapping (`python_attribute`).
+//! * `a < b` fails where Python has no order (`python_order`).
 //! * `a in b` fails where Python's does: nothing is in `none`, and only text in a text.
+
+use crate::python_attribute::{ATTRIBUTE, MAPPING_METHODS};
+use crate::python_order::{OPERATORS, ORDER};
 
 /// The functions that stand for the operators.
 pub const REMAINDER: &str = "corella_remainder";
@@ -120,9 +125,15 @@ fn rewrite<'t>(
     let is_safe_filter =
         |pair: &[Token]| pair[0].text == "|" && SAFE_FILTERS.contains(&pair[1].text);
     let has = |operator: &str| tokens.iter().any(|token| token.text == operator);
+    let names_method = tokens.iter().enumerate().any(|(at, token)| {
+        let before = at.checked_sub(1).map(|at| tokens[at].text);
+        let is_called = tokens.get(at + 1).is_some_and(|next| next.text == "(");
+        before == Some(".") && MAPPING_METHODS.contains(&token.text) && !is_called
+    });
     let may_be_safe = has("+") && tokens.windows(2).any(is_safe_filter);
-    let has_any = ["%", "~", "in", ":"].into_iter().any(has);
-    if !has_any && !may_be_safe {
+    let rewritten = ["%", "~", "in", ":"].into_iter().chain(OPERATORS);
+    let has_any = rewritten.into_iter().any(has);
+    if !has_any && !may_be_safe && !names_method {
         return None;
     }
     let mut parser = Parser {
@@ -141,8 +152,6 @@ struct Node {
     text: String,
     /// Whether it is a string that is marked as safe.
     is_safe: bool,
-    /// Whether it is a comparison that may go on.
-    is_comparison: bool,
 }
 
 impl Node {
@@ -150,7 +159,6 @@ impl Node {
         Self {
             text,
             is_safe: false,
-            is_comparison: false,
         }
     }
 }
@@ -240,7 +248,9 @@ impl<'t> Parser<'t> {
             });
         }
         let mut left = self.binary(level + 1)?;
-        let mut containments = 0;
+        let is_comparison = level == 3;
+        let mut rewrites = false;
+        let mut num_operators = 0;
         while operators.contains(&self.peek()) {
             let mut operator = self.next()?.to_owned();
             if operator == "not" {
@@ -250,15 +260,14 @@ impl<'t> Parser<'t> {
                 operator.push_str(" in");
             }
             let right = self.binary(level + 1)?;
+            rewrites |= operator.ends_with("in") || OPERATORS.contains(&operator.as_str());
+            num_operators += 1;
             // `a in b in c` compares neighbours, and is left to the engine.
-            containments += usize::from(operator.ends_with("in"));
-            if containments > 0 && left.is_comparison {
+            if is_comparison && rewrites && num_operators > 1 {
                 return None;
             }
             left = joined(left, &operator, right);
-            left.is_comparison = level == 3;
         }
-        left.is_comparison = false;
         Some(left)
     }
 
@@ -324,7 +333,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// What stands between brackets, up to the closing one, with commas.
+    /// The expressions between brackets, up to the closing one, with commas.
     fn listed(
         &mut self,
         close: &str,
@@ -348,7 +357,12 @@ impl<'t> Parser<'t> {
     fn postfix(&mut self, mut node: Node) -> Option<Node> {
         loop {
             if self.takes(".") {
-                node = Node::new(format!("{}.{}", node.text, self.next()?));
+                let name = self.next()?;
+                let is_method = MAPPING_METHODS.contains(&name) && self.peek() != "(";
+                node = Node::new(match is_method {
+                    true => format!("{ATTRIBUTE}({}, '{name}')", node.text),
+                    false => format!("{}.{name}", node.text),
+                });
             } else if self.takes("[") {
                 let (index, is_slice) = self.subscript()?;
                 node = Node::new(match is_slice {
@@ -363,7 +377,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// What stands between square brackets behind a value, and whether that is a slice.
+    /// The expressions between square brackets behind a value, and whether they are a slice.
     fn subscript(&mut self) -> Option<(String, bool)> {
         let mut text = String::new();
         let mut is_slice = false;
@@ -457,6 +471,7 @@ fn joined(left: Node, operator: &str, right: Node) -> Node {
         "%" => Node::new(format!("{REMAINDER}({a}, {b})")),
         "~" => Node::new(format!("{CONCATENATION}({a}, {b})")),
         "in" => Node::new(format!("{CONTAINMENT}({a}, {b})")),
+        "<" | ">" | "<=" | ">=" => Node::new(format!("{ORDER}({a}, '{operator}', {b})")),
         "not in" => Node::new(format!("(not {CONTAINMENT}({a}, {b}))")),
         "+" if left.is_safe || right.is_safe => Node {
             is_safe: true,
@@ -506,6 +521,10 @@ mod tests {
                 "not a is divisibleby 3 or (not corella_containment(b, corella_concatenation(c, d)))",
             ),
             ("a ~ b, c", "corella_concatenation(a, b), c"),
+            (
+                "a.items.b or c.items() and d < e + 1",
+                "corella_attribute(a, 'items').b or c.items() and corella_order(d, '<', e + 1)",
+            ),
         ];
         for (expression, expected) in cases {
             assert_eq!(new(expression).as_deref(), Some(expected), "{expression}");
@@ -515,7 +534,17 @@ mod tests {
     #[test]
     fn what_is_no_expression_stays() {
         for expression in [
-            "a + b", "a ~", "~ a", "a ~ b c", "a % (b", "'~'", "a ~ if", "a is ~ b",
+            "a + b",
+            "a ~",
+            "~ a",
+            "a ~ b c",
+            "a % (b",
+            "'~'",
+            "a ~ if",
+            "a is ~ b",
+            "a < b < c",
+            "a == b in c",
+            "a.items()",
         ] {
             assert_eq!(new(expression), None, "{expression}");
         }

@@ -7,7 +7,7 @@
 
 use crate::template_expression::{Token, is_name, rewritten, rewritten_tuple, tokens_until};
 
-/// The filter around what `for` iterates over.
+/// The filter around the iterable of a `for`.
 pub const ITERATED: &str = "corella_iterated";
 
 pub fn rewritten_source(source: &str) -> String {
@@ -21,7 +21,7 @@ pub fn rewritten_source(source: &str) -> String {
             "{%" => push_statement(rest, &mut out),
             _ => push_expression(rest, &mut out),
         };
-        // The engine says what is wrong with a tag that does not end.
+        // The engine reports a tag that does not end.
         let Some(len) = len else { break };
         if rest.starts_with("{#") {
             out.push_str(&rest[..len]);

@@ -72,7 +72,7 @@ const MIN_KEPT_BYTES: usize = 256;
 /// Sections and their tokens.
 const MAX_KEPT_BYTES: usize = 16 << 20;
 
-/// Where words are not known, the package `tokenizers` may keep so many pieces of texts in each thread.
+/// The number of pieces that the package `tokenizers` may keep in each thread, for tokenizers without `Words`.
 const MAX_CACHED_TEXTS: usize = 500;
 
 impl Tokenizer {

@@ -13,7 +13,7 @@ use crate::recent_cache::RecentCache;
 
 /// Longer words are rarely met again.
 const MAX_WORD_BYTES: usize = 32;
-/// What an entry takes beside its word and its tokens: two boxes, a weight, and the room that a table leaves free.
+/// Overhead of an entry: two boxes, a weight, and the table's free room.
 const ENTRY_BYTES: usize = 128;
 const NUM_SHARDS: usize = 16;
 /// Enough for some 16,000 words, in two generations.

@@ -315,7 +315,7 @@ fn the_order_of_properties_counts() {
     }
 }
 
-/// What llguidance's format takes less of than Zod's pattern does.
+/// Texts that Zod's pattern takes and llguidance's format refuses.
 const STRICTER: [(&str, &str); 3] = [
     ("duration", "\"PT2H3M4.5S\""),
     ("duration", "\"PT0,5S\""),

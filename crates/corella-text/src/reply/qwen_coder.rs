@@ -16,7 +16,7 @@ const FUNCTION_END: &str = "</function>";
 const IN_FUNCTION: [&str; 4] = [PARAMETER, FUNCTION_END, "</tool_call>", FUNCTION];
 const PARAMETER: &str = "<parameter=";
 const PARAMETER_END: &str = "</parameter>";
-/// What comes behind the end of a function.
+/// The text behind the end of a function.
 const AFTER_FUNCTION: [&str; 3] = ["</tool_call>", "<tool_call>", FUNCTION];
 
 pub(crate) struct QwenCoderReader {
@@ -195,7 +195,7 @@ impl CallReader for QwenCoderReader {
 
 /// Where the value of a parameter ends.
 enum ValueEnd {
-    /// At this byte, with so many bytes of its tag.
+    /// The first byte of the tag, and the length of the tag.
     At { start: usize, len: usize },
     /// Not in the bytes before this one.
     Behind(usize),

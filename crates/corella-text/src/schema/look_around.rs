@@ -2,12 +2,12 @@
 //! or may not have in front of its form: `^(?!\.)(?!.*\.\.)[a-z.]+$`. Such a text matches each of
 //! several patterns, and those have no look-ahead.
 
-/// What to do about a look-around that is not one of these.
+/// Advice for every other look-around.
 pub(crate) const LOOK_AROUND: &str = "the regular expression looks ahead or behind in a way that cannot be \
      followed: `(?=…)`, and `(?!…)` of up to two characters or a fixed beginning or end, are taken \
      directly behind `^`; write it without `(?=`, `(?!`, `(?<=` and `(?<!`, or use `format`";
 
-/// Patterns of libraries that look ahead further inside, and what they allow said otherwise.
+/// Patterns of libraries that look ahead further inside, and equal patterns without look-ahead.
 const KNOWN: [(&str, &str); 2] = [
     // Zod's `z.iso.duration()`: each unit once, in order, and at least one of them.
     (
@@ -32,7 +32,7 @@ const MAX_UNWANTED_CHARS: usize = 64;
 /// The patterns that a text has to match, all of them, to match `pattern`. `None` if it looks nowhere.
 ///
 /// # Errors
-/// It looks ahead or behind in another way; what to change.
+/// The pattern looks ahead or behind in another way. The text says how to change it.
 pub(crate) fn without_look_ahead(pattern: &str) -> Result<Option<Vec<String>>, String> {
     if !looks_around(pattern) {
         return Ok(None);
@@ -89,7 +89,7 @@ fn looks_around(pattern: &str) -> bool {
     })
 }
 
-/// What stands between the `|` outside all groups.
+/// The parts between the `|` outside all groups.
 fn alternatives(pattern: &str) -> Vec<&str> {
     let mut cases = Vec::new();
     let mut start = 0;
@@ -148,7 +148,7 @@ impl Iterator for Scan<'_> {
     }
 }
 
-/// One character of a text: the class of what it may be, and that of all others.
+/// One character of a text: its class, and the class of all other characters.
 #[derive(PartialEq)]
 struct Set {
     own: String,
@@ -204,7 +204,7 @@ fn unwanted(case: &str) -> Option<String> {
     }
 }
 
-/// The first character that `text` stands for, and what stands behind it.
+/// The first character that `text` stands for, and the rest of `text`.
 fn first_set(text: &str) -> Option<(Set, &str)> {
     let first = text.chars().next()?;
     let (set, behind) = match first {

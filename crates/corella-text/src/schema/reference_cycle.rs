@@ -43,7 +43,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Visits a schema, and all that describe the same part of the answer.
+    /// Visits a schema, and the others that describe the same part of the answer.
     fn visit(&mut self, place: &[String], schema: &'a Value) -> Result<(), GrammarError> {
         let key = ptr::from_ref(schema);
         match self.states.get(&key) {

@@ -1,4 +1,4 @@
-//! Says keywords that llguidance does not know, or refuses, in those that it follows.
+//! Replaces keywords that llguidance does not know, or refuses, by others that it follows.
 
 use serde_json::{Map, Value, json};
 
@@ -23,7 +23,7 @@ const KNOWN_FORMATS: [&str; 10] = [
     "uri",
 ];
 
-/// Values of `format` that any text has: OpenAPI's, and those that Pydantic writes for paths.
+/// Values of `format` that any text has: OpenAPI's, and Pydantic's for paths.
 const FREE_FORMATS: [&str; 5] = ["password", "binary", "path", "file-path", "directory-path"];
 
 pub(super) fn rewritten(schema: &Value) -> Result<Value, GrammarError> {

@@ -1,4 +1,4 @@
-//! Schemas as libraries write them, and what is made of them.
+//! Schemas as libraries write them, and their rewritten forms.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-"""Compares what Corella and Jinja2 make of chat templates: files given by name, such as those in llama.cpp's
+"""Compares the texts that Corella and Jinja2 print for chat templates: files given by name, such as those in llama.cpp's
 models/templates and vLLM's examples, and conversations drawn from seeds.
 
     cargo build -p corella-text --example render_chat

@@ -1,4 +1,4 @@
-"""Conversations of every shape, drawn from seeds: what clients send, and what other servers answer with."""
+"""Conversations of every shape, drawn from seeds: the messages of clients, and the answers of other servers."""
 
 import json
 import random

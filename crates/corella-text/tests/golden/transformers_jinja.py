@@ -1,6 +1,7 @@
 """Jinja2 as Transformers sets it up for chat templates."""
 
 import json
+from copy import deepcopy
 from datetime import datetime
 
 import jinja2
@@ -43,6 +44,8 @@ def environment():
 
 def render(template, conversation):
     """The prompt, or the exception that the template ends with."""
+    # The filter `indent` appends a line break to a list that it is given.
+    conversation = deepcopy(conversation)
     given = {
         "messages": conversation["messages"],
         "tools": conversation["tools"],
