@@ -83,6 +83,11 @@ def set_control(page, name, value):
     page.fill(f"#sampling-{name}", value)
 
 
+def set_theme(page, theme):
+    page.evaluate("document.getElementById('settings').open = true")
+    page.select_option("#theme", theme)
+
+
 def bodies(page):
     """The bodies of the chat requests that the page sends from now on."""
     sent = []

@@ -15,6 +15,7 @@ from browser import (
     say,
     scrolls_sideways,
     set_control,
+    set_theme,
     violations,
     wait,
     wait_answered,
@@ -314,6 +315,19 @@ def test_the_engine_is_watched_only_while_it_is_seen(browser):
         page.wait_for_selector("#feed-state[data-state=live]")
 
 
+def test_the_engine_can_be_hidden(browser, server):
+    with page_of(browser, server) as page:
+        page.wait_for_selector("#feed-state[data-state=live]")
+        width = page.evaluate("document.getElementById('chat').clientWidth")
+        page.click("text=Hide engine")
+        assert page.is_hidden("#engine")
+        assert page.evaluate("document.getElementById('chat').clientWidth") > 1.5 * width
+        page.reload()
+        assert page.is_hidden("#engine") and page.text_content("#feed-state") == "not watching"
+        page.click("text=Show engine")
+        page.wait_for_selector("#feed-state[data-state=live]")
+
+
 def is_dark(page):
     colour = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
     return sum(int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")) < 3 * 128
@@ -324,12 +338,12 @@ def test_the_theme_follows_the_system_or_the_switch(browser, server):
         with page_of(browser, server, scheme=scheme) as page:
             assert is_dark(page) == (scheme == "dark")
             for theme in ("dark", "light"):
-                page.select_option("#theme", theme)
+                set_theme(page, theme)
                 assert is_dark(page) == (theme == "dark")
                 page.reload()
                 assert is_dark(page) == (theme == "dark")
                 assert page.input_value("#theme") == theme
-            page.select_option("#theme", "system")
+            set_theme(page, "system")
             assert is_dark(page) == (scheme == "dark")
 
 
@@ -367,6 +381,21 @@ def test_nothing_is_inaccessible_or_too_wide(browser, server, state, size, schem
         prepare_state(page, state)
         assert violations(page) == []
         assert not scrolls_sideways(page)
+
+
+def test_fingers_and_answers_have_room_on_a_phone(browser, server):
+    with page_of(browser, server, size=PHONE) as page:
+        prepare_state(page, "answered")
+        page.click("#chats")
+        heights = page.evaluate(
+            """[...document.querySelectorAll('button, select, summary')].filter((part) => part.checkVisibility())
+                .map((part) => [part.textContent.trim(), part.getBoundingClientRect().height])"""
+        )
+        # The least size of a target in WCAG 2.2.
+        assert [part for part in heights if part[1] < 24] == [] and len(heights) > 8
+        page.keyboard.press("Escape")
+        top = page.evaluate("document.getElementById('scroll').getBoundingClientRect().top")
+        assert top <= PHONE["height"] / 5
 
 
 @pytest.mark.night

@@ -1,5 +1,6 @@
 """Tests what the chat of the page does when things go wrong, and with a conversation that was had."""
 
+import json
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from browser import (
     page_of,
     say,
     set_control,
+    set_theme,
     wait,
     wait_answered,
 )
@@ -43,6 +45,10 @@ def hold(page):
 def ask(page, text):
     say(page, text)
     return wait_answered(page)
+
+
+def titles(page):
+    return page.locator(".chat-title span").all_text_contents()
 
 
 def wait_failed(page):
@@ -86,6 +92,75 @@ def test_a_message_without_an_answer_is_not_sent_with_the_next(browser, server):
         assert said(sent[1]) == [("user", "Second.")]
         assert page.locator(".user .body").all_text_contents() == ["First.", "Second."]
     assert all("503" in fault for fault in faults)
+
+
+def test_signs_of_life_are_no_part_of_an_answer(browser, server):
+    def chunk(delta):
+        return "data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+    parts = [chunk({"role": "assistant"}), ": still working", chunk({"content": "One"}), ": still working"]
+    parts += [chunk({"content": " two."}), "data: [DONE]"]
+    with page_of(browser, server) as page:
+        body = "".join(part + "\n\n" for part in parts)
+        page.route(COMPLETIONS, lambda route: route.fulfill(content_type="text/event-stream", body=body))
+        assert ask(page, STORY) == "One two."
+        assert page.locator(".assistant .error").count() == 0
+
+
+def test_chats_are_kept_opened_and_deleted(browser, server):
+    with page_of(browser, server) as page:
+        set_control(page, "max_tokens", "4")
+        answer = ask(page, "First.")
+        page.click("text=New chat")
+        ask(page, "Second.")
+        page.click("#chats")
+        assert titles(page) == ["Second.", "First."]
+        page.click(".chat-title >> text=First.")
+        assert page.is_hidden("#chat-list")
+        assert [message["content"] for message in messages(page)] == ["First.", answer]
+        sent = bodies(page)
+        ask(page, "More.")
+        assert said(sent[0]) == [("user", "First."), ("assistant", answer), ("user", "More.")]
+        # A new tab has the list, and the chat that was used last.
+        other = page.context.new_page()
+        other.goto(server.base_url + "/")
+        other.click("#chats")
+        assert titles(other) == ["First.", "Second."]
+        other.click("[aria-label='Delete “Second.”']")
+        page.click("#chats")
+        assert titles(page) == ["First."]
+        other.click("#chat-list >> text=Undo")
+        assert titles(other) == ["First.", "Second."]
+        # The chat on the page leaves it, too.
+        other.click("[aria-label='Delete “First.”']")
+        assert other.is_visible("#empty") and titles(other)[-1] == "Second."
+
+
+def test_tabs_that_go_on_with_one_chat_keep_both(browser, server):
+    with page_of(browser, server) as page:
+        set_control(page, "max_tokens", "4")
+        ask(page, "First.")
+        other = page.context.new_page()
+        other.goto(server.base_url + "/")
+        ask(other, "Here.")
+        ask(page, "There.")
+        page.click("#chats")
+        stored = page.evaluate("JSON.parse(localStorage.getItem('corella.chats'))")
+        questions = [[m["content"] for m in chat["messages"] if m["role"] == "user"] for chat in stored]
+        assert questions == [["First.", "There."], ["First.", "Here."]]
+
+
+def test_the_list_of_chats_has_a_limit(browser, server):
+    with page_of(browser, server) as page:
+        chat = {"saved": 1, "messages": [{"role": "user", "content": "Old."}]}
+        chats = [{**chat, "id": str(number), "saved": 100 - number} for number in range(50)]
+        page.evaluate("chats => localStorage.setItem('corella.chats', JSON.stringify(chats))", chats)
+        set_control(page, "max_tokens", "4")
+        ask(page, "New.")
+        page.click("#chats")
+        ids = page.evaluate("JSON.parse(localStorage.getItem('corella.chats')).map(({ id }) => id)")
+        assert ids[1:] == [str(number) for number in range(49)]
+        assert titles(page)[:2] == ["New.", "Old."]
 
 
 def test_try_again_keeps_the_old_answer_if_no_new_one_comes(browser, server):
@@ -179,7 +254,7 @@ def test_escape_puts_the_card_away_before_it_stops_an_answer(browser, server):
         page.wait_for_selector("#token-card:not([hidden])")
         page.keyboard.press("Escape")
         assert page.is_hidden("#token-card") and page.is_visible("#stop")
-        page.focus("#theme")
+        page.focus("#model")
         page.keyboard.press("Escape")
         assert page.is_visible("#stop")
         page.focus("#message")
@@ -194,7 +269,7 @@ def test_the_page_works_without_storage(browser, server):
             page.add_init_script(f"Object.defineProperty(window, '{name}', {closed})")
         page.reload()
         wait(page, "!document.getElementById('model').disabled")
-        page.select_option("#theme", "dark")
+        set_theme(page, "dark")
         set_control(page, "max_tokens", "4")
         say(page, STORY)
         page.wait_for_selector(".message.assistant:not(.running) footer button")

@@ -40,6 +40,7 @@ def test_a_server_that_is_gone_leaves_no_figures(browser, server):
         wait(page, "document.getElementById('feed-state').textContent.startsWith('not reachable')")
         assert page.get_attribute("#engine", "data-stale") is not None
         assert set(page.locator("#figures dd").all_text_contents()) == {"–"}
+        assert page.text_content("#no-requests").startswith("Not known")
         # It does not flap while it tries again.
         page.evaluate(
             """() => {

@@ -53,7 +53,7 @@ export async function call(path, { body, signal } = {}) {
   return response;
 }
 
-/** The events of a response as `{ name, data }`, with `data` parsed unless it is `[DONE]`. */
+/** The events of a response as `{ name, data }`, with `data` parsed unless it is `[DONE]`. Comments are left out. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = "";
@@ -66,7 +66,8 @@ export async function* events(response) {
       text += value;
       const parts = text.split("\n\n");
       text = parts.pop();
-      for (const part of parts) {
+      // A comment says that the server still works.
+      for (const part of parts.filter((part) => !part.startsWith(":"))) {
         yield parse(part);
       }
     }

@@ -2,6 +2,7 @@
 
 import { readAnswer } from "./answer_reader.js";
 import { call } from "./api.js";
+import { ChatList } from "./chat_list.js";
 import { canCopy, copy } from "./clipboard.js";
 import { Conversation } from "./conversation.js";
 import { explain } from "./failure.js";
@@ -11,10 +12,11 @@ import { Progress } from "./progress.js";
 import { Settings } from "./settings.js";
 import { dismissCard } from "./token_list.js";
 
+/** The built-in model can answer these. */
 const EXAMPLES = [
-  "Tell me a story about a fox and a lantern.",
-  "Why is the sky blue?",
-  "Write a haiku about patience.",
+  "Tell me a story about a cat who found a key.",
+  "Make a list of five fruits.",
+  "What is 12 + 30?",
 ];
 
 const MAX_ALTERNATIVES = 5;
@@ -29,7 +31,7 @@ export class Chat {
   constructor(onUnauthorized) {
     this.onUnauthorized = onUnauthorized;
     this.conversation = new Conversation();
-    this.settings = new Settings(() => this.views.forEach((view) => view.setShowsTokens(this.settings.showsTokens)));
+    this.settings = new Settings(() => this.#showTokens());
     this.views = [];
     /** The answer that comes: its `control`, `answer`, `progress`, and the `old` one that it is to replace. */
     this.attempt = null;
@@ -37,6 +39,11 @@ export class Chat {
     this.returned = null;
     this.maxAlternatives = MAX_ALTERNATIVES;
     this.contextLength = null;
+    this.list = new ChatList({
+      currentId: () => this.conversation.chat.id,
+      open: (chat) => this.#replace(() => this.conversation.open(chat)),
+      removed: ({ id }) => id === this.conversation.chat.id && this.#replace(() => this.conversation.clear()),
+    });
     this.#listen();
     this.#draw();
     if (isWide() && document.activeElement === document.body) {
@@ -65,9 +72,7 @@ export class Chat {
       }
     });
     at("clear").addEventListener("click", () => {
-      this.#stop();
-      this.conversation.clear();
-      this.#draw();
+      this.#replace(() => this.conversation.clear());
       message.focus();
     });
     at("undo-clear").addEventListener("click", () => {
@@ -85,13 +90,27 @@ export class Chat {
     );
   }
 
+  /** Shows another conversation. The tokens of an answer that still comes are kept in the old one. */
+  #replace(change) {
+    this.#leave();
+    this.#stop();
+    change();
+    this.#draw();
+  }
+
   #draw() {
     const { messages, cleared } = this.conversation;
     this.views = messages.map((message) => new MessageView(message, this.settings.showsTokens, this.#actions(message)));
     at("messages").replaceChildren(...this.views.map((view) => view.element));
     at("empty").hidden = messages.length > 0;
     at("undo-clear").hidden = cleared === null;
+    at("token-scale").hidden = !this.settings.showsTokens;
     this.#scrollToEnd();
+  }
+
+  #showTokens() {
+    this.views.forEach((view) => view.setShowsTokens(this.settings.showsTokens));
+    at("token-scale").hidden = !this.settings.showsTokens;
   }
 
   #actions(message) {
@@ -212,7 +231,7 @@ export class Chat {
     }
   }
 
-  /** Keeps what has come so far: nobody knows whether the page will be seen again. */
+  /** Keeps the part of the answer that has come: the page may never be seen again. */
   #leave() {
     const { messages } = this.conversation;
     if (!this.attempt || messages.at(-1) !== this.attempt.answer) {

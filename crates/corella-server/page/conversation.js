@@ -1,8 +1,15 @@
-// The conversation, kept in the storage of the tab. A new tab begins with a copy of the one that was saved last.
+// The conversation, kept in the storage of the tab and in the browser's list of chats. A new tab begins with a copy of the
+// one that was saved last.
 
+import { findChat, storeChat } from "./chat_store.js";
 import { readJson, writeJson } from "./storage.js";
 
 const KEY = "corella.conversation";
+
+/** Which chat of the list the conversation is, `{ id, saved }`. */
+const CHAT_KEY = "corella.chat";
+
+const newChat = () => ({ id: `${Date.now()}-${Math.random().toString(36).slice(2)}`, saved: 0 });
 
 /** Alternatives take most of the room, so only the newest messages keep them. */
 const MAX_MESSAGES_WITH_TOKENS = 6;
@@ -13,10 +20,10 @@ const MAX_MESSAGES_WITH_TOKENS = 6;
  */
 export class Conversation {
   constructor() {
-    const stored = readJson("tab", KEY) ?? readJson("browser", KEY);
-    const messages = Array.isArray(stored) ? stored : [];
-    this.messages = messages.filter((message) => typeof message?.content === "string");
-    /** What was cleared last, until something is said. */
+    const area = readJson("tab", KEY) ? "tab" : "browser";
+    this.messages = checked(readJson(area, KEY));
+    this.chat = readJson(area, CHAT_KEY) ?? newChat();
+    /** The `messages` and `chat` that were cleared last, until something is said. */
     this.cleared = null;
   }
 
@@ -26,11 +33,25 @@ export class Conversation {
     const withoutTokens = (message) => ({ ...message, tokens: undefined });
     const firstWithTokens = messages.length - MAX_MESSAGES_WITH_TOKENS;
     const kept = messages.map((message, at) => (at < firstWithTokens ? withoutTokens(message) : message));
+    if (messages.length > 0) {
+      this.#list(messages.map(withoutTokens));
+    }
     for (const area of ["tab", "browser"]) {
+      writeJson(area, CHAT_KEY, this.chat);
       if (!writeJson(area, KEY, kept)) {
         writeJson(area, KEY, messages.map(withoutTokens));
       }
     }
+  }
+
+  #list(messages) {
+    const stored = findChat(this.chat.id);
+    if (stored && stored.saved !== this.chat.saved) {
+      // Another tab went on with this chat. Both versions are kept.
+      this.chat = newChat();
+    }
+    this.chat.saved = Math.max(Date.now(), this.chat.saved + 1);
+    storeChat({ ...this.chat, messages });
   }
 
   /** Ends with the user's message, which is kept whatever becomes of its answer. */
@@ -42,14 +63,23 @@ export class Conversation {
 
   clear() {
     if (this.messages.length > 0) {
-      this.cleared = this.messages;
+      this.cleared = { messages: this.messages, chat: this.chat };
     }
     this.messages = [];
+    this.chat = newChat();
     this.save();
   }
 
   undoClear() {
-    this.messages = this.cleared ?? this.messages;
+    Object.assign(this, this.cleared);
+    this.cleared = null;
+    this.save();
+  }
+
+  /** Goes on with a chat of the list. */
+  open({ id, saved, messages }) {
+    this.messages = checked(messages);
+    this.chat = { id, saved };
     this.cleared = null;
     this.save();
   }
@@ -75,3 +105,5 @@ export class Conversation {
     return system.trim() === "" ? said : [{ role: "system", content: system }, ...said];
   }
 }
+
+const checked = (stored) => (Array.isArray(stored) ? stored : []).filter((message) => typeof message?.content === "string");

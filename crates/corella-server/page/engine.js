@@ -1,11 +1,11 @@
-// The picture of the engine, drawn from `/engine/events` while somebody looks at it.
+// The picture of the engine, drawn from `/engine/events` while it can be seen.
 
 import { count, duration, element, percent, rate } from "./format.js";
 import { EngineStream } from "./engine_stream.js";
 import { LatencyChart } from "./latency_chart.js";
 import { NodeList } from "./node_list.js";
 import { PageMap } from "./page_map.js";
-import { drawRequests } from "./request_table.js";
+import { drawRequests, forgetRequests } from "./request_table.js";
 import { StepChart } from "./step_chart.js";
 
 /** Rates and latencies in figures are those of so many milliseconds. */
@@ -42,6 +42,7 @@ export class Engine {
       onUnauthorized: () => {
         this.needsKey = true;
         this.#say("trouble", "needs the API key");
+        forgetRequests();
         onUnauthorized();
       },
     });
@@ -133,6 +134,7 @@ export class Engine {
   #showTrouble(text) {
     this.#say("trouble", text);
     at("engine").dataset.stale = "";
+    forgetRequests();
     for (const figure of this.figures.values()) {
       figure.textContent = "–";
     }

@@ -42,6 +42,16 @@ for (const button of document.querySelectorAll("[data-show]")) {
   });
 }
 
+/** On a wide screen, the chat may have all of it. */
+function showEngine(isShown) {
+  writeText("browser", "corella.engine", isShown ? "shown" : "hidden");
+  document.body.dataset.engine = isShown ? "shown" : "hidden";
+  at("engine-toggle").textContent = isShown ? "Hide engine" : "Show engine";
+  engine.update();
+}
+showEngine(readText("browser", "corella.engine") !== "hidden");
+at("engine-toggle").addEventListener("click", () => showEngine(document.body.dataset.engine === "hidden"));
+
 function askForKey() {
   const form = at("key-form");
   at("key-error").textContent = apiKey.get() === "" ? "" : "The server refuses this key.";
@@ -58,7 +68,7 @@ at("key-form").addEventListener("submit", (event) => {
   start();
 });
 
-/** Adapters come and go, so the list is read again whenever somebody comes back to the page. */
+/** Adapters come and go, so the list is read again when the page is seen again. */
 async function readModels() {
   const response = await call("/v1/models");
   const { data } = await response.json();
@@ -71,6 +81,7 @@ async function readModels() {
   }
   chat.contextLength = data[0]?.max_model_len ?? null;
   showModel();
+  readDefaults().catch(() => {});
 }
 
 function showModel() {
@@ -80,6 +91,13 @@ at("model").addEventListener("change", ({ target }) => {
   writeText("browser", "corella.model", target.value);
   showModel();
 });
+
+/** Servers without the path leave the fields of sampling as they are. */
+async function readDefaults() {
+  const response = await call("/props");
+  const { default_generation_settings: settings } = await response.json();
+  chat.settings.sampling.showDefaults(settings?.params ?? {});
+}
 document.addEventListener("visibilitychange", () => document.hidden || readModels().catch(() => {}));
 
 /** The first attempt failed. The chat works with the server's own choice meanwhile. */

@@ -4,8 +4,6 @@ import { element } from "./format.js";
 import { renderMarkdown } from "./markdown.js";
 import { TokenList } from "./token_list.js";
 
-const SCALE = [["p4", "≥ 90 %"], ["p3", "≥ 50 %"], ["p2", "≥ 20 %"], ["p1", "≥ 5 %"], ["p0", "less"]];
-
 export class MessageView {
   /** `actions` are buttons for the footer, by their names. */
   constructor(message, showsTokens, actions = {}) {
@@ -38,7 +36,7 @@ export class MessageView {
       this.body.textContent = message.content;
     }
     this.redraw();
-    this.#showScale();
+    this.#showAbsence();
   }
 
   begin() {
@@ -74,7 +72,7 @@ export class MessageView {
       return button;
     });
     this.footer.replaceChildren(...(message.note ? [this.note] : []), ...buttons);
-    this.#showScale();
+    this.#showAbsence();
   }
 
   /** What changes the conversation has to wait while an answer comes. */
@@ -100,16 +98,12 @@ export class MessageView {
     box.lastChild.textContent = reasoning;
   }
 
-  #showScale() {
-    this.element.querySelector(".token-scale")?.remove();
-    if (!this.showsTokens || !this.isAnswer || this.element.classList.contains("running")) {
-      return;
-    }
-    if (this.list) {
-      const steps = SCALE.map(([className, text]) => element("span", { className, textContent: text }));
-      this.footer.append(element("span", { className: "token-scale tokens" }, ...steps));
-    } else if (this.message.content !== "") {
-      this.footer.append(element("span", { className: "token-scale", textContent: "no probabilities recorded" }));
+  /** Explains an answer that came without probabilities, where they are to be shown. */
+  #showAbsence() {
+    this.element.querySelector(".no-probabilities")?.remove();
+    const isMissing = this.showsTokens && this.isAnswer && !this.list && this.message.content !== "";
+    if (isMissing && !this.element.classList.contains("running")) {
+      this.footer.append(element("span", { className: "no-probabilities", textContent: "no probabilities recorded" }));
     }
   }
 }

@@ -4,17 +4,29 @@ import { count, duration, element } from "./format.js";
 
 const MAX_ROWS = 40;
 
+const NONE = "None at the moment.";
+const NOT_KNOWN = "Not known while the server does not tell.";
+
 const at = (id) => document.getElementById(id);
 
 export function drawRequests({ running, waiting, receiving, list }) {
   const num = running + waiting + receiving;
   const rows = list.slice(0, MAX_ROWS);
   at("no-requests").hidden = num > 0;
+  at("no-requests").textContent = NONE;
   at("requests-scroller").hidden = rows.length === 0;
   at("requests").replaceChildren(...rows.map(row));
   const more = at("more-requests");
   more.hidden = num <= rows.length;
   more.textContent = `… and ${count(num - rows.length)} more`;
+}
+
+/** Claims nothing about requests while the server does not tell. */
+export function forgetRequests() {
+  at("no-requests").hidden = false;
+  at("no-requests").textContent = NOT_KNOWN;
+  at("requests-scroller").hidden = true;
+  at("more-requests").hidden = true;
 }
 
 function row(request) {

@@ -39,7 +39,16 @@ export class Sampling {
     }
   }
 
-  /** What the inputs hold, by field, as strings, for the storage. */
+  /** Shows the server's values in empty inputs. `defaults` has them by the names of the fields. */
+  showDefaults(defaults) {
+    for (const [name, input] of this.inputs) {
+      const value = defaults[name];
+      // No limit and no seed are -1.
+      input.placeholder = typeof value === "number" && value >= 0 ? `${value}` : "default";
+    }
+  }
+
+  /** The values of filled inputs, by field, as strings, for the storage. */
   values() {
     const filled = [...this.inputs].filter(([, input]) => input.value !== "");
     return Object.fromEntries(filled.map(([name, input]) => [name, input.value]));

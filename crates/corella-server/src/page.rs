@@ -34,6 +34,8 @@ const ASSETS: &[Asset] = assets![
     "chart.js",
     "chat.css",
     "chat.js",
+    "chat_list.js",
+    "chat_store.js",
     "clipboard.js",
     "conversation.js",
     "engine.css",

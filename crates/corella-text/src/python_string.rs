@@ -294,7 +294,7 @@ fn filled_up(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     let before = match method {
         "ljust" => 0,
         "rjust" => missing,
-        // Of an odd number, the larger half is before the text if the width is odd, too.
+        // The larger half of an odd number is before the text if the width is odd, too.
         _ => missing / 2 + (missing & width & 1),
     };
     let (before, after) = (filler.repeat(before), filler.repeat(missing - before));

@@ -44,10 +44,10 @@ impl LimitShare {
 
 impl fmt::Display for LimitShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.0} %", self.percent)?;
         match self.is_exceeded() {
-            true => write!(f, ": {}", self.limit.why_exceeded()),
-            false => Ok(()),
+            // The number would say nothing.
+            true => write!(f, "above 100 %: {}", self.limit.why_exceeded()),
+            false => write!(f, "{:.0} %", self.percent),
         }
     }
 }
@@ -72,14 +72,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_share_is_above_100_without_a_word() {
+    fn a_share_above_100_is_words() {
         let of_memory = |speed| LimitShare::new(Limit::Memory, speed, 10.0);
         assert_eq!(of_memory(3.0).to_string(), "30 %");
         // The rounded share decides, because it is the one that is shown.
         assert_eq!(of_memory(10.04).to_string(), "100 %");
-        assert!(of_memory(13.7).to_string().starts_with("137 %: caches"));
+        assert!(of_memory(13.7).to_string().starts_with("above 100 %: caches"));
         let of_peak = LimitShare::new(Limit::Arithmetic, 1.87, 1.0);
-        assert!(of_peak.to_string().starts_with("187 %: the machine"));
+        assert!(of_peak.to_string().starts_with("above 100 %: the machine"));
     }
 
     #[test]
