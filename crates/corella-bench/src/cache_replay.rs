@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use corella_core::{KvCache, Namespace, Parent, StepId, TokenId};
+use corella_core::{KvCache, KvGroup, Namespace, Parent, StepId, TokenId};
 use serde::Deserialize;
 
 use crate::BenchError;
@@ -55,29 +55,31 @@ pub fn run(options: &CacheReplayOptions) -> Result<Vec<CacheReplay>, BenchError>
 /// Replays one request after the other: match, lock, allocate, publish, release. A block is a page
 /// of one token.
 fn replay(prompts: &[Vec<TokenId>], num_blocks: u32) -> CacheReplay {
-    let mut cache = KvCache::new(num_blocks, 1);
+    let mut cache = KvCache::new(num_blocks, 1, &[KvGroup::default()]);
     let namespace = Namespace::default();
     let mut num_queried = 0;
     let mut num_hits = 0;
     let start = Instant::now();
     for prompt in prompts {
-        let mut table = cache.match_prefix(&namespace, prompt, StepId(1)).pages;
+        let blocks = cache.match_prefix(&namespace, prompt).blocks;
+        let pages = blocks.iter().filter_map(|&block| cache.page(block, 0));
+        let mut table: Vec<_> = pages.collect();
         let num_matched = table.len();
         for &page in &table {
             cache.lock(page);
         }
         let fits = cache.try_allocate(prompt.len() - num_matched, &mut table);
         assert!(fits, "the pool does not hold the longest prompt");
+        let mut parent = match blocks.last() {
+            None => Parent::Root(&namespace),
+            Some(&last) => Parent::Block(last),
+        };
         for at in num_matched..prompt.len() {
-            let parent = match at {
-                0 => Parent::Root(&namespace),
-                at => Parent::Page(table[at - 1]),
-            };
-            let published = cache.publish(parent, &prompt[at..=at], table[at], StepId(0));
-            assert!(
-                published.is_ok(),
-                "the cache already has a block that it did not match"
-            );
+            let page = |_| Some(table[at]);
+            let published = cache.publish(parent, &prompt[at..=at], page, StepId(0));
+            let block =
+                published.expect("the cache does not have the block, which it did not match");
+            parent = Parent::Block(block);
         }
         cache.unlock_all(table);
         num_queried += prompt.len() as u64;

@@ -3,7 +3,9 @@
 use std::fmt;
 use std::time::Instant;
 
-use corella_core::{KvCache, KvEvent, Namespace, PageId, Parent, StepId, TokenId};
+use corella_core::{
+    BlockId, KvCache, KvEvent, KvGroup, Namespace, PageId, Parent, StepId, TokenId,
+};
 use serde_json::{Value, json};
 
 use crate::summary::Summary;
@@ -56,7 +58,7 @@ pub(crate) fn cache_cost(num_tokens: usize, page_size: u32) -> CacheCost {
     let num_pages = num_tokens / page_size as usize;
     let tokens: Vec<TokenId> = (0..num_tokens as TokenId).collect();
     let namespace = Namespace::default();
-    let mut cache = KvCache::new(num_pages as u32, page_size);
+    let mut cache = KvCache::new(num_pages as u32, page_size, &[KvGroup::default()]);
     let per_token = |start: Instant| start.elapsed().as_nanos() as f64 / num_tokens as f64;
 
     let start = Instant::now();
@@ -65,13 +67,10 @@ pub(crate) fn cache_cost(num_tokens: usize, page_size: u32) -> CacheCost {
         cache.try_allocate(num_pages, &mut table),
         "the pool is too small"
     );
-    for (at, page_tokens) in tokens.chunks_exact(page_size as usize).enumerate() {
-        let parent = match at {
-            0 => Parent::Root(&namespace),
-            at => Parent::Page(table[at - 1]),
-        };
-        let published = cache.publish(parent, page_tokens, table[at], StepId(0));
-        assert!(published.is_ok());
+    let mut parent = Parent::Root(&namespace);
+    for (page_tokens, &page) in tokens.chunks_exact(page_size as usize).zip(&table) {
+        let published = cache.publish(parent, page_tokens, |_| Some(page), StepId(0));
+        parent = Parent::Block(published.expect("the cache is empty"));
     }
     cache.unlock_all(table);
     let insert_ns = per_token(start);
@@ -80,9 +79,9 @@ pub(crate) fn cache_cost(num_tokens: usize, page_size: u32) -> CacheCost {
     let mut match_ns = Vec::new();
     for _ in 0..num_matches {
         let start = Instant::now();
-        let matched = cache.match_prefix(&namespace, &tokens, StepId(1));
+        let matched = cache.match_prefix(&namespace, &tokens);
         match_ns.push(per_token(start));
-        assert_eq!(matched.pages.len(), num_pages);
+        assert_eq!(matched.blocks.len(), num_pages);
     }
 
     let start = Instant::now();
@@ -104,8 +103,8 @@ struct Crowd {
     page_size: u32,
     /// The number of pages published so far. A page's tokens follow from its number.
     num_published: usize,
-    /// The pages of the path, in order.
-    path: Vec<PageId>,
+    /// The blocks of the path, in order.
+    path: Vec<BlockId>,
     step: StepId,
 }
 
@@ -113,7 +112,7 @@ impl Crowd {
     fn new(shape: Shape, num_pages: usize, page_size: u32) -> Self {
         let mut crowd = Self {
             shape,
-            cache: KvCache::new(num_pages as u32, page_size),
+            cache: KvCache::new(num_pages as u32, page_size, &[KvGroup::default()]),
             page_size,
             num_published: 0,
             path: Vec::new(),
@@ -160,16 +159,18 @@ impl Crowd {
             let tokens = self.tokens(self.num_published);
             let namespace = self.namespace(self.num_published);
             let parent = match self.path.last() {
-                Some(&last) => Parent::Page(last),
+                Some(&last) => Parent::Block(last),
                 None => Parent::Root(&namespace),
             };
             let start = Instant::now();
-            let published = self.cache.publish(parent, &tokens, page, self.step);
+            let published = self
+                .cache
+                .publish(parent, &tokens, |_| Some(page), self.step);
             publish_us.push(micros(start));
-            assert!(published.is_ok());
+            let block = published.expect("its tokens are new");
             self.num_published += 1;
             if self.shape == Shape::Path {
-                self.path.push(page);
+                self.path.push(block);
             }
         }
         self.cache.unlock_all(table);
@@ -192,9 +193,9 @@ impl Crowd {
         let prompt: Vec<_> = pages.flat_map(|number| self.tokens(number)).collect();
         let namespace = self.namespace(first);
         let start = Instant::now();
-        let matched = self.cache.match_prefix(&namespace, &prompt, self.step);
+        let matched = self.cache.match_prefix(&namespace, &prompt);
         let match_us = micros(start);
-        assert_eq!(matched.pages.len(), num_pages);
+        assert_eq!(matched.blocks.len(), num_pages);
         match_us
     }
 

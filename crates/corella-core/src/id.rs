@@ -27,6 +27,11 @@ id! {
     SlotId(u32)
 }
 id! {
+    /// A block: as many tokens as a page has rows, or fewer at the end, at a path of the prefix tree. The
+    /// number is used again when the block has left the tree.
+    BlockId(u32)
+}
+id! {
     /// One page of the KV pool.
     PageId(u32)
 }

@@ -17,8 +17,8 @@ impl Scheduler {
         self.check_spills();
         self.check_forecast();
         self.kv.check_invariants();
-        let paths = self.requests.iter().map(|state| &state.path[..]);
-        self.kv.check_places(paths);
+        let ends = self.requests.iter().filter_map(|state| state.path_end);
+        self.kv.check_ends(ends);
     }
 
     /// A page has one lock for each table, each hold and each copy to or from host memory that names
@@ -26,8 +26,7 @@ impl Scheduler {
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
         for state in self.requests.iter() {
-            let donor = state.donor.map(|(page, _)| page);
-            for page in state.tables.pages().chain(donor) {
+            for page in state.tables.pages().chain(state.donor_pages()) {
                 *locks.entry(page).or_default() += 1;
             }
         }
@@ -67,7 +66,7 @@ impl Scheduler {
                 "request {id} computes rows that its table does not hold"
             );
             assert!(
-                state.num_published_pages * page_size <= state.num_known_tokens(),
+                state.num_published_blocks * page_size <= state.num_known_tokens(),
                 "request {id} has published rows of tokens that are not known"
             );
             assert!(
@@ -113,19 +112,8 @@ impl Scheduler {
             if state.request.is_masked {
                 self.check_masked(state);
             }
-            if self.config.has_kv_groups() {
-                self.check_windows(state);
-                continue;
-            }
-            let table = state.tables.only();
-            for (at, &page) in table.iter().enumerate() {
-                let is_path = self.kv.page_before(page) == at.checked_sub(1).map(|b| table[b]);
-                let is_published = at < state.num_published_pages as usize;
-                assert!(
-                    !is_published || (self.kv.filled_by(page).is_some() && is_path),
-                    "request {id}: published page {page} is not on the request's path in the tree"
-                );
-            }
+            self.check_path(state);
+            self.check_tables(state);
         }
         let never_admitted = self
             .requests
@@ -161,14 +149,36 @@ impl Scheduler {
         assert!(ranks.is_sorted(), "the running set is not sorted by rank");
     }
 
-    /// With KV groups, a running request holds the pages that coming queries read, and no others.
-    fn check_windows(&self, state: &RequestState) {
+    /// A request's path leads through published blocks. In groups without a window, their pages are those
+    /// of its table.
+    fn check_path(&self, state: &RequestState) {
         let id = state.request.id;
+        let mut num_left = state.num_published_blocks as usize;
         assert_eq!(
-            state.path.len(),
-            state.num_published_pages as usize,
-            "request {id}: the path and the published pages"
+            self.kv.path_len(state.path_end),
+            num_left,
+            "request {id}: the path and the published blocks"
         );
+        let mut block = state.path_end;
+        while let Some(end) = block {
+            num_left -= 1;
+            for (index, group) in self.config.kv_groups.iter().enumerate() {
+                let table = state.tables.group(index);
+                let is_its = group.window.is_some()
+                    || state.tables.is_empty()
+                    || self.kv.page(end, index) == table.page(num_left);
+                assert!(
+                    is_its,
+                    "request {id}: another's pages are those of block {end} on its path"
+                );
+            }
+            block = self.kv.block_before(end);
+        }
+    }
+
+    /// A running request holds the pages that coming queries read, and no others.
+    fn check_tables(&self, state: &RequestState) {
+        let id = state.request.id;
         if !state.is_running() {
             return;
         }

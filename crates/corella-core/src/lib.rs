@@ -50,7 +50,8 @@ pub use fleet::placement::{
     PlacementRequest,
 };
 pub use id::{
-    Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId, StepId, TokenId,
+    BlockId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId, StepId,
+    TokenId,
 };
 pub use queue::latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use queue::policy::{PrefillAdmissionPolicy, SchedulingPolicy};

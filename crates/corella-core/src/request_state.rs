@@ -5,13 +5,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::{Index, IndexMut};
 
-use crate::cache::group_cache::PlaceId;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::KnownPath;
+use crate::cache::publication::Guest;
 use crate::queue::page_forecast::Contribution;
 use crate::step::speculation::Speculator;
 use crate::{
-    FinishReason, PageId, Pooling, Request, RequestId, SlotId, SlotStart, StepId, TokenId, Yield,
+    BlockId, FinishReason, PageId, Pooling, Request, RequestId, SlotId, SlotStart, StepId, TokenId,
+    Yield,
 };
 
 /// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
@@ -56,8 +57,6 @@ pub(crate) struct RequestState {
     /// outputs.
     pub expected_output: u32,
     pub quantile: u32,
-    /// How many pages it will hold with that many output tokens.
-    pub num_expected_pages: u32,
     /// What the forecast counts for it, while it runs or receives KV.
     pub contribution: Option<Contribution>,
     /// Whether only `max_tokens` can end it, so that the length of its output is known.
@@ -92,16 +91,16 @@ pub(crate) struct RequestState {
     pub stage: Stage,
     pub slot: Option<SlotId>,
     pub tables: PageTables,
-    /// How many pages at the beginning of its table were already in the prefix tree when it took
-    /// its slot. With KV groups, those of groups without a window.
+    /// How many pages of groups without a window were already in use when it took its slot.
     pub num_shared_pages: u32,
-    /// How many pages at the beginning of its table are in the prefix tree, as a path from the
-    /// root.
-    pub num_published_pages: u32,
-    /// The places of those pages in the prefix tree, with KV groups. What is published at a place may
-    /// be another request's page of the same tokens.
-    pub path: Vec<PlaceId>,
-    /// With KV groups, the most rows that may be in flight while it prefills.
+    /// How many blocks are published as its path in the prefix tree. In groups without a window, their
+    /// pages are those of its tables.
+    pub num_published_blocks: u32,
+    /// The last of those blocks.
+    pub path_end: Option<BlockId>,
+    /// How far it goes on through blocks of other requests.
+    pub guest: Option<Guest>,
+    /// The most rows that may be in flight while it prefills, so that its windows fit into the pool.
     pub num_rows_at_once: u32,
     /// The time by which its KV must have arrived, while it is receiving.
     pub receipt_deadline_us: u64,
@@ -113,8 +112,9 @@ pub(crate) struct RequestState {
     pub num_exporting_pages: u32,
     /// The first rows whose KV has been announced to those who want it elsewhere.
     pub num_exported_rows: u32,
-    /// A page that a step copies rows from. It stays locked until that step has returned.
-    pub donor: Option<(PageId, StepId)>,
+    /// The pages that a step copies rows from, one of each group. They stay locked until that step has
+    /// returned.
+    pub donor: Option<(Vec<PageId>, StepId)>,
 
     /// Prompt tokens that were cached at its first admission. `None` until then.
     pub num_cached_tokens: Option<u32>,
@@ -179,7 +179,6 @@ impl RequestState {
         Self {
             max_tokens,
             expected_output: 0,
-            num_expected_pages: 0,
             contribution: None,
             is_length_known: stopping.end_token_ids.is_empty()
                 && stopping.stop_token_ids.is_empty(),
@@ -205,8 +204,9 @@ impl RequestState {
             slot: None,
             tables: PageTables::default(),
             num_shared_pages: 0,
-            num_published_pages: 0,
-            path: Vec::new(),
+            num_published_blocks: 0,
+            path_end: None,
+            guest: None,
             num_rows_at_once: u32::MAX,
             receipt_deadline_us: 0,
             came_with_kv: false,
@@ -281,6 +281,12 @@ impl RequestState {
                 draws,
             },
         }
+    }
+
+    /// The pages that a step in flight copies rows from.
+    pub fn donor_pages(&self) -> impl Iterator<Item = PageId> {
+        let pages = self.donor.iter().flat_map(|(pages, _)| pages);
+        pages.copied()
     }
 
     pub fn is_running(&self) -> bool {

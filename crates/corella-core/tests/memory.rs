@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use corella_core::{KvCache, Namespace, PageId, Parent, StepId, TokenId};
+use corella_core::{KvCache, KvGroup, Namespace, PageId, Parent, StepId, TokenId};
 
 /// The system's allocator, with a count of the bytes allocated.
 struct Counting;
@@ -37,7 +37,7 @@ const NUM_PROMPT_PAGES: usize = 128;
 #[test]
 fn the_beginnings_of_long_prompts_do_not_keep_the_memory_of_the_rest() {
     let num_pages = NUM_PROMPTS * NUM_PROMPT_PAGES;
-    let mut cache = KvCache::new(num_pages as u32, PAGE_SIZE as u32);
+    let mut cache = KvCache::new(num_pages as u32, PAGE_SIZE as u32, &[KvGroup::default()]);
     let mut table: Vec<PageId> = Vec::with_capacity(num_pages);
     let mut first_pages: Vec<PageId> = Vec::with_capacity(NUM_PROMPTS);
     let before = NUM_BYTES.load(Relaxed);
@@ -48,8 +48,8 @@ fn the_beginnings_of_long_prompts_do_not_keep_the_memory_of_the_rest() {
         let mut parent = Parent::Root(&namespace);
         for &page in pages {
             let tokens = [prompt as TokenId; PAGE_SIZE];
-            assert_eq!(cache.publish(parent, &tokens, page, StepId(0)), Ok(()));
-            parent = Parent::Page(page);
+            let block = cache.publish(parent, &tokens, |_| Some(page), StepId(0));
+            parent = Parent::Block(block.expect("the tree does not have it"));
         }
         cache.lock(pages[0]);
         first_pages.push(pages[0]);

@@ -475,7 +475,6 @@ fn split_layers(config: &mut SchedulerConfig, random: &mut Random) {
     config.num_pages *= num_groups;
     config.max_held_pages = 0;
     config.max_spilled_pages = 0;
-    config.max_pinned_pages = 0;
 }
 
 fn vary(config: &mut SchedulerConfig, random: &mut Random) {

@@ -161,7 +161,7 @@ impl<'a> Simulation<'a> {
         }
         let stats = self.scheduler.stats();
         self.totals.take_stats(&stats);
-        if self.load.config.has_kv_groups() {
+        if self.load.config.has_windows() {
             self.totals.num_window_hit_tokens = stats.num_prefix_hit_tokens;
         }
         self.totals.num_events = self.num_events;
@@ -474,7 +474,9 @@ impl<'a> Simulation<'a> {
                     true
                 }
                 KvEvent::Stored { page, parent, .. } => {
-                    let has_parent = parent.is_none_or(|parent| self.heard.contains(&parent));
+                    // Behind a window, a block can be hit although the one before it cannot.
+                    let has_parent = parent.is_none_or(|parent| self.heard.contains(&parent))
+                        || self.load.config.has_windows();
                     self.heard.insert(*page) && has_parent
                 }
                 KvEvent::Removed { page } => self.heard.remove(page),
@@ -485,7 +487,9 @@ impl<'a> Simulation<'a> {
             }
         }
         let stats = self.scheduler.stats();
-        if self.heard.len() <= stats.num_cached_pages + stats.num_in_use_pages {
+        let num_pages = stats.num_cached_pages + stats.num_in_use_pages;
+        // With windows of one token, a prefix can be hit without any page.
+        if self.heard.len() <= num_pages || self.load.config.has_windows() {
             return Ok(());
         }
         let what = format!("{} pages are announced: {stats:?}", self.heard.len());

@@ -1,6 +1,6 @@
 //! Checks that pages which fell out of a window are given back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use corella_core::{RequestId, SchedulerConfig};
 
@@ -13,6 +13,8 @@ pub struct WindowBound {
     config: SchedulerConfig,
     /// The tokens that each request has in the end.
     lengths: BTreeMap<RequestId, u32>,
+    /// The rows' copies of the last steps, as many as may be in flight.
+    num_copies: VecDeque<usize>,
 }
 
 impl WindowBound {
@@ -20,6 +22,7 @@ impl WindowBound {
         Self {
             config: load.config.clone(),
             lengths: BTreeMap::new(),
+            num_copies: VecDeque::new(),
         }
     }
 
@@ -52,11 +55,18 @@ impl Checker for WindowBound {
     }
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
-        if !self.config.has_kv_groups() {
+        if !self.config.has_windows() {
             return Ok(());
+        }
+        self.num_copies.push_back(step.batch.copies.len());
+        if self.num_copies.len() > self.config.max_inflight_steps as usize {
+            self.num_copies.pop_front();
         }
         let holders = step.slots.values();
         let bound: usize = holders.map(|id| self.num_pages(self.lengths[id])).sum();
+        // Pages that rows are copied from are in use until the step has returned, and pinned ones for good.
+        let num_others = self.num_copies.iter().sum::<usize>() + step.stats.num_pinned_pages;
+        let bound = bound + num_others;
         let num_pages = step.stats.num_in_use_pages;
         ensure(num_pages <= bound, || {
             format!("{num_pages} pages are in use, of which windows allow {bound}")

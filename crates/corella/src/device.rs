@@ -236,8 +236,8 @@ pub(crate) fn load(
         .map_err(|error| Error::Config(in_options(&error.0)))?;
     let kv_groups = kv_groups(spec, options);
     scheduler.kv_groups = kv_groups.groups().to_vec();
-    let num_page_layers =
-        { scheduler.has_kv_groups() }.then(|| kv_groups.num_page_layers(0..spec.layers.len()));
+    let is_divided = kv_groups != KvGroups::one(spec);
+    let num_page_layers = is_divided.then(|| kv_groups.num_page_layers(0..spec.layers.len()));
     let factory = factory(checkpoint, tokenizer, options)?;
     let factory = factory.as_ref();
     let device = factory.device();
@@ -270,7 +270,7 @@ pub(crate) fn load(
     );
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
-    scheduler.max_held_pages = match scheduler.has_kv_groups() {
+    scheduler.max_held_pages = match is_divided {
         true => 0,
         false => plan.num_pages / 2,
     };
@@ -321,7 +321,7 @@ pub(crate) fn load(
 }
 
 /// The groups of layers that give back the pages behind their windows, if nobody needs those. What
-/// keeps, sends or pins pages knows only one group of all layers.
+/// keeps or sends pages knows only one group of all layers.
 pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     let one = KvGroups::one(spec);
     let by_window = match options.device {
@@ -333,10 +333,6 @@ pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
         (
             options.kv_spill != KvSpill::Bytes(0),
             "--kv-spill-memory keeps KV pages of preempted requests",
-        ),
-        (
-            !options.pinned_prefixes.is_empty(),
-            "--pin-prefix keeps KV pages",
         ),
         (
             options.draft_model.is_some(),

@@ -241,7 +241,7 @@ impl KvSize {
         let fits: Vec<_> = fits.filter(|&(_, context)| context > 0).collect();
         let all_tokens =
             |&(num_requests, context): &(u32, u32)| u64::from(num_requests) * u64::from(context);
-        let num_tokens = match limits.has_kv_groups() {
+        let num_tokens = match limits.has_windows() {
             // How many fit depends on how many of each request are in its windows.
             true => fits.iter().map(all_tokens).max().unwrap_or(0),
             false => u64::from(plan.num_pages) * u64::from(limits.page_size),

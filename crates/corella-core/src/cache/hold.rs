@@ -202,7 +202,7 @@ impl Scheduler {
                 step,
                 first_row,
                 end_row,
-                pages: state.tables.only()[first..end].to_vec(),
+                pages: state.tables.group(0).pages[first..end].to_vec(),
             });
         }
     }

@@ -4,88 +4,99 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::cache::group_cache::{GroupCache, PlaceId};
-use crate::cache::kv_event::{KvEvent, KvWatch};
+use crate::cache::eviction::Removed;
+use crate::cache::kv_event::KvWatch;
 use crate::cache::page_pool::PagePool;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
-use crate::{Namespace, PageId, PageState, StepId, TokenId};
+use crate::cache::residency::Residency;
+use crate::{BlockId, KvGroup, Namespace, PageId, PageState, StepId, TokenId};
 
 /// The KV pages and what they hold. A page is in one of three states, whose counts always add up to
 /// `num_pages`:
 /// * in use: page tables name it, and each of them holds one lock;
-/// * cached: in the prefix tree and not locked;
+/// * cached: it holds the KV of a block and is not locked;
 /// * free.
 ///
 /// The scheduler has one; benchmarks and trace replays drive one on its own.
 ///
-/// The published pages of a table are a path from a root of the tree. So the page before a locked
-/// page is locked as well, and all cached pages can be evicted leaf by leaf. With KV groups, the tree
-/// holds places instead of pages, and `groups` has the pages at those places.
+/// The tree holds blocks, and a block has a page of each KV group or none (`residency.rs`).
+///
+/// In groups without a window, the pages of a table that were published are those of a path from a root.
+/// So the page before a locked page is locked as well, and all cached pages can be evicted leaf by leaf,
+/// each together with its block. In groups with a window, a page is evicted alone when its turn comes,
+/// whatever follows it, because queries behind the window do not read it.
 #[derive(Debug)]
 pub struct KvCache {
-    pool: PagePool,
-    pub(crate) tree: PrefixTree,
-    pub(crate) groups: Option<Box<GroupCache>>,
+    pub(super) pool: PagePool,
+    pub(super) tree: PrefixTree,
+    pub(super) residency: Residency,
+    /// How many requests' paths end at each block. Such a block stays in the tree, even without pages.
+    pub(super) num_ends: Vec<u32>,
     /// Advances each time a table is released.
-    pub(crate) clock: u64,
+    pub(super) clock: u64,
     /// The time at which each page's last lock was removed.
-    last_used: Vec<u64>,
-    /// Cached leaves of the tree, least recently used first. With KV groups, all cached pages.
-    evictable: BTreeSet<(u64, PageId)>,
-    num_cached: usize,
+    pub(super) last_used: Vec<u64>,
+    /// Cached pages that can be evicted, least recently used first: leaves of the tree, and all of groups
+    /// with windows.
+    pub(super) evictable: BTreeSet<(u64, PageId)>,
+    pub(super) num_cached: usize,
     num_evicted: u64,
-    /// Buffer for evicted pages, kept so that an eviction does not allocate.
-    evicted: Vec<PageId>,
+    /// Buffer for what is evicted, kept so that an eviction does not allocate.
+    pub(super) removed: Removed,
     /// Whether each page is pinned. A pinned page has a lock of its own while it is in the tree.
-    is_pinned: Vec<bool>,
-    num_pinned: usize,
+    pub(super) is_pinned: Vec<bool>,
+    pub(super) num_pinned: usize,
     /// The subscription to what the tree holds, if there is one.
-    watch: Option<Box<KvWatch>>,
+    pub(super) watch: Option<Box<KvWatch>>,
 }
 
 /// What the cache has of a token sequence.
-#[derive(Debug, Default)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct FoundPrefix {
-    /// The number of pages that the tokens found would fill in a group without a window.
-    pub num_pages: usize,
+    /// The blocks of the tokens found.
+    pub path: Vec<BlockId>,
     /// The pages that queries behind those tokens read.
     pub tables: PageTables,
-    /// The places of the tokens found, with KV groups.
-    pub path: Vec<PlaceId>,
-    /// A page whose first rows continue the match, and how many of its rows do. They can be copied.
-    pub donor: Option<(PageId, u32)>,
+    pub donor: Option<Donor>,
 }
 
-impl From<PrefixMatch> for FoundPrefix {
-    fn from(PrefixMatch { pages, donor }: PrefixMatch) -> Self {
-        Self::of_one_group(pages, donor)
-    }
+/// A block whose first rows continue a match. They can be copied.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Donor {
+    /// Its page in each group.
+    pub pages: Vec<PageId>,
+    pub num_rows: u32,
 }
 
 impl FoundPrefix {
-    pub fn of_one_group(pages: Vec<PageId>, donor: Option<(PageId, u32)>) -> Self {
+    pub fn nothing(num_groups: usize) -> Self {
         Self {
-            num_pages: pages.len(),
-            tables: PageTables::of_one_group(pages),
             path: Vec::new(),
-            donor,
+            tables: PageTables::new(num_groups),
+            donor: None,
         }
+    }
+
+    pub fn num_rows(&self, page_size: u32) -> u32 {
+        let num_donated_rows = self.donor.as_ref().map_or(0, |donor| donor.num_rows);
+        self.path.len() as u32 * page_size + num_donated_rows
     }
 }
 
 impl KvCache {
-    pub fn new(num_pages: u32, page_size: u32) -> Self {
+    pub fn new(num_pages: u32, page_size: u32, groups: &[KvGroup]) -> Self {
         Self {
             pool: PagePool::new(num_pages),
             tree: PrefixTree::new(num_pages, page_size),
-            groups: None,
+            residency: Residency::new(num_pages, groups),
+            num_ends: Vec::with_capacity(num_pages as usize),
             clock: 0,
             last_used: alloc::vec![0; num_pages as usize],
             evictable: BTreeSet::new(),
             num_cached: 0,
             num_evicted: 0,
-            evicted: Vec::new(),
+            removed: Removed::default(),
             is_pinned: alloc::vec![false; num_pages as usize],
             num_pinned: 0,
             watch: None,
@@ -116,10 +127,10 @@ impl KvCache {
         self.is_pinned[page.0 as usize]
     }
 
-    /// Pins a page of the tree. It is never evicted; only unpublishing it removes the pin. The
-    /// pages before it on its path must be pinned too.
+    /// Pins a page of a block. It is never evicted; only unpublishing it removes the pin. In a group
+    /// without a window, the pages before it on its path must be pinned too.
     pub(crate) fn pin(&mut self, page: PageId) {
-        debug_assert!(self.tree.contains(page));
+        debug_assert!(self.residency.is_resident(page));
         if !core::mem::replace(&mut self.is_pinned[page.0 as usize], true) {
             self.num_pinned += 1;
             self.lock(page);
@@ -135,24 +146,63 @@ impl KvCache {
         self.pool.num_locks(page) > 0
     }
 
-    pub fn match_prefix(
-        &self,
-        namespace: &Namespace,
-        tokens: &[TokenId],
-        step: StepId,
-    ) -> PrefixMatch {
-        self.rematch_prefix(namespace, tokens, step, &mut KnownPath::default())
+    /// The blocks that the tree has of a token sequence, whatever pages they have.
+    pub fn match_prefix(&self, namespace: &Namespace, tokens: &[TokenId]) -> PrefixMatch {
+        let known = &mut KnownPath::default();
+        self.tree.match_prefix(namespace, tokens, known)
     }
 
-    /// Like `match_prefix`, but continues from what an earlier look-up of the same tokens found.
-    pub(crate) fn rematch_prefix(
+    /// What is cached of a token sequence. `known` is what an earlier look-up of the same tokens found.
+    /// Only pages filled before `step` lend rows.
+    pub(crate) fn find_prefix(
         &self,
         namespace: &Namespace,
         tokens: &[TokenId],
         step: StepId,
         known: &mut KnownPath,
-    ) -> PrefixMatch {
-        self.tree.match_prefix(namespace, tokens, step, known)
+    ) -> FoundPrefix {
+        let PrefixMatch { mut blocks, donor } = self.tree.match_prefix(namespace, tokens, known);
+        let num_blocks = self.residency.num_usable(&blocks, self.page_size());
+        let donor = donor.filter(|_| num_blocks == blocks.len());
+        blocks.truncate(num_blocks);
+        FoundPrefix {
+            tables: self.tables_of(&blocks),
+            donor: donor.and_then(|(block, num_rows)| self.donor(block, num_rows, step)),
+            path: blocks,
+        }
+    }
+
+    /// The pages that a query behind a path reads.
+    pub(crate) fn tables_of(&self, path: &[BlockId]) -> PageTables {
+        let mut tables = PageTables::new(self.residency.groups().len());
+        let num_rows = path.len() as u32 * self.page_size();
+        for (index, table) in tables.iter_mut().enumerate() {
+            let group = self.residency.groups()[index];
+            let first = group.first_page_read(num_rows, self.page_size()) as usize;
+            let pages = path[first..].iter();
+            table.num_gone = first;
+            table.pages = { pages }
+                .filter_map(|&block| self.residency.page(block, index))
+                .collect();
+        }
+        tables
+    }
+
+    /// The pages of a block that lends its first rows, if all groups have one.
+    fn donor(&self, block: BlockId, num_rows: u32, step: StepId) -> Option<Donor> {
+        let pages: Vec<_> = self.residency.pages(block).collect();
+        let is_whole = pages.len() == self.residency.groups().len();
+        let lends = is_whole && self.residency.filled_by(block) < Some(step);
+        lends.then_some(Donor { pages, num_rows })
+    }
+
+    pub fn page_size(&self) -> u32 {
+        self.tree.page_size() as u32
+    }
+
+    /// The page of a block in a group, by the group's index.
+    pub fn page(&self, block: BlockId, group: usize) -> Option<PageId> {
+        self.residency.page(block, group)
     }
 
     /// Appends `num_pages` pages to a table, each locked once, and evicts cached pages for them as
@@ -205,7 +255,7 @@ impl KvCache {
             if self.pool.unlock(page) > 0 {
                 continue;
             }
-            if self.is_kept(page) {
+            if self.residency.is_resident(page) {
                 self.num_cached += 1;
                 self.mark_used(page, self.clock);
             } else {
@@ -214,186 +264,124 @@ impl KvCache {
         }
     }
 
-    /// Enters a locked page in the prefix tree. Its rows may be read after `filled_by` has
-    /// returned, and by other spans of that step. `Err` names the page that already has those
-    /// tokens; the caller then keeps its own.
+    /// Enters a block with its locked pages, by the index of their group, in the prefix tree. Their rows may
+    /// be read after `filled_by` has returned, and by other spans of that step.
+    ///
+    /// If the tree has those tokens there, the block that has them takes only the pages that windows have
+    /// left it without. `Err` names it when it already has pages in groups without a window; the caller
+    /// then keeps its own.
     pub fn publish(
         &mut self,
         parent: Parent,
         tokens: &[TokenId],
-        page: PageId,
+        page: impl Fn(usize) -> Option<PageId>,
         filled_by: StepId,
-    ) -> Result<(), PageId> {
-        debug_assert!(self.is_locked(page));
-        let mut superseded = Vec::new();
-        let result = self
-            .tree
-            .insert_page(parent, tokens, page, filled_by, &mut superseded);
-        self.drop_removed(&superseded);
-        if let Some(watch) = &mut self.watch
-            && result.is_ok()
-            && tokens.len() == self.tree.page_size()
-        {
-            watch.note_published(parent, tokens, page, filled_by);
-        }
-        if let Parent::Page(parent) = parent
-            && !self.is_locked(parent)
-        {
-            // The parent is no longer a leaf, so it cannot be evicted.
-            self.evictable
-                .remove(&(self.last_used[parent.0 as usize], parent));
-        }
-        if let Err(duplicate) = result
-            && !self.is_locked(duplicate)
-        {
-            self.mark_used(duplicate, self.clock + 1);
-        }
-        result
-    }
-
-    /// Whether a page stays when no table names it any more.
-    fn is_kept(&self, page: PageId) -> bool {
-        match &self.groups {
-            None => self.tree.contains(page),
-            Some(groups) => groups.is_kept(page),
-        }
-    }
-
-    pub fn filled_by(&self, page: PageId) -> Option<StepId> {
-        match &self.groups {
-            None => self.tree.filled_by(page),
-            Some(groups) => groups.filled_by(page),
-        }
-    }
-
-    /// Removes a page and all that follow it from the prefix tree, pinned or not. Tables that name
-    /// them keep them until they are released.
-    pub fn unpublish(&mut self, page: PageId, removed: &mut Vec<PageId>) {
-        let before = self.tree.page_before(page);
-        let first = removed.len();
-        self.tree.remove_from(page, removed);
-        self.drop_removed(&removed[first..]);
-        if let Some(before) = before {
-            self.note_leaf(before);
-        }
-    }
-
-    /// Evicts everything that no table holds and that is not pinned.
-    pub fn clear(&mut self) {
-        while self.num_cached > 0 {
-            self.evict_one();
-        }
-    }
-
-    /// Starts a subscription to what the tree holds, beginning with what it holds now. With KV groups
-    /// there are no events but that of the beginning.
-    pub fn watch(&mut self, salt: u64) {
-        let mut watch = KvWatch::new(salt, self.pool.num_pages());
-        if self.groups.is_some() {
-            self.watch = Some(Box::new(watch));
-            return;
-        }
-        for page in self.tree.whole_pages() {
-            if let (Some(parent), Some(filled_by)) = (self.tree.parent(page), self.filled_by(page))
-            {
-                watch.note_published(parent, self.tree.page_tokens(page), page, filled_by);
-            }
-        }
-        self.watch = Some(Box::new(watch));
-    }
-
-    pub fn unwatch(&mut self) {
-        self.watch = None;
-    }
-
-    /// The next event for the subscriber. `last_returned` is the newest step whose rows are
-    /// computed.
-    pub fn poll_event(&mut self, last_returned: Option<StepId>) -> Option<KvEvent> {
-        let watch = self.watch.as_mut()?;
-        if let Some(event) = watch.pop_gone() {
-            return Some(event);
-        }
-        let page = watch.pop_ready(last_returned)?;
-        let before = self.tree.page_before(page);
-        Some(KvEvent::Stored {
-            page: watch.hash(page)?,
-            parent: before.and_then(|before| watch.hash(before)),
-            tokens: self.tree.page_tokens(page).into(),
-        })
-    }
-
-    pub(crate) fn evict_one(&mut self) {
-        let (_, page) = self
-            .evictable
-            .pop_first()
-            .expect("pages are cached, but no cached leaf is listed for eviction");
-        if self.groups.is_some() {
-            self.forget_page(page);
-            return;
-        }
-        let mut evicted = core::mem::take(&mut self.evicted);
-        self.unpublish(page, &mut evicted);
-        evicted.clear();
-        self.evicted = evicted;
-    }
-
-    /// Frees those pages removed from the tree that no table holds. Pages that are no longer in the
-    /// tree lose their pins.
-    fn drop_removed(&mut self, removed: &[PageId]) {
-        for &page in removed {
-            if let Some(watch) = &mut self.watch {
-                watch.note_removed(page);
-            }
-            if core::mem::take(&mut self.is_pinned[page.0 as usize]) {
-                self.num_pinned -= 1;
-                if self.pool.unlock(page) == 0 {
-                    self.pool.free(page);
+    ) -> Result<BlockId, BlockId> {
+        let inserted = self.tree.insert(parent, tokens, &mut self.removed.blocks);
+        self.drop_removed();
+        self.removed.clear();
+        let block = match inserted {
+            Ok(block) => block,
+            Err(there) => {
+                if self.tree.block_tokens(there).len() == tokens.len() {
+                    self.fill_block(there, page, filled_by);
                 }
-            } else if !self.is_locked(page) {
-                self.free_cached(page);
+                self.touch(there);
+                return match self.residency.fills_all_blocks() {
+                    true => Err(there),
+                    false => Ok(there),
+                };
+            }
+        };
+        self.residency.add_block(block);
+        if self.num_ends.len() <= block.0 as usize {
+            self.num_ends.resize(block.0 as usize + 1, 0);
+        }
+        self.watch_block(block, filled_by);
+        self.fill_block(block, page, filled_by);
+        self.announce(block);
+        if let Parent::Block(parent) = parent {
+            self.unlist_inner(parent);
+        }
+        Ok(block)
+    }
+
+    /// Gives a block locked pages in the groups in which it has none.
+    pub(crate) fn fill_block(
+        &mut self,
+        block: BlockId,
+        page: impl Fn(usize) -> Option<PageId>,
+        filled_by: StepId,
+    ) {
+        for group in 0..self.residency.groups().len() {
+            if self.residency.page(block, group).is_none()
+                && let Some(page) = page(group)
+            {
+                debug_assert!(self.is_locked(page));
+                let has_window = self.residency.groups()[group].window.is_some();
+                let depth = if has_window {
+                    self.tree.depth(block)
+                } else {
+                    0
+                };
+                self.residency.add(block, group, depth, page, filled_by);
+                self.announce_behind(block, group);
             }
         }
     }
 
-    /// Frees a page that was cached and is kept no longer.
-    pub(crate) fn free_cached(&mut self, page: PageId) {
-        self.evictable
-            .remove(&(self.last_used[page.0 as usize], page));
-        self.num_cached -= 1;
-        self.pool.free(page);
-    }
-
-    pub(crate) fn mark_used(&mut self, page: PageId, clock: u64) {
-        let time = match &self.groups {
-            None => clock,
-            Some(groups) => groups.time(page, clock),
-        };
-        let last_used = &mut self.last_used[page.0 as usize];
-        self.evictable.remove(&(*last_used, page));
-        *last_used = time;
-        self.note_leaf(page);
-    }
-
-    /// Whether a page can be evicted alone, if it is cached.
-    fn is_leaf(&self, page: PageId) -> bool {
-        match &self.groups {
-            None => self.tree.is_leaf(page),
-            Some(groups) => groups.is_kept(page),
+    /// A block's cached pages count as used.
+    fn touch(&mut self, block: BlockId) {
+        for group in 0..self.residency.groups().len() {
+            if let Some(page) = self.residency.page(block, group)
+                && !self.is_locked(page)
+            {
+                self.mark_used(page, self.clock + 1);
+            }
         }
     }
 
-    fn note_leaf(&mut self, page: PageId) {
-        if !self.is_locked(page) && self.is_leaf(page) {
-            self.evictable
-                .insert((self.last_used[page.0 as usize], page));
+    /// The whole block of `tokens` that follows `parent`, if it is there.
+    pub(crate) fn child(&self, parent: Parent, tokens: &[TokenId]) -> Option<BlockId> {
+        self.tree.child(parent, tokens)
+    }
+
+    /// The number of the insertion that put a block into the tree.
+    pub(crate) fn insertion(&self, block: BlockId) -> Option<u64> {
+        self.tree.insertion(block)
+    }
+
+    pub(crate) fn has_windows(&self) -> bool {
+        self.residency.has_windows()
+    }
+
+    /// Moves the end of a request's path from one block to another.
+    pub(crate) fn move_end(&mut self, from: Option<BlockId>, to: Option<BlockId>) {
+        if let Some(to) = to {
+            self.num_ends[to.0 as usize] += 1;
         }
+        if let Some(from) = from {
+            self.num_ends[from.0 as usize] -= 1;
+            self.prune(from);
+        }
+    }
+
+    /// The step whose return makes a page ready. `None` if it holds no block's KV.
+    pub fn filled_by(&self, page: PageId) -> Option<StepId> {
+        let resident = self.residency.resident(page)?;
+        Some(resident.filled_by)
+    }
+
+    /// The step whose return makes all pages of a block ready.
+    pub(crate) fn block_filled_by(&self, block: BlockId) -> Option<StepId> {
+        self.residency.filled_by(block)
     }
 
     /// What the cache itself knows of a page: free, cached or in use.
     pub(crate) fn page_state(&self, page: PageId) -> PageState {
         if self.is_locked(page) {
             PageState::InUse
-        } else if self.is_kept(page) {
+        } else if self.residency.is_resident(page) {
             PageState::Cached
         } else {
             PageState::Free
@@ -404,8 +392,25 @@ impl KvCache {
         self.pool.num_locks(page)
     }
 
-    pub fn page_before(&self, page: PageId) -> Option<PageId> {
-        self.tree.page_before(page)
+    #[cfg(test)]
+    pub(crate) fn num_blocks(&self) -> usize {
+        self.tree.num_blocks()
+    }
+
+    /// The block that a page holds the KV of.
+    #[cfg(test)]
+    pub(crate) fn block_of(&self, page: PageId) -> Option<BlockId> {
+        let resident = self.residency.resident(page)?;
+        Some(resident.block)
+    }
+
+    pub(crate) fn block_before(&self, block: BlockId) -> Option<BlockId> {
+        self.tree.block_before(block)
+    }
+
+    /// The number of blocks up to the end of a path.
+    pub(crate) fn path_len(&self, end: Option<BlockId>) -> usize {
+        end.map_or(0, |end| self.tree.depth(end) + 1)
     }
 
     /// # Panics
@@ -421,7 +426,7 @@ impl KvCache {
         let mut num_pinned = 0;
         for page in (0..self.pool.num_pages() as u32).map(PageId) {
             let is_locked = self.is_locked(page);
-            let is_cached = !is_locked && self.is_kept(page);
+            let is_cached = !is_locked && self.residency.is_resident(page);
             let num_states = usize::from(is_free[page.0 as usize])
                 + usize::from(is_locked)
                 + usize::from(is_cached);
@@ -429,7 +434,7 @@ impl KvCache {
             num_cached += usize::from(is_cached);
             let is_pinned = self.is_pinned(page);
             num_pinned += usize::from(is_pinned);
-            let is_kept = is_locked && self.is_kept(page);
+            let is_kept = is_locked && self.residency.is_resident(page);
             assert!(
                 !is_pinned || is_kept,
                 "page {page} is pinned, but not in the tree"
@@ -440,20 +445,7 @@ impl KvCache {
                 is_cached && self.is_leaf(page),
                 "page {page} is listed for eviction and no cached leaf, or the reverse"
             );
-            if self.groups.is_some() {
-                continue;
-            }
-            if let (true, Some(before)) = (is_cached, self.page_before(page)) {
-                assert!(
-                    self.last_used[before.0 as usize] >= key.0 || self.is_locked(before),
-                    "page {before} seems older than page {page} after it, which it was used with"
-                );
-            } else if let (true, Some(before)) = (is_locked, self.page_before(page)) {
-                assert!(
-                    self.is_locked(before),
-                    "page {page} is locked and the page {before} before it is not"
-                );
-            }
+            self.check_order(page);
         }
         assert_eq!(
             num_cached, self.num_cached,
@@ -463,47 +455,56 @@ impl KvCache {
             num_pinned, self.num_pinned,
             "the number of pinned pages is wrong"
         );
+        self.residency
+            .check_invariants(|block| self.tree.insertion(block).is_some());
         self.check_watch();
     }
 
-    fn check_watch(&self) {
-        let Some(watch) = &self.watch else {
+    /// # Panics
+    /// Panics when the blocks at the ends of paths are counted wrong. `ends` are those of all requests.
+    pub(crate) fn check_ends(&self, ends: impl Iterator<Item = BlockId>) {
+        let mut num_ends = alloc::vec![0; self.num_ends.len()];
+        for end in ends {
+            num_ends[end.0 as usize] += 1;
+        }
+        assert_eq!(
+            num_ends, self.num_ends,
+            "the ends of paths are counted wrong"
+        );
+        for block in self.tree.whole_blocks() {
+            assert!(
+                self.num_ends[block.0 as usize] > 0
+                    || self.residency.pages(block).next().is_some()
+                    || !self.tree.is_leaf(block),
+                "block {block} leads nowhere"
+            );
+        }
+    }
+
+    /// In a group without a window, the page before a cached page was used as lately, and the one before
+    /// a locked page is locked.
+    fn check_order(&self, page: PageId) {
+        let Some(resident) = self.residency.resident(page) else {
             return;
         };
-        if self.groups.is_some() {
+        if self.residency.has_window(resident) {
             return;
         }
-        for page in (0..self.pool.num_pages() as u32).map(PageId) {
-            let tokens = self
-                .tree
-                .contains(page)
-                .then(|| self.tree.page_tokens(page));
-            let Some(tokens) = tokens.filter(|tokens| tokens.len() == self.tree.page_size()) else {
-                assert_eq!(
-                    watch.hash(page),
-                    None,
-                    "page {page} has a hash, but is not a full page of the tree"
-                );
-                assert!(
-                    !watch.is_told(page),
-                    "page {page} was announced, but is not in the tree"
-                );
-                continue;
-            };
-            if let Some(before) = self.page_before(page) {
-                let is_in_order = watch.is_told(before) || !watch.is_told(page);
-                assert!(
-                    is_in_order,
-                    "page {page} was announced before the page {before} that it follows"
-                );
-            }
-            let parent = self.tree.parent(page);
-            let expected = parent.map(|parent| watch.hash_after(parent, tokens));
-            assert_eq!(
-                watch.hash(page),
-                expected,
-                "the hash of page {page} is wrong"
-            );
+        let group = usize::from(resident.group());
+        let before = self.tree.block_before(resident.block);
+        let Some(before) = before.and_then(|before| self.residency.page(before, group)) else {
+            return;
+        };
+        let times = [before, page].map(|page| self.last_used[page.0 as usize]);
+        match self.is_locked(page) {
+            false => assert!(
+                times[0] >= times[1] || self.is_locked(before),
+                "page {before} seems older than page {page} after it, which it was used with"
+            ),
+            true => assert!(
+                self.is_locked(before),
+                "page {page} is locked and the page {before} before it is not"
+            ),
         }
     }
 }

@@ -4,10 +4,10 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-use crate::cache::kv_cache::KvCache;
+use crate::cache::kv_cache::{FoundPrefix, KvCache};
 use crate::cache::kv_event::{KvEvent, PageHash};
-use crate::cache::prefix_tree::{KnownPath, Parent, PrefixMatch};
-use crate::{Namespace, PageId, StepId, TokenId};
+use crate::cache::prefix_tree::{KnownPath, Parent};
+use crate::{KvGroup, Namespace, PageId, StepId, TokenId};
 
 const NUM_RUNS: u64 = 200;
 const NUM_OPERATIONS: usize = 600;
@@ -107,7 +107,7 @@ impl Pair {
         let page_size = 1 + below(&mut random, 4) as u32;
         let num_pages = 1 + below(&mut random, 24) as u32;
         Self {
-            cache: KvCache::new(num_pages, page_size),
+            cache: KvCache::new(num_pages, page_size, &[KvGroup::default()]),
             page_size: page_size as usize,
             free: (0..num_pages).map(PageId).collect(),
             locks: BTreeMap::new(),
@@ -152,10 +152,9 @@ impl Pair {
     /// Repeats the watched queries: what was found before must not change what is found now.
     fn ask_again(&mut self) {
         for (namespace, query, known) in &mut self.watched {
-            let again = self
-                .cache
-                .rematch_prefix(namespace, query, self.step, known);
-            let anew = self.cache.match_prefix(namespace, query, self.step);
+            let again = self.cache.find_prefix(namespace, query, self.step, known);
+            let anew = &mut KnownPath::default();
+            let anew = self.cache.find_prefix(namespace, query, self.step, anew);
             assert_eq!(
                 again, anew,
                 "a repeated query finds something else than a new one"
@@ -245,7 +244,8 @@ impl Pair {
             cache_salt: name(kind == 1),
         };
         let query = &tokens[..tokens.len() - 1];
-        let matched = self.cache.match_prefix(&namespace, query, self.step);
+        let known = &mut KnownPath::default();
+        let matched = self.cache.find_prefix(&namespace, query, self.step, known);
         self.check_match(&namespace, query, &matched);
         if self.watched.len() < 8 {
             let known = KnownPath::default();
@@ -255,21 +255,18 @@ impl Pair {
         self.totals.num_donors += u64::from(matched.donor.is_some());
 
         let num_pages = tokens.len().div_ceil(self.page_size);
-        for page in matched
-            .pages
-            .iter()
-            .copied()
-            .chain(matched.donor.map(|donor| donor.0))
-        {
+        let pages: Vec<_> = matched.tables.pages().collect();
+        let donor = matched.donor.map(|donor| donor.pages[0]);
+        for page in pages.iter().copied().chain(donor) {
             self.cache.lock(page);
             *self.locks.entry(page).or_default() += 1;
         }
         let mut table = Table {
             namespace,
             tokens,
-            num_published: matched.pages.len(),
-            pages: matched.pages,
-            donor: matched.donor.map(|(page, _)| page),
+            num_published: pages.len(),
+            pages,
+            donor,
             is_undefined: false,
         };
         if !self.allocate(num_pages - table.num_published, &mut table.pages) {
@@ -350,8 +347,16 @@ impl Pair {
         before: Option<PageId>,
     ) -> Result<(), PageId> {
         let start = (path.len() - 1) / self.page_size * self.page_size;
-        let parent = before.map_or(Parent::Root(&namespace), Parent::Page);
-        let found = self.cache.publish(parent, &path[start..], page, self.step);
+        let block = |page| Parent::Block(self.cache.block_of(page).expect("it is published"));
+        let parent = before.map_or(Parent::Root(&namespace), block);
+        let tokens = &path[start..];
+        let found = self
+            .cache
+            .publish(parent, tokens, |_| Some(page), self.step);
+        let page_of = |block| self.cache.page(block, 0).expect("it has a page");
+        let found = found
+            .map_err(page_of)
+            .map(|block| assert_eq!(page_of(block), page));
         let is_sibling = |entry: &Entry| {
             entry.namespace == namespace
                 && (entry.path.len() - 1) / self.page_size * self.page_size == start
@@ -441,8 +446,8 @@ impl Pair {
         let Entry {
             namespace, path, ..
         } = self.entries[&page].clone();
-        let mut removed = Vec::new();
-        self.cache.unpublish(page, &mut removed);
+        let block = self.cache.block_of(page).expect("it is published");
+        let removed = self.cache.unpublish(block).pages;
         let below: BTreeSet<_> = self
             .entries
             .iter()
@@ -484,7 +489,8 @@ impl Pair {
         }
     }
 
-    fn check_match(&self, namespace: &Namespace, query: &[TokenId], matched: &PrefixMatch) {
+    fn check_match(&self, namespace: &Namespace, query: &[TokenId], matched: &FoundPrefix) {
+        let pages: Vec<_> = matched.tables.pages().collect();
         let mut num_whole = 0;
         loop {
             let end = (num_whole + 1) * self.page_size;
@@ -492,7 +498,7 @@ impl Pair {
                 let mut entries = self.entries.iter();
                 entries.find(|(_, entry)| entry.namespace == *namespace && entry.path == path)
             });
-            assert_eq!(page.map(|(page, _)| page), matched.pages.get(num_whole));
+            assert_eq!(page.map(|(page, _)| page), pages.get(num_whole));
             if page.is_none() {
                 break;
             }
@@ -508,8 +514,9 @@ impl Pair {
             if is_next { common.count() - start } else { 0 }
         };
         let most = self.entries.values().map(rows).max().unwrap_or(0);
-        match matched.donor {
-            Some((page, num_rows)) => {
+        match &matched.donor {
+            Some(donor) => {
+                let (page, num_rows) = (donor.pages[0], donor.num_rows);
                 let entry = &self.entries[&page];
                 assert!(num_rows > 0);
                 assert_eq!((num_rows as usize, rows(entry)), (most, most));

@@ -8,10 +8,10 @@ use core::fmt;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::{Namespace, PageId, Parent, StepId, TokenId};
+use crate::{BlockId, Namespace, Parent, StepId, TokenId};
 
-/// The name of a full page: an XXH3-128 hash of its namespace and all tokens up to its end, chained
-/// page by page and seeded with a salt. It is the same in all processes that share salt and page
+/// The name of a whole block: an XXH3-128 hash of its namespace and all tokens up to its end, chained
+/// block by block and seeded with a salt. It is the same in all processes that share salt and page
 /// size, so that one can ask for what another holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageHash(pub u128);
@@ -38,8 +38,9 @@ impl PageHash {
     }
 }
 
-/// A change of what the prefix cache holds. Only full pages whose rows are computed are announced,
-/// each after the page before it on its path.
+/// A change of what the prefix cache holds. A block is stored when everything is there and computed that a
+/// hit up to its end needs. Without windows, each comes after the block before it on its path. With windows,
+/// a block may be stored although the one before it is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
     /// Forget all earlier events. A subscription starts with this, and what the cache holds
@@ -47,7 +48,7 @@ pub enum KvEvent {
     Cleared,
     Stored {
         page: PageHash,
-        /// The page before it, or `None` for the first page of a namespace.
+        /// The block before it, or `None` for the first block of a namespace.
         parent: Option<PageHash>,
         tokens: Box<[TokenId]>,
     },
@@ -56,81 +57,121 @@ pub enum KvEvent {
     },
 }
 
-/// The state of one subscription. Events are made only when they are asked for, so pages that come
+/// The state of one subscription. Events are made only when they are asked for, so blocks that come
 /// and go in between are never mentioned. A slow reader therefore leaves no more behind than a
-/// `Removed` for each page that it knows and a `Stored` for each page in the tree.
+/// `Removed` for each block that it knows and a `Stored` for each block in the tree.
 #[derive(Debug)]
 pub(crate) struct KvWatch {
     pub salt: u64,
     has_begun: bool,
-    /// Full pages that are in the tree, indexed by page.
-    pages: Vec<Option<WatchedPage>>,
-    /// Pages that were announced and have left the tree since, in the order in which they left.
+    /// Whole blocks that are in the tree, indexed by block.
+    blocks: Vec<Option<WatchedBlock>>,
+    /// Blocks that were announced and can be hit no longer, in the order in which they were lost.
     removed: VecDeque<PageHash>,
-    /// Pages that have not been announced yet, sorted by when they can be.
-    untold: BTreeSet<(StepId, u64, PageId)>,
-    /// The number of publications so far. A page's number sorts it after the page that it follows.
-    num_published: u64,
+    /// Blocks that have not been announced yet, sorted by when they can be.
+    untold: BTreeSet<(StepId, u64, BlockId)>,
+    /// The number of times that a block could be hit. It sorts a block after the one that it follows.
+    num_found: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct WatchedPage {
+struct WatchedBlock {
     hash: PageHash,
-    /// The step whose return makes the page and all before it ready.
+    /// The step whose return makes the block and all before it ready in groups without a window.
+    ready_by: StepId,
+    /// While everything is there that a hit needs.
+    found: Option<Found>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Found {
+    /// The step whose return makes everything ready.
     ready_by: StepId,
     number: u64,
     is_told: bool,
 }
 
 impl KvWatch {
-    pub fn new(salt: u64, num_pages: usize) -> Self {
+    pub fn new(salt: u64, num_blocks: usize) -> Self {
         Self {
             salt,
             has_begun: false,
-            pages: alloc::vec![None; num_pages],
+            blocks: alloc::vec![None; num_blocks],
             removed: VecDeque::new(),
             untold: BTreeSet::new(),
-            num_published: 0,
+            num_found: 0,
         }
     }
 
-    /// Records that a full page was published. Its parent must have been recorded before it.
-    pub fn note_published(
+    /// Records that a whole block has come into the tree. Its parent must have been recorded before it.
+    /// `filled_by` makes its pages in groups without a window ready.
+    pub fn note_entered(
         &mut self,
         parent: Parent,
         tokens: &[TokenId],
-        page: PageId,
+        block: BlockId,
         filled_by: StepId,
     ) {
         let ready_by = match parent {
             Parent::Root(_) => filled_by,
-            Parent::Page(parent) => self.watched(parent).ready_by.max(filled_by),
+            Parent::Block(parent) => self.watched(parent).ready_by.max(filled_by),
         };
-        let watched = WatchedPage {
+        let watched = WatchedBlock {
             hash: self.hash_after(parent, tokens),
             ready_by,
-            number: self.num_published,
-            is_told: false,
+            found: None,
         };
-        self.num_published += 1;
-        self.untold.insert((ready_by, watched.number, page));
-        self.pages[page.0 as usize] = Some(watched);
+        if self.blocks.len() <= block.0 as usize {
+            self.blocks.resize(block.0 as usize + 1, None);
+        }
+        self.blocks[block.0 as usize] = Some(watched);
     }
 
-    /// Records that a page left the tree. Partly filled pages are not watched.
-    pub fn note_removed(&mut self, page: PageId) {
-        match self.pages[page.0 as usize].take() {
-            Some(watched) if watched.is_told => self.removed.push_back(watched.hash),
-            Some(watched) => {
-                self.untold
-                    .remove(&(watched.ready_by, watched.number, page));
+    /// Records that everything is there that a hit up to the end of a block needs. `filled_by` makes its
+    /// pages in groups with windows ready.
+    pub fn note_found(&mut self, block: BlockId, filled_by: StepId) {
+        let number = self.num_found;
+        let Some(watched) = &mut self.blocks[block.0 as usize] else {
+            return;
+        };
+        if watched.found.is_some() {
+            return;
+        }
+        let ready_by = watched.ready_by.max(filled_by);
+        watched.found = Some(Found {
+            ready_by,
+            number,
+            is_told: false,
+        });
+        self.num_found += 1;
+        self.untold.insert((ready_by, number, block));
+    }
+
+    /// Records that something is gone that a hit up to the end of a block needs.
+    pub fn note_lost(&mut self, block: BlockId) {
+        let watched = self.blocks.get_mut(block.0 as usize);
+        let Some(watched) = watched.and_then(Option::as_mut) else {
+            return;
+        };
+        match watched.found.take() {
+            Some(found) if found.is_told => self.removed.push_back(watched.hash),
+            Some(found) => {
+                self.untold.remove(&(found.ready_by, found.number, block));
             }
             None => {}
         }
     }
 
+    /// Records that a block left the tree. Tails are not watched.
+    pub fn note_removed(&mut self, block: BlockId) {
+        self.note_lost(block);
+        if let Some(watched) = self.blocks.get_mut(block.0 as usize) {
+            *watched = None;
+        }
+    }
+
     /// The next event that needs no step to have returned: the beginning of the subscription, then
-    /// pages that have left the tree.
+    /// blocks that are lost.
     pub fn pop_gone(&mut self) -> Option<KvEvent> {
         if !core::mem::replace(&mut self.has_begun, true) {
             return Some(KvEvent::Cleared);
@@ -139,38 +180,51 @@ impl KvWatch {
         Some(KvEvent::Removed { page })
     }
 
-    /// The next page to announce. `last_returned` is the newest step whose rows are computed.
-    pub fn pop_ready(&mut self, last_returned: Option<StepId>) -> Option<PageId> {
-        let &(ready_by, _, page) = self.untold.first()?;
+    /// The next block to announce. `last_returned` is the newest step whose rows are computed.
+    pub fn pop_ready(&mut self, last_returned: Option<StepId>) -> Option<BlockId> {
+        let &(ready_by, _, block) = self.untold.first()?;
         if Some(ready_by) > last_returned {
             return None;
         }
         self.untold.pop_first();
-        if let Some(watched) = &mut self.pages[page.0 as usize] {
-            watched.is_told = true;
+        let watched = self.blocks[block.0 as usize].as_mut();
+        if let Some(found) = watched.and_then(|watched| watched.found.as_mut()) {
+            found.is_told = true;
         }
-        Some(page)
+        Some(block)
     }
 
-    pub fn hash(&self, page: PageId) -> Option<PageHash> {
-        self.pages[page.0 as usize].map(|watched| watched.hash)
+    pub fn hash(&self, block: BlockId) -> Option<PageHash> {
+        self.blocks[block.0 as usize].map(|watched| watched.hash)
     }
 
-    pub fn is_told(&self, page: PageId) -> bool {
-        self.pages[page.0 as usize].is_some_and(|watched| watched.is_told)
+    pub fn num_blocks(&self) -> usize {
+        self.blocks.iter().flatten().count()
     }
 
-    /// The hash of a page with `tokens` that follows `parent`.
+    fn found(&self, block: BlockId) -> Option<Found> {
+        self.blocks[block.0 as usize].and_then(|watched| watched.found)
+    }
+
+    pub fn is_found(&self, block: BlockId) -> bool {
+        self.found(block).is_some()
+    }
+
+    pub fn is_told(&self, block: BlockId) -> bool {
+        self.found(block).is_some_and(|found| found.is_told)
+    }
+
+    /// The hash of a block with `tokens` that follows `parent`.
     pub fn hash_after(&self, parent: Parent, tokens: &[TokenId]) -> PageHash {
         let parent = match parent {
             Parent::Root(namespace) => PageHash::root(self.salt, namespace),
-            Parent::Page(page) => self.watched(page).hash,
+            Parent::Block(block) => self.watched(block).hash,
         };
         parent.next(self.salt, tokens)
     }
 
-    fn watched(&self, page: PageId) -> WatchedPage {
-        self.pages[page.0 as usize].expect("the page is not a full page of the tree")
+    fn watched(&self, block: BlockId) -> WatchedBlock {
+        self.blocks[block.0 as usize].expect("the block is not a whole block of the tree")
     }
 }
 

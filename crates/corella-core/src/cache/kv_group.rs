@@ -47,9 +47,13 @@ impl KvGroup {
 }
 
 impl SchedulerConfig {
-    /// Whether there is anything but one group without a window.
-    pub fn has_kv_groups(&self) -> bool {
-        self.kv_groups != [KvGroup::default()]
+    pub fn has_windows(&self) -> bool {
+        self.kv_groups.iter().any(|group| group.window.is_some())
+    }
+
+    /// The pages that requests can have, however many are pinned.
+    pub(crate) fn num_unpinned_pages(&self) -> u32 {
+        self.num_pages - self.max_pinned_pages
     }
 
     pub(crate) fn num_kv_groups(&self) -> u32 {
@@ -90,12 +94,13 @@ impl SchedulerConfig {
     /// The most rows that a request without any may have in flight while it prefills
     /// `num_known_tokens` tokens, so that its pages fit into the pool.
     pub(crate) fn num_rows_at_once(&self, num_known_tokens: u32) -> u32 {
-        if !self.has_kv_groups() || !self.enable_chunked_prefill {
+        if !self.has_windows() || !self.enable_chunked_prefill {
             return u32::MAX;
         }
         let num_step_rows = self.max_prefill_tokens.min(self.max_num_batched_tokens);
         let most = num_step_rows.saturating_mul(self.max_inflight_steps);
-        let fits = |num_rows| self.num_pages_of(num_known_tokens, num_rows) <= self.num_pages;
+        let num_pages = self.num_unpinned_pages();
+        let fits = |num_rows| self.num_pages_of(num_known_tokens, num_rows) <= num_pages;
         largest(1, most, fits)
     }
 
@@ -104,7 +109,7 @@ impl SchedulerConfig {
     pub(crate) fn first_table_len(
         &self,
         state: &RequestState,
-        num_found_pages: usize,
+        num_found_rows: u32,
         group: usize,
     ) -> usize {
         let num_known_tokens = state.num_known_tokens();
@@ -112,7 +117,6 @@ impl SchedulerConfig {
             Some(_) if self.enable_chunked_prefill => {
                 let num_step_rows = self.max_prefill_tokens.min(self.max_num_batched_tokens);
                 let num_step_rows = num_step_rows.min(state.num_rows_at_once);
-                let num_found_rows = num_found_pages as u32 * self.page_size;
                 num_known_tokens.min(num_found_rows.saturating_add(num_step_rows))
             }
             _ => num_known_tokens,
@@ -122,8 +126,8 @@ impl SchedulerConfig {
 
     /// The most tokens that a request may have in the end, so that its pages fit into `num_pages`.
     pub fn max_len_in(&self, num_pages: u32) -> u32 {
-        if !self.has_kv_groups() {
-            return num_pages.saturating_mul(self.page_size);
+        if !self.has_windows() {
+            return (num_pages / self.num_kv_groups()).saturating_mul(self.page_size);
         }
         largest(0, self.max_model_len, |len| {
             self.num_least_pages(len) <= num_pages
@@ -131,10 +135,7 @@ impl SchedulerConfig {
     }
 
     pub(crate) fn new_kv_cache(&self) -> KvCache {
-        match self.has_kv_groups() {
-            true => KvCache::with_groups(self.num_pages, self.page_size, &self.kv_groups),
-            false => KvCache::new(self.num_pages, self.page_size),
-        }
+        KvCache::new(self.num_pages, self.page_size, &self.kv_groups)
     }
 
     pub(crate) fn validate_kv_groups(&self) -> Result<(), ConfigError> {
@@ -149,7 +150,8 @@ impl SchedulerConfig {
                 "the window of a KV group must be at least 1".into(),
             ));
         }
-        if !self.has_kv_groups() {
+        // Nodes and host memory exchange the pages of one table from its first row on.
+        if self.kv_groups == [KvGroup::default()] {
             return Ok(());
         }
         let unsupported = [
@@ -159,7 +161,6 @@ impl SchedulerConfig {
                 self.max_spilled_pages,
                 "kept in host memory",
             ),
-            ("max_pinned_pages", self.max_pinned_pages, "pinned"),
         ];
         for (name, value, what) in unsupported {
             if value > 0 {

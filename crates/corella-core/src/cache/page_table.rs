@@ -1,6 +1,6 @@
 //! The page tables of a request: one for each KV group.
 
-use alloc::vec::Vec;
+use alloc::vec::{Drain, Vec};
 
 use crate::PageId;
 
@@ -18,6 +18,13 @@ impl PageTable {
     /// The number of entries, including those that are gone.
     pub fn len(&self) -> usize {
         self.num_gone + self.pages.len()
+    }
+
+    /// Takes away the pages before entry `first`, which are gone then.
+    pub fn take_before(&mut self, first: usize) -> Drain<'_, PageId> {
+        let num_pages = first.saturating_sub(self.num_gone);
+        self.num_gone += num_pages;
+        self.pages.drain(..num_pages)
     }
 
     pub fn page(&self, at: usize) -> Option<PageId> {
@@ -41,12 +48,18 @@ impl PageTables {
         }
     }
 
-    /// The tables of a model with one group.
-    pub fn of_one_group(pages: Vec<PageId>) -> Self {
-        let first = PageTable { num_gone: 0, pages };
-        Self {
-            first,
-            others: Vec::new(),
+    /// The table of a group, by the group's index.
+    pub fn group(&self, group: usize) -> &PageTable {
+        match group {
+            0 => &self.first,
+            _ => &self.others[group - 1],
+        }
+    }
+
+    pub fn group_mut(&mut self, group: usize) -> &mut PageTable {
+        match group {
+            0 => &mut self.first,
+            _ => &mut self.others[group - 1],
         }
     }
 
@@ -60,17 +73,6 @@ impl PageTables {
 
     pub fn num_groups(&self) -> usize {
         1 + self.others.len()
-    }
-
-    /// The pages of the only group.
-    pub fn only(&self) -> &[PageId] {
-        debug_assert!(self.others.is_empty() && self.first.num_gone == 0);
-        &self.first.pages
-    }
-
-    pub fn only_mut(&mut self) -> &mut Vec<PageId> {
-        debug_assert!(self.others.is_empty() && self.first.num_gone == 0);
-        &mut self.first.pages
     }
 
     /// All pages that the tables name.

@@ -2,7 +2,10 @@
 
 use core::fmt;
 
-use crate::{Namespace, Scheduler, TokenId};
+use alloc::vec::Vec;
+
+use crate::cache::prefix_tree::KnownPath;
+use crate::{BlockId, Namespace, Scheduler, TokenId};
 
 /// Why a prefix was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,29 +35,20 @@ impl Scheduler {
         tokens: &[TokenId],
     ) -> Result<usize, PinError> {
         let num_pages = tokens.len() / self.config.page_size as usize;
-        if self.config.has_kv_groups() && num_pages > 0 {
-            return Err(PinError::TooMany {
-                num_pages,
-                num_pinned: 0,
-                limit: self.config.max_pinned_pages,
-            });
-        }
-        let mut pages = self
-            .kv
-            .match_prefix(namespace, tokens, self.inflight.next_step())
-            .pages;
+        let known = &mut KnownPath::default();
+        let step = self.inflight.next_step();
+        let found = self.kv.find_prefix(namespace, tokens, step, known);
         let last_returned = self.last_returned();
-        let num_ready = pages
-            .iter()
-            .take_while(|&&page| self.kv.filled_by(page) <= last_returned)
-            .count();
+        let is_ready = |block: &&BlockId| self.kv.block_filled_by(**block) <= last_returned;
+        let num_ready = found.path.iter().take_while(is_ready).count();
         if num_ready < num_pages {
             return Err(PinError::NotCached {
                 num_cached: num_ready,
                 num_pages,
             });
         }
-        pages.retain(|&page| !self.kv.is_pinned(page));
+        let pages = found.tables.pages();
+        let pages: Vec<_> = pages.filter(|&page| !self.kv.is_pinned(page)).collect();
         let num_pinned = self.kv.num_pinned();
         let limit = self.config.max_pinned_pages;
         if num_pinned + pages.len() > limit as usize {

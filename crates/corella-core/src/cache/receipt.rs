@@ -18,12 +18,13 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::cache::page_table::PageTables;
+use crate::cache::kv_cache::FoundPrefix;
 use crate::cache::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, Stage};
 use crate::step::step_plan::StepPlan;
 use crate::{
-    AdmissionError, FinishReason, PageId, Request, RequestError, RequestId, Scheduler, TokenId,
+    AdmissionError, BlockId, FinishReason, PageId, Request, RequestError, RequestId, Scheduler,
+    TokenId,
 };
 
 /// The deadline of requests whose KV comes from host memory: no other node can fail to send it.
@@ -104,15 +105,19 @@ impl Scheduler {
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
-        if self.config.has_kv_groups() || request.sampling.is_told_of_prompt() {
+        if self.config.num_kv_groups() > 1
+            || self.config.has_windows()
+            || request.sampling.is_told_of_prompt()
+        {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;
         let state = self.new_state(request, max_tokens, 0)?;
         let index = self.requests.insert(state);
         let num_rows = self.requests[index].num_known_tokens();
-        let matched = self.ready_prefix(index, num_rows);
+        let found = self.ready_prefix(index, num_rows);
         self.expect_output(index);
+        let matched: Vec<_> = found.tables.pages().collect();
         let num_in_use = matched.partition_point(|&page| self.kv.is_locked(page));
         let state = &self.requests[index];
         let num_pages = num_rows.div_ceil(self.config.page_size);
@@ -136,20 +141,21 @@ impl Scheduler {
         let state = &mut self.requests[index];
         let num_matched_pages = matched.len() as u32;
         let num_cached_rows = num_matched_pages * self.config.page_size;
-        state.tables = PageTables::of_one_group(matched);
-        let num_left = (num_pages - num_matched_pages) as usize;
-        let has_pages = self.kv.try_allocate(num_left, state.tables.only_mut());
+        state.tables = found.tables;
+        let has_pages = self
+            .kv
+            .try_extend(&mut state.tables, |_| num_pages as usize);
         assert!(
             has_pages,
             "fewer pages are free than were counted for a reservation"
         );
         state.stage = Stage::Receiving;
-        state.num_published_pages = num_matched_pages;
         state.num_shared_pages = num_in_use as u32;
         state.num_computed_tokens = num_cached_rows;
         state.num_scheduled_tokens = num_cached_rows;
         state.prefill_end = num_rows;
-        let pages = state.tables.only().to_vec();
+        let pages = state.tables.pages().collect();
+        self.begin_path(index, found.path.last().copied(), num_matched_pages);
         self.begin_receiving(index, deadline_us);
         self.counters.num_reservations += 1;
         Ok(Reservation {
@@ -167,19 +173,22 @@ impl Scheduler {
 
     /// The whole pages of its first `num_rows` tokens that the prefix tree has, as far as they are
     /// computed.
-    pub(crate) fn ready_prefix(&self, index: RequestIndex, num_rows: u32) -> Vec<PageId> {
+    pub(crate) fn ready_prefix(&self, index: RequestIndex, num_rows: u32) -> FoundPrefix {
+        let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if !self.config.enable_prefix_caching {
-            return Vec::new();
+            return found;
         }
         let state = &self.requests[index];
         let namespace = &state.request.namespace;
         let tokens = &state.tokens[..num_rows as usize];
-        let matched = self
-            .kv
-            .match_prefix(namespace, tokens, self.inflight.next_step());
+        let known = &mut KnownPath::default();
+        let step = self.inflight.next_step();
         let last_returned = self.last_returned();
-        let is_ready = |page: &PageId| self.kv.filled_by(*page) <= last_returned;
-        matched.pages.into_iter().take_while(is_ready).collect()
+        let is_ready = |block: &BlockId| self.kv.block_filled_by(*block) <= last_returned;
+        let path = self.kv.find_prefix(namespace, tokens, step, known).path;
+        found.path = path.into_iter().take_while(is_ready).collect();
+        found.tables = self.kv.tables_of(&found.path);
+        found
     }
 
     /// Reports that all rows of a reserved request are in its pages and that `token` was drawn
@@ -212,7 +221,7 @@ impl Scheduler {
         };
         let state = &self.requests[index];
         let num_rows = state.num_known_tokens();
-        if state.num_published_pages * self.config.page_size == num_rows {
+        if state.num_published_blocks * self.config.page_size == num_rows {
             // The row to compute again is in a page that others may read at this moment. The request
             // starts like any other whose tokens are all cached, from a copy.
             self.stop_receiving(index);
@@ -288,8 +297,8 @@ impl Scheduler {
         state.stage = Stage::Waiting;
         state.num_computed_tokens = 0;
         state.num_scheduled_tokens = 0;
-        state.num_published_pages = 0;
         state.prefill_end = 0;
+        self.leave_path(index);
         self.wait(index);
     }
 
@@ -307,12 +316,12 @@ impl Scheduler {
             .remove(&(state.receipt_deadline_us, index));
         let pages = state.tables.take_pages();
         state.num_computed_tokens = 0;
-        state.num_published_pages = 0;
         let request = state.request.id;
         match self.spills.is_restoring(request) {
             true => self.spills.keep_for_writer(request, pages),
             false => self.holds.insert(request, pages, None),
         }
+        self.leave_path(index);
     }
 
     /// Ends the requests whose KV has not come in time.
@@ -349,8 +358,10 @@ impl Scheduler {
             if state.num_scheduled_tokens < num_rows {
                 return true;
             }
-            if self.kv.try_allocate(1, state.tables.only_mut()) {
-                self.forecast.note_taken(1, state.is_length_known);
+            let num_entries = state.tables.len();
+            if self.kv.try_extend(&mut state.tables, |_| num_entries + 1) {
+                let num_pages = state.tables.num_groups();
+                self.forecast.note_taken(num_pages, state.is_length_known);
                 return true;
             }
             plan.is_short_of_pages = true;
@@ -391,7 +402,7 @@ impl Scheduler {
         let now_us = self.now_us();
         let state = &mut self.requests[index];
         if state.num_cached_tokens.is_none() {
-            state.num_cached_tokens = Some(state.num_published_pages * self.config.page_size);
+            state.num_cached_tokens = Some(state.num_published_blocks * self.config.page_size);
             state.queue_us = Some(now_us.saturating_sub(state.request.arrival_us));
             self.counters.num_prompt_tokens += u64::from(state.num_prompt_tokens);
         }

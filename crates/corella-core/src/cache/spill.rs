@@ -287,7 +287,7 @@ impl Scheduler {
         }
         debug_assert_eq!(state.num_computed_tokens, state.num_rows());
         let num_pages = state.num_computed_tokens.div_ceil(self.config.page_size);
-        let table = state.tables.only_mut();
+        let table = &mut state.tables.group_mut(0).pages;
         let rest = table.split_off(num_pages as usize);
         let pages = core::mem::replace(table, rest);
         let request = state.request.id;
@@ -355,8 +355,8 @@ impl Scheduler {
         let spill = self.spills.by_request.get_mut(&request);
         let spill = spill.expect("a stored request has a record");
         spill.stage = SpillStage::Restoring;
-        let first_page = candidate.found.num_pages;
-        let pages = &state.tables.only()[first_page..spill.num_pages as usize];
+        let first_page = candidate.found.path.len();
+        let pages = &state.tables.group(0).pages[first_page..spill.num_pages as usize];
         self.spills.tasks.push_back(SpillTask::Restore {
             request,
             first_page: first_page as u32,

@@ -8,7 +8,7 @@
 
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step::step_plan::StepPlan;
-use crate::{FinishReason, RequestError, Scheduler, StepId};
+use crate::{FinishReason, RequestError, Scheduler};
 
 impl Scheduler {
     /// Takes the pages behind windows that the next `num_tokens` prompt tokens of a request need.
@@ -19,9 +19,6 @@ impl Scheduler {
         num_tokens: u32,
         plan: &mut StepPlan,
     ) -> u32 {
-        if !self.config.has_kv_groups() {
-            return num_tokens;
-        }
         let state = &mut self.requests[index];
         let page_size = self.config.page_size;
         let num_inflight_rows = state.num_scheduled_tokens - state.num_computed_tokens;
@@ -58,7 +55,7 @@ impl Scheduler {
     /// again.
     pub(crate) fn make_room_for_prompt(&mut self, plan: &StepPlan) -> bool {
         let is_stuck = plan.is_short_of_pages && plan.batch.is_empty() && self.inflight.is_empty();
-        if !self.config.has_kv_groups() || !is_stuck || self.running.prefilling().is_empty() {
+        if !is_stuck || self.running.prefilling().is_empty() {
             return false;
         }
         match *self.running.as_slice() {
@@ -79,9 +76,6 @@ impl Scheduler {
 
     /// Gives back the pages that no coming query of a running request reads.
     pub(crate) fn give_back_pages(&mut self, index: RequestIndex) {
-        if !self.config.has_kv_groups() {
-            return;
-        }
         // It may just have ended.
         let still_runs = { self.requests.get(index) }.is_some_and(RequestState::is_running);
         if !still_runs {
@@ -90,41 +84,13 @@ impl Scheduler {
         let state = &mut self.requests[index];
         for (group, table) in self.config.kv_groups.iter().zip(state.tables.iter_mut()) {
             let first = group.first_page_read(state.num_computed_tokens, self.config.page_size);
-            let num_pages = (first as usize).saturating_sub(table.num_gone);
+            let gone = table.take_before(first as usize);
+            let num_pages = gone.len();
             if num_pages > 0 {
-                self.kv.unlock_all(table.pages.drain(..num_pages));
-                table.num_gone += num_pages;
+                self.kv.unlock_all(gone);
                 self.forecast
                     .note_given_back(num_pages, state.is_length_known);
             }
         }
-    }
-
-    /// Publishes the full pages of a request's first `num_rows` rows in all groups. What another
-    /// request has published before stays, and the request's own page is freed when it gives it
-    /// back.
-    pub(crate) fn publish_in_groups(&mut self, index: RequestIndex, num_rows: u32, step: StepId) {
-        let page_size = self.config.page_size as usize;
-        let state = &mut self.requests[index];
-        for at in state.path.len()..num_rows as usize / page_size {
-            let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
-            let namespace = &state.request.namespace;
-            let Some(place) = self.kv.extend_path(namespace, &state.path, tokens, step) else {
-                break;
-            };
-            state.path.push(place);
-            for (group, table) in state.tables.iter().enumerate() {
-                if let Some(page) = table.page(at) {
-                    self.kv.keep_page(&state.path, group, page, step);
-                }
-            }
-        }
-        state.num_published_pages = state.path.len() as u32;
-    }
-
-    /// Takes a request's path out of the prefix tree, as far as nobody else needs it.
-    pub(crate) fn leave_path(&mut self, index: RequestIndex) {
-        let path = core::mem::take(&mut self.requests[index].path);
-        self.kv.leave_path(&path);
     }
 }

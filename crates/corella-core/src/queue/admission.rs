@@ -1,13 +1,13 @@
 //! Which requests are accepted into the queue, and which waiting requests start in a step.
 
-use crate::cache::kv_cache::FoundPrefix;
+use crate::cache::kv_cache::{Donor, FoundPrefix};
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::KnownPath;
 use crate::queue::page_forecast::PageDemand;
 use crate::queue::patience::Patient;
 use crate::request_state::{RequestIndex, RequestState, Stage};
 use crate::step::step_plan::{StepBudget, StepPlan};
-use crate::{AdmissionError, PageCopy, Request, Scheduler, SchedulerConfig, StepId};
+use crate::{AdmissionError, PageCopy, PageId, Request, Scheduler, SchedulerConfig, StepId};
 
 /// The most requests that one step may find to be followers. A request that is found to be one
 /// leaves the queue, so that later steps need not look at it again.
@@ -48,7 +48,7 @@ impl SchedulerConfig {
             });
         }
         let needed_pages = self.num_least_pages(num_tokens as u32);
-        let num_pages = self.num_pages - self.max_pinned_pages;
+        let num_pages = self.num_unpinned_pages();
         if needed_pages > num_pages {
             return Err(AdmissionError::PoolExceeded {
                 num_prompt_tokens,
@@ -211,27 +211,21 @@ impl Scheduler {
         plan: &mut StepPlan,
     ) -> Result<Candidate, Held> {
         let state = &self.requests[index];
-        let mut found = FoundPrefix::default();
+        let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if self.spills.has(state.request.id) {
-            let pages = self.ready_prefix(index, state.num_rows());
-            found = FoundPrefix::of_one_group(pages, None);
+            found = self.ready_prefix(index, state.num_rows());
         } else if self.config.enable_prefix_caching {
             found = self.find_waiting(index, plan.batch.step);
             if let Some(leader) = self.leader_of(&self.requests[index], &found) {
                 plan.round.num_followers += 1;
-                self.follow(index, leader, found.num_pages);
+                self.follow(index, leader, found.path.len());
                 return Err(Held::ByLeader);
             }
-        }
-        if found.tables.num_groups() < self.config.kv_groups.len() {
-            found.tables = PageTables::new(self.config.kv_groups.len());
         }
         self.expect_output(index);
         let state = &mut self.requests[index];
         state.num_rows_at_once = self.config.num_rows_at_once(state.num_known_tokens());
         let state = &self.requests[index];
-        // A cached page is available until the request locks it.
-        let is_cached = |page| !self.kv.is_locked(page);
         let (num_in_use, num_shared) = self.num_found_in_use(&found.tables);
         let num_pages = self.num_first_pages(state, &found);
         let mut candidate = Candidate {
@@ -242,19 +236,24 @@ impl Scheduler {
             demand: self.page_demand(state, num_pages as u32, num_shared as u32),
             found,
         };
-        if let Some((donor, _)) = candidate.found.donor
-            && is_cached(donor)
-        {
-            candidate.num_new_pages += 1;
-            if !self.has_pages_for(&candidate) {
-                // The request can compute those rows itself, in a page that it takes anyway.
-                candidate.num_new_pages -= 1;
+        if let Some(donor) = &candidate.found.donor {
+            // A cached page is available until the request locks it.
+            let is_cached = |page: &&PageId| !self.kv.is_locked(**page);
+            let num_cached = donor.pages.iter().filter(is_cached).count();
+            candidate.num_new_pages += num_cached;
+            if num_cached > 0 && !self.has_pages_for(&candidate) {
+                // The request can compute those rows itself, in pages that it takes anyway.
+                candidate.num_new_pages -= num_cached;
                 candidate.found.donor = None;
             }
         }
-        let num_rows = candidate.found.donor.map_or(0, |(_, num_rows)| num_rows);
-        let num_whole_pages = candidate.found.num_pages as u32;
-        candidate.num_matched_tokens = num_whole_pages * self.config.page_size + num_rows;
+        candidate.num_matched_tokens = candidate.found.num_rows(self.config.page_size);
+        let groups = self.config.kv_groups.iter();
+        for (group, table) in groups.zip(candidate.found.tables.iter_mut()) {
+            // Behind the rows that are copied, a window may begin later.
+            let first = group.first_page_read(candidate.num_matched_tokens, self.config.page_size);
+            table.take_before(first as usize);
+        }
         candidate.num_uncached_tokens =
             self.requests[index].num_known_tokens() - candidate.num_matched_tokens;
         Ok(candidate)
@@ -273,24 +272,25 @@ impl Scheduler {
     /// How many of the pages found for a candidate are in use, and how many others go on holding when
     /// it ends.
     fn num_found_in_use(&self, found: &PageTables) -> (usize, usize) {
-        if !self.config.has_kv_groups() {
-            // The locked pages of a path come before the others.
-            let num_in_use = { found.only() }.partition_point(|&page| self.kv.is_locked(page));
-            return (num_in_use, num_in_use);
-        }
         let (mut num_in_use, mut num_shared) = (0, 0);
         for (group, table) in self.config.kv_groups.iter().zip(found.iter()) {
-            let in_use = table.pages.iter().filter(|&&page| self.kv.is_locked(page));
-            let count = in_use.count();
+            let is_locked = |page: &PageId| self.kv.is_locked(*page);
+            if group.window.is_some() {
+                num_in_use += table.pages.iter().filter(|page| is_locked(page)).count();
+                continue;
+            }
+            // The locked pages of a path come before the others.
+            let count = table.pages.partition_point(is_locked);
             num_in_use += count;
-            num_shared += if group.window.is_none() { count } else { 0 };
+            num_shared += count;
         }
         (num_in_use, num_shared)
     }
 
     /// The pages that a request holds when it starts: those that were found, and those to fill.
     fn num_first_pages(&self, state: &RequestState, found: &FoundPrefix) -> usize {
-        let first_len = |group| self.config.first_table_len(state, found.num_pages, group);
+        let num_rows = found.num_rows(self.config.page_size);
+        let first_len = |group| self.config.first_table_len(state, num_rows, group);
         let tables = found.tables.iter().enumerate();
         let num_pages = tables.map(|(group, table)| first_len(group) - table.num_gone);
         num_pages.sum()
@@ -306,28 +306,15 @@ impl Scheduler {
             hits.num_resumed_tokens += num_matched_tokens;
             return;
         }
-        let FoundPrefix {
-            tables,
-            path,
-            donor,
-            ..
-        } = &candidate.found;
-        // On a path, the pages that this step fills come after those of earlier steps.
-        let num_shared_pages = match self.config.has_kv_groups() {
-            true => {
-                let places = path.iter().rev();
-                let made_by = places.map(|&place| self.kv.place_made_by(place));
-                made_by.take_while(|made_by| *made_by == Some(step)).count()
-            }
-            false => {
-                let pages = tables.only().iter().rev();
-                let filled_by = pages.map(|&page| self.kv.filled_by(page));
-                { filled_by.take_while(|filled_by| *filled_by == Some(step)) }.count()
-            }
-        };
+        let FoundPrefix { path, donor, .. } = &candidate.found;
+        // On a path, the blocks that this step fills come after those of earlier steps.
+        let blocks = path.iter().rev();
+        let filled_by = blocks.map(|&block| self.kv.block_filled_by(block));
+        let num_shared_pages = filled_by.take_while(|filled_by| *filled_by == Some(step));
+        let num_shared_pages = num_shared_pages.count();
         let num_shared_pages = num_shared_pages as u64;
         let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
-        let num_copied_tokens = donor.map_or(0, |(_, num_rows)| u64::from(num_rows));
+        let num_copied_tokens = { donor.as_ref() }.map_or(0, |donor| u64::from(donor.num_rows));
         hits.num_shared_tokens += num_shared_tokens;
         hits.num_copied_tokens += num_copied_tokens;
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
@@ -342,14 +329,14 @@ impl Scheduler {
         for page in found.tables.pages() {
             self.kv.lock(page);
         }
-        self.kv.follow_path(&found.path);
-        if let Some((donor, _)) = found.donor {
-            self.kv.lock(donor);
-            state.donor = Some((donor, plan.batch.step));
+        if let Some(donor) = &found.donor {
+            for &page in &donor.pages {
+                self.kv.lock(page);
+            }
+            state.donor = Some((donor.pages.clone(), plan.batch.step));
         }
         state.due_step = None;
         let mut tables = found.tables.clone();
-        state.path.clone_from(&found.path);
         state.known_path = KnownPath::default();
         plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket));
         if self.config.scheduling_policy.overtakes() {
@@ -359,17 +346,17 @@ impl Scheduler {
         }
         let config = &self.config;
         let has_pages = self.kv.try_extend(&mut tables, |group| {
-            config.first_table_len(state, found.num_pages, group)
+            config.first_table_len(state, candidate.num_matched_tokens, group)
         });
         state.tables = tables;
         assert!(
             has_pages,
             "fewer pages are free than were counted for a candidate"
         );
-        state.num_published_pages = found.num_pages as u32;
         state.num_shared_pages = candidate.demand.num_shared_pages;
         state.num_computed_tokens = candidate.num_matched_tokens;
         state.num_scheduled_tokens = candidate.num_matched_tokens;
+        self.begin_path(index, found.path.last().copied(), found.path.len() as u32);
     }
 
     /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
@@ -388,9 +375,15 @@ impl Scheduler {
         state.started_step = plan.batch.step;
         plan.start_slot(state, slot);
         plan.start_tables(state, slot);
-        if let Some((from, num_rows)) = found.donor {
-            let to = state.tables.only()[found.num_pages];
-            plan.copy_rows(PageCopy { from, to, num_rows });
+        if let Some(Donor { pages, num_rows }) = found.donor {
+            let own = state
+                .tables
+                .iter()
+                .map(|table| table.page(found.path.len()));
+            for (from, to) in pages.into_iter().zip(own) {
+                let to = to.expect("the table has an entry for the rows that are copied");
+                plan.copy_rows(PageCopy { from, to, num_rows });
+            }
         }
 
         if state.num_cached_tokens.is_none() {

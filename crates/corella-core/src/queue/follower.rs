@@ -13,28 +13,19 @@ impl Scheduler {
         found: &FoundPrefix,
     ) -> Option<RequestIndex> {
         let page_size = self.config.page_size as usize;
-        let frontier = found.num_pages;
+        let frontier = found.path.len();
         let next_page = frontier * page_size..(frontier + 1) * page_size;
         if next_page.end > state.max_cached_tokens() {
             return None;
         }
         let leads = |&leader: &RequestIndex| {
             let leader = &self.requests[leader];
-            leader.num_published_pages as usize == frontier
+            leader.offered() == (found.path.last().copied(), frontier as u32)
                 && next_page.end <= leader.prefill_end as usize
                 && leader.tokens[next_page.clone()] == state.tokens[next_page.clone()]
-                && self.leads_on(leader, found)
                 && leader.request.namespace == state.request.namespace
         };
         self.running.prefilling().iter().copied().find(leads)
-    }
-
-    /// Whether what a leader has published begins with what was found.
-    fn leads_on(&self, leader: &RequestState, found: &FoundPrefix) -> bool {
-        match self.config.has_kv_groups() {
-            true => leader.path[..found.num_pages] == found.path,
-            false => leader.tables.only()[..found.num_pages] == *found.tables.only(),
-        }
     }
 
     /// Takes a waiting request out of the queue until `leader` has published all pages that the two

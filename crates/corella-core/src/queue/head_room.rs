@@ -77,8 +77,6 @@ impl Scheduler {
         let expected_output = self.output_at(&self.requests[index], quantile);
         let state = &mut self.requests[index];
         state.expected_output = expected_output;
-        let num_rows = state.num_prompt_tokens + state.expected_output - 1;
-        state.num_expected_pages = num_rows.div_ceil(self.config.page_size);
     }
 
     /// The length at this quantile, in units of 1/2^32, of outputs that came as far as the request's, within its own
@@ -104,20 +102,14 @@ impl Scheduler {
     ) -> PageDemand {
         let num_rows = state.num_rows();
         let num_final_rows = state.num_prompt_tokens + state.expected_output - 1;
-        let (num_final_pages, num_window_pages) = match self.config.has_kv_groups() {
-            false => (state.num_expected_pages, 0),
-            true => {
-                let num_pages = self.num_group_pages(state, num_final_rows);
-                let num_full_pages = self.config.num_full_pages(num_final_rows);
-                (num_pages, num_pages.saturating_sub(num_full_pages))
-            }
-        };
+        let num_final_pages = self.num_group_pages(state, num_final_rows);
+        let num_full_pages = self.config.num_full_pages(num_final_rows);
         PageDemand {
             num_rows,
             num_steps: num_final_rows.saturating_sub(num_rows),
             num_held_pages,
             num_final_pages: num_final_pages.max(num_held_pages),
-            num_window_pages,
+            num_window_pages: num_final_pages.saturating_sub(num_full_pages),
             num_shared_pages,
             num_kept_pages: self.num_kept_pages(state, num_held_pages),
             is_certain: state.is_length_known,
@@ -133,7 +125,9 @@ impl Scheduler {
             true => config.num_pages_of(state.num_known_tokens(), state.num_rows_at_once),
             false => 0,
         };
-        num_pages.max(num_prefill_pages).min(config.num_pages)
+        num_pages
+            .max(num_prefill_pages)
+            .min(config.num_unpinned_pages())
     }
 
     /// Pages beyond those that it holds which a rule that does not go by time keeps for a request.
@@ -156,10 +150,7 @@ impl Scheduler {
             }
         };
         let num_rows = state.num_rows() + num_kept_rows;
-        let num_pages = match self.config.has_kv_groups() {
-            false => num_rows.div_ceil(self.config.page_size),
-            true => self.num_group_pages(state, num_rows),
-        };
+        let num_pages = self.num_group_pages(state, num_rows);
         num_pages.saturating_sub(num_held_pages)
     }
 

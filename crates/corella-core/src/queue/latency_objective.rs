@@ -174,7 +174,7 @@ impl Scheduler {
     }
 
     fn num_tokens_of(&self, found: &FoundPrefix) -> u64 {
-        found.num_pages as u64 * u64::from(self.config.page_size)
+        found.path.len() as u64 * u64::from(self.config.page_size)
     }
 
     /// The time per output token of one more request: a decode step, times the steps until each

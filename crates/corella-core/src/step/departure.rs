@@ -1,6 +1,5 @@
 //! How a request stops waiting or running, and when it gives up its slot, pages and locks.
 
-use crate::cache::prefix_tree::Parent;
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::{FinishReason, RequestError, Sample, Scheduler, StepId};
 
@@ -83,9 +82,9 @@ impl Scheduler {
         self.store_spill(index);
         self.running.note_left();
         let state = &mut self.requests[index];
-        let donor = state.donor.take().map(|(page, _)| page);
+        let donor = state.donor.take().map(|(pages, _)| pages);
         let pages = state.tables.take_pages();
-        self.kv.unlock_all(donor.into_iter().chain(pages));
+        self.kv.unlock_all(donor.into_iter().flatten().chain(pages));
         self.leave_path(index);
         let state = &mut self.requests[index];
         if let Some(slot) = state.slot.take() {
@@ -99,42 +98,8 @@ impl Scheduler {
         state.num_computed_tokens = 0;
         state.num_scheduled_tokens = 0;
         state.num_inflight_samples = 0;
-        state.num_published_pages = 0;
         state.prefill_end = 0;
         self.wait(index);
-    }
-
-    /// Publishes what the request has computed but not published: pages behind one whose tokens the
-    /// tree already has in another page, and the filled rows of the last page. If its pages stay
-    /// locked, none are published behind such a page, which may be without a lock.
-    fn publish_computed(&mut self, index: RequestIndex) {
-        let state = &self.requests[index];
-        let Some(last_returned) = self.last_returned() else {
-            return;
-        };
-        if !self.config.enable_prefix_caching {
-            return;
-        }
-        if self.config.has_kv_groups() {
-            return self.publish_in_groups(index, state.num_computed_tokens, last_returned);
-        }
-        let num_rows = state.num_computed_tokens as usize;
-        let page_size = self.config.page_size as usize;
-        let stays_locked = state.num_spill_pages + state.num_exporting_pages > 0;
-        let first = state.num_published_pages as usize;
-        let mut parent = match first.checked_sub(1) {
-            Some(before) => Parent::Page(state.tables.only()[before]),
-            None => Parent::Root(&state.request.namespace),
-        };
-        for at in first..num_rows.div_ceil(page_size) {
-            let tokens = &state.tokens[at * page_size..num_rows.min((at + 1) * page_size)];
-            let page = state.tables.only()[at];
-            let published = self.kv.publish(parent, tokens, page, last_returned);
-            if published.is_err() && stays_locked {
-                return;
-            }
-            parent = Parent::Page(published.err().unwrap_or(page));
-        }
     }
 
     /// The newest step that has returned or failed.

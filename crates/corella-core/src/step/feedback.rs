@@ -3,43 +3,15 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::cache::group_cache::PlaceId;
+use crate::cache::publication::Undefined;
 use crate::request_state::{Leaving, RequestIndex, Stage};
 use crate::step::step_plan::{InflightSpan, InflightStep};
 use crate::{
-    BatchOutput, FinishReason, HiddenState, PageId, PromptLogprob, RequestError, Sample, Scheduler,
-    SlotId, StepId,
+    BatchOutput, FinishReason, HiddenState, PromptLogprob, RequestError, Sample, Scheduler, SlotId,
+    StepId,
 };
 
 type Drawn = (SlotId, Sample);
-
-/// Pages that were published in the prefix tree although their rows do not hold what the tree says.
-struct UndefinedPages {
-    /// Indexed by page.
-    is_undefined: Vec<bool>,
-    /// With KV groups, the places of such pages: a request may have read one that it has given back
-    /// since.
-    places: BTreeSet<PlaceId>,
-}
-
-impl UndefinedPages {
-    fn new(num_pages: u32) -> Self {
-        Self {
-            is_undefined: alloc::vec![false; num_pages as usize],
-            places: BTreeSet::new(),
-        }
-    }
-
-    fn add(&mut self, pages: &[PageId]) {
-        for page in pages {
-            self.is_undefined[page.0 as usize] = true;
-        }
-    }
-
-    fn contains(&self, page: PageId) -> bool {
-        self.is_undefined[page.0 as usize]
-    }
-}
 
 impl Scheduler {
     /// Takes in what the oldest step in flight returns.
@@ -136,7 +108,7 @@ impl Scheduler {
         if failed.is_empty() {
             return;
         }
-        let mut undefined = UndefinedPages::new(self.config.num_pages);
+        let mut undefined = Undefined::new(self.config.num_pages);
         // Others can have read those pages only since then, possibly before being preempted.
         let mut first_started = step;
         for (span, _) in failed {
@@ -286,7 +258,7 @@ impl Scheduler {
     /// Panics when `step` is not the oldest step in flight.
     pub fn handle_step_failed(&mut self, step: StepId, reason: &str) {
         let failed = self.take_oldest(step);
-        let mut undefined = UndefinedPages::new(self.config.num_pages);
+        let mut undefined = Undefined::new(self.config.num_pages);
         for span in &failed.spans {
             self.forget_span(span, step);
             self.unpublish_undefined(span.index, step, &mut undefined);
@@ -310,71 +282,6 @@ impl Scheduler {
                 self.finish(index, FinishReason::Error(error), None);
             }
         }
-    }
-
-    /// Takes the pages that `step` or a later one fills, and all pages below them, out of the
-    /// prefix tree, and sets the request back to the position before them.
-    fn unpublish_undefined(
-        &mut self,
-        index: RequestIndex,
-        step: StepId,
-        undefined: &mut UndefinedPages,
-    ) {
-        if self.config.has_kv_groups() {
-            return self.unpublish_places(index, step, undefined);
-        }
-        let state = &mut self.requests[index];
-        let published = &state.tables.only()[..state.num_published_pages as usize];
-        let is_defined = |&page: &PageId| {
-            self.kv
-                .filled_by(page)
-                .is_some_and(|filled_by| filled_by < step)
-        };
-        let num_defined = published.iter().take_while(|page| is_defined(page)).count();
-        if let Some(&first) = published.get(num_defined)
-            && self.kv.filled_by(first).is_some()
-        {
-            let mut removed = Vec::new();
-            self.kv.unpublish(first, &mut removed);
-            undefined.add(&removed);
-        }
-        state.num_published_pages = num_defined as u32;
-        let num_rows = state.num_published_pages * self.config.page_size;
-        state.num_computed_tokens = state.num_computed_tokens.min(num_rows);
-    }
-
-    /// Does the same with KV groups. Another request's page at one of those places, filled as late,
-    /// is taken out too.
-    fn unpublish_places(
-        &mut self,
-        index: RequestIndex,
-        step: StepId,
-        undefined: &mut UndefinedPages,
-    ) {
-        let state = &mut self.requests[index];
-        let places = self.kv.forget_filled_since(&state.path, step);
-        let first = places.first();
-        let num_defined = state.path.iter().position(|place| Some(place) == first);
-        let rest = state
-            .path
-            .split_off(num_defined.unwrap_or(state.path.len()));
-        state.num_published_pages = state.path.len() as u32;
-        let num_rows = state.num_published_pages * self.config.page_size;
-        state.num_computed_tokens = state.num_computed_tokens.min(num_rows);
-        self.kv.leave_path(&rest);
-        undefined.places.extend(places);
-    }
-
-    fn reads_any(&self, index: RequestIndex, undefined: &UndefinedPages) -> bool {
-        let state = &self.requests[index];
-        if self.config.has_kv_groups() {
-            return { state.path.iter() }.any(|place| undefined.places.contains(place));
-        }
-        let donor = state.donor.map(|(page, _)| page);
-        let spilled = self.spills.source(state.request.id);
-        let others = donor.into_iter().chain(spilled.iter().copied());
-        let mut read = state.tables.pages().chain(others);
-        read.any(|page| undefined.contains(page))
     }
 
     /// Sends a request back to the queue without its KV and without what steps in flight compute for
@@ -417,8 +324,8 @@ impl Scheduler {
         if span.num_drafts > 0 {
             state.drafts.clear();
         }
-        if let Some((page, _)) = state.donor.take_if(|(_, copied_by)| *copied_by == step) {
-            self.kv.unlock_all([page]);
+        if let Some((pages, _)) = state.donor.take_if(|(_, copied_by)| *copied_by == step) {
+            self.kv.unlock_all(pages);
         }
     }
 

@@ -19,7 +19,8 @@
 //! * `departure.rs` finishes and preempts requests, and frees their slots and pages
 //!
 //! In `cache`:
-//! * `window.rs` takes and gives back pages where the model has KV groups
+//! * `publication.rs` enters computed blocks in the prefix tree
+//! * `window.rs` takes and gives back pages of groups with windows
 //! * `receipt.rs` takes in requests whose prompt another node computes
 //! * `hold.rs` keeps pages that other nodes still read or write
 //! * `spill.rs` keeps the KV of preempted requests in host memory
@@ -33,7 +34,6 @@ use alloc::vec::Vec;
 
 use crate::cache::hold::Holds;
 use crate::cache::kv_cache::KvCache;
-use crate::cache::prefix_tree::Parent;
 use crate::cache::receipt::Receipts;
 use crate::cache::spill::Spills;
 use crate::queue::latency_objective::Deadlines;
@@ -306,7 +306,7 @@ impl Scheduler {
             let state = &mut self.requests[index];
             plan.lengthen_span(at, state, num_tokens);
             self.note_prefilled(index);
-            self.publish_filled_pages(index, plan.batch.step);
+            self.publish_filled(index, plan.batch.step);
         }
     }
 
@@ -323,7 +323,7 @@ impl Scheduler {
         if was_prefilling {
             self.note_prefilled(index);
         }
-        self.publish_filled_pages(index, plan.batch.step);
+        self.publish_filled(index, plan.batch.step);
     }
 
     /// A request that has got a chunk of its prompt may be done with prefilling.
@@ -331,47 +331,6 @@ impl Scheduler {
         if !self.requests[index].is_prefilling() {
             self.running.end_prefill(index);
         }
-    }
-
-    /// Publishes the request's full pages of known tokens in the prefix tree. They are pending
-    /// until `step` has returned. Publishing stops where the tree already has the same tokens in
-    /// another page: from there on the request's pages stay its own until it is released.
-    fn publish_filled_pages(&mut self, index: RequestIndex, step: StepId) {
-        if !self.config.enable_prefix_caching {
-            return;
-        }
-        let page_size = self.config.page_size as usize;
-        let state = &mut self.requests[index];
-        let num_rows = state.num_scheduled_tokens.min(state.num_known_tokens());
-        if self.config.has_kv_groups() {
-            self.publish_in_groups(index, num_rows, step);
-            return self.let_go_of_published(index);
-        }
-        for at in state.num_published_pages as usize..num_rows as usize / page_size {
-            let parent = match at.checked_sub(1) {
-                Some(before) => Parent::Page(state.tables.only()[before]),
-                None => Parent::Root(&state.request.namespace),
-            };
-            let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
-            let page = state.tables.only()[at];
-            let published = self.kv.publish(parent, tokens, page, step);
-            if published.is_err() {
-                // Followers will find that other page.
-                return self.let_go_of_followers(index, u32::MAX);
-            }
-            state.num_published_pages += 1;
-        }
-        self.let_go_of_published(index);
-    }
-
-    /// Puts those followers of a request back into the queue that find all that they wait for.
-    fn let_go_of_published(&mut self, index: RequestIndex) {
-        let state = &self.requests[index];
-        let num_pages = match state.is_prefilling() {
-            true => state.num_published_pages,
-            false => u32::MAX,
-        };
-        self.let_go_of_followers(index, num_pages);
     }
 
     /// Turns the plan into the next step in flight.
@@ -400,7 +359,6 @@ impl Scheduler {
 
     /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
     /// returns its events, beginning with what the cache holds now. `salt` seeds the page hashes.
-    /// With KV groups there are no events of pages yet.
     pub fn watch_kv(&mut self, salt: u64) {
         self.kv.watch(salt);
     }

@@ -26,15 +26,15 @@ impl Scheduler {
         let page_size = self.config.page_size as usize;
         let mut num_compared = 0;
         for (index, num_rows) in &mut found_rows {
-            let num_known = self.requests[*index].known_path.num_pages() * page_size;
+            let num_known = self.requests[*index].known_path.num_blocks() * page_size;
             if num_compared >= MAX_COMPARED_TOKENS {
                 *num_rows = num_known as u32;
                 continue;
             }
             let found = self.find_waiting(*index, plan.batch.step);
-            let num_whole = found.num_pages * page_size;
+            let num_whole = found.path.len() * page_size;
             num_compared += page_size + num_whole.saturating_sub(num_known);
-            *num_rows = num_whole as u32 + found.donor.map_or(0, |(_, num_rows)| num_rows);
+            *num_rows = found.num_rows(self.config.page_size);
         }
         found_rows
     }

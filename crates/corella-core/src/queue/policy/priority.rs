@@ -1,10 +1,10 @@
 //! Priority: the most urgent request starts first, and takes the place of less urgent ones that run if nothing else makes
 //! room.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::cache::page_table::PageTables;
+use crate::cache::page_table::{PageTable, PageTables};
 use crate::queue::admission::{Candidate, Held, MAX_FOLLOWERS};
 use crate::queue::page_forecast::PageForecast;
 use crate::request_state::{RequestIndex, RequestState};
@@ -164,52 +164,52 @@ impl Scheduler {
         victims: &[(RequestIndex, &RequestState)],
         matched: &PageTables,
     ) -> Vec<usize> {
-        if self.config.has_kv_groups() {
-            return self.num_group_pages_won(victims, matched);
-        }
-        let matched = matched.only();
         let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
+        let mut is_won = |page: PageId| {
+            let num_won = num_locks_won.entry(page).or_default();
+            *num_won += 1;
+            *num_won == self.kv.num_locks(page)
+        };
         let mut num_won = |state: &RequestState| {
-            let table = state.tables.only();
-            let is_same = |(left, right): &(&PageId, &PageId)| left == right;
-            let same = matched.iter().zip(table).take_while(is_same);
-            let num_matched = same.count();
-            // Pages that are not published have one lock, and locks get fewer along a path.
-            let published = &table[..state.num_published_pages as usize];
-            let num_locked_by = |num_requests: usize| {
-                let has_more = |&page: &PageId| self.kv.num_locks(page) as usize > num_requests;
-                published.partition_point(has_more).max(num_matched)
-            };
-            let num_shared_pages = num_locked_by(1);
-            let by_victims = num_locked_by(victims.len()).min(num_shared_pages);
-            let is_won = |page: &&PageId| {
-                let num_won = num_locks_won.entry(**page).or_default();
-                *num_won += 1;
-                *num_won == self.kv.num_locks(**page)
-            };
-            let shared = table[by_victims..num_shared_pages].iter();
-            table.len() - num_shared_pages + shared.filter(is_won).count()
+            let tables = state.tables.iter().zip(matched.iter());
+            let tables = tables.zip(&self.config.kv_groups);
+            let num_won = tables.map(|((table, matched), group)| {
+                let shared = match group.window {
+                    None => self.shared_pages(state, table, matched, victims.len()),
+                    // Behind a window, pages of a path may be locked in any order.
+                    Some(_) => 0..table.pages.len(),
+                };
+                let is_free =
+                    |page: &PageId| group.window.is_none() || !matched.pages.contains(page);
+                let num_alone = table.pages.len() - shared.end;
+                let shared = table.pages[shared].iter().copied();
+                num_alone + shared.filter(|page| is_won(*page) && is_free(page)).count()
+            });
+            num_won.sum()
         };
         victims.iter().map(|(_, state)| num_won(state)).collect()
     }
 
-    /// The same with KV groups, where pages of a path may be locked in any order.
-    fn num_group_pages_won(
+    /// The pages of a victim, in a group without a window, that other victims may hold as well and nobody
+    /// else does. Those before them are not won, and those behind them are its own.
+    fn shared_pages(
         &self,
-        victims: &[(RequestIndex, &RequestState)],
-        matched: &PageTables,
-    ) -> Vec<usize> {
-        let matched: BTreeSet<_> = matched.pages().collect();
-        let mut num_locks_won: BTreeMap<PageId, u32> = BTreeMap::new();
-        let mut is_won = |page: &PageId| {
-            let num_won = num_locks_won.entry(*page).or_default();
-            *num_won += 1;
-            *num_won == self.kv.num_locks(*page) && !matched.contains(page)
+        state: &RequestState,
+        table: &PageTable,
+        matched: &PageTable,
+        num_victims: usize,
+    ) -> core::ops::Range<usize> {
+        let is_same = |(left, right): &(&PageId, &PageId)| left == right;
+        let same = matched.pages.iter().zip(&table.pages).take_while(is_same);
+        let num_matched = same.count();
+        // Pages that are not published have one lock, and locks get fewer along a path.
+        let published = &table.pages[..state.num_published_blocks as usize];
+        let num_locked_by = |num_requests: usize| {
+            let has_more = |&page: &PageId| self.kv.num_locks(page) as usize > num_requests;
+            published.partition_point(has_more).max(num_matched)
         };
-        let pages = victims.iter().map(|(_, state)| state.tables.pages());
-        pages
-            .map(|pages| pages.filter(&mut is_won).count())
-            .collect()
+        let num_shared_pages = num_locked_by(1);
+        num_locked_by(num_victims).min(num_shared_pages)..num_shared_pages
     }
 
     /// The budget that a starting request has once all running requests except `victims`, which are

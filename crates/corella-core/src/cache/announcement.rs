@@ -1,0 +1,169 @@
+//! Which blocks the subscriber of KV events hears of: those up to which a prefix can be hit, because every group
+//! has all that the next query reads. Where a group has a window, a page that comes or goes decides that for
+//! the blocks behind it, as far as the window reaches.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::cache::kv_cache::KvCache;
+use crate::cache::kv_event::{KvEvent, KvWatch};
+use crate::{BlockId, StepId};
+
+impl KvCache {
+    /// Starts a subscription to what can be hit, beginning with what can be hit now.
+    pub fn watch(&mut self, salt: u64) {
+        let blocks = self.tree.whole_blocks();
+        self.watch = Some(Box::new(KvWatch::new(salt, blocks.len())));
+        for block in blocks {
+            let filled_by = self.residency.filled_by_without_window(block);
+            self.watch_block(block, filled_by);
+            self.announce(block);
+        }
+    }
+
+    pub fn unwatch(&mut self) {
+        self.watch = None;
+    }
+
+    /// The next event for the subscriber. `last_returned` is the newest step whose rows are
+    /// computed.
+    pub fn poll_event(&mut self, last_returned: Option<StepId>) -> Option<KvEvent> {
+        let watch = self.watch.as_mut()?;
+        if let Some(event) = watch.pop_gone() {
+            return Some(event);
+        }
+        let block = watch.pop_ready(last_returned)?;
+        let before = self.tree.block_before(block);
+        Some(KvEvent::Stored {
+            page: watch.hash(block)?,
+            parent: before.and_then(|before| watch.hash(before)),
+            tokens: self.tree.block_tokens(block).into(),
+        })
+    }
+
+    /// Watches a block that has come into the tree, unless it is a tail.
+    pub(super) fn watch_block(&mut self, block: BlockId, filled_by: StepId) {
+        let tokens = self.tree.block_tokens(block);
+        if let (Some(watch), Some(parent)) = (&mut self.watch, self.tree.parent(block))
+            && tokens.len() == self.tree.page_size()
+        {
+            let filled_by = match self.residency.fills_all_blocks() {
+                true => filled_by,
+                false => StepId(0),
+            };
+            watch.note_entered(parent, tokens, block, filled_by);
+        }
+    }
+
+    /// Announces a block if a prefix can be hit up to its end.
+    pub(super) fn announce(&mut self, block: BlockId) {
+        if self.watch.is_none() || self.tree.block_tokens(block).len() < self.tree.page_size() {
+            return;
+        }
+        let ready_by = self.windows_filled_by(block);
+        if let (Some(watch), Some(ready_by)) = (&mut self.watch, ready_by) {
+            watch.note_found(block, ready_by);
+        }
+    }
+
+    /// Announces the blocks that can be hit now that one has got its page in a group.
+    pub(super) fn announce_behind(&mut self, block: BlockId, group: usize) {
+        if self.watch.is_some() {
+            for block in self.readers(block, group) {
+                self.announce(block);
+            }
+        }
+    }
+
+    /// Takes back the blocks that can be hit no longer when one loses its page in a group.
+    pub(super) fn retract_behind(&mut self, block: BlockId, group: usize) {
+        if self.watch.is_none() {
+            return;
+        }
+        let readers = self.readers(block, group);
+        if let Some(watch) = &mut self.watch {
+            for block in readers {
+                watch.note_lost(block);
+            }
+        }
+    }
+
+    /// The blocks for which a query behind them reads the page of `block` in a group with a window.
+    fn readers(&self, block: BlockId, group: usize) -> Vec<BlockId> {
+        let mut readers = Vec::new();
+        if self.residency.groups()[group].window.is_none() {
+            return readers;
+        }
+        let first = self.tree.depth(block);
+        let mut open = alloc::vec![(block, first)];
+        while let Some((block, depth)) = open.pop() {
+            if self.first_read_behind(depth, group) <= first {
+                readers.push(block);
+                let children = self.tree.children(block);
+                open.extend(children.map(|child| (child, depth + 1)));
+            }
+        }
+        readers
+    }
+
+    /// The first block that a query behind the block at `depth` reads in a group.
+    fn first_read_behind(&self, depth: usize, group: usize) -> usize {
+        let num_rows = (depth as u32 + 1) * self.page_size();
+        let group = self.residency.groups()[group];
+        group.first_page_read(num_rows, self.page_size()) as usize
+    }
+
+    /// The step whose return makes all pages ready that a query behind a block reads in groups with
+    /// windows. `None` if one of them is missing.
+    fn windows_filled_by(&self, block: BlockId) -> Option<StepId> {
+        let mut ready_by = StepId(0);
+        if !self.residency.has_windows() {
+            return Some(ready_by);
+        }
+        let depth = self.tree.depth(block);
+        for (index, group) in self.residency.groups().iter().enumerate() {
+            let first = self.first_read_behind(depth, index);
+            let mut block = Some(block).filter(|_| group.window.is_some());
+            for _ in first..=depth {
+                let Some(read) = block else { break };
+                let page = self.residency.page(read, index)?;
+                ready_by = ready_by.max(self.filled_by(page)?);
+                block = self.tree.block_before(read);
+            }
+        }
+        Some(ready_by)
+    }
+
+    pub(super) fn check_watch(&self) {
+        let Some(watch) = &self.watch else {
+            return;
+        };
+        let blocks = self.tree.whole_blocks();
+        assert_eq!(
+            watch.num_blocks(),
+            blocks.len(),
+            "a block that is not whole, or not in the tree, has a hash"
+        );
+        for block in blocks {
+            let before = self.tree.block_before(block);
+            let is_in_order = before.is_none_or(|before| watch.is_told(before));
+            assert!(
+                is_in_order || !watch.is_told(block) || self.residency.has_windows(),
+                "block {block} was announced before the block that it follows"
+            );
+            let parent = self.tree.parent(block);
+            let tokens = self.tree.block_tokens(block);
+            let expected = parent.map(|parent| watch.hash_after(parent, tokens));
+            assert_eq!(
+                watch.hash(block),
+                expected,
+                "the hash of block {block} is wrong"
+            );
+            assert_eq!(
+                watch.is_found(block),
+                self.windows_filled_by(block).is_some(),
+                "block {block} is announced and cannot be hit, or the reverse"
+            );
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Residency: the pages that hold the KV of each block, one of each KV group or none.
+//!
+//! In groups without a window, every block of the prefix tree has its page. In groups with one, pages are
+//! evicted alone, so that a block may lack them; it can then be used only by queries that do not read
+//! them. Where all groups have windows, a block may have no page at all and lead to others that have.
+
+use alloc::vec::Vec;
+
+use crate::{BlockId, KvGroup, PageId, StepId};
+
+/// The bits of a time that tell the order of pages that were used last together.
+const DEPTH_BITS: u32 = 31;
+
+#[derive(Debug)]
+pub(crate) struct Residency {
+    groups: Vec<KvGroup>,
+    num_windows: usize,
+    /// By block and group; the groups of a block are neighbours.
+    pages: Vec<Option<PageId>>,
+    /// What each page holds, by page.
+    residents: Vec<Option<Resident>>,
+}
+
+/// The KV that a page of the prefix cache holds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Resident {
+    pub block: BlockId,
+    /// The step whose return makes the page ready.
+    pub filled_by: StepId,
+    /// The number of blocks before it; 0 in a group without a window, where nothing depends on it.
+    depth: u32,
+    group: u8,
+}
+
+impl Resident {
+    pub fn group(&self) -> u8 {
+        self.group
+    }
+}
+
+impl Residency {
+    pub fn new(num_pages: u32, groups: &[KvGroup]) -> Self {
+        let windows = groups.iter().filter(|group| group.window.is_some());
+        Self {
+            groups: groups.to_vec(),
+            num_windows: windows.count(),
+            pages: Vec::with_capacity(num_pages as usize),
+            residents: alloc::vec![None; num_pages as usize],
+        }
+    }
+
+    pub fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    pub fn has_windows(&self) -> bool {
+        self.num_windows > 0
+    }
+
+    /// Whether every block has pages, because some group has no window.
+    pub fn fills_all_blocks(&self) -> bool {
+        self.num_windows < self.groups.len()
+    }
+
+    /// Makes room for the pages of a block.
+    pub fn add_block(&mut self, block: BlockId) {
+        let end = (block.0 as usize + 1) * self.groups.len();
+        if self.pages.len() < end {
+            self.pages.resize(end, None);
+        }
+    }
+
+    pub fn page(&self, block: BlockId, group: usize) -> Option<PageId> {
+        self.pages[block.0 as usize * self.groups.len() + group]
+    }
+
+    /// The pages that a block has.
+    pub fn pages(&self, block: BlockId) -> impl Iterator<Item = PageId> {
+        let first = block.0 as usize * self.groups.len();
+        let pages = &self.pages[first..first + self.groups.len()];
+        pages.iter().flatten().copied()
+    }
+
+    pub fn resident(&self, page: PageId) -> Option<Resident> {
+        self.residents[page.0 as usize]
+    }
+
+    pub fn is_resident(&self, page: PageId) -> bool {
+        self.residents[page.0 as usize].is_some()
+    }
+
+    /// Whether a page can be evicted without its block.
+    pub fn has_window(&self, resident: Resident) -> bool {
+        self.groups[usize::from(resident.group)].window.is_some()
+    }
+
+    /// The step whose return makes all pages of a block ready. `None` when it has no page.
+    pub fn filled_by(&self, block: BlockId) -> Option<StepId> {
+        let pages = self.pages(block).filter_map(|page| self.resident(page));
+        pages.map(|resident| resident.filled_by).max()
+    }
+
+    /// The step whose return makes a block's pages in groups without a window ready.
+    pub fn filled_by_without_window(&self, block: BlockId) -> StepId {
+        let residents = self.pages(block).filter_map(|page| self.resident(page));
+        let full = residents.filter(|resident| !self.has_window(*resident));
+        let filled_by = full.map(|resident| resident.filled_by);
+        filled_by.max().unwrap_or(StepId(0))
+    }
+
+    /// The time of a use, by which pages are evicted. Pages in groups with windows that were used last
+    /// together go in the order from the end of their path, because prefixes without the end can still be
+    /// found.
+    pub fn time(&self, page: PageId, clock: u64) -> u64 {
+        let from_end = match self.resident(page) {
+            Some(resident) if self.has_window(resident) => {
+                (1 << DEPTH_BITS) - 1 - u64::from(resident.depth)
+            }
+            _ => 0,
+        };
+        clock << DEPTH_BITS | from_end
+    }
+
+    pub fn add(
+        &mut self,
+        block: BlockId,
+        group: usize,
+        depth: usize,
+        page: PageId,
+        filled_by: StepId,
+    ) {
+        debug_assert!(!self.is_resident(page));
+        self.pages[block.0 as usize * self.groups.len() + group] = Some(page);
+        self.residents[page.0 as usize] = Some(Resident {
+            block,
+            filled_by,
+            depth: depth as u32,
+            group: group as u8,
+        });
+    }
+
+    pub fn remove(&mut self, page: PageId) {
+        if let Some(resident) = self.residents[page.0 as usize].take() {
+            let at = resident.block.0 as usize * self.groups.len() + usize::from(resident.group);
+            self.pages[at] = None;
+        }
+    }
+
+    /// How many blocks at the beginning of a path can be used: a query behind them finds all that it
+    /// reads.
+    pub fn num_usable(&self, path: &[BlockId], page_size: u32) -> usize {
+        let mut num_blocks = path.len();
+        let mut is_shorter = self.has_windows();
+        while is_shorter {
+            is_shorter = false;
+            for (index, group) in self.groups.iter().enumerate() {
+                if group.window.is_none() {
+                    continue;
+                }
+                let first = group.first_page_read(num_blocks as u32 * page_size, page_size);
+                let is_missing = |&at: &usize| self.page(path[at], index).is_none();
+                // A query anywhere between the last that is missing and the end reads it, too.
+                if let Some(missing) = (first as usize..num_blocks).rev().find(is_missing) {
+                    num_blocks = missing;
+                    is_shorter = true;
+                }
+            }
+        }
+        num_blocks
+    }
+
+    /// # Panics
+    /// Panics when a block and its pages do not name each other.
+    pub fn check_invariants(&self, is_in_tree: impl Fn(BlockId) -> bool) {
+        let mut num_pages = 0;
+        for (at, page) in self.pages.iter().enumerate() {
+            let Some(page) = page else { continue };
+            num_pages += 1;
+            let (block, group) = (at / self.groups.len(), at % self.groups.len());
+            let resident = self
+                .resident(*page)
+                .map(|it| (it.block.0 as usize, it.group.into()));
+            assert_eq!(
+                resident,
+                Some((block, group)),
+                "page {page} holds another block"
+            );
+        }
+        let residents = self.residents.iter().flatten();
+        assert_eq!(
+            residents.count(),
+            num_pages,
+            "a page's block has another page"
+        );
+        let num_blocks = (self.pages.len() / self.groups.len()) as u32;
+        for block in (0..num_blocks).map(BlockId) {
+            let pages =
+                self.groups.iter().enumerate().map(|(index, group)| {
+                    (group.window.is_some(), self.page(block, index).is_some())
+                });
+            for (has_window, is_there) in pages {
+                assert!(
+                    is_in_tree(block) || !is_there,
+                    "block {block} is not in the tree and has pages"
+                );
+                assert!(
+                    has_window || is_there == is_in_tree(block),
+                    "block {block} lacks a page in a group without a window"
+                );
+            }
+        }
+    }
+}
