@@ -168,7 +168,9 @@ def test_models_are_listed_shown_and_loaded(served, client):
     assert running.expires_at.year == 9999
     shown = client.show(served.model)
     assert "completion" in shown.capabilities
-    assert shown.modelinfo["decoder.context_length"] == running.context_length
+    family = shown.modelinfo["general.architecture"]
+    assert family == shown.details.family == model.details.family
+    assert shown.modelinfo[f"{family}.context_length"] == running.context_length
     with pytest.raises(ollama.ResponseError) as error:
         client.show("other")
     assert error.value.status_code == 404
@@ -192,7 +194,6 @@ REFUSED = [
     ("/api/generate", {"prompt": "a", "options": {"temperature": -1}}, "options.temperature"),
     ("/api/generate", {"prompt": "a", "options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
     ("/api/generate", {"prompt": "a", "options": {"top_k": "x"}}, "options.top_k"),
-    ("/api/generate", {"prompt": "a", "options": {"num_ctx": 10_000_000}}, "--max-model-len"),
     ("/api/generate", {"prompt": "a", "options": {"mirostat": 2}}, "options.mirostat"),
     ("/api/embed", {"input": "a", "options": {"frequency_penalty": 3}}, "options.frequency_penalty"),
     ("/api/embeddings", {"options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
@@ -214,7 +215,7 @@ def test_what_cannot_be_served_is_named(served, path, body, named):
     assert named in answer["error"], answer
 
 
-@pytest.mark.parametrize("method,path,status", [("POST", "/api/pull", 404), ("DELETE", "/api/delete", 404), ("GET", "/api/chat", 405)])
+@pytest.mark.parametrize("method,path,status", [("POST", "/api/create", 404), ("DELETE", "/api/delete", 404), ("GET", "/api/chat", 405)])
 def test_what_is_not_there_is_refused_in_ollamas_shape(served, method, path, status):
     answer = httpx.request(method, served.server.base_url + path)
     assert answer.status_code == status
@@ -232,9 +233,19 @@ def test_an_answer_may_be_allowed_more_tokens_than_fit(served, client):
 
 
 def test_what_an_ollama_client_sends_for_its_machine_is_accepted(served):
-    machine = {"num_gpu": 1, "num_thread": 4, "num_ctx": 16, "num_keep": 4, "use_mmap": True, "num_predict": 2}
-    body = {"prompt": served.text, "options": machine, "stream": False, "keep_alive": "5m"}
-    assert post(f"{served.server.base_url}/api/generate", body)[0] == 200
+    for num_ctx in [16, 10_000_000]:
+        machine = {"num_gpu": 1, "num_thread": 4, "num_ctx": num_ctx, "num_keep": 4, "use_mmap": True, "num_predict": 2}
+        body = {"prompt": served.text, "options": machine, "stream": False, "keep_alive": "5m"}
+        assert post(f"{served.server.base_url}/api/generate", body)[0] == 200
+
+
+def test_the_served_model_is_pulled_and_told_of(served, client):
+    assert client.pull(served.model).status == "success"
+    [model, *_] = client.list().models
+    assert model.size > 0
+    assert model.details.family and model.details.parameter_size and model.details.quantization_level
+    with pytest.raises(ollama.ResponseError, match="corella pull owner/other"):
+        client.pull("owner/other")
 
 
 def test_unknown_fields_pass_where_they_are_allowed():

@@ -30,6 +30,12 @@ REQUESTS = [
     ("/tokenize", {"prompt": "a fox", "return_token_strs": True}),
     ("/tokenize", CHAT),
     ("/detokenize", {"tokens": [268, 1527]}),
+    ("/completion", {"prompt": "Once", "n_predict": 3, "n_probs": 1, "repeat_last_n": -1}),
+    ("/completions", {"prompt": ["Once", [1, 2, 3]], "n_predict": 3, "json_schema": None}),
+    ("/embedding", {"content": ["a fox", "b"], "embd_normalize": -1}),
+    ("/pooling", {"input": "a fox", "encoding_format": "base64"}),
+    ("/apply-template", CHAT),
+    ("/api/pull", {"stream": False, "model": None, "name": "corella-nano"}),
 ]
 FAULTS = [
     ("/v1/chat/completions", CHAT | {"temperature": -1}),
@@ -42,6 +48,9 @@ FAULTS = [
     ("/v1/messages", CHAT),
     ("/v1/messages/count_tokens", {"messages": []}),
     ("/detokenize", {"tokens": ["a"]}),
+    ("/completion", {"prompt": "Once", "grammar": "root ::= \"a\""}),
+    ("/infill", {"input_prefix": 3}),
+    ("/embedding", {"content": "a", "embd_normalize": 0}),
 ]
 # What each endpoint needs at least, and the parameters that its official client has.
 CLIENTS = [
@@ -124,6 +133,10 @@ def test_answers_without_a_body_are_as_it_says(server, document):
         ("/v1/models", "/v1/models"),
         ("/v1/models/{model}", f"/v1/models/{model}"),
         ("/version", "/version"),
+        ("/models", "/models"),
+        ("/props", "/props"),
+        ("/slots", "/slots?fail_on_no_slot=1"),
+        ("/load", "/load"),
         ("/api/tags", "/api/tags"),
         ("/api/ps", "/api/ps"),
         ("/api/version", "/api/version"),

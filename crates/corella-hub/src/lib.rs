@@ -15,6 +15,7 @@ mod listing;
 mod lock;
 mod model_name;
 mod selection;
+mod short_name;
 mod uri;
 
 pub use cache::{CachedModel, Removed};
@@ -22,6 +23,7 @@ pub use error::HubError;
 pub use hub::{Fetched, Hub, HubConfig};
 pub use listing::Digest;
 pub use model_name::ModelName;
+pub use short_name::short_names;
 
 /// What happens while a model is fetched, for whoever shows it. Events come from several threads.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,9 +3,11 @@
 use std::fmt;
 
 use crate::HubError;
+use crate::short_name::{repository_of, tags_of};
 
 /// `OWNER/MODEL`, then `:FILE` for one of its GGUF files, by quantisation or by name, and `@REVISION`
-/// for a branch, a tag or a commit. The last two may come in either order.
+/// for a branch, a tag or a commit. The last two may come in either order. A name of Ollama's library, such as `qwen3:0.6b`,
+/// is that of its maker's repository.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ModelName {
     /// `OWNER/MODEL`.
@@ -61,7 +63,19 @@ impl ModelName {
             rest = &rest[end..];
         }
         let Some((owner, model)) = repository.split_once('/') else {
-            return Err(wrong("it has no owner"));
+            return match (repository_of(plain), tags_of(plain)) {
+                (Some(repository), _) => Ok(Self {
+                    repository: repository.to_owned(),
+                    file: None,
+                    revision: None,
+                }),
+                (None, Some(sizes)) => Err(wrong(&format!(
+                    "{} has the sizes {}",
+                    repository.to_lowercase(),
+                    sizes.join(", ")
+                ))),
+                (None, None) => Err(wrong("it has no owner")),
+            };
         };
         if !(is_part(owner) && is_part(model)) || repository.len() > MAX_LEN {
             return Err(wrong(

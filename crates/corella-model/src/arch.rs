@@ -79,6 +79,11 @@ impl Architecture {
         self.0.architecture
     }
 
+    /// The name in GGUF files, such as `qwen3`.
+    pub fn gguf_name(self) -> &'static str {
+        self.0.gguf
+    }
+
     /// Where folders of this family have their tensors.
     pub fn folder_layout(self) -> &'static Layout {
         &self.0.folder

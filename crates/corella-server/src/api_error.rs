@@ -188,6 +188,16 @@ impl ApiError {
         error
     }
 
+    /// A model that a caller wants fetched, on a server that fetches none.
+    pub fn not_pulled(model: &str, served: &str) -> Self {
+        let mut error = Self::model_not_found(model, served);
+        error.body.message = format!(
+            "{} It fetches no other: run `corella pull {model}` on its machine, and serve that.",
+            error.body.message
+        );
+        error
+    }
+
     /// A response that the caller names and that is not there, for this reason.
     pub fn response_not_found(id: &str, reason: &str) -> Self {
         Self::not_found("response", id, reason, "response_not_found")
@@ -307,20 +317,46 @@ impl ApiError {
         error
     }
 
-    pub fn unknown_path(path: &str) -> Self {
+    /// `advice` is a sentence.
+    pub fn unknown_path(path: &str, advice: &str) -> Self {
+        const MAX_CHARS: usize = 200;
+        let shown: String = path.chars().take(MAX_CHARS).collect();
         Self::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
-            format!("There is no {path} here."),
+            format!("There is no {shown} here. {advice}"),
         )
     }
 
-    pub fn wrong_method(method: &str, path: &str) -> Self {
+    pub fn wrong_method(method: &str, path: &str, methods: &[&str]) -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "invalid_request_error",
-            format!("{path} does not answer {method}."),
+            format!(
+                "{path} does not answer {method}; send {}.",
+                methods.join(" or ")
+            ),
         )
+    }
+
+    /// A request for labels to a model that has none.
+    pub fn no_classes(model: &str) -> Self {
+        let message = format!(
+            "{model} has no classification head, so it knows no labels; use /score or /rerank, or \
+             structured_outputs.choice of /v1/chat/completions"
+        );
+        Self::invalid("model", message)
+    }
+
+    /// A caller that wants to know of a free slot, and none is free.
+    pub fn no_slot(num_slots: usize) -> Self {
+        let mut error = Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "service_unavailable_error",
+            format!("All {num_slots} slots (--max-num-seqs) are in use; a request would wait."),
+        );
+        error.body.code = Some("no_slot");
+        error
     }
 
     pub fn body_too_large(limit: u64) -> Self {
@@ -569,5 +605,49 @@ impl IntoResponse for ApiError {
         // Another API's layer reads it here to write it in another shape.
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// The codes in the source of this file, by the two ways in which errors get them.
+    fn codes() -> BTreeSet<&'static str> {
+        let source = include_str!("api_error.rs");
+        let (source, _) = source
+            .split_once("#[cfg(test)]")
+            .expect("the tests are last");
+        let set = { source.split("body.code = Some(\"").skip(1) }
+            .filter_map(|rest| rest.split('"').next());
+        let given = { source.split("Self::not_found(").skip(1) }
+            .filter_map(|rest| rest.split(')').next()?.rsplit('"').nth(1));
+        set.chain(given).collect()
+    }
+
+    /// A caller looks for the code of an error in the book.
+    #[test]
+    fn every_code_is_in_the_book() {
+        let codes = codes();
+        for known in ["unknown_parameter", "file_not_found", "queue_full"] {
+            assert!(codes.contains(known), "{codes:?}");
+        }
+        let troubleshooting = include_str!("../../../docs/src/troubleshooting.md");
+        let headings: String = { troubleshooting.lines() }
+            .filter(|line| line.starts_with("### "))
+            .collect();
+        let reference = include_str!("../../../docs/src/reference/api.md");
+        let (_, table) = reference.split_once("\n## Errors\n").expect("it is there");
+        for code in codes {
+            let shown = format!("`{code}`");
+            assert!(
+                headings.contains(&shown),
+                "troubleshooting.md has no heading with {shown}"
+            );
+            assert!(
+                table.contains(&shown),
+                "api.md does not list {shown} under Errors"
+            );
+        }
     }
 }

@@ -252,7 +252,8 @@ pub fn check_model(state: &ServerState, model: Option<&str>) -> Result<String, A
     match model {
         None => Ok(config.model_name().to_owned()),
         Some(model)
-            if config.served_model_names.iter().any(|name| name == model)
+            if { config.served_model_names.iter().chain(&config.other_names) }
+                .any(|name| name == model)
                 || state.adapters.get(model).is_some() =>
         {
             Ok(model.to_owned())

@@ -71,6 +71,15 @@ pub struct ChatPrompt {
     pub tool_names: Vec<String>,
 }
 
+/// A conversation as its template writes it.
+struct RenderedChat {
+    text: String,
+    /// The messages as the template took them.
+    messages: Vec<Value>,
+    continue_final_message: bool,
+    tools: Option<OfferedTools>,
+}
+
 impl From<ChatPrompt> for PromptTokens {
     fn from(prompt: ChatPrompt) -> Self {
         Self {
@@ -205,12 +214,22 @@ impl ChatFields {
         tools.offered(state, check)
     }
 
-    pub fn tokenize(
+    /// The text that the model sees of the conversation.
+    pub fn prompt_text(
         &mut self,
         state: &ServerState,
         check: FieldCheck,
         caller: &Caller,
-    ) -> Result<ChatPrompt, ApiError> {
+    ) -> Result<String, ApiError> {
+        Ok(self.render(state, check, caller)?.text)
+    }
+
+    fn render(
+        &mut self,
+        state: &ServerState,
+        check: FieldCheck,
+        caller: &Caller,
+    ) -> Result<RenderedChat, ApiError> {
         let Some(messages) = self.messages.take() else {
             return Err(ApiError::invalid("messages", "is required"));
         };
@@ -243,7 +262,7 @@ impl ChatFields {
             continue_final_message,
             kwargs: self.chat_template_kwargs.as_ref(),
         };
-        let prompt = template
+        let text = template
             .render_within(input, state.render_limit(&is_abandoned))
             .map_err(|error| match error {
                 TextError::PromptTooLarge { .. } => {
@@ -257,6 +276,26 @@ impl ChatFields {
                 }
                 error => ApiError::invalid("messages", error.to_string()),
             })?;
+        Ok(RenderedChat {
+            text,
+            messages,
+            continue_final_message,
+            tools,
+        })
+    }
+
+    pub fn tokenize(
+        &mut self,
+        state: &ServerState,
+        check: FieldCheck,
+        caller: &Caller,
+    ) -> Result<ChatPrompt, ApiError> {
+        let RenderedChat {
+            text: prompt,
+            messages,
+            continue_final_message,
+            tools,
+        } = self.render(state, check, caller)?;
         let add_special_tokens = self.add_special_tokens.unwrap_or(false);
         let format = state.text.reply_format;
         let within_reasoning = format.reasoning.is_some_and(|reasoning| {

@@ -118,7 +118,7 @@ impl Endpoint for Completion {
                 None => Ok(prompt),
                 Some(suffix) => suffix.put_behind(prompt),
             })
-            .map(|prompt| tokenize(state, prompt?, echo, add_special_tokens, caller))
+            .map(|prompt| tokenize_prompt(state, prompt?, echo, add_special_tokens, caller))
             .collect::<Result<_, _>>()?;
         let format = Self {
             echoed: logprobs.filter(|_| echo),
@@ -165,7 +165,8 @@ impl Endpoint for Completion {
     }
 }
 
-fn tokenize(
+/// Checks and tokenises a prompt of the field `prompt`.
+pub fn tokenize_prompt(
     state: &ServerState,
     prompt: Prompt,
     echo: bool,

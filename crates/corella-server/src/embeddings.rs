@@ -1,4 +1,4 @@
-//! `/v1/embeddings`: a vector for each input, made of the model's hidden states.
+//! `/v1/embeddings` and `/pooling`: a vector for each input, made of the model's hidden states.
 
 use std::sync::Arc;
 
@@ -42,6 +42,24 @@ pub async fn embeddings(
     context: CallContext,
     body: Body,
 ) -> Result<Response, ApiError> {
+    vectors(state, context, body, Endpoint::Embeddings).await
+}
+
+/// vLLM's endpoint for the same vectors.
+pub async fn pooling(
+    State(state): State<Arc<ServerState>>,
+    context: CallContext,
+    body: Body,
+) -> Result<Response, ApiError> {
+    vectors(state, context, body, Endpoint::Pooling).await
+}
+
+async fn vectors(
+    state: Arc<ServerState>,
+    context: CallContext,
+    body: Body,
+    endpoint: Endpoint,
+) -> Result<Response, ApiError> {
     let timer = CallTimer::new(state.metrics.clone(), &context);
     if state.is_draining() {
         return Err(ApiError::draining());
@@ -51,7 +69,7 @@ pub async fn embeddings(
     let prepare = move |state: &ServerState, caller: &Caller| {
         let pooling: PoolingFields = body.parse()?;
         let fields: EmbeddingFields = body.parse()?;
-        body.check_fields(state.field_check(Endpoint::Embeddings))?;
+        body.check_fields(state.field_check(endpoint))?;
         let model = check_model(state, pooling.model.as_deref())?;
         let format = VectorFormat {
             encoding: fields.encoding_format.unwrap_or(EncodingFormat::Float),
@@ -69,14 +87,27 @@ pub async fn embeddings(
     let (prompts, params, model, format) = state.run_blocking(num_bytes, prepare).await?;
     let pooled = pool(&state, &context, (prompts, "input"), &model, params, timer).await?;
     let num_bytes = pooled.states.len() * size_of::<f32>() * format.num_dimensions;
-    let id = format!("embd-{}", context.name);
+    let is_pooling = endpoint == Endpoint::Pooling;
+    let (id_prefix, object) = match is_pooling {
+        true => ("pool", "pooling"),
+        false => ("embd", "embedding"),
+    };
+    let id = format!("{id_prefix}-{}", context.name);
     // As JSON, a million numbers take some tens of milliseconds.
     let write = move |_: &ServerState, _: &Caller| {
         let data = pooled.states.iter().enumerate();
-        let data = data.map(|(index, state)| Embedding {
-            object: "embedding",
-            index,
-            embedding: format.vector(state),
+        let data = data.map(|(index, state)| {
+            let vector = format.vector(state);
+            let (embedding, data) = match is_pooling {
+                true => (None, Some(vector)),
+                false => (Some(vector), None),
+            };
+            Embedding {
+                object,
+                index,
+                embedding,
+                data,
+            }
         });
         Ok(json_response(&Embeddings {
             id: &id,
@@ -162,7 +193,11 @@ struct Embeddings<'a> {
 struct Embedding {
     object: &'static str,
     index: usize,
-    embedding: Vector,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding: Option<Vector>,
+    /// The name of the vector in answers of `/pooling`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Vector>,
 }
 
 /// The numbers, or the bytes of numbers of 32 bits, the lowest byte first.

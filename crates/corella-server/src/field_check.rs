@@ -135,10 +135,10 @@ impl FieldCheck {
         closest(name, names)
     }
 
-    /// `/tokenize` accepts the fields of the generating endpoints, so that a request can be sent there
-    /// unchanged to count its tokens.
+    /// `/tokenize` and `/apply-template` accept the fields of the generating endpoints, so that a request can
+    /// be sent there unchanged to see its prompt.
     fn may_have(&self, endpoints: &[Endpoint]) -> bool {
-        let reads_chat = self.endpoint == Endpoint::Tokenize && endpoints.contains(&Endpoint::Chat);
+        let reads_chat = self.endpoint.takes_a_chat() && endpoints.contains(&Endpoint::Chat);
         reads_chat || endpoints.contains(&self.endpoint)
     }
 }
@@ -157,7 +157,7 @@ const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 const MAX_NAME_BYTES: usize = 64;
 
 /// The closest known name, if about two of three letters are right.
-fn closest(name: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+pub fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > MAX_NAME_BYTES {
         return None;
     }
@@ -192,7 +192,9 @@ fn num_edits(a: &[char], b: &[char]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::field_table::{BODY, CONTENT_PART, MESSAGE, messages, ollama, pooling, responses};
+    use crate::field_table::{
+        BODY, CONTENT_PART, MESSAGE, llama_server, messages, ollama, pooling, responses,
+    };
 
     #[test]
     fn edits_are_counted() {
@@ -238,11 +240,16 @@ mod tests {
             &responses::CALL_OUTPUT,
             &responses::THOUGHT,
             &pooling::EMBEDDINGS,
+            &pooling::POOLING,
+            &llama_server::COMPLETION,
+            &llama_server::INFILL,
+            &llama_server::EMBEDDING,
             &pooling::SCORE,
             &pooling::RERANK,
             &ollama::CHAT,
             &ollama::GENERATE,
             &ollama::SHOW,
+            &ollama::PULL,
             &ollama::OPTIONS,
             &ollama::MESSAGE,
             &ollama::CALL,

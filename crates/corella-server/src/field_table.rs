@@ -7,83 +7,16 @@
 pub mod batch;
 #[cfg(test)]
 mod comparison;
+mod endpoint;
+pub mod llama_server;
 pub mod messages;
 pub mod ollama;
 pub mod pooling;
 pub mod responses;
 
+pub use endpoint::Endpoint;
+
 use serde_json::Value;
-
-/// An endpoint that takes a body with fields.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
-    Chat,
-    Completions,
-    Tokenize,
-    Detokenize,
-    Responses,
-    Messages,
-    CountTokens,
-    Embeddings,
-    Score,
-    Rerank,
-    OllamaChat,
-    OllamaGenerate,
-    OllamaEmbed,
-    OllamaEmbeddings,
-    OllamaShow,
-    Batches,
-}
-
-impl Endpoint {
-    pub fn path(self) -> &'static str {
-        match self {
-            Self::Chat => "/v1/chat/completions",
-            Self::Completions => "/v1/completions",
-            Self::Tokenize => "/tokenize",
-            Self::Detokenize => "/detokenize",
-            Self::Responses => "/v1/responses",
-            Self::Messages => "/v1/messages",
-            Self::CountTokens => "/v1/messages/count_tokens",
-            Self::Embeddings => "/v1/embeddings",
-            Self::Score => "/score",
-            Self::Rerank => "/rerank",
-            Self::OllamaChat => "/api/chat",
-            Self::OllamaGenerate => "/api/generate",
-            Self::OllamaEmbed => "/api/embed",
-            Self::OllamaEmbeddings => "/api/embeddings",
-            Self::OllamaShow => "/api/show",
-            Self::Batches => "/v1/batches",
-        }
-    }
-
-    /// Other paths with the same answers, as vLLM has them.
-    pub fn other_paths(self) -> &'static [&'static str] {
-        match self {
-            Self::Score => &["/v1/score"],
-            Self::Rerank => &["/v1/rerank", "/v2/rerank"],
-            _ => &[],
-        }
-    }
-
-    /// The fields of its body.
-    pub fn table(self) -> &'static FieldTable {
-        match self {
-            Self::Chat | Self::Completions | Self::Tokenize | Self::Detokenize => &BODY,
-            Self::Responses => &responses::BODY,
-            Self::Messages | Self::CountTokens => &messages::BODY,
-            Self::Embeddings => &pooling::EMBEDDINGS,
-            Self::Score => &pooling::SCORE,
-            Self::Rerank => &pooling::RERANK,
-            Self::OllamaChat => &ollama::CHAT,
-            Self::OllamaGenerate => &ollama::GENERATE,
-            Self::OllamaEmbed => &ollama::EMBED,
-            Self::OllamaEmbeddings => &ollama::EMBEDDINGS,
-            Self::OllamaShow => &ollama::SHOW,
-            Self::Batches => &batch::BODY,
-        }
-    }
-}
 
 /// How a field that is not `null` is treated.
 pub enum Treatment {

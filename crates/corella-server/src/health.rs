@@ -1,16 +1,17 @@
-//! `/health`, `/ready`, `/version` and `/metrics`, for orchestrators and monitoring.
+//! `/health`, `/ready`, `/load`, `/version` and `/metrics`, for orchestrators and monitoring.
 
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::HeaderValue;
 use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use corella_engine::EngineState;
 use serde_json::json;
 
 use crate::api_error::ApiError;
 use crate::call::json_response;
+use crate::metrics::{prefers_open_metrics, prometheus_text};
 use crate::server_state::ServerState;
 
 /// Answers 200 while the engine works. After a 503 the server must be restarted.
@@ -30,16 +31,35 @@ pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError
     }
 }
 
+/// The number of requests that have no complete answer yet, as vLLM tells it. This one does not count.
+pub async fn load(State(state): State<Arc<ServerState>>) -> Response {
+    let num_in_flight = *state.num_in_flight.borrow();
+    json_response(&json!({ "server_load": num_in_flight.saturating_sub(1) }))
+}
+
 pub async fn version() -> Response {
     json_response(&json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-pub async fn metrics(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
+/// The metrics in the format that `Accept` prefers.
+pub async fn metrics(
+    State(state): State<Arc<ServerState>>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
     let text = state
         .metrics
         .encode(&state.engine, state.text_work())
         .map_err(|_| ApiError::engine("The metrics could not be written."))?;
-    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    let (content_type, text) = match prefers_open_metrics(&headers) {
+        true => (
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            text,
+        ),
+        false => (
+            "text/plain; version=0.0.4; charset=utf-8",
+            prometheus_text(&text),
+        ),
+    };
     Ok((
         [(CONTENT_TYPE, HeaderValue::from_static(content_type))],
         text,

@@ -1,7 +1,7 @@
-//! The HTTP front end, which speaks OpenAI's API, Anthropic's and Ollama's.
+//! The HTTP front end, which speaks OpenAI's API, Anthropic's, Ollama's and llama-server's.
 //!
-//! A request passes `router`, then `chat_completions`, `completions`, `responses`, `messages` or `ollama` (which
-//! parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
+//! A request passes `router`, then `chat_completions`, `completions`, `responses`, `messages`, `ollama` or
+//! `llama_server` (which parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
 //! streams as text), and leaves as events of `sse` or as one JSON object. `embeddings` and `score` want
 //! vectors instead of text, which `pooled_call` gets.
 
@@ -39,11 +39,13 @@ mod health;
 mod kv_transfer;
 mod list_page;
 mod listener;
+mod llama_server;
 mod loading;
 mod local_client;
 mod messages;
 mod metrics;
 mod model_list;
+mod nearest_route;
 mod ollama;
 mod openapi;
 mod output_format;
@@ -100,7 +102,7 @@ pub use local_client::{LocalClient, LocalResponse};
 pub use role::{RoleChange, RoleControl, RoleError, RoleStatus};
 pub use router::router;
 pub use serve::{DrainReport, serve};
-pub use serve_config::{GenerationDefaults, ServeConfig, TextModel};
+pub use serve_config::{GenerationDefaults, ModelFacts, ServeConfig, TextModel};
 pub use server_state::{Backend, ServerState};
 pub use shutdown::{Shutdown, ShutdownSender, shutdown_signal};
 pub use tls::{ServerTls, TlsError};

@@ -1,8 +1,10 @@
 //! The metrics that `/metrics` reports, under Corella's names and under vLLM's.
 
 mod call_timer;
+mod text_format;
 
 pub use self::call_timer::{CallTimer, ChoiceTimes};
+pub use self::text_format::{prefers_open_metrics, prometheus_text};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

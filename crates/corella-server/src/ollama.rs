@@ -8,9 +8,12 @@ mod error;
 mod generate;
 mod model;
 mod options;
+mod pull;
 
 pub use chat::chat;
 pub use embed::{embed, embeddings};
 pub use error::{in_ollama_shape, with_ollama_error};
 pub use generate::generate;
 pub use model::{running_models, show_model, tags, version};
+pub use options::end_with_context;
+pub use pull::pull_model;

@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::call::json_response;
 use crate::field_table::{Endpoint, FieldTable, Treatment};
+use crate::nearest_route::Route;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 
@@ -25,13 +26,15 @@ use template::Blanks;
 const DOCUMENT: &str = include_str!("openapi/document.json");
 
 /// What is answered without a table of fields. Each operation may fail, which is added to it.
-const PATHS: [&str; 3] = [
+const PATHS: [&str; 4] = [
     include_str!("openapi/paths/server.json"),
+    include_str!("openapi/paths/llama_server.json"),
     include_str!("openapi/paths/stored.json"),
     include_str!("openapi/paths/page.json"),
 ];
 
-const ANSWERS: [&str; 8] = [
+const ANSWERS: [&str; 9] = [
+    include_str!("openapi/answers/llama_server.json"),
     include_str!("openapi/answers/completion.json"),
     include_str!("openapi/answers/ollama.json"),
     include_str!("openapi/answers/stored.json"),
@@ -44,6 +47,19 @@ const ANSWERS: [&str; 8] = [
 
 pub async fn openapi(State(state): State<Arc<ServerState>>) -> Response {
     json_response(&document(&state.config))
+}
+
+/// The paths of the document, with their methods.
+pub fn routes() -> Vec<Route> {
+    let document = document(&ServeConfig::new("", 1, 1, 1));
+    let paths = document["paths"].as_object().into_iter().flatten();
+    let routes = paths.map(|(path, methods)| Route {
+        path: path.clone(),
+        methods: { methods.as_object().into_iter() }
+            .flat_map(|methods| methods.keys().map(|method| method.to_uppercase()))
+            .collect(),
+    });
+    routes.collect()
 }
 
 fn document(config: &ServeConfig) -> Value {
@@ -149,10 +165,14 @@ fn is_heeded(endpoint: Endpoint, name: &str, treatment: &Treatment) -> bool {
         Treatment::Read => match endpoint {
             Endpoint::Tokenize => matches!(name, "model" | "add_special_tokens"),
             Endpoint::Detokenize => name == "model",
+            Endpoint::ApplyTemplate => name == "model",
             Endpoint::CountTokens => matches!(name, "model" | "messages" | "system" | "thinking"),
             _ => true,
         },
         Treatment::ReadAt(_) if endpoint == Endpoint::Tokenize && is_of_answer(name) => false,
+        Treatment::ReadAt(endpoints) if endpoint == Endpoint::ApplyTemplate => {
+            endpoints.contains(&Endpoint::Chat) && name != "top_logprobs"
+        }
         Treatment::ReadAt(endpoints) => endpoints.contains(&endpoint),
         Treatment::NoEffect(_) | Treatment::Refused(_) => false,
     }

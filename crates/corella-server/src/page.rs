@@ -72,7 +72,8 @@ pub async fn page() -> Response {
 /// A file that the page is made of.
 pub async fn page_asset(Path(name): Path<String>) -> Result<Response, ApiError> {
     let asset = ASSETS.iter().find(|asset| asset.name == name);
-    let asset = asset.ok_or_else(|| ApiError::unknown_path(&format!("/page/{name}")))?;
+    let asset = asset
+        .ok_or_else(|| ApiError::unknown_path(&format!("/page/{name}"), "The page is at GET /."))?;
     Ok(response(asset))
 }
 

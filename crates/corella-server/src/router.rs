@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::middleware::{from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -16,12 +16,14 @@ use crate::batches::{cancel_batch, create_batch, list_batches, retrieve_batch};
 use crate::chat_completions::chat_completions;
 use crate::completions::completions;
 use crate::cors::allow_origins;
-use crate::embeddings::embeddings;
+use crate::embeddings::{embeddings, pooling};
 use crate::engine_feed::engine_events;
 use crate::files::{delete_file, file_content, list_files, retrieve_file, upload_file};
-use crate::health::{health, metrics, ready, version};
+use crate::health::{health, load, metrics, ready, version};
+use crate::llama_server;
 use crate::messages::{count_tokens, in_anthropic_shape, messages};
 use crate::model_list::{list_models, retrieve_model};
+use crate::nearest_route::{advice, methods};
 use crate::ollama;
 use crate::openapi::openapi;
 use crate::page::{page, page_asset};
@@ -29,7 +31,7 @@ use crate::prefix_cache::reset_prefix_cache;
 use crate::request_id::name_request;
 use crate::responses::{delete_response, list_input_items, responses, retrieve_response};
 use crate::role::{change_role, role};
-use crate::score::{rerank, score};
+use crate::score::{classify, rerank, score};
 use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
 
@@ -73,11 +75,15 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .route("/rerank", post(rerank))
         .route("/v1/rerank", post(rerank))
         .route("/v2/rerank", post(rerank))
+        .route("/pooling", post(pooling))
+        .route("/classify", post(classify))
+        .route("/load", get(load))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(retrieve_model))
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/engine/events", get(engine_events))
+        .merge(llama_server_routes())
         .merge(admin)
         .route_layer(from_fn_with_state(state.clone(), require_api_key));
     let anthropic = Router::new()
@@ -93,6 +99,7 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .route("/api/tags", get(ollama::tags))
         .route("/api/ps", get(ollama::running_models))
         .route("/api/show", post(ollama::show_model))
+        .route("/api/pull", post(ollama::pull_model))
         .route("/api/version", get(ollama::version))
         .route_layer(from_fn_with_state(state.clone(), require_api_key))
         .route_layer(from_fn(ollama::in_ollama_shape));
@@ -100,6 +107,8 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .route("/", get(page))
         .route("/page/{file}", get(page_asset))
         .route("/health", get(health))
+        .route("/v1/health", get(health))
+        .route("/ping", get(health).post(health))
         .route("/ready", get(ready))
         .route("/metrics", get(metrics))
         .route("/version", get(version))
@@ -115,6 +124,24 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .with_state(state)
 }
 
+/// What llama-server has beside OpenAI's paths, and those paths without `/v1`.
+fn llama_server_routes() -> Router<Arc<ServerState>> {
+    Router::new()
+        .route("/completion", post(llama_server::completion))
+        .route("/completions", post(llama_server::completion))
+        .route("/infill", post(llama_server::infill))
+        .route("/embedding", post(llama_server::embedding))
+        .route("/embeddings", post(llama_server::embedding))
+        .route("/apply-template", post(llama_server::apply_template))
+        .route("/props", get(llama_server::props))
+        .route("/slots", get(llama_server::slots))
+        .route("/chat/completions", post(chat_completions))
+        .route("/responses", post(responses))
+        .route("/models", get(list_models))
+        .route("/reranking", post(rerank))
+        .route("/v1/reranking", post(rerank))
+}
+
 /// The endpoints whose requests batches may have, behind those who check a caller.
 pub fn batch_router(state: Arc<ServerState>) -> Router {
     Router::new()
@@ -127,17 +154,18 @@ pub fn batch_router(state: Arc<ServerState>) -> Router {
         .with_state(state)
 }
 
-async fn unknown_path(request: Request) -> Response {
+async fn unknown_path(State(state): State<Arc<ServerState>>, request: Request) -> Response {
     let path = request.uri().path();
-    refusal(path, ApiError::unknown_path(path))
+    let known = path.strip_prefix(&*state.config.root_path).unwrap_or(path);
+    let advice = advice(request.method().as_str(), known);
+    refusal(path, ApiError::unknown_path(path, &advice))
 }
 
-async fn wrong_method(request: Request) -> Response {
+async fn wrong_method(State(state): State<Arc<ServerState>>, request: Request) -> Response {
     let path = request.uri().path();
-    refusal(
-        path,
-        ApiError::wrong_method(request.method().as_str(), path),
-    )
+    let known = path.strip_prefix(&*state.config.root_path).unwrap_or(path);
+    let error = ApiError::wrong_method(request.method().as_str(), path, &methods(known));
+    refusal(path, error)
 }
 
 /// Ollama's clients ask for paths that are not here, and read errors in its shape only.

@@ -118,6 +118,11 @@ struct Ranking {
     shows_texts: bool,
 }
 
+/// vLLM's endpoint for labels. No model that is served has any.
+pub async fn classify(State(state): State<Arc<ServerState>>) -> ApiError {
+    ApiError::no_classes(state.config.model_name())
+}
+
 pub async fn rerank(
     State(state): State<Arc<ServerState>>,
     context: CallContext,

@@ -15,6 +15,10 @@ use crate::tls::ServerTls;
 pub struct ServeConfig {
     /// Names of the model. The first is used in responses and metrics; the others are aliases.
     pub served_model_names: Vec<String>,
+    /// Names that are taken too, and not listed, such as Ollama's `qwen3:0.6b`.
+    pub other_names: Vec<String>,
+    /// What clients are told about the model, as far as it is known.
+    pub model_facts: ModelFacts,
     /// The keys for endpoints that cost or change something; none are required if there are none.
     pub api_keys: Vec<ApiKey>,
     /// The time of the keys' limits.
@@ -73,6 +77,8 @@ impl ServeConfig {
     ) -> Self {
         Self {
             served_model_names: vec![served_model_name.into()],
+            other_names: Vec::new(),
+            model_facts: ModelFacts::default(),
             api_keys: Vec::new(),
             clock: Clock::default(),
             max_model_len,
@@ -107,6 +113,18 @@ impl ServeConfig {
             .first()
             .map_or("default", String::as_str)
     }
+}
+
+/// A model in a few words and numbers. What is empty or 0 is not known.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelFacts {
+    /// The family of its architecture, such as `qwen3`.
+    pub family: String,
+    pub num_parameters: u64,
+    /// What its weights take in memory.
+    pub weight_bytes: u64,
+    /// The format of its weights in memory, such as `int8`.
+    pub weight_format: String,
 }
 
 /// Sampling defaults from the model's `generation_config.json`. What is `None` is OpenAI's default.

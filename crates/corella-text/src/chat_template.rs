@@ -164,6 +164,17 @@ impl ChatTemplate {
         self
     }
 
+    /// The template of conversations without tools, as it is rendered.
+    pub fn source(&self) -> String {
+        let template = self.environment.get_template(DEFAULT);
+        template.map_or_else(|_| String::new(), |template| template.source().to_owned())
+    }
+
+    /// The special tokens that the template knows by name.
+    pub fn special_tokens(&self) -> &SpecialTokens {
+        &self.special
+    }
+
     /// Whether conversations with tools have a template, or one that reads `tools`.
     pub fn reads_tools(&self) -> bool {
         self.has_tool_use || self.reads("tools")

@@ -65,6 +65,34 @@ impl FillInMiddle {
         [before_prefix, prefix, before_suffix, suffix, before_middle].concat()
     }
 
+    /// Parts of other files, each a name and a text, as they precede the prompt. With tokens for it, the parts are those of
+    /// a repository, as Qwen 2.5 Coder and StarCoder 2 have seen them; without, they are told apart by a line.
+    pub fn other_files(&self, tokenizer: &Tokenizer, files: &[(&str, &str)]) -> String {
+        const REPOSITORY: [&str; 3] = ["<|repo_name|>", "<repo_name>", "<reponame>"];
+        const SEPARATORS: [&str; 3] = ["<|file_sep|>", "<|file_separator|>", "<file_sep>"];
+        if files.is_empty() {
+            return String::new();
+        }
+        let first_of = |names: [&'static str; 3]| {
+            { names.into_iter() }.find(|name| tokenizer.token_to_id(name).is_some())
+        };
+        let mut text = String::new();
+        if let Some(repository) = first_of(REPOSITORY) {
+            text.extend([repository, "myproject\n"]);
+        }
+        let separator = first_of(SEPARATORS);
+        for (name, content) in files {
+            match separator {
+                Some(separator) => text.extend([separator, name, "\n", content]),
+                None => text.extend(["\n\n--- snippet ---\n\n", content]),
+            }
+        }
+        if let Some(separator) = separator {
+            text.extend([separator, "filename\n"]);
+        }
+        text
+    }
+
     /// The tokens that end a middle beside the model's end tokens: those that cannot be part of one.
     pub fn end_token_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let markers = self.markers();

@@ -9,7 +9,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{BODY, CALL, CALLED_FUNCTION, CONTENT_PART, FUNCTION, MESSAGE, STREAM_OPTIONS, TOOL};
-use super::{Endpoint, FieldTable, Treatment, batch, messages, ollama, pooling, responses};
+use super::{
+    Endpoint, FieldTable, Treatment, batch, llama_server, messages, ollama, pooling, responses,
+};
 
 /// Made by `tests/fields/make_fields.py`.
 const FIELDS: &str = include_str!("../../../../tests/fields/fields.json");
@@ -30,7 +32,7 @@ is refused by name, unless it is `null` or asks for what is done anyway.
 ";
 
 /// The tables, by their names in the file, with their headings in the book and the endpoint whose body has them.
-const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 43] = [
+const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 49] = [
     (
         "chat",
         "`/v1/chat/completions`",
@@ -175,6 +177,36 @@ const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 43] = [
         Some(Endpoint::Rerank),
     ),
     (
+        "pooling",
+        "`/pooling`",
+        &pooling::POOLING,
+        Some(Endpoint::Pooling),
+    ),
+    (
+        "apply template",
+        "`/apply-template`",
+        &BODY,
+        Some(Endpoint::ApplyTemplate),
+    ),
+    (
+        "llama completion",
+        "`/completion`",
+        &llama_server::COMPLETION,
+        Some(Endpoint::LlamaCompletion),
+    ),
+    (
+        "infill",
+        "`/infill`",
+        &llama_server::INFILL,
+        Some(Endpoint::Infill),
+    ),
+    (
+        "llama embedding",
+        "`/embedding`",
+        &llama_server::EMBEDDING,
+        Some(Endpoint::LlamaEmbedding),
+    ),
+    (
         "batches",
         "`/v1/batches`",
         &batch::BODY,
@@ -215,6 +247,12 @@ const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 43] = [
         "`/api/show`",
         &ollama::SHOW,
         Some(Endpoint::OllamaShow),
+    ),
+    (
+        "ollama pull",
+        "`/api/pull`",
+        &ollama::PULL,
+        Some(Endpoint::OllamaPull),
     ),
     ("ollama options", "`options`", &ollama::OPTIONS, None),
     (
@@ -342,14 +380,13 @@ fn section(page: &mut String, heading: &str, table: &FieldTable, endpoint: Optio
     }
 }
 
-/// A body that a chat takes can be sent to `/tokenize`, too.
+/// A body that a chat takes can be sent to `/tokenize` and `/apply-template`, too.
 fn is_read_at(endpoint: Endpoint, endpoints: &[Endpoint]) -> bool {
-    endpoints.contains(&endpoint)
-        || endpoint == Endpoint::Tokenize && endpoints.contains(&Endpoint::Chat)
+    endpoints.contains(&endpoint) || endpoint.takes_a_chat() && endpoints.contains(&Endpoint::Chat)
 }
 
 /// Values that ask for the default behaviour.
-const NEUTRAL: [&str; 21] = [
+const NEUTRAL: [&str; 22] = [
     "false",
     "true",
     "0",
@@ -366,6 +403,7 @@ const NEUTRAL: [&str; 21] = [
     "\"summarized\"",
     "\"deepseek\"",
     "\"float\"",
+    "\"embed\"",
     "\"float32\"",
     "\"native\"",
     "\"little\"",

@@ -106,6 +106,13 @@ pub static SHOW: FieldTable = FieldTable {
     ],
 };
 
+pub static PULL: FieldTable = FieldTable {
+    read: &["model", "name", "stream"],
+    read_at: &[],
+    no_effect: &[("nothing is fetched", &["insecure"])],
+    refused: &[],
+};
+
 /// The members of `options`.
 pub static OPTIONS: FieldTable = FieldTable {
     read: &[

@@ -35,7 +35,7 @@ struct Model {
     name: String,
     model: String,
     modified_at: String,
-    /// In bytes. It is not known here, and clients expect a number.
+    /// What the weights take in memory, in bytes.
     size: u64,
     digest: String,
     details: Details,
@@ -55,10 +55,10 @@ struct Details {
     /// The model that an adapter changes.
     parent_model: String,
     format: &'static str,
-    family: &'static str,
-    families: [&'static str; 0],
-    parameter_size: &'static str,
-    quantization_level: &'static str,
+    family: String,
+    families: Vec<String>,
+    parameter_size: String,
+    quantization_level: String,
 }
 
 impl Model {
@@ -69,7 +69,7 @@ impl Model {
             name: name.to_owned(),
             model: name.to_owned(),
             modified_at: modified_at(state, name),
-            size: 0,
+            size: state.config.model_facts.weight_bytes,
             digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
             details: details(state, name),
             running,
@@ -86,14 +86,30 @@ fn modified_at(state: &ServerState, name: &str) -> String {
 }
 
 fn details(state: &ServerState, name: &str) -> Details {
+    let facts = &state.config.model_facts;
     let parent = state.adapters.get(name).map(|_| state.config.model_name());
     Details {
         parent_model: parent.unwrap_or_default().to_owned(),
         format: "",
-        family: "",
-        families: [],
-        parameter_size: "",
-        quantization_level: "",
+        family: facts.family.clone(),
+        families: { !facts.family.is_empty() }
+            .then(|| facts.family.clone())
+            .into_iter()
+            .collect(),
+        parameter_size: parameter_size(facts.num_parameters),
+        quantization_level: facts.weight_format.to_uppercase(),
+    }
+}
+
+/// A number of parameters as Ollama writes it: `596.05M`, `8.2B`.
+fn parameter_size(num_parameters: u64) -> String {
+    let num = num_parameters as f64;
+    match num_parameters {
+        0 => String::new(),
+        1_000_000_000.. => format!("{:.1}B", num / 1e9),
+        1_000_000.. => format!("{:.2}M", num / 1e6),
+        1_000.. => format!("{:.0}K", num / 1e3),
+        _ => num_parameters.to_string(),
     }
 }
 
@@ -156,16 +172,22 @@ pub async fn show_model(
     let model = fields.model.or(fields.name);
     let model = served_model(&state, model.as_deref())?;
     context.check_model(&model)?;
+    let facts = &state.config.model_facts;
+    let family = match facts.family.as_str() {
+        "" => "decoder",
+        family => family,
+    };
     Ok(json_response(&json!({
         "modelfile": "",
         "parameters": parameters(&state),
         "template": "",
         "details": details(&state, &model),
         "model_info": {
-            "general.architecture": "decoder",
-            "decoder.context_length": state.config.max_model_len,
-            "decoder.embedding_length": state.config.hidden_size,
-            "decoder.vocab_size": state.config.vocab_size,
+            "general.architecture": family,
+            "general.parameter_count": facts.num_parameters,
+            format!("{family}.context_length"): state.config.max_model_len,
+            format!("{family}.embedding_length"): state.config.hidden_size,
+            format!("{family}.vocab_size"): state.config.vocab_size,
         },
         "capabilities": capabilities(&state),
         "modified_at": modified_at(&state, &model),

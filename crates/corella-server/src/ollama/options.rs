@@ -180,7 +180,7 @@ impl OptionFields {
         caller: &Caller,
         own: EndpointFields,
     ) -> Result<GenerationParams, ApiError> {
-        self.check_context(state)?;
+        self.note_context(state);
         let sampling = SamplingFields {
             max_tokens: self.max_tokens(),
             temperature: self.temperature,
@@ -207,18 +207,16 @@ impl OptionFields {
         Some(u32::try_from(num_predict).unwrap_or(u32::MAX))
     }
 
-    /// A caller that wants less context than there is gets all of it.
-    fn check_context(&self, state: &ServerState) -> Result<(), ApiError> {
+    /// The context is the server's. Less than that takes nothing away from a caller, and clients ask for more without
+    /// need: a conversation that is too long is refused by its own length.
+    fn note_context(&self, state: &ServerState) {
         let max_model_len = state.config.max_model_len;
-        match self.num_ctx {
-            Some(num_tokens) if num_tokens > i64::from(max_model_len) => Err(ApiError::invalid(
-                "options.num_ctx",
-                format!(
-                    "must be at most {max_model_len}, the context that the server was started with \
-                     (--max-model-len)"
-                ),
-            )),
-            _ => Ok(()),
+        if let Some(num_ctx) = self.num_ctx
+            && num_ctx > i64::from(max_model_len)
+        {
+            tracing::info!(
+                "options.num_ctx {num_ctx} is more than the context of {max_model_len} tokens (--max-model-len), which holds"
+            );
         }
     }
 }

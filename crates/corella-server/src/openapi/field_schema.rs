@@ -8,13 +8,14 @@ use crate::field_table::{self, Endpoint, FieldTable, Treatment, messages, ollama
 
 /// The schemas of fields, in groups of what may have them. Group `all` is for endpoints whose own group does
 /// not have a field.
-pub const FIELDS: [&str; 7] = [
+pub const FIELDS: [&str; 8] = [
     include_str!("fields/all.json"),
     include_str!("fields/response.json"),
     include_str!("fields/message.json"),
     include_str!("fields/pooling.json"),
     include_str!("fields/batch.json"),
     include_str!("fields/ollama.json"),
+    include_str!("fields/llama_server.json"),
     include_str!("fields/member.json"),
 ];
 
@@ -66,6 +67,10 @@ impl FieldSchemas {
 
     /// The schema of a field of an endpoint's body, if the field is known here.
     pub fn of_field(&self, endpoint: Endpoint, name: &str) -> Option<Value> {
+        if endpoint == Endpoint::Infill && name == "prompt" {
+            // It continues `input_prefix`, and is a text.
+            return Some(json!({"type": ["string", "null"]}));
+        }
         let group = match endpoint {
             // Only a prompt that is a text of its own can be repeated, so that `echo` may not be true.
             Endpoint::Chat => "chat",
@@ -74,13 +79,18 @@ impl FieldSchemas {
             Endpoint::Detokenize => "all",
             Endpoint::Responses => "responses",
             Endpoint::Messages | Endpoint::CountTokens => "messages",
-            Endpoint::Embeddings | Endpoint::Score | Endpoint::Rerank => "pooling",
+            Endpoint::Embeddings | Endpoint::Pooling | Endpoint::Score | Endpoint::Rerank => {
+                "pooling"
+            }
+            Endpoint::ApplyTemplate => "all",
+            Endpoint::LlamaCompletion | Endpoint::Infill | Endpoint::LlamaEmbedding => "llama",
             Endpoint::Batches => "batches",
             Endpoint::OllamaChat
             | Endpoint::OllamaGenerate
             | Endpoint::OllamaEmbed
             | Endpoint::OllamaEmbeddings
-            | Endpoint::OllamaShow => {
+            | Endpoint::OllamaShow
+            | Endpoint::OllamaPull => {
                 if name == "options" {
                     return Some(self.ollama_options());
                 }

@@ -2,6 +2,7 @@
 
 use corella_core::{Pooling, StepId};
 use corella_model::Fault;
+use corella_server::ModelFacts;
 use serde_json::{Value, json};
 
 use crate::client::{Reply, get, post};
@@ -137,16 +138,81 @@ async fn errors_are_texts_before_and_within_a_stream() {
     let mut setup = Setup::new();
     setup.mock.faults = vec![(StepId(5), Fault::Fail)];
     let server = setup.start().await;
-    let body = json!({"prompt": "hi", "options": {"num_ctx": MAX_MODEL_LEN + 1}});
+    let body = json!({"prompt": "hi", "options": {"temperature": -1}});
     let reply = post(server.address, GENERATE, &body).await;
     assert_eq!(reply.status, 400);
     let message = reply.json()["error"].clone();
-    assert!({ message.as_str() }.is_some_and(|message| message.contains("options.num_ctx")));
+    assert!({ message.as_str() }.is_some_and(|message| message.contains("options.temperature")));
     let body = json!({"prompt": "hi", "options": {"num_ctx": 1}});
     let lines = lines(&post(server.address, GENERATE, &body).await);
     let last = lines.last().expect("there are lines");
     assert!(last["error"].is_string(), "{last}");
     assert_eq!(last.get("done"), None);
+}
+
+/// Clients ask for contexts by habit.
+#[tokio::test]
+async fn any_context_may_be_asked_for() {
+    let server = TestServer::start().await;
+    let ask = async |num_ctx: Value| {
+        let options = json!({"num_ctx": num_ctx, "temperature": 0, "num_predict": 5});
+        let body = json!({"prompt": "hi", "options": options, "stream": false});
+        post(server.address, GENERATE, &body).await.json()["response"].clone()
+    };
+    let whole = ask(json!(null)).await;
+    assert!(whole.is_string());
+    for num_ctx in [
+        1,
+        i64::from(MAX_MODEL_LEN),
+        i64::from(MAX_MODEL_LEN) + 1,
+        1 << 40,
+    ] {
+        assert_eq!(ask(json!(num_ctx)).await, whole, "{num_ctx}");
+    }
+}
+
+#[tokio::test]
+async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
+    let mut setup = Setup::new();
+    setup.serve.other_names = vec!["mock:1b".to_owned(), "mock".to_owned()];
+    setup.serve.model_facts = ModelFacts {
+        family: "mock".to_owned(),
+        num_parameters: 1_234_567_890,
+        weight_bytes: 2_469_135_780,
+        weight_format: "bf16".to_owned(),
+    };
+    let server = setup.start().await;
+    for model in [MODEL, "mock:1b", "mock:latest"] {
+        let reply = post(server.address, "/api/pull", &json!({"model": model})).await;
+        let lines = lines(&reply);
+        assert_eq!(lines.last(), Some(&json!({"status": "success"})), "{model}");
+    }
+    let body = json!({"name": MODEL, "stream": false, "insecure": true});
+    let reply = post(server.address, "/api/pull", &body).await;
+    assert_eq!(reply.json(), json!({"status": "success"}));
+    let reply = post(server.address, "/api/pull", &json!({"model": "other"})).await;
+    assert_eq!(reply.status, 404);
+    let message = reply.json()["error"].clone();
+    assert!({ message.as_str() }.is_some_and(|message| message.contains("corella pull other")));
+
+    let tags = get(server.address, "/api/tags").await.json();
+    let models = tags["models"].as_array().expect("a list");
+    assert_eq!(models.len(), 1, "other names are not listed");
+    assert_eq!(models[0]["size"], 2_469_135_780_u64);
+    let details = &models[0]["details"];
+    assert_eq!(details["family"], "mock");
+    assert_eq!(details["families"], json!(["mock"]));
+    assert_eq!(details["parameter_size"], "1.2B");
+    assert_eq!(details["quantization_level"], "BF16");
+    let shown = post(server.address, "/api/show", &json!({"model": "mock"}))
+        .await
+        .json();
+    assert_eq!(shown["model_info"]["general.architecture"], "mock");
+    assert_eq!(
+        shown["model_info"]["general.parameter_count"],
+        1_234_567_890_u64
+    );
+    assert_eq!(shown["model_info"]["mock.context_length"], MAX_MODEL_LEN);
 }
 
 #[tokio::test]
@@ -252,7 +318,7 @@ async fn what_cannot_be_embedded_is_told_in_ollamas_shape() {
         ),
         (
             "/api/embed",
-            json!({"input": "a", "options": {"num_ctx": 1 << 30}}),
+            json!({"input": "a", "options": {"num_ctx": "long"}}),
             400,
             "num_ctx",
         ),

@@ -98,6 +98,48 @@ fn each_kind_of_grammar_takes_its_texts_and_no_others() {
     assert!(!accepts(&lark, "hi ada"));
 }
 
+/// As Pydantic and Ollama's clients write schemas, without `additionalProperties`.
+#[test]
+fn members_that_a_schema_does_not_name_are_not_drawn() {
+    let base =
+        json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]});
+    let schema = GrammarSource::JsonSchema(base.clone());
+    assert!(accepts(&schema, r#"{"a": 1}"#));
+    assert!(!accepts(&schema, r#"{"a": 1, "b": 2}"#));
+    let derived = GrammarSource::JsonSchema(json!({
+        "type": "object",
+        "properties": {
+            "plain": {"$ref": "#/$defs/base"},
+            "derived": {"allOf": [
+                {"$ref": "#/$defs/base"},
+                {"type": "object", "properties": {"c": {"type": "integer"}}, "required": ["c"]},
+            ]},
+        },
+        "required": ["plain", "derived"],
+        "$defs": {"base": base},
+    }));
+    assert!(accepts(
+        &derived,
+        r#"{"plain": {"a": 1}, "derived": {"a": 1, "c": 2}}"#
+    ));
+    assert!(!accepts(
+        &derived,
+        r#"{"plain": {"a": 1, "c": 2}, "derived": {"a": 1, "c": 2}}"#
+    ));
+    assert!(!accepts(
+        &derived,
+        r#"{"plain": {"a": 1}, "derived": {"a": 1, "c": 2, "d": 3}}"#
+    ));
+    let open = GrammarSource::JsonSchema(json!({
+        "type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "integer"},
+    }));
+    assert!(accepts(&open, r#"{"a": 1, "b": 2}"#));
+    assert!(accepts(
+        &GrammarSource::JsonSchema(json!({"type": "object"})),
+        r#"{"b": 2}"#
+    ));
+}
+
 #[test]
 fn longer_tokens_are_allowed_where_their_bytes_are() {
     let source = GrammarSource::JsonSchema(json!({

@@ -83,11 +83,11 @@ fn what_narrows_nothing_is_left_out() {
         ),
         (
             json!({"properties": {"a": {"not": {}}}}),
-            json!({"properties": {"a": false}}),
+            json!({"properties": {"a": false}, "additionalProperties": false}),
         ),
         (
             json!({"properties": {"propertyNames": {"type": "string"}}}),
-            json!({"properties": {"propertyNames": {"type": "string"}}}),
+            json!({"properties": {"propertyNames": {"type": "string"}}, "additionalProperties": false}),
         ),
     ] {
         assert_eq!(compiled_schema(&schema), Ok(compiled), "{schema}");
@@ -130,4 +130,80 @@ fn look_arounds_that_cannot_be_said_otherwise_are_told() {
         let error = without_look_ahead(pattern).expect_err(pattern);
         assert!(error.contains("(?<!"), "{error}");
     }
+}
+
+#[test]
+fn an_object_has_the_members_that_its_schema_names() {
+    let text = || json!({"type": "string"});
+    let inner = || json!({"properties": {"b": text()}});
+    let inner_closed = || json!({"properties": {"b": text()}, "additionalProperties": false});
+    for (schema, compiled) in [
+        (inner(), inner_closed()),
+        (
+            json!({"type": "object", "properties": {"a": inner()}, "required": ["a", "c"]}),
+            json!({
+                "type": "object", "properties": {"a": inner_closed(), "c": {}}, "required": ["a", "c"],
+                "additionalProperties": false,
+            }),
+        ),
+        (
+            json!({"items": {"anyOf": [inner(), {"type": "null"}]}}),
+            json!({"items": {"anyOf": [inner_closed(), {"type": "null"}]}}),
+        ),
+        // Pydantic writes definitions and references.
+        (
+            json!({"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": inner()}}),
+            json!({
+                "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": inner_closed()},
+                "additionalProperties": false,
+            }),
+        ),
+    ] {
+        assert_eq!(compiled_schema(&schema), Ok(compiled), "{schema}");
+    }
+}
+
+#[test]
+fn an_object_stays_open_whose_schema_speaks_of_others_or_of_none() {
+    for schema in [
+        json!({"type": "object"}),
+        json!({"properties": {"a": {}}, "additionalProperties": true}),
+        json!({"properties": {"a": {}}, "additionalProperties": {"type": "number"}}),
+        json!({"properties": {"a": {}}, "patternProperties": {"^x": {}}}),
+        json!({"allOf": [{"properties": {"a": {}}}, {"additionalProperties": true}]}),
+        json!({"properties": {"a": {}}, "minProperties": 2}),
+    ] {
+        assert_eq!(compiled_schema(&schema), Ok(schema.clone()));
+    }
+}
+
+/// Each part alone would exclude the members of the others.
+#[test]
+fn parts_of_an_object_are_closed_together() {
+    let base = || json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let schema = json!({
+        "properties": {
+            "plain": {"$ref": "#/$defs/base"},
+            "derived": {"allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {"type": "number"}}}]},
+        },
+        "$defs": {"base": base()},
+    });
+    let bound = |names: &[&str]| {
+        let members: serde_json::Map<_, _> = names
+            .iter()
+            .map(|name| ((*name).to_owned(), json!({})))
+            .collect();
+        json!({"properties": members, "additionalProperties": false})
+    };
+    let compiled = json!({
+        "properties": {
+            "plain": {"$ref": "#/$defs/base", "allOf": [bound(&["a"])]},
+            "derived": {"allOf": [
+                {"$ref": "#/$defs/base"}, {"properties": {"b": {"type": "number"}}}, bound(&["a", "b"]),
+            ]},
+        },
+        "$defs": {"base": base()},
+        "additionalProperties": false,
+    });
+    assert_eq!(compiled_schema(&schema), Ok(compiled));
 }

@@ -1,6 +1,7 @@
 //! How API requests are read, for every command that answers them.
 
-use corella_server::{GenerationDefaults, ServeConfig};
+use corella_hub::short_names;
+use corella_server::{GenerationDefaults, ModelFacts, ServeConfig};
 use corella_text::{CallFormat, ChatTemplate, ReasoningFormat, ReplyFormat};
 
 use crate::Llm;
@@ -44,8 +45,16 @@ impl RequestOptions {
         if names.is_empty() {
             names.push(llm.name.clone());
         }
+        let spec = &llm.config.spec;
         ServeConfig {
             served_model_names: names,
+            other_names: short_names(&llm.name),
+            model_facts: ModelFacts {
+                family: llm.config.architecture.gguf_name().to_owned(),
+                num_parameters: spec.num_parameters().total(),
+                weight_bytes: llm.hardware.executor.weight_bytes as u64,
+                weight_format: llm.hardware.weight_format.name().to_owned(),
+            },
             seed: self.seed,
             has_head: llm.config.has_head,
             allow_unknown_fields: self.allow_unknown_fields,

@@ -1,0 +1,17 @@
+//! llama-server's own API: `/completion`, `/infill`, `/embedding`, `/apply-template`, and what its clients ask
+//! about the server.
+
+mod answer;
+mod chat_prompt;
+mod completion;
+mod draw_fields;
+mod embedding;
+mod indentation;
+mod infill;
+mod property;
+
+pub use chat_prompt::apply_template;
+pub use completion::completion;
+pub use embedding::embedding;
+pub use infill::infill;
+pub use property::{props, slots};

@@ -1,0 +1,156 @@
+//! What a caller may have meant by a path or a method that is not answered. The routes are those of the OpenAPI document.
+
+use std::sync::OnceLock;
+
+use crate::field_check::closest;
+use crate::openapi::routes;
+
+/// A path, in which `{…}` stands for one step, or for all that follow at the end, and the methods that it answers.
+#[derive(Debug)]
+pub struct Route {
+    pub path: String,
+    pub methods: Vec<String>,
+}
+
+fn all_routes() -> &'static [Route] {
+    static ROUTES: OnceLock<Vec<Route>> = OnceLock::new();
+    ROUTES.get_or_init(routes)
+}
+
+/// The methods that a path answers.
+pub fn methods(path: &str) -> Vec<&'static str> {
+    let routes = all_routes().iter().filter(|route| route.matches(path));
+    let methods = routes.flat_map(|route| &route.methods);
+    methods.map(String::as_str).collect()
+}
+
+/// A sentence that names the nearest route, or where all are listed.
+pub fn advice(method: &str, path: &str) -> String {
+    match nearest(method, path) {
+        Some((method, path)) => format!("Did you mean {method} {path}?"),
+        None => "GET /openapi.json lists the paths.".to_owned(),
+    }
+}
+
+/// Longer ends of a path are not compared with routes.
+const MAX_STEPS: usize = 8;
+
+fn nearest(method: &str, path: &str) -> Option<(String, String)> {
+    let steps: Vec<&str> = path.split('/').filter(|step| !step.is_empty()).collect();
+    let from_end = |num_steps: usize| {
+        let end = steps.len().checked_sub(num_steps)?;
+        let path = format!("/{}", steps[end..].join("/"));
+        let route = best(method, |route| route.matches(&path))?;
+        Some((route.method(method), path))
+    };
+    // A base URL that has too much before the path, or ends in `/v1` twice, or lacks it.
+    let longest = steps.len().min(MAX_STEPS);
+    let as_written = (2..=longest).rev().find_map(from_end);
+    let with_version = || {
+        let path = format!("/v1/{}", steps.join("/"));
+        let route = best(method, |route| route.matches(&path))?;
+        Some((route.method(method), path))
+    };
+    let misspelt = || {
+        let path = format!("/{}", steps.join("/"));
+        let names = all_routes().iter().map(|route| &*route.path);
+        let name = closest(
+            &path,
+            names.filter(|name| !name.contains('{') && *name != "/"),
+        )?;
+        let route = best(method, |route| route.path == name)?;
+        Some((route.method(method), route.path.clone()))
+    };
+    // A single step says less than a path that is spelt almost right.
+    { as_written.or_else(with_version) }
+        .or_else(misspelt)
+        .or_else(|| from_end(1).filter(|_| longest > 0))
+}
+
+/// The first route that fits, or one of those that answers this method.
+fn best(method: &str, fits: impl Fn(&Route) -> bool) -> Option<&'static Route> {
+    let fitting: Vec<_> = all_routes().iter().filter(|route| fits(route)).collect();
+    let same = fitting.iter().find(|route| route.answers(method));
+    same.or(fitting.first()).copied()
+}
+
+impl Route {
+    fn answers(&self, method: &str) -> bool {
+        self.methods.iter().any(|known| known == method)
+    }
+
+    /// The method of the caller if the route answers it, else the first of its own.
+    fn method(&self, method: &str) -> String {
+        match (self.answers(method), self.methods.first()) {
+            (false, Some(own)) => own.clone(),
+            _ => method.to_owned(),
+        }
+    }
+
+    fn matches(&self, path: &str) -> bool {
+        let mut steps = path.split('/');
+        let mut known = self.path.split('/').peekable();
+        while let Some(name) = known.next() {
+            let Some(step) = steps.next() else {
+                return false;
+            };
+            // Names of models have slashes.
+            if name == "{model}" && known.peek().is_none() {
+                return !step.is_empty();
+            }
+            let fits = match name.starts_with('{') {
+                true => !step.is_empty(),
+                false => name == step,
+            };
+            if !fits {
+                return false;
+            }
+        }
+        steps.next().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn common_mistakes_are_understood() {
+        for (method, path, meant) in [
+            (
+                "POST",
+                "/v1/v1/chat/completions",
+                "POST /v1/chat/completions",
+            ),
+            ("POST", "/v1/chat/completions/", "POST /v1/chat/completions"),
+            ("POST", "/openai/v1/embeddings", "POST /v1/embeddings"),
+            ("POST", "/messages", "POST /v1/messages"),
+            ("GET", "/v1/modles", "GET /v1/models"),
+            ("POST", "/v1/chat/completion", "POST /v1/chat/completions"),
+            ("GET", "/api/tag", "GET /api/tags"),
+            ("GET", "/v1/v1/models/org/mock", "GET /v1/models/org/mock"),
+            ("GET", "/healthz", "GET /health"),
+            // The method of the route, where the caller has another.
+            ("GET", "/v1/complete", "POST /v1/completions"),
+        ] {
+            let advice = advice(method, path);
+            assert_eq!(advice, format!("Did you mean {meant}?"), "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_like_no_other_leads_to_the_list() {
+        for path in ["/wp-login.php", "/", "", "/v3", &"/x".repeat(500)] {
+            let advice = advice("GET", path);
+            assert_eq!(advice, "GET /openapi.json lists the paths.", "{path}");
+        }
+    }
+
+    #[test]
+    fn methods_are_those_of_the_path() {
+        assert_eq!(methods("/v1/chat/completions"), ["POST"]);
+        let mut methods = methods("/v1/responses/resp-1");
+        methods.sort_unstable();
+        assert_eq!(methods, ["DELETE", "GET"]);
+    }
+}

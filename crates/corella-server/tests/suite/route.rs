@@ -1,0 +1,118 @@
+//! Paths: those that are documented are answered, and others lead to them.
+
+use serde_json::Value;
+
+use crate::client::{get, head, post, send};
+use crate::fixture::{Setup, TestServer};
+
+async fn ask(
+    server: &TestServer,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> crate::client::Reply {
+    send(server.address, &head(method, path, headers, Some(0)), b"").await
+}
+
+#[tokio::test]
+async fn every_documented_path_is_answered() {
+    let server = TestServer::start().await;
+    let document = get(server.address, "/openapi.json").await.json();
+    let paths = document["paths"].as_object().expect("an object");
+    for (path, methods) in paths {
+        let filled: String = path.replace(['{', '}'], "");
+        for method in methods.as_object().expect("an object").keys() {
+            if path == "/engine/events" {
+                continue;
+            }
+            let reply = ask(&server, &method.to_uppercase(), &filled, &[]).await;
+            assert_ne!(reply.status, 405, "{method} {path}");
+            assert!(
+                !String::from_utf8_lossy(&reply.body).contains("Did you mean"),
+                "{method} {path}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_path_or_method_names_one_that_exists() {
+    let mut setup = Setup::new();
+    setup.serve.root_path = "/llm".to_owned();
+    let server = setup.start().await;
+    for path in ["/v1/v1/chat/completions", "/llm/v1/v1/chat/completions"] {
+        let reply = ask(&server, "POST", path, &[]).await;
+        assert_eq!(reply.status, 404);
+        let message = reply.error()["message"].clone();
+        let message = message.as_str().expect("a text");
+        assert!(
+            message.ends_with("Did you mean POST /v1/chat/completions?"),
+            "{message}"
+        );
+    }
+    for path in ["/v1/chat/completions", "/llm/v1/chat/completions"] {
+        let reply = get(server.address, path).await;
+        assert_eq!(reply.status, 405);
+        let message = reply.error()["message"].clone();
+        let message = message.as_str().expect("a text");
+        assert!(
+            message.ends_with("does not answer GET; send POST."),
+            "{message}"
+        );
+    }
+    let reply = get(server.address, "/api/tag").await;
+    let message: Value = reply.json()["error"].clone();
+    assert_eq!(
+        message,
+        "There is no /api/tag here. Did you mean GET /api/tags?"
+    );
+}
+
+#[tokio::test]
+async fn paths_of_other_servers_have_the_same_answers() {
+    let server = TestServer::start().await;
+    for path in ["/ping", "/v1/health", "/health"] {
+        assert_eq!(get(server.address, path).await.status, 200, "{path}");
+    }
+    assert_eq!(ask(&server, "POST", "/ping", &[]).await.status, 200);
+    let models = get(server.address, "/v1/models").await.json();
+    assert_eq!(get(server.address, "/models").await.json(), models);
+    let body = serde_json::json!({"messages": [{"role": "user", "content": "Hi"}], "temperature": 0, "max_tokens": 3});
+    let choices =
+        async |path: &str| post(server.address, path, &body).await.json()["choices"].clone();
+    assert_eq!(
+        choices("/chat/completions").await,
+        choices("/v1/chat/completions").await
+    );
+}
+
+#[tokio::test]
+async fn metrics_have_the_format_that_accept_prefers() {
+    let server = TestServer::start().await;
+    // A counter has a series once there is something to count.
+    assert_eq!(get(server.address, "/health").await.status, 200);
+    let open = ask(
+        &server,
+        "GET",
+        "/metrics",
+        &[("accept", "application/openmetrics-text;version=1.0.0")],
+    )
+    .await;
+    let kind = |reply: &crate::client::Reply| reply.header("content-type").map(str::to_owned);
+    assert!(kind(&open).is_some_and(|kind| kind.starts_with("application/openmetrics-text")));
+    assert!(open.text().ends_with("# EOF\n"));
+    assert!(open.text().contains("# TYPE corella_http_requests counter"));
+    for accept in [&[("accept", "text/plain;version=0.0.4")][..], &[]] {
+        let plain = ask(&server, "GET", "/metrics", accept).await;
+        assert_eq!(
+            kind(&plain).as_deref(),
+            Some("text/plain; version=0.0.4; charset=utf-8")
+        );
+        assert!(!plain.text().contains("# EOF"));
+        assert!(
+            plain
+                .text()
+                .contains("# TYPE corella_http_requests_total counter")
+        );
+    }
+}
