@@ -56,7 +56,7 @@ until is_ready; do
         exit 1
     fi
 done
-echo "ready: corella bench serve --base-url http://127.0.0.1:$port"
+echo "ready: prefill nodes http://127.0.0.1:$port and http://127.0.0.1:$((port + 1))"
 
 # Ends with the first process that ends.
 wait -n || true

@@ -265,8 +265,9 @@ def play(processes, kinds, seconds):
     threads = [threading.Thread(target=client.run_until, args=(is_over.is_set,)) for client in clients]
     for thread in threads:
         thread.start()
-    while (at_s := time.monotonic() - began_at) < seconds:
+    for _ in range(int(seconds / SAMPLE_INTERVAL_S)):
         is_over.wait(SAMPLE_INTERVAL_S)
+        at_s = time.monotonic() - began_at
         num_requests = sum(client.counts.total() for client in clients)
         for process in processes:
             process.sample(at_s, num_requests)

@@ -5,7 +5,9 @@ import pty
 import re
 import select
 import signal
+import struct
 import termios
+from fcntl import ioctl
 
 from patience import PATIENCE_S, wait_until
 from server_process import BINARY
@@ -31,6 +33,9 @@ class Terminal:
         if self.pid == 0:
             os.execve(BINARY, ["corella", "chat", *OPTIONS, *options], environment)
         assert "corella-nano" in self.read_until(PROMPT)
+
+    def set_columns(self, columns):
+        ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def read_until(self, wanted):
         """Returns what was shown up to `wanted`, without what steers the terminal."""

@@ -1,5 +1,6 @@
 """`corella chat`, typed in a terminal and piped."""
 
+import json
 import re
 import subprocess
 
@@ -52,6 +53,54 @@ def test_commands(terminal):
     terminal.ask("/set max_tokens 3")
     assert "max_tokens or the end of the context" in terminal.ask("hello")
     terminal.write("/exit\n")
+    assert terminal.leave() == 0
+
+
+@pytest.mark.parametrize("parting", ["/bye", "/quit", "exit"])
+def test_words_that_leave(terminal, parting):
+    assert "/save FILE" in terminal.ask("/?")
+    terminal.write(parting + "\n")
+    assert terminal.leave() == 0
+
+
+def test_lines_end_at_spaces_in_a_terminal_only(terminal):
+    question = "Tell me a story about a fox."
+    status, raw, _ = pipe(question + "\n", "--max-tokens", "60")
+    assert status == 0 and max(map(len, raw.splitlines())) > 100, "what is piped has the model's lines"
+    terminal.set_columns(50)
+    terminal.ask("/set max_tokens 60")
+    shown = terminal.ask(question).rstrip("\n").removesuffix("(max_tokens or the end of the context was reached)")
+    lines = shown.splitlines()
+    assert len(lines) > 3 and max(map(len, lines)) <= 50
+    assert shown.split() == raw.split(), "no word is broken"
+    terminal.write("\x04")
+    assert terminal.leave() == 0
+
+
+def test_a_conversation_goes_on_from_a_file(terminal, tmp_path):
+    saved = tmp_path / "fox.json"
+    terminal.ask("/system You tell stories.")
+    terminal.ask("/set max_tokens 8")
+    assert "there is no answer yet" in terminal.ask("/retry")
+    first = terminal.ask("Tell me about a fox.")
+    assert terminal.ask("/retry") == first, "a greedy answer is the same again"
+    terminal.ask(f"/save {saved}")
+    body = json.loads(saved.read_text())
+    assert [message["role"] for message in body["messages"]] == ["system", "user", "assistant"], "once, not twice"
+    assert body["messages"][1]["content"] == "Tell me about a fox." and body["max_tokens"] == 8
+    second = terminal.ask("And an owl?")
+    terminal.ask("/clear")
+    terminal.ask("/system off")
+    terminal.ask("/set max_tokens")
+    terminal.ask(f"/load {saved}")
+    assert "You tell stories." in terminal.ask("/system")
+    assert terminal.ask("And an owl?") == second
+    notes = tmp_path / "notes"
+    notes.write_text("mine")
+    assert "holds no conversation" in terminal.ask(f"/save {notes}")
+    assert notes.read_text() == "mine"
+    assert "is not JSON" in terminal.ask(f"/load {notes}")
+    terminal.write("exit\n")
     assert terminal.leave() == 0
 
 

@@ -17,7 +17,7 @@ import yaml
 from fleet import THREADS, Fleet, complete
 from manifest import DEPLOY, check, program
 from patience import PATIENCE_S
-from server_process import BINARY, ServerProcess
+from server_process import BINARY, ROOT, ServerProcess
 
 PROMPT = list(range(400, 440))
 ALERTS = DEPLOY / "prometheus/alerts.yml"
@@ -158,3 +158,17 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_drains(kind, tmp_p
             server.terminate()
             assert supervisor.recv(100) == b"STOPPING=1"
             assert server.wait() == 0
+
+
+def docker_pattern(line):
+    """Returns a pattern of .gitignore as .dockerignore writes it: from the root unless it begins with `**/`."""
+    keeps = "!" if line.startswith("!") else ""
+    path = line.removeprefix("!").rstrip("/")
+    return keeps + (path.lstrip("/") if "/" in path else f"**/{path}")
+
+
+def test_docker_is_not_sent_what_git_ignores():
+    listed = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    ignored = [docker_pattern(line) for line in (ROOT / ".gitignore").read_text().splitlines()]
+    assert "target" in ignored
+    assert listed == [".git", *ignored], "the order counts: a later line takes back an earlier one"

@@ -246,8 +246,8 @@ def test_a_log_of_json_objects(monkeypatch):
         answered = lambda: [line for line in log_lines(server) if line.get("message") == "answered"]
         server.wait_until(lambda: len({line["id"] for line in answered()} & {"fox-8", "fox-9"}) == 2, "lines")
         (line,) = [line for line in answered() if line["id"] == "fox-8"]
-        assert line["level"] == "DEBUG" and line["target"].startswith("corella_server")
-        assert (line["path"], line["status"]) == ("/v1/completions", 200)
+        assert line["level"] == "INFO" and line["target"].startswith("corella_server")
+        assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
         assert any("ready: curl" in line["message"] for line in log_lines(server))
         # Whatever is said while a request is prepared names it.
         said = [line for line in log_lines(server) if "field accepted" in line.get("message", "")]

@@ -9,7 +9,7 @@ import typing
 
 import pytest
 from corella import LLM, EngineError, OptionError, RequestError, SamplingParams, _corella
-from corella.options import Options
+from corella.options import ForeignOptions, Options
 from patience import PATIENCE_S
 
 QUESTION = [{"role": "user", "content": "Hello!"}]
@@ -24,7 +24,7 @@ QUESTION = [{"role": "user", "content": "Hello!"}]
         ({"dtype": "fp7"}, "invalid value 'fp7' for 'dtype' [possible values: auto, f32,"),
         ({"kv_cache_memory": "lots"}, "invalid value 'lots' for 'kv_cache_memory'"),
         ({"threads": 0}, "threads must be at least 1"),
-        ({"enable_prefix_caching": "no"}, "enable_prefix_caching is true or false"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be true or false"),
         ({"max_num_seqs": {"a": 1}}, "max_num_seqs takes a text or a number"),
         ({"kv_cache_memory": "1K"}, "kv_cache_memory"),
         ({"draft_model": "x"}, "draft_model needs speculate draft"),
@@ -42,7 +42,8 @@ def test_wrong_options_are_named(options, message):
 
 def test_every_option_has_a_type():
     names = {name for name, _ in _corella.keywords()}
-    assert names - {"model", "no_enable_prefix_caching"} == set(Options.__annotations__)
+    own = set(Options.__annotations__) - set(ForeignOptions.__annotations__)
+    assert names - {"model", "no_enable_prefix_caching"} == own
     hints = typing.get_type_hints(Options)
     for name, kind in _corella.keywords():
         if name in hints:

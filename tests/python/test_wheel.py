@@ -52,7 +52,10 @@ def test_the_wheel_serves_every_python(wheel):
     names = archive.namelist()
     for name in ("corella/py.typed", "corella/_corella.pyi", "corella/_corella.abi3.so", "corella/llm.py"):
         assert name in names
-    assert any(name.endswith("/licenses/LICENSE") for name in names), names
+    (licence,) = [name for name in names if name.endswith("/licenses/LICENSE")]
+    assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
+    (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+    assert "\nName: corella-llm\n" in archive.read(metadata).decode(), "PyPI's `corella` is another package"
     # Where it was built stays there.
     for name in names:
         assert name.endswith(".so") or str(ROOT).encode() not in archive.read(name), name

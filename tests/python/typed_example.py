@@ -8,12 +8,14 @@ from corella import (
     AsyncStream,
     CorellaError,
     Delta,
+    EmbeddingRequestOutput,
     Logprob,
     Prompt,
     RequestError,
     RequestOutput,
     SamplingParams,
     Stream,
+    Tokenizer,
 )
 
 
@@ -34,6 +36,15 @@ def converse(llm: LLM) -> str:
     return llm.chat([conversation, conversation], [SamplingParams(), SamplingParams()])[1].text
 
 
+def compare(llm: LLM) -> float:
+    tokenizer: Tokenizer = llm.get_tokenizer()
+    ids: list[int] = tokenizer.apply_chat_template([{"role": "user", "content": "Hello!"}])
+    text: str = tokenizer.apply_chat_template([{"role": "user", "content": "Hello!"}], tokenize=False)
+    prompts: list[Prompt] = [text, ids, tokenizer.decode(3)]
+    vectors: list[EmbeddingRequestOutput] = llm.embed(prompts, pooling="mean")
+    return sum(a * b for a, b in zip(vectors[0].outputs.embedding, vectors[1].outputs.embedding))
+
+
 async def converse_async(llm: LLM) -> int:
     stream: AsyncStream = llm.astream("Once")
     deltas: list[Delta] = [delta async for delta in stream]
@@ -48,6 +59,7 @@ def main() -> None:
         with LLM(Path("model"), max_num_seqs=8, kv_cache_memory="1G", dtype="int8", pin_prefix=["a"]) as llm:
             answer(llm, ["Why?"])
             converse(llm)
+            compare(llm)
             asyncio.run(converse_async(llm))
     except RequestError as error:
         print(error.param, error.code, error.status, error.index)

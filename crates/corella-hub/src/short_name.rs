@@ -6,7 +6,7 @@ struct Family {
     sizes: &'static [(&'static str, &'static str)],
 }
 
-/// The instructed models of each family, by whoever made them. Tags are those of Ollama's library.
+/// The instructed models of each family, by their makers. Tags are Ollama's.
 const FAMILIES: [Family; 22] = [
     Family {
         name: "qwen3",
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(short_names("Qwen/Qwen3-0.6B"), ["qwen3:0.6b"]);
     }
 
-    /// What is written in a table may be misspelt.
+    /// A table's entry may be misspelt.
     #[test]
     fn every_repository_has_the_form_of_a_name() {
         for family in &FAMILIES {

@@ -166,6 +166,24 @@ impl Engine {
         token_ids.into_iter().map(text).collect()
     }
 
+    /// The size of the tokenizer's vocabulary, which may be smaller than the model's.
+    #[getter]
+    fn vocab_size(&self) -> usize {
+        self.shared.server().tokenizer.vocab_size()
+    }
+
+    fn encode(&self, py: Python<'_>, text: &str, add_special_tokens: bool) -> PyResult<Vec<u32>> {
+        let tokenizer = &self.shared.server().tokenizer;
+        let encoded = py.detach(|| tokenizer.encode(text, add_special_tokens));
+        encoded.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
+    fn decode(&self, token_ids: Vec<u32>, skip_special_tokens: bool) -> PyResult<String> {
+        let tokenizer = &self.shared.server().tokenizer;
+        let decoded = tokenizer.decode(&token_ids, skip_special_tokens);
+        decoded.map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
     /// Ends every request and stops the engine.
     fn close(&self, py: Python<'_>) {
         self.shared.is_closed.store(true, Ordering::SeqCst);

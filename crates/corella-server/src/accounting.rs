@@ -14,6 +14,7 @@ use corella_engine::TraceScope;
 use hyper::body::{Frame, SizeHint};
 
 use crate::request_id::RequestName;
+use crate::request_line::RequestLine;
 use crate::request_trace::{EndedRequest, begin_trace};
 use crate::server_state::ServerState;
 
@@ -31,8 +32,16 @@ pub async fn count_request(
     if let Some(trace) = trace.clone() {
         request.extensions_mut().insert(trace);
     }
+    let line = match state.config.logs_requests {
+        true => RequestLine::of(&request),
+        false => None,
+    };
+    if let Some(line) = line.clone() {
+        request.extensions_mut().insert(line);
+    }
     let method = request.method().clone();
     let mut record = Record::new(state, name, method, path, trace);
+    record.line = line;
     let response = next.run(request).await;
     record.status = response.status().as_u16();
     let (parts, body) = response.into_parts();
@@ -55,6 +64,8 @@ struct Record {
     method: Method,
     path: Option<MatchedPath>,
     trace: Option<TraceScope>,
+    /// `None` if the log is not to have a line of the request.
+    line: Option<Arc<RequestLine>>,
     status: u16,
     arrival: Instant,
 }
@@ -74,6 +85,7 @@ impl Record {
             method,
             path,
             trace,
+            line: None,
             status: CLIENT_CLOSED_REQUEST,
             arrival: Instant::now(),
         }
@@ -85,23 +97,26 @@ impl Drop for Record {
         // Only paths that exist become labels, so that the number of labels is bounded.
         let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
         self.state.metrics.handle_response(path, self.status);
+        let ended = EndedRequest {
+            arrival: self.arrival,
+            method: self.method.as_str(),
+            route: path,
+            status: self.status,
+            id: self.name.as_ref().map_or("", RequestName::as_str),
+        };
         if let Some(trace) = &self.trace {
-            let ended = EndedRequest {
-                arrival: self.arrival,
-                method: self.method.as_str(),
-                route: path,
-                status: self.status,
-                id: self.name.as_ref().map_or("", RequestName::as_str),
-            };
             ended.record(trace);
         }
-        tracing::debug!(
-            id = self.name.as_ref().map(tracing::field::display),
-            path,
-            status = self.status,
-            seconds = self.arrival.elapsed().as_secs_f32(),
-            "answered"
-        );
+        match &self.line {
+            Some(line) => line.write(&ended),
+            None => tracing::debug!(
+                id = ended.id,
+                path,
+                status = ended.status,
+                seconds = self.arrival.elapsed().as_secs_f32(),
+                "answered"
+            ),
+        }
         self.state.num_in_flight.send_modify(|num| *num -= 1);
     }
 }

@@ -13,6 +13,7 @@ use corella_engine::TraceScope;
 use crate::api_error::ApiError;
 use crate::api_key::Account;
 use crate::request_id::RequestName;
+use crate::request_line::RequestLine;
 use crate::server_state::ServerState;
 
 /// The header by which Anthropic's clients send a key.
@@ -71,6 +72,8 @@ pub struct CallContext {
     pub account: Option<Arc<Account>>,
     /// `None` if nobody wants to see the request's spans.
     pub trace: Option<TraceScope>,
+    /// `None` if the log is not to have a line of the call.
+    pub line: Option<Arc<RequestLine>>,
     /// Whether others go first.
     pub is_background: bool,
 }
@@ -111,6 +114,7 @@ impl FromRequestParts<Arc<ServerState>> for CallContext {
             name,
             account,
             trace,
+            line: parts.extensions.get::<Arc<RequestLine>>().cloned(),
             is_background: parts.extensions.get::<Background>().is_some(),
         })
     }

@@ -51,7 +51,7 @@ struct CompletionFields {
     add_special_tokens: Option<bool>,
 }
 
-/// What an answer has beside its text.
+/// The members of an answer beside its text.
 #[derive(Clone, Copy)]
 struct Completion {
     /// The number of alternatives to each token among the `logprobs` of an echoed prompt.

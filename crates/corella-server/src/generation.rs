@@ -142,7 +142,7 @@ impl Generation {
         name: &RequestName,
         mut timer: CallTimer,
     ) -> Result<Self, ApiError> {
-        timer.handle_submission();
+        timer.handle_submission(prompts.iter().map(|prompt| prompt.tokens.len()).sum());
         let mut choices = Vec::with_capacity(prompts.len() * params.num_choices as usize);
         for prompt in prompts {
             let tail = prompt.tokens.len().saturating_sub(PROMPT_TAIL_TOKENS);

@@ -59,6 +59,7 @@ mod reply_block;
 mod reply_constraint;
 mod request_body;
 mod request_id;
+mod request_line;
 mod request_trace;
 mod response_store;
 mod responses;

@@ -1,4 +1,4 @@
-//! What a caller may have meant by a path or a method that is not answered. The routes are those of the OpenAPI document.
+//! The nearest route to a path or a method that is not answered. The routes come from the OpenAPI document.
 
 use std::sync::OnceLock;
 
@@ -67,7 +67,7 @@ fn nearest(method: &str, path: &str) -> Option<(String, String)> {
         .or_else(|| from_end(1).filter(|_| longest > 0))
 }
 
-/// The first route that fits, or one of those that answers this method.
+/// The first route that fits, if possible one that answers this method.
 fn best(method: &str, fits: impl Fn(&Route) -> bool) -> Option<&'static Route> {
     let fitting: Vec<_> = all_routes().iter().filter(|route| fits(route)).collect();
     let same = fitting.iter().find(|route| route.answers(method));

@@ -143,7 +143,7 @@ pub async fn pool(
     if let Some(account) = account {
         account.take_prompt(num_tokens, field)?;
     }
-    timer.handle_submission();
+    timer.handle_submission(num_tokens);
     let num_prompts = prompts.len();
     let mut call = PooledCall {
         state: state.clone(),

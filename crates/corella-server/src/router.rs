@@ -124,7 +124,7 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .with_state(state)
 }
 
-/// What llama-server has beside OpenAI's paths, and those paths without `/v1`.
+/// llama-server's own paths, and OpenAI's without `/v1`.
 fn llama_server_routes() -> Router<Arc<ServerState>> {
     Router::new()
         .route("/completion", post(llama_server::completion))

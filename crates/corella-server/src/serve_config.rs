@@ -17,7 +17,7 @@ pub struct ServeConfig {
     pub served_model_names: Vec<String>,
     /// Names that are taken too, and not listed, such as Ollama's `qwen3:0.6b`.
     pub other_names: Vec<String>,
-    /// What clients are told about the model, as far as it is known.
+    /// The facts about the model that clients are told.
     pub model_facts: ModelFacts,
     /// The keys for endpoints that cost or change something; none are required if there are none.
     pub api_keys: Vec<ApiKey>,
@@ -60,6 +60,8 @@ pub struct ServeConfig {
     pub root_path: String,
     /// Where the spans of requests go, if anywhere.
     pub tracer: Option<Tracer>,
+    /// Whether the log gets a line of each request that is answered.
+    pub logs_requests: bool,
     /// How long an adapter may take to be read.
     pub adapter_load_timeout: Duration,
     /// Whether fields with unknown names are ignored instead of refused.
@@ -102,6 +104,7 @@ impl ServeConfig {
             allowed_origins: AllowedOrigins::default(),
             root_path: String::new(),
             tracer: None,
+            logs_requests: false,
             adapter_load_timeout: Duration::from_secs(300),
             allow_unknown_fields: false,
             drain_timeout: Duration::from_secs(30),
@@ -115,13 +118,13 @@ impl ServeConfig {
     }
 }
 
-/// A model in a few words and numbers. What is empty or 0 is not known.
+/// A model in a few words and numbers. An empty text or 0 is an unknown fact.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelFacts {
     /// The family of its architecture, such as `qwen3`.
     pub family: String,
     pub num_parameters: u64,
-    /// What its weights take in memory.
+    /// Size of its weights in memory, in bytes.
     pub weight_bytes: u64,
     /// The format of its weights in memory, such as `int8`.
     pub weight_format: String,

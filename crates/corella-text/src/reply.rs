@@ -128,7 +128,7 @@ impl ReplyParser {
         }
     }
 
-    /// Returns what was held back. Call it once, after the last text.
+    /// Returns the text that was held back. Call it once, after the last text.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
         self.read("", true);
         self.out.finish();

@@ -9,6 +9,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::Error;
+use crate::nearest_name::nearest_name;
 
 /// Where the keys of a server come from.
 pub struct KeySource {
@@ -73,7 +74,16 @@ impl KeyFile<'_> {
             let line = self.line(name.span().start);
             let tables = match (name.get_ref().as_ref(), value.into_inner()) {
                 ("key", DeValue::Array(tables)) => tables,
-                _ => return Err(self.wrong(line, "only [[key]] tables are allowed")),
+                (name, _) => {
+                    let is_near = name != "key" && nearest_name(name, ["key"]).is_some();
+                    let near = if is_near {
+                        "; did you mean [[key]]?"
+                    } else {
+                        ""
+                    };
+                    let reason = format!("only [[key]] tables are allowed{near}");
+                    return Err(self.wrong(line, &reason));
+                }
             };
             for table in tables {
                 let line = self.line(table.span().start);
@@ -162,11 +172,15 @@ impl KeyFile<'_> {
                 ("admin", DeValue::Boolean(is_admin)) => key.is_admin = *is_admin,
                 ("admin", _) => return Err(wrong("must be true or false")),
                 _ => {
-                    return Err(self.wrong(
-                        line,
+                    // The text may be a key, unless it is near the name of a field.
+                    let near = nearest_name(field.get_ref(), FIELDS);
+                    let near =
+                        near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+                    let reason = format!(
                         "a key has name, key or sha256, requests-per-minute, tokens-per-minute, \
-                         models, priority and admin, and nothing else",
-                    ));
+                         models, priority and admin, and nothing else{near}"
+                    );
+                    return Err(self.wrong(line, &reason));
                 }
             }
         }
@@ -184,6 +198,17 @@ impl KeyFile<'_> {
         format!("--api-keys {}, line {line}: {what}", self.shown)
     }
 }
+
+const FIELDS: [&str; 8] = [
+    "name",
+    "key",
+    "sha256",
+    "requests-per-minute",
+    "tokens-per-minute",
+    "models",
+    "priority",
+    "admin",
+];
 
 const SHA256_FORM: &str = "is 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes them";
 
@@ -287,6 +312,21 @@ admin = true
             (format!("{good}priority = 0.5"), 4, "a whole number"),
             (format!("{good}admin = 1"), 4, "true or false"),
             (format!("{good}{secret} = 1"), 4, "nothing else"),
+            (
+                format!("{good}request-per-minute = 60"),
+                4,
+                "did you mean `requests-per-minute`?",
+            ),
+            (
+                format!("{good}tokens_per_minute = 60"),
+                4,
+                "did you mean `tokens-per-minute`?",
+            ),
+            (
+                format!("[[kye]]\nkey = \"{secret}\""),
+                1,
+                "did you mean [[key]]?",
+            ),
             (
                 format!("{good}{good}"),
                 4,

@@ -5,9 +5,12 @@ mod entry;
 mod input;
 mod line_editor;
 mod plain_line;
+mod saved_conversation;
+mod screen;
 mod setting;
+mod wrap;
 
-use std::io::{self, IsTerminal, Write};
+use std::io;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -17,11 +20,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::Error;
 use crate::config::{self, RequestOptions};
 use crate::local_server::LocalServer;
-use answer::{Answer, AnswerEnd, AnswerStats, Piece, ask};
+use answer::{Answer, AnswerEnd, AnswerStats, ask};
 use entry::{Command, Entry, HELP};
 use input::{Input, LineSource};
 use line_editor::LineEditor;
 use plain_line::PlainLines;
+use saved_conversation::SavedConversation;
+use screen::Screen;
 use setting::Settings;
 
 pub fn run(config: config::Chat) -> Result<(), Error> {
@@ -119,6 +124,22 @@ impl Conversation<'_> {
                 self.turns.clear();
                 self.last = None;
             }
+            Command::Save(file) => self.to_saved().save(&file)?,
+            Command::Load(file) => {
+                let loaded = SavedConversation::load(&file)?;
+                let settings = Settings::from_fields(loaded.fields);
+                self.settings = settings.map_err(|reason| format!("/load {file}: {reason}"))?;
+                self.system = loaded.system;
+                self.turns = loaded.turns;
+                self.last = None;
+            }
+            Command::Retry => {
+                let (message, answer) = self.turns.pop().ok_or("there is no answer yet")?;
+                if let Err(reason) = self.message(message.clone()) {
+                    self.turns.push((message, answer));
+                    return Err(reason);
+                }
+            }
             // It ends the loop over entries.
             Command::Exit => {}
         }
@@ -165,84 +186,20 @@ impl Conversation<'_> {
 
     /// The request for an answer to `message`.
     fn body(&self, message: &str) -> Value {
-        let as_message = |role: &str, content: &str| json!({"role": role, "content": content});
-        let mut messages = Vec::new();
-        messages.extend({ self.system.iter() }.map(|system| as_message("system", system)));
-        for (message, answer) in &self.turns {
-            messages.push(as_message("user", message));
-            messages.push(as_message("assistant", answer));
+        let mut body = self.to_saved().to_json();
+        if let Some(messages) = body["messages"].as_array_mut() {
+            messages.push(json!({"role": "user", "content": message}));
         }
-        messages.push(as_message("user", message));
-        let mut body = self.settings.fields().clone();
-        body.insert("messages".to_owned(), Value::Array(messages));
-        body.insert("stream".to_owned(), json!(true));
-        Value::Object(body)
-    }
-}
-
-/// Writes an answer as it comes.
-struct Screen {
-    styles: bool,
-    replaces_controls: bool,
-    is_reasoning: bool,
-    has_text: bool,
-}
-
-impl Screen {
-    fn new(is_typed: bool) -> Self {
-        let is_terminal = io::stdout().is_terminal();
-        Self {
-            styles: is_terminal && is_typed,
-            replaces_controls: is_terminal,
-            is_reasoning: false,
-            has_text: false,
-        }
+        body["stream"] = json!(true);
+        body
     }
 
-    /// Reasoning is dim on a terminal, and left out elsewhere.
-    fn show(&mut self, piece: &Piece) {
-        let (text, is_reasoning) = match piece {
-            Piece::Reasoning(_) if !self.styles => return,
-            Piece::Reasoning(text) => (text, true),
-            Piece::Text(text) => (text, false),
-        };
-        let mut shown = String::new();
-        if is_reasoning != self.is_reasoning {
-            shown.push_str(if is_reasoning { "\x1b[2m" } else { "\x1b[0m\n" });
-            self.is_reasoning = is_reasoning;
+    fn to_saved(&self) -> SavedConversation {
+        SavedConversation {
+            system: self.system.clone(),
+            turns: self.turns.clone(),
+            fields: self.settings.fields().clone(),
         }
-        match self.replaces_controls {
-            true => shown.extend(text.chars().map(printable)),
-            false => shown.push_str(text),
-        }
-        self.has_text = true;
-        write(&shown);
-    }
-
-    /// Ends the line, which also has the `^C` of who stopped the answer.
-    fn end(&mut self, is_stopped: bool) {
-        let reset = if self.is_reasoning { "\x1b[0m" } else { "" };
-        if self.has_text || is_stopped {
-            write(&format!("{reset}\n"));
-        }
-    }
-}
-
-/// What a model writes must not steer a terminal.
-fn printable(character: char) -> char {
-    match character {
-        '\n' | '\t' => character,
-        _ if character.is_control() => char::REPLACEMENT_CHARACTER,
-        _ => character,
-    }
-}
-
-fn write(text: &str) {
-    let mut out = io::stdout().lock();
-    let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    if written.is_err() {
-        // The reader has closed the pipe and wants no more text.
-        corella_cluster::transport::exit(0);
     }
 }
 
@@ -289,11 +246,5 @@ mod tests {
             "prompt 90 tokens, 64 of them cached; answer 11 tokens in 2.50 s, the first after 0.50 s, \
              then 5.0 tokens/s; context 101 of 2048"
         );
-    }
-
-    #[test]
-    fn models_do_not_steer_terminals() {
-        let text: String = "a\x1b[2J\u{9b}\té\n".chars().map(printable).collect();
-        assert_eq!(text, "a\u{fffd}[2J\u{fffd}\té\n");
     }
 }

@@ -72,6 +72,7 @@ pub struct Serve {
     pub max_stored_response_bytes: u64,
     pub drain_timeout: Duration,
     pub log_format: LogFormatArg,
+    pub logs_requests: bool,
     /// Where traces go, if anywhere.
     pub otlp: Option<OtlpConfig>,
     pub request: RequestOptions,
@@ -138,6 +139,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         max_stored_response_bytes: server.max_stored_response_bytes,
         drain_timeout: Duration::from_secs(server.drain_timeout.into()),
         log_format: server.log_format,
+        logs_requests: !server.no_log_requests,
         otlp: otlp(server.otlp_endpoint)?,
         request: request(args.request),
         adapter,

@@ -414,7 +414,7 @@ mod tests {
             (
                 "corella serve meta/llama --trust-remote-code --tensor-parallel-size 1 --max_model_len 8k \
                  --enable-auto-tool-choice --tool-call-parser hermes -O3 --disable-log-requests",
-                "corella serve meta/llama --max-model-len 8k --tool-call-parser hermes",
+                "corella serve meta/llama --max-model-len 8k --tool-call-parser hermes --no-log-requests",
             ),
             (
                 "corella serve -hf owner/model:Q4_K_M -c 8192 -ngl 99 -fa -t 4 -cb -np 2 --mlock --jinja",

@@ -77,7 +77,11 @@ mod tests {
         assert_eq!(of_memory(3.0).to_string(), "30 %");
         // The rounded share decides, because it is the one that is shown.
         assert_eq!(of_memory(10.04).to_string(), "100 %");
-        assert!(of_memory(13.7).to_string().starts_with("above 100 %: caches"));
+        assert!(
+            of_memory(13.7)
+                .to_string()
+                .starts_with("above 100 %: caches")
+        );
         let of_peak = LimitShare::new(Limit::Arithmetic, 1.87, 1.0);
         assert!(of_peak.to_string().starts_with("above 100 %: the machine"));
     }

@@ -1,6 +1,7 @@
 //! One line at the bottom of a terminal that says how far some work is. Log lines go above it.
 
 use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -27,7 +28,10 @@ impl ProgressLine {
         if !self.is_shown {
             return;
         }
-        let text: String = text.chars().take(terminal_columns() - 1).collect();
+        let text: String = text
+            .chars()
+            .take(terminal_columns(&io::stderr()) - 1)
+            .collect();
         let mut shown = lock();
         let mut err = io::stderr().lock();
         // A terminal that is gone has nobody to tell.
@@ -79,7 +83,8 @@ fn lock() -> std::sync::MutexGuard<'static, Option<String>> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-fn terminal_columns() -> usize {
+/// The width of the terminal that a stream is, or a usual one.
+pub fn terminal_columns(stream: &impl AsRawFd) -> usize {
     const USUAL: usize = 80;
     let mut size = libc::winsize {
         ws_row: 0,
@@ -88,7 +93,7 @@ fn terminal_columns() -> usize {
         ws_ypixel: 0,
     };
     // SAFETY: `size` is a valid place for the answer.
-    let asked = unsafe { libc::ioctl(libc::STDERR_FILENO, libc::TIOCGWINSZ, &mut size) };
+    let asked = unsafe { libc::ioctl(stream.as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
     match asked == 0 && size.ws_col > 1 {
         true => size.ws_col.into(),
         false => USUAL,

@@ -62,6 +62,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     cluster_config.tracer.clone_from(&tracer);
     let serve_config = ServeConfig {
         tracer,
+        logs_requests: config.logs_requests,
         api_keys,
         max_num_connections: config.max_connections as usize,
         max_body_memory: config.max_body_memory as usize,

@@ -55,11 +55,6 @@ const EXCEPTIONS: &[Exception] = &[
         reason: "A slow hub is what the client is tested against; no test says how long it takes.",
     },
     Exception {
-        file: "tests/client/memory.py",
-        what: "- began_at) < seconds",
-        reason: "A soak goes on for as long as it is told.",
-    },
-    Exception {
         file: "tests/client/soak.py",
         what: "began_at + self.seconds",
         reason: "A soak goes on for as long as it is told.",

@@ -10,7 +10,7 @@ use crate::cache::kv_event::{KvEvent, KvWatch};
 use crate::{BlockId, StepId};
 
 impl KvCache {
-    /// Starts a subscription to what can be hit, beginning with what can be hit now.
+    /// Starts a subscription to the blocks that can be hit, beginning with the present ones.
     pub fn watch(&mut self, salt: u64) {
         let blocks = self.tree.whole_blocks();
         self.watch = Some(Box::new(KvWatch::new(salt, blocks.len())));

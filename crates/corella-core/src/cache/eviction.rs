@@ -172,7 +172,7 @@ impl KvCache {
         }
     }
 
-    /// A block has lost what followed it.
+    /// Lists the pages of a block that has become a leaf.
     fn note_block(&mut self, block: BlockId) {
         for group in 0..self.residency.groups().len() {
             if let Some(page) = self.residency.page(block, group) {

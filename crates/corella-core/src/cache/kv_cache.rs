@@ -42,7 +42,7 @@ pub struct KvCache {
     pub(super) evictable: BTreeSet<(u64, PageId)>,
     pub(super) num_cached: usize,
     num_evicted: u64,
-    /// Buffer for what is evicted, kept so that an eviction does not allocate.
+    /// Buffer for evicted blocks and pages, kept so that an eviction does not allocate.
     pub(super) removed: Removed,
     /// Whether each page is pinned. A pinned page has a lock of its own while it is in the tree.
     pub(super) is_pinned: Vec<bool>,
@@ -152,7 +152,7 @@ impl KvCache {
         self.tree.match_prefix(namespace, tokens, known)
     }
 
-    /// What is cached of a token sequence. `known` is what an earlier look-up of the same tokens found.
+    /// The cached prefix of a token sequence. `known` is the result of an earlier look-up of the same tokens.
     /// Only pages filled before `step` lend rows.
     pub(crate) fn find_prefix(
         &self,

@@ -92,7 +92,7 @@ struct Pair {
     tables: Vec<Table>,
     /// Queries that are repeated after every operation, each with what was found for it before.
     watched: Vec<(Namespace, Vec<TokenId>, KnownPath)>,
-    /// What a subscriber has heard so far.
+    /// The blocks that a subscriber has heard of.
     heard: Option<BTreeMap<PageHash, Vec<TokenId>>>,
     has_begun: bool,
     last_returned: StepId,

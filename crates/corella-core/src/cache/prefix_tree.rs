@@ -67,7 +67,7 @@ impl KnownPath {
     }
 }
 
-/// What the next block of a sequence follows.
+/// The parent of the next block of a sequence.
 #[derive(Clone, Copy, Debug)]
 pub enum Parent<'a> {
     Root(&'a Namespace),
@@ -333,7 +333,7 @@ impl PrefixTree {
         }
     }
 
-    /// What `block` follows, or `None` if it is not in the tree.
+    /// The parent of `block`, or `None` if it is not in the tree.
     pub fn parent(&self, block: BlockId) -> Option<Parent<'_>> {
         let place = self.places[block.0 as usize]?;
         let node = self.node(place.node);

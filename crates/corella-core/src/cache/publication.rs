@@ -24,7 +24,7 @@ pub(crate) struct Guest {
     num_blocks: u32,
 }
 
-/// What was published in the prefix tree although the rows do not hold what the tree says.
+/// Published blocks whose rows turned out to be undefined.
 pub(crate) struct Undefined {
     /// Indexed by page.
     is_undefined: alloc::vec::Vec<bool>,
@@ -147,7 +147,7 @@ impl Scheduler {
         true
     }
 
-    /// Publishes what a request has computed and not published, now that it lets go of its pages: blocks
+    /// Publishes the rest of a request's computed rows before it lets go of its pages: blocks
     /// behind one that the tree already has, and the filled rows of the last page. If its pages stay
     /// locked, none are published behind such a block, whose pages may be without a lock.
     pub(crate) fn publish_computed(&mut self, index: RequestIndex) {

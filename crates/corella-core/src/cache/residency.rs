@@ -17,7 +17,7 @@ pub(crate) struct Residency {
     num_windows: usize,
     /// By block and group; the groups of a block are neighbours.
     pages: Vec<Option<PageId>>,
-    /// What each page holds, by page.
+    /// The resident of each page, by page.
     residents: Vec<Option<Resident>>,
 }
 

@@ -86,7 +86,7 @@ struct Entry {
     last_used: u64,
 }
 
-/// What a request holds.
+/// The pages and the path of a request.
 struct Holder {
     tokens: Vec<TokenId>,
     tables: PageTables,
@@ -108,7 +108,7 @@ struct Pair {
     clock: u64,
     step: StepId,
     holders: Vec<Holder>,
-    /// What a subscriber has heard so far.
+    /// The blocks that a subscriber has heard of.
     heard: Option<BTreeSet<PageHash>>,
     last_returned: StepId,
     random: u64,
@@ -231,7 +231,7 @@ impl Pair {
         path.is_some_and(|path| self.entries.contains_key(&(group, path.to_vec())))
     }
 
-    /// Whether a query behind the first `num_blocks` blocks finds all that it reads.
+    /// Whether a query behind the first `num_blocks` blocks finds every page that it reads.
     fn has_all(&self, tokens: &[TokenId], num_blocks: usize) -> bool {
         self.groups.iter().enumerate().all(|(group, kv_group)| {
             let first = kv_group.first_row_read((num_blocks * self.page_size) as u32) as usize;
@@ -310,7 +310,7 @@ impl Pair {
         }
     }
 
-    /// What becomes of the pages that a holder publishes in a block or, as a guest, offers to it.
+    /// Models the pages that a holder publishes in a block or, as a guest, offers to it.
     fn fill(&mut self, at: usize, depth: usize, is_published: bool) {
         let holder = &self.holders[at];
         let path = &holder.tokens[..(depth + 1) * self.page_size];
@@ -358,7 +358,7 @@ impl Pair {
         }
     }
 
-    /// Computes some more tokens and gives back what falls out of windows.
+    /// Computes some more tokens and gives back pages behind windows.
     fn compute_on(&mut self, at: usize) {
         let holder = &mut self.holders[at];
         let rest = holder.tokens.len() as u64 - u64::from(holder.num_computed);
@@ -445,7 +445,7 @@ impl Pair {
         self.cache.move_end(before, None);
     }
 
-    /// Reads the cache's events from time to time, and compares them with what can be hit.
+    /// Reads the cache's events from time to time, and compares them with the blocks that can be hit.
     fn listen(&mut self) {
         const SALT: u64 = 7;
         let Some(heard) = &mut self.heard else {

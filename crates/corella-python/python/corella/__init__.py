@@ -12,9 +12,17 @@
 from corella._corella import __version__
 from corella.errors import CorellaError, EngineError, OptionError, RequestError
 from corella.llm import LLM, Message, Prompt
-from corella.output import CompletionOutput, Delta, Logprob, RequestOutput
+from corella.output import (
+    CompletionOutput,
+    Delta,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Logprob,
+    RequestOutput,
+)
 from corella.sampling_params import SamplingParams
 from corella.stream import AsyncStream, Stream
+from corella.tokenizer import Tokenizer
 
 __all__ = [
     "LLM",
@@ -22,6 +30,8 @@ __all__ = [
     "CompletionOutput",
     "CorellaError",
     "Delta",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineError",
     "Logprob",
     "Message",
@@ -31,5 +41,6 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "Stream",
+    "Tokenizer",
     "__version__",
 ]

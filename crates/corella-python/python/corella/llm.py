@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 from corella._corella import Engine, Job, stop_courier
 from corella.errors import EngineError, OptionError
-from corella.output import RequestOutput, read_answer
+from corella.output import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, read_answer
 from corella.sampling_params import SamplingParams
 from corella.stream import AsyncStream, Item, Stream, next_item, read_item
+from corella.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,6 +33,7 @@ Params = Union[SamplingParams, Sequence[SamplingParams], None]
 
 _COMPLETIONS = "/v1/completions"
 _CHAT = "/v1/chat/completions"
+_EMBEDDINGS = "/v1/embeddings"
 
 
 class LLM:
@@ -142,6 +144,35 @@ class LLM:
         engine = self._open_engine()
         return AsyncStream(_start(engine, path, body), text, engine.token_texts)
 
+    def embed(self, prompts: Prompt | Sequence[Prompt], **fields: Any) -> list[EmbeddingRequestOutput]:
+        """Makes a vector of each prompt, in the order of the prompts.
+
+        `fields` are further fields of `/v1/embeddings`, such as `pooling`, `dimensions` and `normalize`.
+
+        >>> from corella import LLM
+        >>> with LLM(kv_cache_memory="64M") as llm:
+        ...     [fox, owl] = llm.embed(["a fox", "an owl"])
+        >>> len(fox.outputs.embedding) == len(owl.outputs.embedding)
+        True
+        """
+        contents = [_content(prompt) for prompt in _listed(prompts)]
+        tokenizer = self.get_tokenizer()
+        ids = [tokenizer.encode(content) if isinstance(content, str) else content for content in contents]
+        bodies = [json.dumps({**fields, "input": own, "encoding_format": "float"}, default=_plain) for own in ids]
+        return [
+            EmbeddingRequestOutput(
+                request_id=answer["id"],
+                prompt=content if isinstance(content, str) else None,
+                prompt_token_ids=own,
+                outputs=EmbeddingOutput(answer["data"][0]["embedding"]),
+            )
+            for answer, content, own in zip(self._post_all(_EMBEDDINGS, bodies), contents, ids)
+        ]
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, which turns texts into token ids and back."""
+        return Tokenizer(self._open_engine(), lambda body: self.post("/tokenize", body))
+
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Asks any endpoint of the API that takes JSON, without a socket, and returns what it answers.
 
@@ -211,6 +242,20 @@ class LLM:
             job.cancel()
         return answers.in_order()
 
+    def _post_all(self, path: str, bodies: list[str]) -> list[dict[str, Any]]:
+        """The whole answers to bodies, in their order."""
+        job = _start_all(self._open_engine(), path, bodies)
+        answers: dict[int, dict[str, Any]] = {}
+        try:
+            while len(answers) < len(bodies):
+                item = job.next()
+                if item is None:
+                    raise _lost()
+                answers[item[0]] = read_item(item)
+        finally:
+            job.cancel()
+        return [answers[index] for index in range(len(bodies))]
+
     async def _answer_async(self, path: str, requests: list[tuple[str, str | None]]) -> list[RequestOutput]:
         engine = self._open_engine()
         job = _start_all(engine, path, [body for body, _ in requests])
@@ -266,7 +311,7 @@ def _completions(
     prompts: Prompt | Sequence[Prompt], sampling_params: Params, fields: Mapping[str, Any]
 ) -> list[tuple[str, str | None]]:
     """The bodies of requests, and their prompts where they are texts."""
-    listed: list[Prompt] = [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
+    listed = _listed(prompts)
     params = _params_of_each(sampling_params, len(listed))
     requests = []
     for prompt, own in zip(listed, params):
@@ -304,6 +349,10 @@ def _streamed(
     content = _content(prompt)  # type: ignore[arg-type]
     body = {**_sampled(sampling_params), **streamed, "prompt": content}
     return _COMPLETIONS, json.dumps(body, default=_plain), content if isinstance(content, str) else None
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    return [prompts] if _is_prompt(prompts) else list(prompts)  # type: ignore[list-item, arg-type]
 
 
 def _is_prompt(prompts: object) -> bool:

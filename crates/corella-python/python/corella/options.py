@@ -13,7 +13,14 @@ _WeightFormat = Literal[
 _KvFormat = Literal["auto", "f32", "float32", "f16", "float16", "half", "bf16", "bfloat16", "int8"]
 
 
-class Options(TypedDict, total=False):
+class ForeignOptions(TypedDict, total=False):
+    """Options of vLLM's `LLM` that change nothing here, so that its scripts run as they are."""
+
+    tensor_parallel_size: Literal[1]
+    trust_remote_code: bool
+
+
+class Options(ForeignOptions, total=False):
     """Options of the command line (`corella batch --help` describes them), with `_` for `-`.
 
     Sizes are numbers of bytes, or texts such as `"512M"`. What is left out, or is `None`, has the default of the

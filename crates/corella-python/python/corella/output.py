@@ -72,6 +72,30 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
+class EmbeddingOutput:
+    """The vector of a prompt, of length 1 unless `normalize=False`."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers the vector has."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class EmbeddingRequestOutput:
+    """The result of `embed` for a prompt."""
+
+    request_id: str
+    prompt: str | None
+    """The prompt if it was a text."""
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+
+
+@dataclass(frozen=True)
 class Delta:
     """What was added to one of the answers to a prompt."""
 

@@ -152,7 +152,7 @@ pub static COMPLETION: FieldTable = FieldTable {
     ],
 };
 
-/// Editors send a list of `samplers`, whose names and order are those of llama.cpp.
+/// Editors send a list of `samplers` with llama.cpp's names and order.
 pub static INFILL: FieldTable = FieldTable {
     read: &[
         "input_prefix",

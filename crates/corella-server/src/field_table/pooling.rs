@@ -72,7 +72,7 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
     ],
 };
 
-/// vLLM's `/pooling` takes what `/v1/embeddings` takes.
+/// vLLM's `/pooling` has the fields of `/v1/embeddings`.
 pub static POOLING: FieldTable = FieldTable {
     read: EMBEDDINGS.read,
     read_at: &[],

@@ -19,7 +19,7 @@ use crate::token_logprob::{ChatLogprobs, TokenNames};
 /// No request has a slot of its own.
 const NO_SLOT: i32 = -1;
 
-/// What an answer has beside its text.
+/// The members of an answer beside its text.
 #[derive(Clone)]
 pub struct AnswerFormat {
     /// The text of each prompt.
@@ -107,7 +107,7 @@ fn tokens(is_asked: bool, tokens: &[TokenId]) -> &[TokenId] {
     if is_asked { tokens } else { &[] }
 }
 
-/// Each token with its log-probability and those of the most likely ones.
+/// Each token with its log-probability and the most likely alternatives.
 fn probabilities(state: &ServerState, choice: &ChoiceDelta) -> Value {
     let names = TokenNames {
         tokenizer: &state.text.tokenizer,
@@ -189,6 +189,6 @@ impl ChunkEncoder for AnswerEvents {
         }
     }
 
-    /// The last event of each choice has all that there is to tell.
+    /// The last event of each choice has every member.
     fn encode_end(&mut self, _: &Usage, _: &mut Events) {}
 }

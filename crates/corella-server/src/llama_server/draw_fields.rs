@@ -69,7 +69,7 @@ impl DrawFields {
         check_model(state, self.model.as_deref())
     }
 
-    /// The parameters of the call, and what its answer has.
+    /// The parameters of the call, and the options of its answer.
     pub fn params(
         mut self,
         state: &ServerState,
@@ -250,7 +250,7 @@ fn biases(
     Ok(Some(biases))
 }
 
-/// What tokens were drawn by, which answers repeat.
+/// The sampling parameters, which answers repeat.
 fn settings(params: &GenerationParams, num_predict: Option<i64>) -> Value {
     let sampling = &params.sampling;
     serde_json::json!({

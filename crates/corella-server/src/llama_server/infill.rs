@@ -1,4 +1,4 @@
-//! `/infill`: writes what is between two texts, as editors ask for it.
+//! `/infill`: writes the text between two others, as editors ask for it.
 
 use std::sync::Arc;
 

@@ -36,7 +36,7 @@ pub async fn props(State(state): State<Arc<ServerState>>) -> Response {
     }))
 }
 
-/// What a request draws by that says nothing of it.
+/// The sampling defaults of a request that sets none.
 fn default_params(state: &ServerState) -> Value {
     let defaults = &state.config.generation_defaults;
     json!({

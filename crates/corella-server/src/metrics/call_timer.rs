@@ -8,6 +8,7 @@ use corella_engine::TraceScope;
 
 use crate::api_key::Account;
 use crate::auth::CallContext;
+use crate::request_line::RequestLine;
 
 use super::{FinishLabels, Metrics};
 
@@ -17,6 +18,7 @@ pub struct CallTimer {
     /// Whoever pays for the tokens.
     account: Option<Arc<Account>>,
     trace: Option<TraceScope>,
+    line: Option<Arc<RequestLine>>,
     arrival: Instant,
     submission: Instant,
     /// The times of the first and last token of each choice, and the number of its tokens.
@@ -50,6 +52,7 @@ impl CallTimer {
             metrics,
             account: context.account.clone(),
             trace: context.trace.clone(),
+            line: context.line.clone(),
             arrival,
             submission: arrival,
             tokens: Vec::new(),
@@ -63,7 +66,10 @@ impl CallTimer {
     }
 
     /// The prompts have been tokenised and are now submitted to the engine.
-    pub fn handle_submission(&mut self) {
+    pub fn handle_submission(&mut self, num_prompt_tokens: usize) {
+        if let Some(line) = &self.line {
+            line.add_prompt(num_prompt_tokens);
+        }
         self.submission = Instant::now();
         let took = self.submission - self.arrival;
         self.metrics.tokenize_seconds.observe(took.as_secs_f64());
@@ -88,6 +94,9 @@ impl CallTimer {
         metrics.generation_tokens.inc();
         if let Some(account) = &self.account {
             account.handle_token();
+        }
+        if let Some(line) = &self.line {
+            line.add_output_token();
         }
         if self.tokens.len() <= choice {
             self.tokens.resize(choice + 1, None);

@@ -30,7 +30,7 @@ pub fn prometheus_text(open_metrics: &str) -> String {
     let mut help = None;
     for line in open_metrics.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
-            // What the name is depends on the type, which follows.
+            // The name depends on the type, which follows.
             help = rest.split_once(' ');
         } else if let Some((name, kind)) =
             { line.strip_prefix("# TYPE ") }.and_then(|rest| rest.split_once(' '))

@@ -35,7 +35,7 @@ struct Model {
     name: String,
     model: String,
     modified_at: String,
-    /// What the weights take in memory, in bytes.
+    /// Size of the weights in memory, in bytes.
     size: u64,
     digest: String,
     details: Details,

@@ -284,7 +284,7 @@ async fn a_template_writes_what_tokenize_counts() {
     let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
     let found = answer(&server, "/apply-template", body.clone()).await;
     assert_eq!(found["prompt"], "<|user|>Hi<|end|><|assistant|>");
-    // What a chat takes is taken, and changes nothing.
+    // Fields of a chat are taken, and change nothing.
     body["temperature"] = json!(0.5);
     body["max_tokens"] = json!(5);
     assert_eq!(answer(&server, "/apply-template", body).await, found);

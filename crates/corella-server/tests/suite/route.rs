@@ -1,4 +1,4 @@
-//! Paths: those that are documented are answered, and others lead to them.
+//! Paths: documented ones are answered, and others lead to them.
 
 use serde_json::Value;
 

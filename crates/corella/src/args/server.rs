@@ -57,6 +57,10 @@ pub struct ServerArgs {
     /// Log format: text, or one JSON object per line
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub log_format: LogFormatArg,
+    /// Leave out the line of the log that each answered request has, except for /health, /ready and
+    /// /metrics
+    #[arg(long)]
+    pub no_log_requests: bool,
     /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, for example
     /// http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]

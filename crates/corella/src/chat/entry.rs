@@ -24,10 +24,18 @@ pub enum Command {
     Unset(String),
     Stats,
     Clear,
+    Save(String),
+    Load(String),
+    /// Asks for another answer to the last message.
+    Retry,
     Exit,
 }
 
-const NAMES: [&str; 7] = ["help", "system", "set", "stats", "clear", "exit", "quit"];
+const NAMES: [&str; 11] = [
+    "help", "system", "set", "stats", "clear", "retry", "save", "load", "exit", "quit", "bye",
+];
+/// Words that leave without a slash, as in shells.
+const PARTING_WORDS: [&str; 2] = ["exit", "quit"];
 
 pub const HELP: &str = "\
 /system TEXT      replace the system message; /system shows it, /system off removes it
@@ -35,8 +43,11 @@ pub const HELP: &str = "\
                   /set NAME goes back to the default
 /stats            tokens and times of the last answer, and how full the context is
 /clear            begin a new conversation; system message and settings stay
-/help             this list
-/exit             leave; so does Ctrl-D on an empty line
+/retry            ask for another answer to the last message
+/save FILE        write the conversation with its system message and settings to a file
+/load FILE        go on with a conversation from a file
+/help, /?         this list
+/exit, /bye       leave; so do exit and Ctrl-D on an empty line
 
 A message of several lines stands between two lines of \"\"\", has a \\ at the end of each line but
 the last, or is pasted. Up and down go through earlier messages, Ctrl-R searches them, Tab completes
@@ -55,6 +66,12 @@ impl Entry {
             Some((name, rest)) => (name, rest.trim()),
             None => (text, ""),
         };
+        if PARTING_WORDS.contains(&text) {
+            return Ok(Self::Command(Command::Exit));
+        }
+        if text == "/?" {
+            return Ok(Self::Command(Command::Help));
+        }
         let name = name.strip_prefix('/').unwrap_or_default();
         if name.is_empty() || !name.bytes().all(|byte| byte.is_ascii_alphabetic()) {
             return Ok(Self::Message(text.to_owned()));
@@ -71,8 +88,12 @@ impl Entry {
             ("help", "") => Command::Help,
             ("stats", "") => Command::Stats,
             ("clear", "") => Command::Clear,
-            ("exit" | "quit", "") => Command::Exit,
-            ("help" | "stats" | "clear" | "exit" | "quit", _) => {
+            ("retry", "") => Command::Retry,
+            ("exit" | "quit" | "bye", "") => Command::Exit,
+            ("save" | "load", "") => return Err(format!("/{name} needs the name of a file")),
+            ("save", file) => Command::Save(file.to_owned()),
+            ("load", file) => Command::Load(file.to_owned()),
+            ("help" | "stats" | "clear" | "retry" | "exit" | "quit" | "bye", _) => {
                 return Err(format!("/{name} takes no argument"));
             }
             _ => {
@@ -112,11 +133,26 @@ mod tests {
     #[test]
     fn commands_and_messages_are_told_apart() {
         assert_eq!(Entry::parse(" \n"), Ok(Entry::Empty));
-        for text in ["hello", "/etc/hosts is a file", "/ 2", "7/set", "//set"] {
+        for text in [
+            "hello",
+            "/etc/hosts is a file",
+            "/ 2",
+            "7/set",
+            "//set",
+            "exit stage left",
+            "/? why",
+        ] {
             assert_eq!(Entry::parse(text), Ok(Entry::Message(text.to_owned())));
         }
         assert_eq!(command(" /clear "), Command::Clear);
-        assert_eq!(command("/quit"), Command::Exit);
+        for text in ["/quit", "/exit", "/bye", "exit", " quit "] {
+            assert_eq!(command(text), Command::Exit, "{text}");
+        }
+        assert_eq!(command("/?"), Command::Help);
+        assert_eq!(command("/retry"), Command::Retry);
+        let file = "my fox.json".to_owned();
+        assert_eq!(command("/save  my fox.json"), Command::Save(file.clone()));
+        assert_eq!(command("/load my fox.json"), Command::Load(file));
         assert_eq!(command("/system"), Command::ShowSystem);
         assert_eq!(command("/system off"), Command::RemoveSystem);
         assert_eq!(
@@ -135,6 +171,8 @@ mod tests {
             ("/stat", "did you mean /stats?"),
             ("/frobnicate", "there is no /frobnicate; /help"),
             ("/clear all", "/clear takes no argument"),
+            ("/bye bye", "/bye takes no argument"),
+            ("/save", "/save needs the name of a file"),
         ] {
             let error = Entry::parse(text).unwrap_err();
             assert!(error.contains(reason), "{error}");
@@ -152,7 +190,7 @@ mod tests {
         assert_eq!(completions("/st"), (0, words(&["/stats "])));
         assert_eq!(
             completions("/s"),
-            (0, words(&["/system ", "/set ", "/stats "]))
+            (0, words(&["/system ", "/set ", "/stats ", "/save "]))
         );
         assert_eq!(completions("/set te"), (5, words(&["temperature "])));
         assert_eq!(completions("/set top_"), (5, words(&["top_p ", "top_k "])));

@@ -40,6 +40,23 @@ impl Settings {
         )
     }
 
+    /// The settings of a file, which may have only those that `/set` knows.
+    pub fn from_fields(fields: Map<String, Value>) -> Result<Self, String> {
+        for (name, value) in &fields {
+            let (_, kind) = find(name)?;
+            let is_right = match kind {
+                Kind::Number => value.is_number(),
+                Kind::Integer => value.is_u64(),
+                Kind::Text => value.is_string(),
+                Kind::Switch => value.is_boolean(),
+            };
+            if !is_right {
+                return Err(format!("{name} cannot be {value}"));
+            }
+        }
+        Ok(Self(fields))
+    }
+
     pub fn fields(&self) -> &Map<String, Value> {
         &self.0
     }
@@ -120,6 +137,22 @@ mod tests {
         assert_eq!(Value::Object(settings.fields().clone()), expected);
         settings.unset("seed").unwrap();
         assert!(!settings.fields().contains_key("seed"));
+    }
+
+    #[test]
+    fn settings_of_a_file_are_those_that_can_be_set() {
+        let fields = |body: Value| body.as_object().unwrap().clone();
+        let good = json!({"seed": 7, "temperature": 0.5, "stop": "x", "ignore_eos": true});
+        let settings = Settings::from_fields(fields(good.clone())).ok().unwrap();
+        assert_eq!(Value::Object(settings.fields().clone()), good);
+        for (body, reason) in [
+            (json!({"temprature": 1}), "did you mean temperature?"),
+            (json!({"seed": -1}), "seed cannot be -1"),
+            (json!({"stop": ["x"]}), "stop cannot be"),
+        ] {
+            let error = Settings::from_fields(fields(body)).err().unwrap();
+            assert!(error.contains(reason), "{error}");
+        }
     }
 
     #[test]

@@ -1,25 +1,13 @@
 //! The built program: that it starts, and its messages when it cannot.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Lines, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::Output;
 
 use crate::held_isa::held_isa;
+use crate::server::{Server, corella};
 use corella_cpu::{Isa, detect_isa};
-
-/// Adds `--isa` if the tests are held to an instruction set and the subcommand computes anything.
-fn corella(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
-    command.stdin(Stdio::null()).env_remove("RUST_LOG");
-    command.args(arguments);
-    let is_replay = arguments.starts_with(&["bench", "admission"]);
-    if let Some(isa) = held_isa().filter(|_| !is_replay) {
-        command.args(["--isa", &isa.to_string()]);
-    }
-    command
-}
 
 fn run(arguments: &[&str]) -> Output {
     corella(arguments).output().expect("it runs")
@@ -573,67 +561,6 @@ fn equal_seeds_give_equal_answers() {
     assert_ne!(answer("1"), answer("2"));
 }
 
-/// A server that is killed when its test fails.
-struct Server {
-    process: Child,
-    /// Kept open until the process has ended.
-    log: Lines<BufReader<ChildStderr>>,
-    summary: String,
-    limits: String,
-    address: String,
-}
-
-impl Server {
-    fn start(arguments: &[&str]) -> Self {
-        let mut command = corella(&[&["serve", "--port", "0"], arguments].concat());
-        let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
-        let log = BufReader::new(process.stderr.take().unwrap()).lines();
-        let mut server = Self {
-            process,
-            log,
-            summary: String::new(),
-            limits: String::new(),
-            address: String::new(),
-        };
-        server.summary = server.line_with("KV pages");
-        server.limits = server.line_with("limits: ");
-        let ready = server.line_with("http://");
-        let (_, rest) = ready.split_once("http://").unwrap();
-        server.address = rest.split_once('/').unwrap().0.to_owned();
-        server
-    }
-
-    fn line_with(&mut self, word: &str) -> String {
-        let mut lines = self.log.by_ref().map(|line| line.unwrap());
-        let line = lines.find(|line| line.contains(word));
-        line.unwrap_or_else(|| panic!("no line with {word}"))
-    }
-
-    /// Posts a request that must succeed, and returns the body of the answer.
-    fn complete(&self, body: &str) -> serde_json::Value {
-        let mut stream = TcpStream::connect(&self.address).unwrap();
-        write!(
-            stream,
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut response = String::new();
-        stream.read_to_string(&mut response).unwrap();
-        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
-        let (_, body) = response.split_once("\r\n\r\n").unwrap();
-        serde_json::from_str(body).unwrap()
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
 #[test]
 fn serve_says_where_answers_and_ends_on_a_signal() {
     let mut server = Server::start(&["--served-model-name", "parrot"]);
@@ -645,14 +572,7 @@ fn serve_says_where_answers_and_ends_on_a_signal() {
     let body = r#"{"model":"parrot","prompt":"Once","max_tokens":3,"ignore_eos":true}"#;
     assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
 
-    let pid = server.process.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-TERM", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    server.terminate();
     assert_eq!(server.process.wait().unwrap().code(), Some(0));
 }
 
