@@ -1,4 +1,5 @@
-//! The KV cache: pages and their owners, the prefix tree, KV groups and windows, and pages that other nodes read or write.
+//! The KV cache: pages and their owners, the blocks of the prefix tree, KV groups and windows, and pages that other
+//! nodes or host memory read or write.
 
 pub(crate) mod announcement;
 pub(crate) mod eviction;

@@ -1,5 +1,6 @@
 //! What the scheduler knows about one request: counters, not phases.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -99,7 +100,7 @@ pub(crate) struct RequestState {
     /// The last of those blocks.
     pub path_end: Option<BlockId>,
     /// How far it goes on through blocks of other requests.
-    pub guest: Option<Guest>,
+    pub guest: Option<Box<Guest>>,
     /// The most rows that may be in flight while it prefills, so that its windows fit into the pool.
     pub num_rows_at_once: u32,
     /// The time by which its KV must have arrived, while it is receiving.

@@ -111,14 +111,8 @@ impl HostMemory {
                     request,
                     is_done: self.try_copy(request, |memory| memory.store(request, &pages)),
                 },
-                SpillTask::Restore {
-                    request,
-                    first_page,
-                    pages,
-                } => {
-                    let is_done = self.try_copy(request, |memory| {
-                        memory.restore(request, first_page as usize, &pages)
-                    });
+                SpillTask::Restore { request, pages } => {
+                    let is_done = self.try_copy(request, |memory| memory.restore(request, &pages));
                     self.discard(request);
                     EndedCopy::Restored { request, is_done }
                 }
@@ -166,18 +160,12 @@ impl HostMemory {
         Ok(())
     }
 
-    fn restore(
-        &mut self,
-        request: RequestId,
-        first_page: usize,
-        pages: &[PageId],
-    ) -> Result<(), String> {
+    fn restore(&mut self, request: RequestId, pages: &[(u32, PageId)]) -> Result<(), String> {
         let layer_bytes = self.pages.geometry().layer_bytes();
         let stored = self.stored.get(&request);
-        let stored = stored.and_then(|stored| stored.get(first_page..));
-        let stored = stored.filter(|stored| stored.len() == pages.len());
-        let stored = stored.ok_or("it was not stored")?;
-        for (&page, bytes) in pages.iter().zip(stored) {
+        for &(number, page) in pages {
+            let bytes = stored.and_then(|stored| stored.get(number as usize));
+            let bytes = bytes.ok_or("it was not stored")?;
             for (layer, bytes) in bytes.chunks(layer_bytes).enumerate() {
                 // SAFETY: the scheduler has reserved these pages for this request, which has no slot,
                 // and gives them to no other until `handle_restored`, which comes after this.

@@ -21,9 +21,8 @@ pub struct HostMemory {
     is_copying: bool,
     /// What the pages that are being stored held at first.
     source: Vec<Vec<Row>>,
-    /// Requests that have their rows back and have not had a slot since, with the place in their
-    /// tables of the pages that were filled.
-    restored: BTreeMap<RequestId, (usize, Vec<PageId>)>,
+    /// Requests that have their rows back and have not had a slot since, with the pages that were filled.
+    restored: BTreeMap<RequestId, Vec<PageId>>,
     num_failed: u64,
 }
 
@@ -53,11 +52,10 @@ impl HostMemory {
     /// may have lost the pages again before it had a slot. `None` if nothing had to be filled because
     /// the prefix cache had all of its pages, which looks alike either way.
     pub fn take_restored(&mut self, request: RequestId, table: &[PageId]) -> Option<bool> {
-        let Some((first, pages)) = self.restored.remove(&request) else {
+        let Some(pages) = self.restored.remove(&request) else {
             return Some(false);
         };
-        let kept = table.get(first..first + pages.len());
-        (!pages.is_empty()).then(|| kept == Some(&pages[..]))
+        (!pages.is_empty()).then(|| pages.iter().all(|page| table.contains(page)))
     }
 
     /// Nothing is kept and nothing is to be done.
@@ -87,7 +85,7 @@ impl HostMemory {
             SpillTask::Store { pages, .. } => self.source = self.read(pages, executor),
             SpillTask::Restore { pages, .. } => {
                 // Half a copy is worse than none.
-                for &page in pages {
+                for &(_, page) in pages {
                     for at in 0..self.page_size / 2 {
                         executor.write_row(page, at, None);
                     }
@@ -127,16 +125,12 @@ impl HostMemory {
                 );
                 scheduler.handle_stored(request, is_done)
             }
-            SpillTask::Restore {
-                request,
-                first_page,
-                pages,
-            } => {
+            SpillTask::Restore { request, pages } => {
                 let rows = self.stored.remove(&request);
                 let rows = rows.expect("a request is restored that was stored");
-                assert_eq!(rows.len(), first_page as usize + pages.len());
-                for (&page, rows) in pages.iter().zip(&rows[first_page as usize..]) {
-                    for (at, &row) in rows.iter().enumerate().filter(|_| is_done) {
+                for &(number, page) in &pages {
+                    let rows = rows[number as usize].iter().enumerate();
+                    for (at, &row) in rows.filter(|_| is_done) {
                         executor.write_row(page, at, row);
                     }
                 }
@@ -144,7 +138,8 @@ impl HostMemory {
                 let is_known = scheduler.handle_restored(request, is_done);
                 // It may have ended, or started over, meanwhile.
                 if scheduler.stats().num_restores > num_restores {
-                    self.restored.insert(request, (first_page as usize, pages));
+                    let pages = pages.into_iter().map(|(_, page)| page);
+                    self.restored.insert(request, pages.collect());
                 }
                 is_known
             }

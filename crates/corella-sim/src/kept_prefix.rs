@@ -43,7 +43,8 @@ impl KeptPrefixes {
         ensure(is_right, || {
             format!("pinning {num_whole} blocks returned {result:?}, and {num_new} are new")
         })?;
-        if result.is_ok() {
+        // Behind a window of one token, nothing is read of a prefix, and nothing of it is kept.
+        if result.is_ok() && (num_new > 0 || !scheduler.config().has_windows()) {
             let prefixes = (first..=num_whole).map(|num| pin.tokens[..num * page_size].to_vec());
             let prefixes = prefixes.map(|prefix| (pin.namespace.clone(), prefix));
             self.prefixes.extend(prefixes);

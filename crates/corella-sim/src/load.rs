@@ -474,7 +474,6 @@ fn split_layers(config: &mut SchedulerConfig, random: &mut Random) {
     config.kv_groups = groups.collect();
     config.num_pages *= num_groups;
     config.max_held_pages = 0;
-    config.max_spilled_pages = 0;
 }
 
 fn vary(config: &mut SchedulerConfig, random: &mut Random) {

@@ -16,7 +16,7 @@ use crate::kv_plan::{KvDemand, KvPlan};
 use crate::option_name::in_options;
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
-use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
+use crate::{Device, Error, LlmOptions, LoadWatcher, TokenCost};
 
 pub(crate) struct Loaded {
     pub executor: Box<dyn Executor>,
@@ -321,7 +321,7 @@ pub(crate) fn load(
 }
 
 /// The groups of layers that give back the pages behind their windows, if nobody needs those. What
-/// keeps or sends pages knows only one group of all layers.
+/// sends pages to other nodes, or drafts, knows only one group of all layers.
 pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     let one = KvGroups::one(spec);
     let by_window = match options.device {
@@ -330,10 +330,6 @@ pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     };
     let needs = [
         (options.exchanges_kv, "other nodes may fetch KV pages"),
-        (
-            options.kv_spill != KvSpill::Bytes(0),
-            "--kv-spill-memory keeps KV pages of preempted requests",
-        ),
         (
             options.draft_model.is_some(),
             "a draft model has the same KV pages",

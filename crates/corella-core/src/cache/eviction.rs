@@ -17,12 +17,15 @@ const MAX_BLOCKS_PER_PAGE: usize = 64;
 pub(crate) struct Removed {
     pub blocks: Vec<BlockId>,
     pub pages: Vec<PageId>,
+    /// How many paths ended at those blocks.
+    pub num_ends: u32,
 }
 
 impl Removed {
     pub(super) fn clear(&mut self) {
         self.blocks.clear();
         self.pages.clear();
+        self.num_ends = 0;
     }
 }
 
@@ -101,7 +104,7 @@ impl KvCache {
             if let Some(watch) = &mut self.watch {
                 watch.note_removed(block);
             }
-            self.num_ends[block.0 as usize] = 0;
+            self.removed.num_ends += core::mem::take(&mut self.num_ends[block.0 as usize]);
             for group in 0..self.residency.groups().len() {
                 if let Some(page) = self.residency.page(block, group) {
                     self.drop_page(page);
@@ -132,7 +135,7 @@ impl KvCache {
 
     /// Removes a block that has no page, leads nowhere and ends no path, and those before it that then
     /// do so.
-    pub(super) fn prune(&mut self, mut block: BlockId) {
+    pub(crate) fn prune(&mut self, mut block: BlockId) {
         while self.num_ends[block.0 as usize] == 0
             && self.residency.pages(block).next().is_none()
             && self.tree.is_leaf(block)

@@ -398,7 +398,6 @@ impl KvCache {
     }
 
     /// The block that a page holds the KV of.
-    #[cfg(test)]
     pub(crate) fn block_of(&self, page: PageId) -> Option<BlockId> {
         let resident = self.residency.resident(page)?;
         Some(resident.block)

@@ -109,7 +109,7 @@ impl SchedulerConfig {
     pub(crate) fn first_table_len(
         &self,
         state: &RequestState,
-        num_found_rows: u32,
+        num_ready_rows: u32,
         group: usize,
     ) -> usize {
         let num_known_tokens = state.num_known_tokens();
@@ -117,7 +117,7 @@ impl SchedulerConfig {
             Some(_) if self.enable_chunked_prefill => {
                 let num_step_rows = self.max_prefill_tokens.min(self.max_num_batched_tokens);
                 let num_step_rows = num_step_rows.min(state.num_rows_at_once);
-                num_known_tokens.min(num_found_rows.saturating_add(num_step_rows))
+                num_known_tokens.min(num_ready_rows.saturating_add(num_step_rows))
             }
             _ => num_known_tokens,
         };
@@ -150,25 +150,16 @@ impl SchedulerConfig {
                 "the window of a KV group must be at least 1".into(),
             ));
         }
-        // Nodes and host memory exchange the pages of one table from its first row on.
+        // Nodes exchange the pages of one table from its first row on.
         if self.kv_groups == [KvGroup::default()] {
             return Ok(());
         }
-        let unsupported = [
-            ("max_held_pages", self.max_held_pages, "sent to other nodes"),
-            (
-                "max_spilled_pages",
-                self.max_spilled_pages,
-                "kept in host memory",
-            ),
-        ];
-        for (name, value, what) in unsupported {
-            if value > 0 {
-                return Err(ConfigError(format!(
-                    "{name} is {value}, and KV of several groups or with a window cannot be {what} \
-                     yet; use 0"
-                )));
-            }
+        let value = self.max_held_pages;
+        if value > 0 {
+            return Err(ConfigError(format!(
+                "max_held_pages is {value}, and KV of several groups or with a window cannot be sent \
+                 to other nodes yet; use 0"
+            )));
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ impl PageTable {
     pub fn take_before(&mut self, first: usize) -> Drain<'_, PageId> {
         let num_pages = first.saturating_sub(self.num_gone);
         self.num_gone += num_pages;
-        self.pages.drain(..num_pages)
+        self.pages.drain(..num_pages.min(self.pages.len()))
     }
 
     pub fn page(&self, at: usize) -> Option<PageId> {
@@ -53,13 +53,6 @@ impl PageTables {
         match group {
             0 => &self.first,
             _ => &self.others[group - 1],
-        }
-    }
-
-    pub fn group_mut(&mut self, group: usize) -> &mut PageTable {
-        match group {
-            0 => &mut self.first,
-            _ => &mut self.others[group - 1],
         }
     }
 

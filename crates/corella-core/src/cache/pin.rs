@@ -22,9 +22,10 @@ pub enum PinError {
 }
 
 impl Scheduler {
-    /// Keeps the full pages of `tokens` in the prefix cache for good, even through
-    /// [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. Returns the number of
-    /// pages that were not pinned before.
+    /// Keeps the whole blocks of `tokens` in the prefix cache for good, even through
+    /// [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. In groups with windows, only the
+    /// pages stay that a query behind those tokens reads. Returns the number of pages that were not pinned
+    /// before.
     ///
     /// A page loses its pin if its contents turn out to be undefined: it was pinned while the
     /// request that computed it was running, and the request then ended because its logits were not

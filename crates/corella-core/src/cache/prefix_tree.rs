@@ -154,10 +154,7 @@ impl PrefixTree {
             known.blocks.pop();
         }
         let (mut node, mut num_blocks) = match known.blocks.last() {
-            Some(&(block, _)) => {
-                let place = self.place(block);
-                (place.node, place.index as usize + 1)
-            }
+            Some(&(block, _)) => self.behind(block),
             None => match self.roots.get(&root_key(namespace)) {
                 Some(&root) => (root, 0),
                 None => return PrefixMatch::default(),
@@ -190,7 +187,7 @@ impl PrefixTree {
         };
         PrefixMatch {
             blocks: known.blocks.iter().map(|&(block, _)| block).collect(),
-            donor: (donor.1 > 0).then(|| (donor.0, donor.1 as u32)),
+            donor: (donor.1 > 0).then_some((donor.0, donor.1 as u32)),
         }
     }
 
@@ -206,10 +203,7 @@ impl PrefixTree {
         debug_assert!(!tokens.is_empty() && tokens.len() <= self.page_size);
         let (mut parent, after) = match parent {
             Parent::Root(namespace) => (self.root(namespace), 0),
-            Parent::Block(block) => {
-                let place = self.place(block);
-                (place.node, place.index as usize + 1)
-            }
+            Parent::Block(block) => self.behind(block),
         };
         if after < self.node(parent).blocks.len() {
             let there = &self.node(parent).tokens[after * self.page_size..];
@@ -264,10 +258,7 @@ impl PrefixTree {
     pub fn child(&self, parent: Parent, tokens: &[TokenId]) -> Option<BlockId> {
         let (node, after) = match parent {
             Parent::Root(namespace) => (*self.roots.get(&root_key(namespace))?, 0),
-            Parent::Block(block) => {
-                let place = self.place(block);
-                (place.node, place.index as usize + 1)
-            }
+            Parent::Block(block) => self.behind(block),
         };
         let node = self.node(node);
         match node.blocks.get(after) {
@@ -518,6 +509,12 @@ impl PrefixTree {
 
     fn node_mut(&mut self, node: NodeId) -> &mut Node {
         &mut self.nodes[node.0 as usize]
+    }
+
+    /// The node of a block, and the index behind it.
+    fn behind(&self, block: BlockId) -> (NodeId, usize) {
+        let place = self.place(block);
+        (place.node, place.index as usize + 1)
     }
 
     fn place(&self, block: BlockId) -> Place {

@@ -6,7 +6,9 @@
 //! pages, the path ends until the request lets go of its own pages, and it is a *guest* of the blocks that
 //! follow: it gives them the pages that windows have left them without.
 
+use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
 
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::Parent;
@@ -22,12 +24,14 @@ pub(crate) struct Guest {
     insertion: u64,
     /// The number of blocks up to the end of that one.
     num_blocks: u32,
+    /// The block behind it was not there. The request publishes it when it lets go of its pages.
+    is_at_end: bool,
 }
 
 /// Published blocks whose rows turned out to be undefined.
 pub(crate) struct Undefined {
     /// Indexed by page.
-    is_undefined: alloc::vec::Vec<bool>,
+    is_undefined: Vec<bool>,
     /// Requests whose path led through such a block. They may have read pages that they have given back
     /// since.
     requests: BTreeSet<RequestIndex>,
@@ -49,11 +53,17 @@ impl Undefined {
 impl RequestState {
     /// The last block of its path or, where it is a guest, the last to which it has offered its pages, and
     /// the number of blocks up to there.
-    pub fn offered(&self) -> (Option<BlockId>, u32) {
+    fn offered(&self) -> (Option<BlockId>, u32) {
         match &self.guest {
             Some(guest) => (Some(guest.block), guest.num_blocks),
             None => (self.path_end, self.num_published_blocks),
         }
+    }
+
+    /// The block behind which it is going to publish the next, and the number of blocks up to there.
+    pub fn frontier(&self) -> Option<(Option<BlockId>, u32)> {
+        let goes_on = { self.guest.as_ref() }.is_none_or(|guest| !guest.is_at_end);
+        goes_on.then(|| self.offered())
     }
 
     fn parent(&self) -> Parent<'_> {
@@ -126,8 +136,9 @@ impl Scheduler {
         }
         let page_size = self.config.page_size as usize;
         let state = &mut self.requests[index];
-        let is_there = |guest: &Guest| self.kv.insertion(guest.block) == Some(guest.insertion);
-        state.guest = state.guest.filter(is_there);
+        let is_gone =
+            |guest: &mut Box<Guest>| self.kv.insertion(guest.block) != Some(guest.insertion);
+        state.guest.take_if(is_gone);
         for at in state.offered().1 as usize..num_blocks as usize {
             let parent = match &state.guest {
                 Some(guest) => Parent::Block(guest.block),
@@ -135,13 +146,21 @@ impl Scheduler {
             };
             let tokens = &state.tokens[at * page_size..(at + 1) * page_size];
             let Some(block) = self.kv.child(parent, tokens) else {
+                if let Some(guest) = &mut state.guest {
+                    guest.is_at_end = true;
+                }
                 return false;
             };
             self.kv.fill_block(block, page_at(&state.tables, at), step);
-            state.guest = { self.kv.insertion(block) }.map(|insertion| Guest {
-                block,
-                insertion,
-                num_blocks: at as u32 + 1,
+            let insertion = self.kv.insertion(block);
+            state.guest = insertion.map(|insertion| {
+                let num_blocks = at as u32 + 1;
+                Box::new(Guest {
+                    block,
+                    insertion,
+                    num_blocks,
+                    is_at_end: false,
+                })
             });
         }
         true
@@ -175,6 +194,10 @@ impl Scheduler {
             }
             parent = Parent::Block(published.unwrap_or_else(|there| there));
         }
+        // Behind all windows, the last blocks may have got no page.
+        if let Parent::Block(last) = parent {
+            self.kv.prune(last);
+        }
     }
 
     /// Sets the path of a request to `num_blocks` blocks that were found, up to `end`.
@@ -205,26 +228,40 @@ impl Scheduler {
         step: StepId,
         undefined: &mut Undefined,
     ) {
-        let state = &self.requests[index];
-        let num_computed = state.num_computed_tokens.max(state.num_scheduled_tokens);
-        let tokens = &state.tokens[..state.num_known_tokens().min(num_computed) as usize];
-        let matched = self.kv.match_prefix(&state.request.namespace, tokens);
-        let num_blocks = match self.kv.has_windows() {
-            true => matched.blocks.len(),
-            false => state.num_published_blocks as usize,
+        let first = match self.kv.has_windows() {
+            true => {
+                let is_undefined = |block: &BlockId| self.kv.block_filled_by(*block) >= Some(step);
+                self.offered_blocks(index).into_iter().find(is_undefined)
+            }
+            false => {
+                let state = &self.requests[index];
+                let pages = state.tables.group(0).pages.iter();
+                let mut published = pages.take(state.num_published_blocks as usize);
+                let first = published.find(|&&page| self.kv.filled_by(page) >= Some(step));
+                first.and_then(|&page| self.kv.block_of(page))
+            }
         };
-        let mut path = matched.blocks.into_iter().take(num_blocks);
-        let is_undefined = |&block: &BlockId| self.kv.block_filled_by(block) >= Some(step);
-        if let Some(first) = path.find(is_undefined) {
-            self.unpublish_from(first, undefined);
+        if let Some(first) = first {
+            self.unpublish_from(first, index, undefined);
         }
         let state = &mut self.requests[index];
         let num_rows = state.num_published_blocks * self.config.page_size;
         state.num_computed_tokens = state.num_computed_tokens.min(num_rows);
     }
 
-    /// Unpublishes a block and all behind it, and ends before it every path that leads through it.
-    fn unpublish_from(&mut self, first: BlockId, undefined: &mut Undefined) {
+    /// The blocks of a request's tokens, as far as it may have given them pages.
+    fn offered_blocks(&self, index: RequestIndex) -> Vec<BlockId> {
+        let state = &self.requests[index];
+        let num_computed = state.num_computed_tokens.max(state.num_scheduled_tokens);
+        let tokens = &state.tokens[..state.num_known_tokens().min(num_computed) as usize];
+        self.kv
+            .match_prefix(&state.request.namespace, tokens)
+            .blocks
+    }
+
+    /// Unpublishes a block of a request and all behind it, and ends before it every path that leads through
+    /// it.
+    fn unpublish_from(&mut self, first: BlockId, index: RequestIndex, undefined: &mut Undefined) {
         let before = self.kv.block_before(first);
         // It stays, even if it has no page, until the paths have been set back to it.
         self.kv.move_end(None, before);
@@ -233,14 +270,21 @@ impl Scheduler {
         for page in removed.pages {
             undefined.is_undefined[page.0 as usize] = true;
         }
-        let removed: BTreeSet<_> = removed.blocks.into_iter().collect();
-        let indices: alloc::vec::Vec<_> = self.requests.indices().collect();
-        for index in indices {
-            let state = &mut self.requests[index];
-            if state.path_end.is_some_and(|end| removed.contains(&end)) {
+        let mut num_left = removed.num_ends;
+        let mut set_back = |scheduler: &mut Self, index| {
+            let state = &mut scheduler.requests[index];
+            let is_removed = |&end: &BlockId| scheduler.kv.insertion(end).is_none();
+            if state.path_end.as_ref().is_some_and(is_removed) {
                 undefined.requests.insert(index);
                 state.path_end = None;
-                self.begin_path(index, before, num_blocks);
+                scheduler.begin_path(index, before, num_blocks);
+                num_left -= 1;
+            }
+            num_left > 0
+        };
+        if set_back(self, index) {
+            for index in self.requests.indices().collect::<Vec<_>>() {
+                set_back(self, index);
             }
         }
         self.kv.move_end(before, None);
@@ -249,7 +293,7 @@ impl Scheduler {
     /// Whether a request has read something undefined.
     pub(crate) fn reads_any(&self, index: RequestIndex, undefined: &Undefined) -> bool {
         let state = &self.requests[index];
-        let spilled = self.spills.source(state.request.id).iter().copied();
+        let spilled = self.spills.source(state.request.id);
         let mut read = state
             .tables
             .pages()

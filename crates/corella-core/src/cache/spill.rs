@@ -18,6 +18,7 @@
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
+use crate::cache::page_table::PageTables;
 use crate::cache::receipt::NO_DEADLINE;
 use crate::queue::admission::{Candidate, Held};
 use crate::request_state::{Leaving, RequestIndex, Stage};
@@ -33,12 +34,11 @@ pub enum SpillTask {
         request: RequestId,
         pages: Vec<PageId>,
     },
-    /// Fill `pages` with what was stored of the request, from its page `first_page` on, forget all
-    /// of it, then call [`Scheduler::handle_restored`]. Nobody reads `pages` until then.
+    /// Fill pages, each with the page of this number among those that were stored of the request, forget
+    /// all of it, then call [`Scheduler::handle_restored`]. The pages are not read until then.
     Restore {
         request: RequestId,
-        first_page: u32,
-        pages: Vec<PageId>,
+        pages: Vec<(u32, PageId)>,
     },
     /// Forget what was stored of the request, if anything was.
     Discard { request: RequestId },
@@ -63,7 +63,7 @@ struct Spill {
     /// Pages of host memory.
     num_pages: u32,
     /// The pages that were copied. Once they are stored, they may hold something else.
-    source: Vec<PageId>,
+    source: PageTables,
     /// Locked until the copy out or, if the request has gone, the copy in has ended.
     locked: Vec<PageId>,
 }
@@ -111,9 +111,9 @@ impl Spills {
     }
 
     /// The pages that the request's rows were copied from.
-    pub fn source(&self, request: RequestId) -> &[PageId] {
-        let spill = self.by_request.get(&request);
-        spill.map_or(&[], |spill| &spill.source)
+    pub fn source(&self, request: RequestId) -> impl Iterator<Item = PageId> {
+        let spill = self.by_request.get(&request).into_iter();
+        spill.flat_map(|spill| spill.source.pages())
     }
 
     pub fn locked_pages(&self) -> impl Iterator<Item = PageId> {
@@ -286,21 +286,26 @@ impl Scheduler {
             return;
         }
         debug_assert_eq!(state.num_computed_tokens, state.num_rows());
-        let num_pages = state.num_computed_tokens.div_ceil(self.config.page_size);
-        let table = &mut state.tables.group_mut(0).pages;
-        let rest = table.split_off(num_pages as usize);
-        let pages = core::mem::replace(table, rest);
+        let end = state.num_computed_tokens.div_ceil(self.config.page_size) as usize;
+        let mut source = PageTables::new(state.tables.num_groups());
+        for (table, stored) in state.tables.iter_mut().zip(source.iter_mut()) {
+            let rest = table.pages.split_off(end - table.num_gone);
+            stored.num_gone = table.num_gone;
+            stored.pages = core::mem::replace(&mut table.pages, rest);
+        }
         let request = state.request.id;
+        let pages: Vec<_> = source.pages().collect();
+        let num_pages = pages.len();
         let spill = Spill {
             stage: SpillStage::Storing,
             is_wanted: true,
-            num_pages,
-            source: pages.clone(),
+            num_pages: num_pages as u32,
+            source,
             locked: pages.clone(),
         };
         self.note_admitted(index);
         self.spills.by_request.insert(request, spill);
-        self.spills.num_pages += num_pages as usize;
+        self.spills.num_pages += num_pages;
         self.spills.num_storing += 1;
         let task = SpillTask::Store { request, pages };
         self.spills.tasks.push_back(task);
@@ -355,13 +360,20 @@ impl Scheduler {
         let spill = self.spills.by_request.get_mut(&request);
         let spill = spill.expect("a stored request has a record");
         spill.stage = SpillStage::Restoring;
-        let first_page = candidate.found.path.len();
-        let pages = &state.tables.group(0).pages[first_page..spill.num_pages as usize];
-        self.spills.tasks.push_back(SpillTask::Restore {
-            request,
-            first_page: first_page as u32,
-            pages: pages.to_vec(),
-        });
+        let num_found = candidate.found.path.len();
+        let mut pages = Vec::new();
+        let mut first_stored = 0;
+        for (table, stored) in state.tables.iter().zip(spill.source.iter()) {
+            let missing = stored.num_gone.max(num_found)..stored.len();
+            let missing = missing.filter_map(|at| Some((at, table.page(at)?)));
+            pages.extend(missing.map(|(at, page)| {
+                let number = first_stored + at - stored.num_gone;
+                (number as u32, page)
+            }));
+            first_stored += stored.pages.len();
+        }
+        let task = SpillTask::Restore { request, pages };
+        self.spills.tasks.push_back(task);
         self.spills.num_restoring += 1;
         self.begin_receiving(index, NO_DEADLINE);
     }

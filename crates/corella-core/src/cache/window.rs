@@ -1,5 +1,5 @@
-//! The pages of requests in several KV groups or behind windows: how tables grow with a prompt that
-//! is being read, and what is given back when a window has moved on.
+//! The pages of requests in groups with windows: how tables grow with a prompt that is being read, and which
+//! pages are given back when a window has moved on.
 //!
 //! In groups without a window a request holds the pages of all its known tokens from its start. With
 //! a window it takes pages chunk by chunk, and gives them back when no coming query reads them, so
@@ -76,6 +76,9 @@ impl Scheduler {
 
     /// Gives back the pages that no coming query of a running request reads.
     pub(crate) fn give_back_pages(&mut self, index: RequestIndex) {
+        if !self.kv.has_windows() {
+            return;
+        }
         // It may just have ended.
         let still_runs = { self.requests.get(index) }.is_some_and(RequestState::is_running);
         if !still_runs {

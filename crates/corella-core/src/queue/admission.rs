@@ -115,6 +115,8 @@ pub(crate) struct Candidate {
     pub index: RequestIndex,
     pub found: FoundPrefix,
     num_matched_tokens: u32,
+    /// The rows that are there when the request starts or, if it was stored, when it is restored.
+    num_ready_rows: u32,
     pub num_uncached_tokens: u32,
     /// Pages that are available now and are not any more once the request has started.
     pub num_new_pages: usize,
@@ -225,38 +227,50 @@ impl Scheduler {
         self.expect_output(index);
         let state = &mut self.requests[index];
         state.num_rows_at_once = self.config.num_rows_at_once(state.num_known_tokens());
-        let state = &self.requests[index];
-        let (num_in_use, num_shared) = self.num_found_in_use(&found.tables);
-        let num_pages = self.num_first_pages(state, &found);
-        let mut candidate = Candidate {
-            index,
-            num_matched_tokens: 0,
-            num_uncached_tokens: 0,
-            num_new_pages: num_pages - num_in_use,
-            demand: self.page_demand(state, num_pages as u32, num_shared as u32),
-            found,
-        };
-        if let Some(donor) = &candidate.found.donor {
-            // A cached page is available until the request locks it.
-            let is_cached = |page: &&PageId| !self.kv.is_locked(**page);
-            let num_cached = donor.pages.iter().filter(is_cached).count();
-            candidate.num_new_pages += num_cached;
-            if num_cached > 0 && !self.has_pages_for(&candidate) {
-                // The request can compute those rows itself, in pages that it takes anyway.
-                candidate.num_new_pages -= num_cached;
-                candidate.found.donor = None;
-            }
+        let candidate = self.count_candidate(index, found);
+        let num_cached = self.num_cached_donors(&candidate.found);
+        if num_cached == 0 || self.has_pages_for(&candidate) {
+            return Ok(candidate);
         }
-        candidate.num_matched_tokens = candidate.found.num_rows(self.config.page_size);
+        // The request can compute those rows itself, in pages that it takes anyway.
+        let mut found = candidate.found;
+        found.donor = None;
+        found.tables = self.kv.tables_of(&found.path);
+        Ok(self.count_candidate(index, found))
+    }
+
+    /// A cached page is available until the request locks it.
+    fn num_cached_donors(&self, found: &FoundPrefix) -> usize {
+        let donors = found.donor.iter().flat_map(|donor| &donor.pages);
+        donors.filter(|&&page| !self.kv.is_locked(page)).count()
+    }
+
+    /// Counts the pages that a request needs behind its found prefix.
+    fn count_candidate(&self, index: RequestIndex, mut found: FoundPrefix) -> Candidate {
+        let state = &self.requests[index];
+        let num_matched_tokens = found.num_rows(self.config.page_size);
+        let num_ready_rows = match self.spills.has(state.request.id) {
+            true => state.num_rows(),
+            false => num_matched_tokens,
+        };
         let groups = self.config.kv_groups.iter();
-        for (group, table) in groups.zip(candidate.found.tables.iter_mut()) {
-            // Behind the rows that are copied, a window may begin later.
-            let first = group.first_page_read(candidate.num_matched_tokens, self.config.page_size);
+        for (group, table) in groups.zip(found.tables.iter_mut()) {
+            // Behind rows that are copied or restored, a window begins later.
+            let first = group.first_page_read(num_ready_rows, self.config.page_size);
             table.take_before(first as usize);
         }
-        candidate.num_uncached_tokens =
-            self.requests[index].num_known_tokens() - candidate.num_matched_tokens;
-        Ok(candidate)
+        let (num_in_use, num_shared) = self.num_found_in_use(&found.tables);
+        let num_pages = self.num_first_pages(state, &found.tables, num_ready_rows);
+        let num_donors = self.num_cached_donors(&found);
+        Candidate {
+            index,
+            num_matched_tokens,
+            num_ready_rows,
+            num_uncached_tokens: state.num_known_tokens() - num_matched_tokens,
+            num_new_pages: num_pages - num_in_use + num_donors,
+            demand: self.page_demand(state, num_pages as u32, num_shared as u32),
+            found,
+        }
     }
 
     /// Finds a waiting request's tokens in the prefix tree. A request that waits long is looked up
@@ -288,10 +302,9 @@ impl Scheduler {
     }
 
     /// The pages that a request holds when it starts: those that were found, and those to fill.
-    fn num_first_pages(&self, state: &RequestState, found: &FoundPrefix) -> usize {
-        let num_rows = found.num_rows(self.config.page_size);
+    fn num_first_pages(&self, state: &RequestState, found: &PageTables, num_rows: u32) -> usize {
         let first_len = |group| self.config.first_table_len(state, num_rows, group);
-        let tables = found.tables.iter().enumerate();
+        let tables = found.iter().enumerate();
         let num_pages = tables.map(|(group, table)| first_len(group) - table.num_gone);
         num_pages.sum()
     }
@@ -325,10 +338,12 @@ impl Scheduler {
         let Candidate { index, found, .. } = candidate;
         let index = *index;
         self.stop_waiting(index);
-        let state = &mut self.requests[index];
         for page in found.tables.pages() {
             self.kv.lock(page);
         }
+        // Its blocks stay when pages are evicted for its own.
+        self.begin_path(index, found.path.last().copied(), found.path.len() as u32);
+        let state = &mut self.requests[index];
         if let Some(donor) = &found.donor {
             for &page in &donor.pages {
                 self.kv.lock(page);
@@ -346,7 +361,7 @@ impl Scheduler {
         }
         let config = &self.config;
         let has_pages = self.kv.try_extend(&mut tables, |group| {
-            config.first_table_len(state, candidate.num_matched_tokens, group)
+            config.first_table_len(state, candidate.num_ready_rows, group)
         });
         state.tables = tables;
         assert!(
@@ -356,7 +371,6 @@ impl Scheduler {
         state.num_shared_pages = candidate.demand.num_shared_pages;
         state.num_computed_tokens = candidate.num_matched_tokens;
         state.num_scheduled_tokens = candidate.num_matched_tokens;
-        self.begin_path(index, found.path.last().copied(), found.path.len() as u32);
     }
 
     /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.

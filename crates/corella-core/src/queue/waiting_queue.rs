@@ -3,8 +3,8 @@
 use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use core::cmp::Reverse;
 
-use crate::Scheduler;
 use crate::request_state::{Rank, RequestIndex, RequestState};
+use crate::{Scheduler, SchedulerConfig};
 
 /// The order of the queue. `fcfs` starts requests in this order. So does `priority`, except that it
 /// starts aged requests first and skips those that would delay an aged one. `lpm` and packing start
@@ -20,11 +20,15 @@ pub(crate) struct WaitingRank {
 
 /// Requests that may start, and followers, which may not start before their leader has computed
 /// what they need. Followers are kept apart, so that requests behind them can start meanwhile.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct WaitingQueue {
+    /// Whether requests that were preempted are sorted before new ones.
+    resumes_first: bool,
+    /// A request that was preempted this often has aged.
+    max_passed_over: u32,
     by_rank: BTreeMap<WaitingRank, RequestIndex>,
     by_ticket: BTreeMap<u64, RequestIndex>,
-    /// Sorted by leader, then by the number of pages that the leader must publish before the
+    /// Sorted by leader, then by the number of blocks that the leader must publish before the
     /// follower can start.
     followers: BTreeSet<(RequestIndex, u32, RequestIndex)>,
     next_ticket: u64,
@@ -44,6 +48,21 @@ pub(crate) struct WaitingQueue {
 struct PassingRounds(BinaryHeap<Reverse<u64>>);
 
 impl WaitingQueue {
+    pub fn new(config: &SchedulerConfig) -> Self {
+        Self {
+            resumes_first: config.scheduling_policy.resumes_first(),
+            max_passed_over: config.max_passed_over,
+            by_rank: BTreeMap::new(),
+            by_ticket: BTreeMap::new(),
+            followers: BTreeSet::new(),
+            next_ticket: 0,
+            rounds: PassingRounds::default(),
+            num_new: 0,
+            num_new_tokens: 0,
+            num_admission_rounds: 0,
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.by_rank.len() + self.followers.len()
     }
@@ -64,16 +83,6 @@ impl WaitingQueue {
         self.num_new_tokens
     }
 
-    fn count_new(&mut self, num_prompt_tokens: u32) {
-        self.num_new += 1;
-        self.num_new_tokens += u64::from(num_prompt_tokens);
-    }
-
-    fn uncount_new(&mut self, num_prompt_tokens: u32) {
-        self.num_new -= 1;
-        self.num_new_tokens -= u64::from(num_prompt_tokens);
-    }
-
     pub fn begin_round(&mut self) {
         self.num_admission_rounds += 1;
     }
@@ -82,19 +91,77 @@ impl WaitingQueue {
         self.num_admission_rounds
     }
 
-    pub fn take_ticket(&mut self) -> u64 {
-        self.next_ticket += 1;
-        self.next_ticket
+    /// The rank of a waiting request in the queue.
+    fn rank(&self, state: &RequestState) -> WaitingRank {
+        WaitingRank {
+            is_new: state.is_new() && self.resumes_first,
+            rank: state.rank,
+        }
     }
 
-    pub fn insert(&mut self, rank: WaitingRank, ticket: u64, index: RequestIndex) {
-        self.by_rank.insert(rank, index);
-        self.by_ticket.insert(ticket, index);
+    /// Adds a request, which may start.
+    pub fn add(&mut self, index: RequestIndex, state: &mut RequestState) {
+        // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from
+        // now on.
+        state.is_aged |= state.num_preemptions >= self.max_passed_over;
+        if state.ticket == 0 || !state.is_aged {
+            self.next_ticket += 1;
+            state.ticket = self.next_ticket;
+        }
+        if state.is_new() {
+            self.num_new += 1;
+            self.num_new_tokens += u64::from(state.num_prompt_tokens);
+        }
+        self.list(index, state);
     }
 
-    pub fn remove(&mut self, rank: WaitingRank, ticket: u64) {
-        self.by_rank.remove(&rank);
-        self.by_ticket.remove(&ticket);
+    /// Takes a request out, wherever it is.
+    pub fn take_out(&mut self, index: RequestIndex, state: &mut RequestState) {
+        if !self.stop_following(index, state) {
+            self.unlist(state);
+        }
+        if state.is_new() {
+            self.num_new -= 1;
+            self.num_new_tokens -= u64::from(state.num_prompt_tokens);
+        }
+    }
+
+    fn list(&mut self, index: RequestIndex, state: &RequestState) {
+        self.by_rank.insert(self.rank(state), index);
+        self.by_ticket.insert(state.ticket, index);
+    }
+
+    fn unlist(&mut self, state: &RequestState) {
+        self.by_rank.remove(&self.rank(state));
+        self.by_ticket.remove(&state.ticket);
+    }
+
+    /// Lets a request follow a leader until that has published `num_blocks` blocks.
+    pub fn follow(
+        &mut self,
+        index: RequestIndex,
+        state: &mut RequestState,
+        leader: RequestIndex,
+        num_blocks: u32,
+    ) {
+        self.unlist(state);
+        self.followers.insert((leader, num_blocks, index));
+        state.held_by = Some((leader, num_blocks));
+    }
+
+    /// Puts a follower back among the requests that may start.
+    pub fn let_go(&mut self, index: RequestIndex, state: &mut RequestState) {
+        self.stop_following(index, state);
+        self.list(index, state);
+    }
+
+    /// Returns false if the request was not a follower.
+    fn stop_following(&mut self, index: RequestIndex, state: &mut RequestState) -> bool {
+        let held_by = state.held_by.take();
+        if let Some((leader, num_blocks)) = held_by {
+            self.followers.remove(&(leader, num_blocks, index));
+        }
+        held_by.is_some()
     }
 
     pub fn first(&self) -> Option<RequestIndex> {
@@ -138,18 +205,9 @@ impl WaitingQueue {
         Some((ticket, index))
     }
 
-    /// Adds a follower, which must not be in the queue, until its leader has published `num_pages`.
-    pub fn insert_follower(&mut self, leader: RequestIndex, num_pages: u32, index: RequestIndex) {
-        self.followers.insert((leader, num_pages, index));
-    }
-
-    pub fn remove_follower(&mut self, leader: RequestIndex, num_pages: u32, index: RequestIndex) {
-        self.followers.remove(&(leader, num_pages, index));
-    }
-
-    /// A follower of `leader` that needs no more than its first `num_pages` pages.
-    pub fn follower_up_to(&self, leader: RequestIndex, num_pages: u32) -> Option<RequestIndex> {
-        let last = (leader, num_pages, RequestIndex::LAST);
+    /// A follower of `leader` that needs no more than its first `num_blocks` blocks.
+    pub fn follower_up_to(&self, leader: RequestIndex, num_blocks: u32) -> Option<RequestIndex> {
+        let last = (leader, num_blocks, RequestIndex::LAST);
         let mut found = self
             .followers
             .range((leader, 0, RequestIndex::FIRST)..=last);
@@ -184,42 +242,22 @@ impl WaitingQueue {
 }
 
 impl Scheduler {
-    /// The rank of a waiting request in the queue.
-    pub(super) fn waiting_rank(&self, state: &RequestState) -> WaitingRank {
-        let resumes_first = self.config.scheduling_policy.resumes_first();
-        WaitingRank {
-            is_new: state.is_new() && resumes_first,
-            rank: state.rank,
-        }
-    }
-
     /// Puts a request into the queue.
     pub(crate) fn wait(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
-        // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from
-        // now on.
-        state.is_aged |= state.num_preemptions >= self.config.max_passed_over;
-        if state.ticket == 0 || !state.is_aged {
-            state.ticket = self.waiting.take_ticket();
-        }
-        if state.is_new() {
-            self.waiting.count_new(state.num_prompt_tokens);
+        let is_new = state.is_new();
+        self.waiting.add(index, state);
+        if is_new {
             self.watch_deadline(index);
         }
-        let state = &self.requests[index];
-        self.waiting
-            .insert(self.waiting_rank(state), state.ticket, index);
     }
 
     /// Takes a waiting request out of the queue, or from among the followers.
     pub(crate) fn stop_waiting(&mut self, index: RequestIndex) {
-        if !self.stop_following(index) {
-            let state = &self.requests[index];
-            self.waiting.remove(self.waiting_rank(state), state.ticket);
-        }
-        let state = &self.requests[index];
-        if state.is_new() {
-            self.waiting.uncount_new(state.num_prompt_tokens);
+        let state = &mut self.requests[index];
+        let is_new = state.is_new();
+        self.waiting.take_out(index, state);
+        if is_new {
             self.forget_deadline(index);
         }
     }

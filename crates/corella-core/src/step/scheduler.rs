@@ -114,7 +114,7 @@ impl Scheduler {
         let is_timed = config.head_room == HeadRoom::Estimate;
         Ok(Self {
             requests: RequestTable::default(),
-            waiting: WaitingQueue::default(),
+            waiting: WaitingQueue::new(&config),
             running: RunningSet::default(),
             receipts: Receipts::default(),
             holds: Holds::default(),

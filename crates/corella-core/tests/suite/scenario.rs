@@ -463,14 +463,18 @@ impl World {
                 SpillTask::Store { request, pages } => {
                     format!("{}: store pages{}", self.names[&request], list(&pages))
                 }
-                SpillTask::Restore {
-                    request,
-                    first_page,
-                    pages,
-                } => {
+                SpillTask::Restore { request, pages } => {
                     let name = &self.names[&request];
+                    let (stored, pages): (Vec<_>, Vec<_>) = pages.into_iter().unzip();
+                    let first = stored.first().copied().unwrap_or_default();
                     let pages = list(&pages);
-                    format!("{name}: restore from its page {first_page} on, to pages{pages}")
+                    let is_run = stored.iter().zip(first..).all(|(&page, at)| page == at);
+                    match is_run {
+                        true => {
+                            format!("{name}: restore from its page {first} on, to pages{pages}")
+                        }
+                        false => format!("{name}: restore its pages {stored:?} to pages{pages}"),
+                    }
                 }
                 SpillTask::Discard { request } => format!("{}: discard", self.names[&request]),
             };

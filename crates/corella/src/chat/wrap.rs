@@ -10,7 +10,7 @@ pub struct Wrap {
     spaces: String,
     word: String,
     /// Whether a part of the word was shown, because it is longer than a line. The terminal breaks it then, so that
-    /// what is copied is whole.
+    /// a copied word is whole.
     is_begun: bool,
 }
 
