@@ -315,6 +315,13 @@ def test_the_engine_is_watched_only_while_it_is_seen(browser):
         page.wait_for_selector("#feed-state[data-state=live]")
 
 
+def test_empty_fields_show_the_defaults_of_the_server(browser, server):
+    with page_of(browser, server) as page:
+        shown = {"temperature": "0.4", "top_p": "0.8", "top_k": "0", "repetition_penalty": "1", "seed": "default"}
+        for name, value in shown.items():
+            wait(page, "([name, value]) => document.getElementById(`sampling-${name}`).placeholder === value", [name, value])
+
+
 def test_the_engine_can_be_hidden(browser, server):
     with page_of(browser, server) as page:
         page.wait_for_selector("#feed-state[data-state=live]")

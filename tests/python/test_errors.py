@@ -105,7 +105,7 @@ def test_every_api_tells_its_errors(llm):
         ("/v1/responses", {"input": "x", "temperature": -1}, "temperature"),
         ("/v1/messages", {"messages": QUESTION}, "max_tokens"),
         ("/api/generate", {"prompt": "x", "options": {"temperature": -1}}, "options.temperature"),
-        ("/api/pull", {"model": "x"}, "/api/pull"),
+        ("/api/pull", {"model": "x"}, "corella pull x"),
     ]:
         with pytest.raises(RequestError, match=message) as refused:
             llm.post(path, body)

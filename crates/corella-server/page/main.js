@@ -92,11 +92,12 @@ at("model").addEventListener("change", ({ target }) => {
   showModel();
 });
 
-/** Servers without the path leave the fields of sampling as they are. */
+/** Shows the server's sampling defaults in empty fields. */
 async function readDefaults() {
   const response = await call("/props");
   const { default_generation_settings: settings } = await response.json();
-  chat.settings.sampling.showDefaults(settings?.params ?? {});
+  const params = settings?.params ?? {};
+  chat.settings.sampling.showDefaults({ ...params, repetition_penalty: params.repeat_penalty });
 }
 document.addEventListener("visibilitychange", () => document.hidden || readModels().catch(() => {}));
 

@@ -40,11 +40,11 @@ pub async fn props(State(state): State<Arc<ServerState>>) -> Response {
 fn default_params(state: &ServerState) -> Value {
     let defaults = &state.config.generation_defaults;
     json!({
-        "temperature": defaults.temperature.unwrap_or(1.0),
+        "temperature": in_short(defaults.temperature.unwrap_or(1.0)),
         "top_k": defaults.top_k.unwrap_or(0),
-        "top_p": defaults.top_p.unwrap_or(1.0),
-        "min_p": defaults.min_p.unwrap_or(0.0),
-        "repeat_penalty": defaults.repetition_penalty.unwrap_or(1.0),
+        "top_p": in_short(defaults.top_p.unwrap_or(1.0)),
+        "min_p": in_short(defaults.min_p.unwrap_or(0.0)),
+        "repeat_penalty": in_short(defaults.repetition_penalty.unwrap_or(1.0)),
         "repeat_last_n": -1,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
@@ -52,6 +52,11 @@ fn default_params(state: &ServerState) -> Value {
         "seed": state.config.seed.map_or(json!(-1), |seed| json!(seed)),
         "stream": false,
     })
+}
+
+/// The number with the fewest digits that is the same `f32`: 0.4 and not 0.4000000059604645.
+fn in_short(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
 }
 
 /// A slot is a request that may run beside the others. None has a context of its own, so each may have all of it.
