@@ -119,7 +119,7 @@ impl ApiError {
         }
     }
 
-    /// The same error of a place in one of the tools, of which just those at these places were kept.
+    /// The same error with the tool's place in the request. `places` are the places of the kept tools.
     pub fn of_kept_tools(self, places: &[usize]) -> Self {
         let param = self.param().unwrap_or_default();
         let index = { param.strip_prefix("tools[") }.and_then(|rest| rest.split_once(']'));

@@ -13,7 +13,7 @@ pub struct WindowBound {
     config: SchedulerConfig,
     /// The tokens that each request has in the end.
     lengths: BTreeMap<RequestId, u32>,
-    /// The rows' copies of the last steps, as many as may be in flight.
+    /// The copies of rows in the steps that may be in flight.
     num_copies: VecDeque<usize>,
 }
 

@@ -38,8 +38,8 @@ impl PageHash {
     }
 }
 
-/// A change of what the prefix cache holds. A block is stored when everything is there and computed that a
-/// hit up to its end needs. Without windows, each comes after the block before it on its path. With windows,
+/// A change of the prefix cache. A block is stored once all pages that a hit up to its end needs are in the
+/// pool and computed. Without windows, each comes after the block before it on its path. With windows,
 /// a block may be stored although the one before it is not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {

@@ -60,7 +60,8 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
         instead("options", "put its fields beside it").unless(is_empty),
         // Cohere, Jina and Voyage.
         refused("input_type", never),
-        refused("task", never),
+        // `/pooling` names its task.
+        refused("task", |value| value == "embed"),
         refused("truncation", is_false),
         instead("embedding_type", "use encoding_format").unless(|value| value == "float"),
         instead("output_dimension", "use dimensions"),
@@ -77,42 +78,7 @@ pub static POOLING: FieldTable = FieldTable {
     read: EMBEDDINGS.read,
     read_at: &[],
     no_effect: NO_EFFECT,
-    refused: &[
-        // vLLM.
-        TRUNCATE,
-        instead("messages", "use input"),
-        // Members that go with `messages`.
-        refused("add_generation_prompt", is_false),
-        refused("continue_final_message", is_false),
-        refused("chat_template", never),
-        TEMPLATE_KWARGS,
-        refused("media_io_kwargs", is_empty),
-        TRUNCATION_SIDE,
-        PADDING,
-        refused("embed_dtype", |value| value == "float32"),
-        refused("endianness", |value| value == "native" || value == "little"),
-        instead("use_activation", "use normalize").unless(is_true),
-        refused("mm_processor_kwargs", is_empty),
-        // llama.cpp, TEI and Ollama.
-        instead("content", "use input"),
-        instead("inputs", "use input"),
-        instead("prompt", "use input"),
-        instead("embd_normalize", "use normalize"),
-        refused("prompt_name", never),
-        refused("truncate", is_false),
-        instead("options", "put its fields beside it").unless(is_empty),
-        // Cohere, Jina and Voyage.
-        refused("input_type", never),
-        refused("task", |value| value == "embed"),
-        refused("truncation", is_false),
-        instead("embedding_type", "use encoding_format").unless(|value| value == "float"),
-        instead("output_dimension", "use dimensions"),
-        refused("output_dtype", |value| value == "float"),
-        refused("late_chunking", is_false),
-        instead("normalized", "use normalize"),
-        // A client library should have taken this one apart.
-        instead("extra_body", "put its fields beside it").unless(is_empty),
-    ],
+    refused: EMBEDDINGS.refused,
 };
 
 pub static SCORE: FieldTable = FieldTable {

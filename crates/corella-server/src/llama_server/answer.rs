@@ -34,6 +34,15 @@ pub struct AnswerFormat {
 }
 
 impl AnswerFormat {
+    /// The events of a stream with this format.
+    pub fn into_events(self, state: &Arc<ServerState>, model: String) -> AnswerEvents {
+        AnswerEvents {
+            state: state.clone(),
+            model,
+            format: self,
+        }
+    }
+
     /// The object of a whole answer, or the last of a stream, which has no `content` then.
     fn last(&self, state: &ServerState, model: &str, choice: ChoiceDelta, content: &str) -> Value {
         let cut = cut_at_indent(content, self.min_indent);
@@ -159,9 +168,9 @@ fn kept(answer: &Value, paths: &[String]) -> Value {
 
 /// Encodes each piece of text as an event, and behind each choice one with `stop`.
 pub struct AnswerEvents {
-    pub state: Arc<ServerState>,
-    pub model: String,
-    pub format: AnswerFormat,
+    state: Arc<ServerState>,
+    model: String,
+    format: AnswerFormat,
 }
 
 impl ChunkEncoder for AnswerEvents {

@@ -93,11 +93,7 @@ impl Endpoint for Completion {
         _: usize,
         _: StreamUsage,
     ) -> AnswerEvents {
-        AnswerEvents {
-            state: state.clone(),
-            model: head.model,
-            format: self.0,
-        }
+        self.0.into_events(state, head.model)
     }
 
     fn response(

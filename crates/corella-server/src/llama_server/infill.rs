@@ -108,11 +108,7 @@ impl Endpoint for Infill {
         _: usize,
         _: StreamUsage,
     ) -> AnswerEvents {
-        AnswerEvents {
-            state: state.clone(),
-            model: head.model,
-            format: self.0,
-        }
+        self.0.into_events(state, head.model)
     }
 
     fn response(

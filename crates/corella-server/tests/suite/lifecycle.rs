@@ -322,7 +322,7 @@ async fn a_client_that_reads_nothing_is_given_up() {
     let mut setup = Setup::new();
     setup.serve.write_timeout = Duration::from_millis(100);
     let server = setup.start().await;
-    // Some 40 MB, of which the system holds the first few for a client that does not read.
+    // The answer has some 40 MB. The system holds a few of them for a client that does not read.
     let body = json!({
         "prompt": "a", "max_tokens": 200, "n": 200, "logprobs": 20, "stream": true,
     });

@@ -162,7 +162,7 @@ impl Api {
     }
 }
 
-/// Checks a reply that thinks, speaks and calls `num_calls` tools, of which the first is told the weather of `CITY`.
+/// Checks a reply with thoughts, text and `num_calls` calls. The first call asks for the weather of `CITY`.
 async fn check(marks: &str, reply: &str, num_calls: usize) {
     let server = server(marks, reply).await;
     let num_tokens = server.encode(reply).len();

@@ -190,8 +190,8 @@ impl Scheduler {
         victims.iter().map(|(_, state)| num_won(state)).collect()
     }
 
-    /// The pages of a victim, in a group without a window, that other victims may hold as well and nobody
-    /// else does. Those before them are not won, and those behind them are its own.
+    /// The pages of a victim, in a group without a window, that only victims hold, perhaps several of them.
+    /// Preempting the victim does not free the pages before them; the pages behind them are its own.
     fn shared_pages(
         &self,
         state: &RequestState,
