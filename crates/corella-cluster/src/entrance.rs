@@ -13,11 +13,12 @@ mod puller;
 
 use std::sync::Arc;
 
+pub use corella_core::session::KeptEnd;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
 pub use allowed_peers::{AllowedPeers, Network};
-pub use kept_prompts::{KeepConfig, KeptEnd, KeptPrompts};
+pub use kept_prompts::{KeepConfig, KeptPrompts};
 pub use params::{NearSource, ParamError, SOCKET_PREFIX};
 pub use puller::{PullOutcome, Puller};
 

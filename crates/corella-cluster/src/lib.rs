@@ -5,7 +5,9 @@
 //! request together: `session` drives the machines of `corella-core` that hold its whole life, over
 //! one gRPC stream for each request. `tls` secures what nodes say to each other.
 
+mod clock;
 pub mod entrance;
+mod exporter;
 mod peer_log;
 mod registry;
 pub mod session;

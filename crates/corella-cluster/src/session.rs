@@ -4,7 +4,6 @@
 //! takes them over. Both pass messages, facts and the time to their state machine, and carry out
 //! its actions. Everything is decided in `corella_core::session`.
 
-mod clock;
 mod decode_node;
 mod decode_peers;
 mod driver;

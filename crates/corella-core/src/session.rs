@@ -1,9 +1,10 @@
 //! How a prefill node and a decode node serve one request together.
 //!
-//! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] those of a decode node, and
-//! [`CacheStore`] knows which rows a prefill node has on offer and who waits for which. None of them
-//! does IO or has a clock: a driver passes in messages, facts and the time, and takes out actions,
-//! which are inert data. After every call it takes all pending actions, in order.
+//! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] those of a decode node.
+//! [`ExportBook`] knows which rows a prefill node's engine makes, for whom, and when their pages may go,
+//! and [`CacheStore`] which rows are on offer and who waits for which. None of them does IO or has a
+//! clock: a driver passes in messages, facts and the time, and takes out actions, which are inert data.
+//! After every call it takes all pending actions, in order.
 //!
 //! ```text
 //! submit ─▶ PrefillEnd ── Hello, Allocate ──▶ DecodeEnd ── Reserve ─▶ its scheduler
@@ -24,7 +25,7 @@ mod decode_end;
 mod decode_opening;
 mod decode_search;
 mod decode_session;
-mod export_table;
+mod export_book;
 mod key;
 mod local_run;
 mod message;
@@ -39,6 +40,7 @@ pub use cache_store::{
 };
 pub use config::{SessionConfig, SessionConfigError};
 pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
+pub use export_book::{ExportBook, ExportTask, KeptEnd};
 pub use key::{Peer, SessionKey};
 pub use message::{
     AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, KvShape, Mismatch, Refusal,

@@ -4,25 +4,22 @@
 //! node has pulled them or the lease is over. Whoever knows a session's id may pull it once, so the ids
 //! are drawn at random.
 
-use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use corella_core::session::SessionKey;
-use corella_core::{KvFact, PageId, RequestId, SessionId};
-use corella_engine::{
-    Engine, KvExchange, KvFacts, Submission, SubmitError, TokenStream, rare_line,
-};
-use corella_model::KvPages;
+use corella_core::session::{ExportBook, KeptEnd, SessionKey};
+use corella_core::{KvFact, SessionId};
+use corella_engine::{Engine, KvFacts, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::params::{KeptRows, NearSource, Source, prompt_digest};
+use crate::clock::Clock;
+use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, SendStatus};
 
 /// How often it is looked whether somebody still pulls.
@@ -42,69 +39,35 @@ pub struct KeepConfig {
     pub lease: Duration,
 }
 
-/// How the keeping of a prompt has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeptEnd {
-    /// A node has all of its rows.
-    Pulled,
-    /// Its lease was over, or a running request needed the pages.
-    Expired,
-    /// Its client has left, its rows were not computed, or there was no room to keep them.
-    Dropped,
-}
-
-impl KeptEnd {
-    pub const ALL: [Self; 3] = [Self::Pulled, Self::Expired, Self::Dropped];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pulled => "pulled",
-            Self::Expired => "expired",
-            Self::Dropped => "dropped",
-        }
-    }
-}
-
 pub struct KeptPrompts {
     engine: Engine,
-    exchange: KvExchange,
-    sender: Arc<KvSender>,
-    pages: Arc<dyn KvPages>,
+    exporter: Exporter,
     config: KeepConfig,
     runtime: Handle,
-    kept: Mutex<HashMap<RequestId, Kept>>,
-    num_ended: [AtomicU64; KeptEnd::ALL.len()],
-}
-
-struct Kept {
-    rows: KeptRows,
-    key: SessionKey,
-    /// The pages of its rows, as far as steps that compute them have been planned.
-    pages: Vec<PageId>,
-    name: Box<str>,
+    book: Mutex<ExportBook>,
 }
 
 /// What an answer says of a prompt that is kept. Dropping it before it has said that lets go of the
 /// prompt, because nobody else knows how to ask for it.
 #[derive(Default)]
-pub struct KeptTicket(Mutex<Option<(Arc<KeptPrompts>, RequestId)>>);
+pub struct KeptTicket(Mutex<Option<(Arc<KeptPrompts>, KeptRows)>>);
 
 impl KeptTicket {
     /// The parameters for the node that decodes, once. `None` when nothing is kept.
     pub fn redeem(&self) -> Option<Map<String, Value>> {
-        let (prompts, request) = self.lock().take()?;
-        prompts.source(request).map(|source| source.to_params())
+        let (prompts, rows) = self.lock().take()?;
+        prompts.source(rows).map(|source| source.to_params())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(Arc<KeptPrompts>, RequestId)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<(Arc<KeptPrompts>, KeptRows)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for KeptTicket {
     fn drop(&mut self) {
-        if let Some((prompts, request)) = self.lock().take() {
-            prompts.end(request, KeptEnd::Dropped);
+        if let Some((prompts, rows)) = self.lock().take() {
+            prompts.end(rows.session, KeptEnd::Dropped);
         }
     }
 }
@@ -113,15 +76,17 @@ impl KeptPrompts {
     /// Runs on the caller's tokio runtime. Somebody has to bring it the engine's facts:
     /// [`follow`](Self::follow), or whoever reads them for other reasons, too.
     pub fn new(engine: Engine, sender: Arc<KvSender>, config: KeepConfig) -> Arc<Self> {
+        let geometry = engine.kv_pages().geometry();
         Arc::new(Self {
-            exchange: engine.kv_exchange(),
-            pages: engine.kv_pages().clone(),
+            book: Mutex::new(ExportBook::new(geometry.page_size, geometry.num_layers)),
+            exporter: Exporter {
+                sender,
+                exchange: engine.kv_exchange(),
+                clock: Clock::start(),
+            },
             engine,
-            sender,
             config,
             runtime: Handle::current(),
-            kept: Mutex::default(),
-            num_ended: Default::default(),
         })
     }
 
@@ -136,12 +101,12 @@ impl KeptPrompts {
 
     /// Prompts that are being computed or kept.
     pub fn num_kept(&self) -> usize {
-        self.lock().len()
+        self.lock().num_kept()
     }
 
     /// Since the start.
     pub fn num_ended(&self, how: KeptEnd) -> u64 {
-        self.num_ended[how as usize].load(Ordering::Relaxed)
+        self.lock().num_kept_ended(how)
     }
 
     /// Computes a prompt and keeps its rows. `ticket` then tells how to ask for them.
@@ -172,19 +137,13 @@ impl KeptPrompts {
         };
         let mut streams = {
             // Held until the request is known here: its facts may come at once.
-            let mut kept = self.lock();
+            let mut book = self.lock();
             let streams = self.engine.submit(first)?;
-            let request = streams[0].id();
-            let entry = Kept {
-                key: rows.key(),
-                rows,
-                pages: Vec::new(),
-                name: name.into(),
-            };
-            kept.insert(request, entry);
-            *ticket.lock() = Some((self.clone(), request));
+            book.keep(rows.key(), streams[0].id(), rows.num_rows);
             streams
         };
+        *ticket.lock() = Some((self.clone(), rows));
+        tracing::debug!(id = name, key = %rows.key(), "a prompt is to be kept for another node");
         if let Some(others) = others {
             streams.extend(self.engine.submit(others)?);
         }
@@ -194,37 +153,39 @@ impl KeptPrompts {
     /// Takes in a fact about a request whose prompt is to be kept. False when the request is somebody
     /// else's.
     pub fn handle_fact(self: &Arc<Self>, fact: &KvFact) -> bool {
-        match fact {
-            KvFact::Exported {
-                request,
-                first_row,
-                pages,
-                ..
-            } => {
-                let mut kept = self.lock();
-                let Some(entry) = kept.get_mut(request) else {
-                    return false;
-                };
-                // The first page may be there already, with some of its rows.
-                let page_size = self.pages.geometry().page_size;
-                entry.pages.truncate((first_row / page_size) as usize);
-                entry.pages.extend_from_slice(pages);
-                true
-            }
-            KvFact::Declined { request } => {
-                let is_own = self.end(*request, KeptEnd::Dropped);
-                if is_own {
-                    tracing::debug!(%request, "too many pages are held; a prompt is not kept");
-                }
-                is_own
-            }
-            KvFact::ExportEnded { request, num_rows } => self.offer(*request, *num_rows),
-            KvFact::LeaseEnded { request } => self.end(*request, KeptEnd::Expired),
+        let is_own = self.lock().run_of(fact.request()).is_some();
+        if is_own {
+            self.with(|book, _| book.handle_kv_fact(fact));
         }
+        is_own
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<RequestId, Kept>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Tells the books something, and does what they ask for.
+    fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut ExportBook, u64) -> T) -> T {
+        let mut book = self.lock();
+        let told = tell(&mut book, self.exporter.clock.now_us());
+        while let Some(task) = book.poll_task() {
+            match self.exporter.carry_out(task) {
+                Exported::Nothing => {}
+                Exported::Stored(key, status) => {
+                    tracing::debug!(%key, "a prompt is kept for another node");
+                    let watched = watch_pull(Arc::downgrade(self), key, status);
+                    self.runtime.spawn(watched);
+                }
+                Exported::NotStored(key) => {
+                    book.end_kept(key.session, KeptEnd::Dropped);
+                }
+                Exported::Deleted(key) => {
+                    tracing::debug!(%key, "a prompt is kept no more");
+                    book.handle_deleted(key);
+                }
+            }
+        }
+        told
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ExportBook> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// No two processes draw the same, and nobody can guess it.
@@ -234,9 +195,8 @@ impl KeptPrompts {
         SessionId(u128::from(self.config.incarnation) << 64 | u128::from(drawn))
     }
 
-    fn source(&self, request: RequestId) -> Option<Source> {
-        let rows = self.lock().get(&request)?.rows;
-        Some(Source {
+    fn source(&self, rows: KeptRows) -> Option<Source> {
+        self.lock().keeps(rows.session).then(|| Source {
             host: self.config.host.clone(),
             port: self.config.port,
             near: self.config.near.clone(),
@@ -244,52 +204,8 @@ impl KeptPrompts {
         })
     }
 
-    /// The rows are computed: others may pull them.
-    fn offer(self: &Arc<Self>, request: RequestId, num_rows: u32) -> bool {
-        let kept = self.lock();
-        let Some(entry) = kept.get(&request) else {
-            return false;
-        };
-        let key = entry.key;
-        let is_whole = num_rows == entry.rows.num_rows;
-        if !is_whole {
-            drop(kept);
-            return self.end(request, KeptEnd::Dropped);
-        }
-        // SAFETY: the engine holds the pages of the rows until it is told to release them, which
-        // follows the end of the session in `end`.
-        match unsafe { self.sender.store(key, num_rows) } {
-            Ok(status) => {
-                self.sender.add_pages(&key, &entry.pages);
-                let num_layers = self.pages.geometry().num_layers;
-                self.sender
-                    .handle_rows_readable(&key, 0..num_layers, num_rows);
-                self.sender.finish(&key);
-                tracing::debug!(id = %entry.name, %key, num_rows, "a prompt is kept for another node");
-                let watched = watch_pull(Arc::downgrade(self), request, key, status);
-                self.runtime.spawn(watched);
-                true
-            }
-            Err(error) => {
-                rare_line!(warn, id = %entry.name, %error, "a prompt is not kept for another node");
-                drop(kept);
-                self.end(request, KeptEnd::Dropped)
-            }
-        }
-    }
-
-    /// Lets go of a prompt. False when there is none.
-    fn end(&self, request: RequestId, how: KeptEnd) -> bool {
-        let Some(entry) = self.lock().remove(&request) else {
-            return false;
-        };
-        // The count comes first, so that an engine at rest has ended all that it counts.
-        self.num_ended[how as usize].fetch_add(1, Ordering::Relaxed);
-        // Also when nothing was stored: a peer that asks early learns that nothing will come.
-        self.sender.delete(&entry.key);
-        self.exchange.release_hold(request);
-        tracing::debug!(id = %entry.name, key = %entry.key, end = how.as_str(), "a prompt is kept no more");
-        true
+    fn end(self: &Arc<Self>, session: SessionId, how: KeptEnd) {
+        self.with(|book, _| book.end_kept(session, how));
     }
 }
 
@@ -306,20 +222,13 @@ fn follow_facts(facts: &KvFacts, prompts: &Weak<KeptPrompts>) {
         let Some(prompts) = prompts.upgrade() else {
             return;
         };
-        if prompts.handle_fact(&fact) {
-            continue;
-        }
-        // Its client left before the rows were computed.
-        if let KvFact::ExportEnded { request, .. } | KvFact::LeaseEnded { request } = fact {
-            prompts.exchange.release_hold(request);
-        }
+        prompts.with(|book, _| book.handle_kv_fact(&fact));
     }
 }
 
 /// Renews the lease while rows are pulled, and lets go of the prompt when all have been.
 async fn watch_pull(
     prompts: Weak<KeptPrompts>,
-    request: RequestId,
     key: SessionKey,
     mut status: watch::Receiver<SendStatus>,
 ) {
@@ -333,7 +242,7 @@ async fn watch_pull(
         let now = *status.borrow_and_update();
         match now {
             SendStatus::Received => {
-                prompts.end(request, KeptEnd::Pulled);
+                prompts.end(key.session, KeptEnd::Pulled);
                 return;
             }
             SendStatus::Over => return,
@@ -342,12 +251,12 @@ async fn watch_pull(
         if matches!(changed, Ok(Err(_))) {
             return;
         }
-        if let Some(account) = prompts.sender.account(&key)
+        if let Some(account) = prompts.exporter.sender.account(&key)
             && account.num_bytes > num_bytes
         {
             num_bytes = account.num_bytes;
-            let lease = prompts.config.lease;
-            prompts.exchange.renew_hold(request, lease);
+            let lease_us = prompts.config.lease.as_micros() as u64;
+            prompts.with(|book, now_us| book.renew_kept(key.session, now_us + lease_us));
         }
     }
 }

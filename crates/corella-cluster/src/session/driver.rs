@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::clock::Clock;
+use crate::clock::Clock;
 
 /// How long the timer's task sleeps at most. It looks now and then whether its node was dropped.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
@@ -80,7 +80,7 @@ pub(super) trait Driver: Send + Sync + Sized + 'static {
 
 /// What the tasks of a driver share.
 pub(super) struct Shared<S> {
-    clock: Clock,
+    pub clock: Clock,
     runtime: Handle,
     state: Mutex<S>,
     /// Wakes the timer's task when the end has another deadline.

@@ -1,24 +1,25 @@
 //! The prefill node's side: carries facts into a [`PrefillEnd`] and its actions out.
 
 mod run;
+mod session_table;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use corella_core::session::{
-    ClientEvent, Hello, Peer, PrefillAction, PrefillEnd, SessionConfig, SessionConfigError,
-    SessionFinish, SessionKey, Submission as SessionSubmission, SubmissionError, ToDecode,
-    ToPrefill,
+    ClientEvent, ExportTask, Hello, Peer, PrefillAction, PrefillEnd, SessionConfig,
+    SessionConfigError, SessionFinish, SessionKey, Submission as SessionSubmission,
+    SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
     AdmissionError, FinishReason, NodeId, Request, RequestError, RequestId, RequestOutput,
     SessionId,
 };
 use corella_engine::{
-    Attribute, Engine, EngineState, Entry, Generate, KvExchange, SpanKind, StreamEvent,
-    StreamRelay, Submission, SubmitError, TokenStream, TraceScope, rare_line, relayed_stream,
+    Attribute, Engine, EngineState, Entry, Generate, SpanKind, StreamEvent, Submission,
+    SubmitError, TokenStream, TraceScope, rare_line, relayed_stream,
 };
 use corella_model::KvPages;
 use tracing::Instrument;
@@ -30,9 +31,10 @@ use super::service;
 use super::stage_times::PrefillTimes;
 use super::wire::{self, Envelope, KvAddress};
 use crate::entrance::KeptPrompts;
+use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, TransferAccount};
 
-use run::{Run, end_run, let_go_of_hold};
+use session_table::{Client, SessionTable};
 
 /// `num_sessions` is the current number; the other fields are totals since the node started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,8 +56,7 @@ pub struct PrefillNode(Arc<Node>);
 
 pub(super) struct Node {
     engine: Engine,
-    exchange: KvExchange,
-    sender: Arc<KvSender>,
+    exporter: Exporter,
     pub(super) pages: Arc<dyn KvPages>,
     peers: Arc<dyn DecodePeers>,
     hello: Hello,
@@ -70,22 +71,7 @@ pub(super) struct Node {
 
 pub(super) struct State {
     end: PrefillEnd,
-    clients: HashMap<SessionId, Client>,
-    links: HashMap<SessionKey, Link<Envelope>>,
-    runs: HashMap<(SessionId, u32), Run>,
-    run_of: HashMap<RequestId, (SessionId, u32)>,
-    /// What placement is asked about.
-    requests: HashMap<SessionId, Request>,
-    run_of_key: HashMap<SessionKey, (SessionId, u32)>,
-    /// When decode nodes were told the first token, until they draw one.
-    handed_over: HashMap<SessionKey, Instant>,
-}
-
-struct Client {
-    relay: StreamRelay,
-    is_accepted: bool,
-    trace_id: Option<Arc<str>>,
-    trace: Option<TraceScope>,
+    sessions: SessionTable,
 }
 
 /// What has been measured of an attempt.
@@ -124,11 +110,18 @@ impl PrefillNode {
     ) -> Result<Self, SessionConfigError> {
         let falls_back = config.starts_locally;
         let end = PrefillEnd::new(config, hello.clone())?;
+        let shared = Shared::new(State {
+            end,
+            sessions: SessionTable::default(),
+        });
         let node = Arc::new(Node {
-            exchange: engine.kv_exchange(),
             pages: engine.kv_pages().clone(),
+            exporter: Exporter {
+                sender,
+                exchange: engine.kv_exchange(),
+                clock: shared.clock,
+            },
             engine,
-            sender,
             peers,
             hello,
             kv_address,
@@ -136,16 +129,7 @@ impl PrefillNode {
             num_sessions: AtomicU64::new(0),
             num_remote_tokens: AtomicU64::new(0),
             times: PrefillTimes::new(),
-            shared: Shared::new(State {
-                end,
-                clients: HashMap::new(),
-                links: HashMap::new(),
-                runs: HashMap::new(),
-                run_of: HashMap::new(),
-                requests: HashMap::new(),
-                run_of_key: HashMap::new(),
-                handed_over: HashMap::new(),
-            }),
+            shared,
         });
         super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);
         node.start_timer();
@@ -168,7 +152,7 @@ impl PrefillNode {
     }
 
     pub fn stats(&self) -> PrefillNodeStats {
-        let sender = self.0.sender.stats();
+        let sender = self.0.exporter.sender.stats();
         PrefillNodeStats {
             num_waiting_loads: sender.num_waiting_loads,
             num_sessions: self.0.lock().end.stats().num_sessions,
@@ -256,20 +240,11 @@ impl Node {
                 node.with(|end, now_us| end.cancel(id, now_us));
             }
         });
-        let client = Client {
-            relay,
-            is_accepted: false,
-            trace_id: submission.trace_id.clone(),
-            trace,
-        };
-        {
-            let mut state = self.lock();
-            state.clients.insert(id, client);
-            state.requests.insert(id, submission.request.clone());
-        }
+        let client = Client::new(relay, submission.trace_id.clone(), trace);
+        self.lock().sessions.begin(id, client);
         let submitted = self.with(|end, now_us| end.submit(submission, peer, now_us));
         submitted.map_err(|error| {
-            self.forget(&mut self.lock(), id);
+            self.forget_client(&mut self.lock(), id);
             match error {
                 SubmissionError::TooManySessions { limit } => SubmitError::QueueFull {
                     num_waiting: limit as usize,
@@ -318,7 +293,7 @@ impl Driver for Node {
         tracing::trace!(now_us, ?action);
         match action {
             PrefillAction::TryNext { session, tried } => {
-                let request = state.requests.get(&session);
+                let request = state.end.request(session);
                 let choice = request.map(|request| self.choose(session, request, &tried, None));
                 let peer = match choice {
                     Some(Choice::Peer(peer)) => Some(peer),
@@ -329,8 +304,7 @@ impl Driver for Node {
             PrefillAction::OpenStream { key, node } => self.open(state, key, node),
             PrefillAction::Send { key, message } => self.send(state, key, message),
             PrefillAction::CloseStream { key } => {
-                state.links.remove(&key);
-                state.handed_over.remove(&key);
+                state.sessions.close(key);
                 self.peers.handle_left(key.session);
             }
             PrefillAction::SubmitLocally {
@@ -346,40 +320,12 @@ impl Driver for Node {
                 };
                 self.submit_locally(state, session, run, *request, entry);
             }
-            PrefillAction::AbortLocal { session, run } => {
-                if let Some(run) = state.runs.get(&(session, run)) {
-                    run.reader.abort();
-                }
-                end_run(state, session, run);
-            }
-            PrefillAction::RenewHold {
-                session,
-                run,
-                until_us,
-            } => {
-                if let Some(run) = state.runs.get(&(session, run)) {
-                    self.exchange
-                        .renew_hold(run.id, self.clock().until(until_us));
+            PrefillAction::AbortLocal { session, request } => {
+                if let Some(reader) = state.sessions.take_reader(session, request) {
+                    reader.abort();
                 }
             }
-            PrefillAction::ReleaseHold { session, run } => {
-                if let Some(entry) = state.runs.get(&(session, run)) {
-                    self.exchange.release_hold(entry.id);
-                }
-                let_go_of_hold(state, session, run);
-            }
-            PrefillAction::Store {
-                key, run, num_rows, ..
-            } => self.store(state, key, run, num_rows),
-            PrefillAction::Delete { key } => {
-                self.sender.delete(&key);
-                if let Some(run) = state.run_of_key.remove(&key)
-                    && let Some(run) = state.runs.get_mut(&run)
-                {
-                    run.export.remove_reader(key);
-                }
-                state.end.handle_deleted(key, now_us);
-            }
+            PrefillAction::Export(task) => self.export(state, task),
             PrefillAction::Emit { session, event } => self.emit(state, session, event),
             // A suspected node is probed again, which also shows whether it was restarted.
             PrefillAction::MarkSuspect { node } | PrefillAction::MarkRestarted { node, .. } => {
@@ -398,8 +344,9 @@ impl Node {
             return state.end.handle_stream_closed(key, self.clock().now_us());
         };
         let (link, outgoing, mut closed) = Link::new();
-        state.links.insert(key, link);
-        let client = state.clients.get(&key.session);
+        state.sessions.open(key, link);
+        let client = state.sessions.client(key.session);
+        let client = client.as_deref();
         let trace_id = client.and_then(|client| client.trace_id.as_deref());
         let span = tracing::info_span!("session", %key, trace_id);
         let trace = client.and_then(|client| client.trace.as_ref());
@@ -458,7 +405,7 @@ impl Node {
                 }
             }
             ToPrefill::LoadDone => {
-                if let Some(account) = self.sender.handle_loaded(&key) {
+                if let Some(account) = self.exporter.sender.handle_loaded(&key) {
                     self.account_transfer(key, node, &account, progress);
                 }
             }
@@ -467,7 +414,8 @@ impl Node {
                 self.num_remote_tokens
                     .fetch_add(num_tokens, Ordering::Relaxed);
                 if !std::mem::replace(&mut progress.has_decoded, true)
-                    && let Some(since) = self.lock().handed_over.remove(&key)
+                    && let Some(attempt) = self.lock().sessions.attempt(key)
+                    && let Some(since) = attempt.handed_over_at.take()
                 {
                     self.times.handover.observe(since.elapsed().as_secs_f64());
                 }
@@ -494,7 +442,8 @@ impl Node {
                 span.with("corella.kv_bytes", Attribute::Number(num_bytes))
             });
         }
-        let bandwidth = self.sender.bandwidth_bytes_per_s(key.decode_incarnation.0);
+        let sender = &self.exporter.sender;
+        let bandwidth = sender.bandwidth_bytes_per_s(key.decode_incarnation.0);
         let Some(bytes_per_s) = bandwidth.filter(|_| account.num_bytes > 0) else {
             return;
         };
@@ -511,36 +460,36 @@ impl Node {
 
     fn handle_closed(self: &Arc<Self>, key: SessionKey) {
         self.with(|end, now_us| end.handle_stream_closed(key, now_us));
-        self.lock().links.remove(&key);
+        self.lock().sessions.close(key);
     }
 
     fn send(&self, state: &mut State, key: SessionKey, message: ToDecode) {
-        let Some(link) = state.links.get(&key) else {
+        let Some(attempt) = state.sessions.attempt(key) else {
             return;
         };
         let is_first = matches!(message, ToDecode::Hello(_));
         if matches!(message, ToDecode::FirstToken(_)) {
-            state.handed_over.insert(key, Instant::now());
+            attempt.handed_over_at = Some(Instant::now());
         }
         let envelope = Envelope {
             key: is_first.then(|| key.into()),
             body: Some(wire::to_decode(message, &self.kv_address)),
         };
-        if !link.send(envelope) {
-            state.links.remove(&key);
+        if !attempt.link.send(envelope) {
+            state.sessions.close(key);
             state.end.handle_stream_closed(key, self.clock().now_us());
         }
     }
 
     fn emit(&self, state: &mut State, session: SessionId, event: ClientEvent) {
-        let Some(client) = state.clients.get_mut(&session) else {
+        let Some(client) = state.sessions.client(session) else {
             return;
         };
         let is_last = event.finish.is_some();
         let finish = match event.finish {
             Some(SessionFinish::Refused(error)) if !client.is_accepted => {
                 client.relay.send(StreamEvent::Refused(error));
-                return self.forget(state, session);
+                return self.forget_client(state, session);
             }
             None => None,
             Some(SessionFinish::Finished(reason)) => Some(reason),
@@ -566,22 +515,13 @@ impl Node {
             queue_us: event.queue_us,
         }));
         if is_last {
-            self.forget(state, session);
+            self.forget_client(state, session);
         }
     }
 
-    fn forget(&self, state: &mut State, session: SessionId) {
-        state.clients.remove(&session);
-        state.requests.remove(&session);
+    fn forget_client(&self, state: &mut State, session: SessionId) {
+        state.sessions.leave(session);
         self.peers.handle_left(session);
-    }
-}
-
-impl Client {
-    fn accept(&mut self) {
-        if !std::mem::replace(&mut self.is_accepted, true) {
-            self.relay.send(StreamEvent::Accepted);
-        }
     }
 }
 

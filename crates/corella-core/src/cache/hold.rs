@@ -37,6 +37,17 @@ pub enum KvFact {
     LeaseEnded { request: RequestId },
 }
 
+impl KvFact {
+    pub fn request(&self) -> RequestId {
+        match *self {
+            Self::Exported { request, .. }
+            | Self::Declined { request }
+            | Self::ExportEnded { request, .. }
+            | Self::LeaseEnded { request } => request,
+        }
+    }
+}
+
 /// While so many facts are unread, no request that exports KV starts. Those that have started add at
 /// most one fact for each chunk of their prompts, and two when they end.
 const MAX_UNREAD_FACTS: usize = 1024;

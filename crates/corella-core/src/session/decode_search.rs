@@ -123,22 +123,12 @@ impl PrefillSession {
                 let mut request = self.run_request();
                 request.stopping.max_tokens = Some(1);
                 request.exports_kv = true;
-                context.act(PrefillAction::SubmitLocally {
-                    session,
-                    run,
-                    is_accepted,
-                    request: Box::new(request),
-                });
+                context.submit_locally(session, run, is_accepted, request);
                 run
             }
         };
-        context.exports.insert(session, run, key);
-        context.act(PrefillAction::Store {
-            key,
-            run,
-            first_row: allocated.num_cached_rows,
-            num_rows,
-        });
+        let first_row = allocated.num_cached_rows;
+        context.export(|exports| exports.add_reader(run, key, first_row));
         self.tell_first_token(context);
     }
 

@@ -2,10 +2,10 @@
 
 use alloc::boxed::Box;
 
-use crate::session::prefill_end::{PrefillAction, SessionFinish};
+use crate::session::prefill_end::SessionFinish;
 use crate::session::prefill_session::{Accounting, Context, Local, PrefillSession, Remote};
 use crate::session::{AbortReason, FirstToken, SessionKey};
-use crate::{AdmissionError, FinishReason, Request, RequestOutput, StoppingCriteria};
+use crate::{FinishReason, Request, RequestOutput, StoppingCriteria};
 
 impl PrefillSession {
     pub(super) fn handle_load_progress(&mut self, key: SessionKey, context: &mut Context<'_>) {
@@ -20,11 +20,8 @@ impl PrefillSession {
         if renewed_us - *until_us >= context.config.hold_lease_us / 8 {
             *until_us = renewed_us;
             let run = *run;
-            context.act(PrefillAction::RenewHold {
-                session: self.id,
-                run,
-                until_us: renewed_us,
-            });
+            let session = self.id;
+            context.export(|exports| exports.renew(session, run, renewed_us));
         }
     }
 
@@ -105,10 +102,12 @@ impl PrefillSession {
         }
     }
 
-    pub(super) fn handle_local_refused(
+    /// The engine does not take a run.
+    pub(super) fn handle_not_run(
         &mut self,
         run: u32,
-        error: AdmissionError,
+        finish: SessionFinish,
+        told: AbortReason,
         context: &mut Context<'_>,
     ) {
         let is_prefill = match self.local {
@@ -117,8 +116,7 @@ impl PrefillSession {
             _ => return,
         };
         self.note_run_ended(run, is_prefill, context);
-        let finish = SessionFinish::Refused(error);
-        self.end(None, finish, AbortReason::Cancelled, context);
+        self.end(None, finish, told, context);
     }
 
     /// The run has ended and needs no abort. If it exported rows, its pages may still be held.
@@ -137,11 +135,8 @@ impl PrefillSession {
         if matches!(self.remote, Remote::Nothing) {
             return self.run_locally(context);
         }
-        context.act(PrefillAction::RenewHold {
-            session: self.id,
-            run,
-            until_us,
-        });
+        let session = self.id;
+        context.export(|exports| exports.renew(session, run, until_us));
         self.tell_first_token(context);
         self.release_loaded(context);
     }
@@ -163,12 +158,7 @@ impl PrefillSession {
         let run = self.next_run();
         let before = core::mem::replace(&mut self.local, Local::Running { run });
         let request = self.run_request();
-        context.act(PrefillAction::SubmitLocally {
-            session,
-            run,
-            is_accepted,
-            request: Box::new(request),
-        });
+        context.submit_locally(session, run, is_accepted, request);
         // This comes after the submission, so that the new run finds the rows.
         if let Local::Held { run, .. } = before {
             context.release(session, run);

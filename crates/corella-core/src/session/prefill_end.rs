@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use core::fmt;
 
 use crate::session::deadline_queue::DeadlineQueue;
-use crate::session::export_table::ExportTable;
+use crate::session::export_book::{ExportBook, ExportFault, ExportTask};
 use crate::session::message::Mismatch;
 use crate::session::prefill_session::{Context, PrefillSession};
 use crate::session::tombstone::Tombstones;
@@ -15,7 +15,8 @@ use crate::session::{
     AbortReason, Hello, Peer, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
 };
 use crate::{
-    AdmissionError, FinishReason, Incarnation, NodeId, Request, RequestOutput, Sample, SessionId,
+    AdmissionError, FinishReason, Incarnation, KvFact, NodeId, Request, RequestError, RequestId,
+    RequestOutput, Sample, SessionId, StepId,
 };
 
 /// Accepts requests from clients and finishes each of them exactly once, with or without a decode
@@ -41,7 +42,7 @@ pub struct PrefillEnd {
     /// Never later than a session's deadline. It may be earlier: what is heard puts deadlines off, and
     /// is not worth an update.
     timers: DeadlineQueue<SessionId>,
-    exports: ExportTable,
+    exports: ExportBook,
     actions: VecDeque<PrefillAction>,
     fallbacks: BTreeMap<&'static str, u64>,
     now_us: u64,
@@ -84,44 +85,26 @@ pub enum PrefillAction {
     CloseStream {
         key: SessionKey,
     },
-    /// Submits a run to this node's engine. Its outputs come back by [`PrefillEnd::handle_local_output`],
-    /// a refusal by [`PrefillEnd::handle_local_refused`], both with the number of the run. A run whose
-    /// rows are for a decode node says so in `exports_kv`, and draws one token. Limits of the queue do not apply to
-    /// a session that was accepted before.
+    /// Submits a run to this node's engine. The answer, before the next action is taken, is
+    /// [`PrefillEnd::handle_submitted`] or [`PrefillEnd::handle_local_refused`]; outputs come back by
+    /// [`PrefillEnd::handle_local_output`]. A run whose rows are for a decode node says so in
+    /// `exports_kv`, and draws one token. Limits of the queue do not apply to a session that was
+    /// accepted before.
     SubmitLocally {
         session: SessionId,
         run: u32,
         is_accepted: bool,
         request: Box<Request>,
     },
-    /// Its outputs no longer matter.
+    /// The outputs of a run no longer matter.
     AbortLocal {
         session: SessionId,
-        run: u32,
+        request: RequestId,
     },
-    /// Keeps the pages of a run that has ended until this time.
-    RenewHold {
-        session: SessionId,
-        run: u32,
-        until_us: u64,
-    },
-    /// Nobody reads the pages of a run: lets go of them, if it holds any.
-    ReleaseHold {
-        session: SessionId,
-        run: u32,
-    },
-    /// Offers the rows of a run in the [`CacheStore`](crate::session::CacheStore), from `first_row` on.
-    Store {
-        key: SessionKey,
-        run: u32,
-        first_row: u32,
-        num_rows: u32,
-    },
-    /// Takes back an offer. When nothing reads the rows for it any more, [`PrefillEnd::handle_deleted`]
-    /// is told.
-    Delete {
-        key: SessionKey,
-    },
+    /// Does something for the rows that decode nodes read. What is offered for an attempt that cannot
+    /// be offered is told to [`PrefillEnd::handle_load_failed`], what is deleted to
+    /// [`PrefillEnd::handle_deleted`].
+    Export(ExportTask),
     Emit {
         session: SessionId,
         event: ClientEvent,
@@ -198,7 +181,7 @@ impl PrefillEnd {
             sessions: BTreeMap::new(),
             ended: Tombstones::new(config.tombstone_us, config.max_tombstones as usize),
             timers: DeadlineQueue::new(),
-            exports: ExportTable::default(),
+            exports: ExportBook::new(hello.page_size, hello.kv_shape.num_layers),
             actions: VecDeque::new(),
             fallbacks: BTreeMap::new(),
             now_us: 0,
@@ -223,7 +206,8 @@ impl PrefillEnd {
             return Err(SubmissionError::DuplicateSession);
         }
         let limit = self.config.max_sessions;
-        if self.sessions.len().max(self.exports.len()) >= limit as usize {
+        let num_exports = self.exports.num_exports();
+        if self.sessions.len().max(num_exports) >= limit as usize {
             return Err(SubmissionError::TooManySessions { limit });
         }
         self.sessions.insert(id, PrefillSession::new(submission));
@@ -300,41 +284,53 @@ impl PrefillEnd {
         });
     }
 
-    /// The rows of a run will not all be there for others: it had to give its pages back, or exports
-    /// nothing because too many pages are held.
-    pub fn handle_export_failed(&mut self, id: SessionId, run: u32, now_us: u64) {
+    /// What this node's engine says of rows that it exports.
+    pub fn handle_kv_fact(&mut self, fact: &KvFact, now_us: u64) {
         self.note_time(now_us);
-        self.with(id, |session, context| {
-            session.handle_export_failed(run, context);
-        });
+        let fault = self.exports.handle_fact(fact);
+        self.take_export_tasks();
+        if let Some((id, run, fault)) = fault {
+            self.with(id, |session, context| match fault {
+                ExportFault::Failed => session.handle_export_failed(run, context),
+                ExportFault::LeaseEnded => session.handle_lease_ended(run, context),
+            });
+        }
     }
 
-    /// The lease of the pages that are held for a run has ended, or this node's engine needs them.
-    pub fn handle_lease_ended(&mut self, id: SessionId, run: u32, now_us: u64) {
-        self.note_time(now_us);
-        self.with(id, |session, context| {
-            session.handle_lease_ended(run, context);
-        });
+    /// A step is done with a layer, whose rows may be read. The layers of a step are done in order.
+    pub fn handle_layer_done(&mut self, step: StepId, layer: u32) {
+        self.exports.handle_layer_done(step, layer);
+        self.take_export_tasks();
     }
 
     /// The cache store has taken an offer back, and nothing reads rows for it any more.
     pub fn handle_deleted(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
-        if let Some((session, run)) = self.exports.stop_reading(key) {
-            let action = PrefillAction::ReleaseHold { session, run };
+        self.exports.handle_deleted(key);
+        self.take_export_tasks();
+    }
+
+    /// This node's engine has taken a run, and knows it as `request`.
+    pub fn handle_submitted(&mut self, id: SessionId, run: u32, request: RequestId, now_us: u64) {
+        self.note_time(now_us);
+        if !self.exports.handle_submitted(id, run, request) {
+            let session = id;
+            let action = PrefillAction::AbortLocal { session, request };
             self.actions.push_back(action);
         }
+        self.take_export_tasks();
     }
 
     /// What this node's engine says of a run.
-    pub fn handle_local_output(
-        &mut self,
-        id: SessionId,
-        run: u32,
-        output: RequestOutput,
-        now_us: u64,
-    ) {
+    pub fn handle_local_output(&mut self, output: RequestOutput, now_us: u64) {
         self.note_time(now_us);
+        let Some((id, run)) = self.exports.run_of(output.request) else {
+            // It was aborted.
+            return;
+        };
+        if output.finish.is_some() {
+            self.exports.handle_ended(id, run);
+        }
         self.with(id, |session, context| {
             session.handle_local_output(run, output, context);
         });
@@ -348,10 +344,36 @@ impl PrefillEnd {
         error: AdmissionError,
         now_us: u64,
     ) {
+        let finish = SessionFinish::Refused(error);
+        self.handle_not_run(id, run, finish, AbortReason::Cancelled, now_us);
+    }
+
+    /// This node's engine has stopped, and takes no run any more.
+    pub fn handle_engine_lost(&mut self, id: SessionId, run: u32, reason: Box<str>, now_us: u64) {
+        let reason = FinishReason::Error(RequestError::EngineLost(reason));
+        let finish = SessionFinish::Finished(reason);
+        self.handle_not_run(id, run, finish, AbortReason::Finished, now_us);
+    }
+
+    fn handle_not_run(
+        &mut self,
+        id: SessionId,
+        run: u32,
+        finish: SessionFinish,
+        told: AbortReason,
+        now_us: u64,
+    ) {
         self.note_time(now_us);
+        self.exports.handle_refused(id, run);
+        self.take_export_tasks();
         self.with(id, |session, context| {
-            session.handle_local_refused(run, error, context);
+            session.handle_not_run(run, finish, told, context);
         });
+    }
+
+    /// The request of a session that has not ended.
+    pub fn request(&self, id: SessionId) -> Option<&Request> {
+        self.sessions.get(&id).map(|session| &session.request)
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) is to be called next.
@@ -378,7 +400,7 @@ impl PrefillEnd {
             num_sessions: self.sessions.len(),
             num_tombstones: self.ended.len(),
             num_timers: self.timers.len(),
-            num_exports: self.exports.len(),
+            num_exports: self.exports.num_exports(),
         }
     }
 
@@ -394,14 +416,19 @@ impl PrefillEnd {
             self.sessions.len() <= self.config.max_sessions as usize,
             "more sessions than there may be"
         );
+        self.exports.check_invariants();
         assert!(
-            self.exports.len() <= 2 * self.config.max_sessions as usize,
+            self.exports.num_exports() <= 2 * self.config.max_sessions as usize,
             "more runs are read than there may be exports"
         );
         self.ended.check_invariants();
         let mut num_timed = 0;
         for (&id, session) in &self.sessions {
             session.check_invariants(&self.config);
+            assert!(
+                { session.present_run() }.is_none_or(|run| self.exports.has_run(id, run)),
+                "session {id} has a run that is not in the books"
+            );
             assert!(
                 !self.ended.contains(id),
                 "session {id} is remembered as ended and lives"
@@ -433,6 +460,12 @@ impl PrefillEnd {
             self.with(key.session, |session, context| {
                 session.handle_peer_lost(key, context);
             });
+        }
+    }
+
+    fn take_export_tasks(&mut self) {
+        while let Some(task) = self.exports.poll_task() {
+            self.actions.push_back(PrefillAction::Export(task));
         }
     }
 

@@ -5,7 +5,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use crate::session::export_table::ExportTable;
+use crate::session::export_book::ExportBook;
 use crate::session::prefill_end::{ClientEvent, PrefillAction, SessionFinish, Submission};
 use crate::session::pulse::Pulse;
 use crate::session::{
@@ -103,7 +103,7 @@ pub(super) struct Accounting {
 pub(super) struct Context<'a> {
     pub config: &'a SessionConfig,
     pub hello: &'a Hello,
-    pub exports: &'a mut ExportTable,
+    pub exports: &'a mut ExportBook,
     pub actions: &'a mut VecDeque<PrefillAction>,
     pub fallbacks: &'a mut BTreeMap<&'static str, u64>,
     pub now_us: u64,
@@ -114,11 +114,42 @@ impl Context<'_> {
         self.actions.push_back(action);
     }
 
+    /// Changes the books of what is exported, and asks the driver for what follows from it.
+    pub fn export(&mut self, change: impl FnOnce(&mut ExportBook)) {
+        change(self.exports);
+        while let Some(task) = self.exports.poll_task() {
+            self.act(PrefillAction::Export(task));
+        }
+    }
+
+    pub fn submit_locally(
+        &mut self,
+        session: SessionId,
+        run: u32,
+        is_accepted: bool,
+        request: Request,
+    ) {
+        let num_rows = request.prompt.len() as u32;
+        self.exports
+            .begin(session, run, num_rows, request.exports_kv);
+        self.act(PrefillAction::SubmitLocally {
+            session,
+            run,
+            is_accepted,
+            request: Box::new(request),
+        });
+    }
+
+    pub fn abort_locally(&mut self, session: SessionId, run: u32) {
+        let request = self.exports.abort(session, run);
+        if let Some(request) = request {
+            self.act(PrefillAction::AbortLocal { session, request });
+        }
+    }
+
     /// Lets go of the pages of a run now, or when nothing reads them any more.
     pub fn release(&mut self, session: SessionId, run: u32) {
-        if self.exports.try_release(session, run) {
-            self.act(PrefillAction::ReleaseHold { session, run });
-        }
+        self.export(|exports| exports.release(session, run));
     }
 }
 
@@ -149,6 +180,16 @@ impl PrefillSession {
 
     pub fn has_ended(&self) -> bool {
         self.has_ended
+    }
+
+    /// The run that this node's engine has for the session, if there is one.
+    pub fn present_run(&self) -> Option<u32> {
+        match self.local {
+            Local::Nothing => None,
+            Local::Prefilling { run } | Local::Held { run, .. } | Local::Running { run } => {
+                Some(run)
+            }
+        }
     }
 
     /// The present attempt and its decode node.
@@ -290,14 +331,14 @@ impl PrefillSession {
         match core::mem::replace(&mut self.local, Local::Nothing) {
             Local::Nothing => {}
             Local::Prefilling { run } => {
-                context.act(PrefillAction::AbortLocal { session, run });
+                context.abort_locally(session, run);
                 // It may have drawn its token already.
                 context.release(session, run);
             }
             Local::Held { run, .. } => {
                 context.release(session, run);
             }
-            Local::Running { run } => context.act(PrefillAction::AbortLocal { session, run }),
+            Local::Running { run } => context.abort_locally(session, run),
         }
         self.has_ended = true;
     }
@@ -341,7 +382,7 @@ impl PrefillSession {
         link.has_loaded = true;
         if core::mem::take(&mut link.is_stored) {
             let key = link.key;
-            context.act(PrefillAction::Delete { key });
+            context.export(|exports| exports.delete(key));
         }
         self.release_loaded(context);
     }
@@ -434,7 +475,7 @@ impl PrefillSession {
         }
         context.act(PrefillAction::CloseStream { key });
         if link.is_stored {
-            context.act(PrefillAction::Delete { key });
+            context.export(|exports| exports.delete(key));
         }
     }
 

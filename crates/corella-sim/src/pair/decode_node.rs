@@ -143,7 +143,7 @@ impl DecodeNode {
                 }
             }
             LocalEvent::Reserve(key) => self.reserve(key, world),
-            LocalEvent::LayerFilled { .. } | LocalEvent::Read(_) | LocalEvent::Stopped(_) => {
+            LocalEvent::LayerDone { .. } | LocalEvent::Read(_) | LocalEvent::Stopped(_) => {
                 unreachable!("a decode node sends no rows")
             }
         }

@@ -1,15 +1,16 @@
 //! A prefill node: engine, session end, and what the node does for its decode nodes.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use corella_core::session::{
-    AbortReason, CacheStore, CacheStoreConfig, PrefillAction, PrefillEnd, SessionKey, Submission,
-    SubmissionError, ToDecode, ToPrefill,
+    AbortReason, CacheStore, CacheStoreConfig, ExportTask, PrefillAction, PrefillEnd, SessionKey,
+    Submission, SubmissionError, ToDecode, ToPrefill,
 };
-use corella_core::{Incarnation, KvFact, NodeId, PageId, RequestId, SessionId, TokenId};
+use corella_core::{Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
 
-use crate::executor::{Row, root_row, rows_of};
-use crate::pair::engine::Engine;
+use crate::pair::engine::{Engine, PlannedStep};
 use crate::pair::row_sender::{Load, Offer, Sender};
 use crate::pair::session_watch::PREFILL;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
@@ -21,28 +22,13 @@ pub struct PrefillNode {
     pub incarnation: Incarnation,
     pub engine: Engine,
     pub end: PrefillEnd,
-    pub(super) store: CacheStore<Offer, Load>,
+    pub(super) store: CacheStore<Rc<RefCell<Offer>>, Load>,
     pub(super) num_layers: u32,
     num_requests: u64,
-    pub(super) requests: BTreeMap<(SessionId, u32), RequestId>,
-    pub(super) runs: BTreeMap<RequestId, Run>,
+    /// The session and the number of each run, for checks: the end forgets those that are over.
+    runs: BTreeMap<RequestId, (SessionId, u32)>,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
-}
-
-/// What is known of a request of this node's engine.
-pub(super) struct Run {
-    session: SessionId,
-    number: u32,
-    prompt: Vec<TokenId>,
-    /// Its rows, as they must be wherever they are read.
-    pub rows: Vec<Row>,
-    /// The pages that it exports.
-    pub pages: Vec<PageId>,
-    pub num_filled: Vec<u32>,
-    /// The attempts that its rows are on offer for.
-    pub readers: Vec<SessionKey>,
-    pub is_released: bool,
 }
 
 impl PrefillNode {
@@ -67,7 +53,6 @@ impl PrefillNode {
             end: PrefillEnd::new(sessions, hello).expect("loads have valid times"),
             num_layers: load.num_layers,
             num_requests: 0,
-            requests: BTreeMap::new(),
             runs: BTreeMap::new(),
             senders: BTreeMap::new(),
             wake_us: None,
@@ -167,11 +152,7 @@ impl PrefillNode {
                 self.time_out_loads(world)?;
             }
             LocalEvent::StepReturns => self.engine.return_step(),
-            LocalEvent::LayerFilled {
-                request,
-                layer,
-                end_row,
-            } => self.fill(request, layer, end_row, world),
+            LocalEvent::LayerDone { step, layer } => self.end.handle_layer_done(step, layer),
             LocalEvent::Read(key) => self.read(key, world)?,
             LocalEvent::Stopped(key) => self.handle_stopped(key, world),
             LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) | LocalEvent::CopyEnds => {
@@ -200,34 +181,21 @@ impl PrefillNode {
             } else if let Some(fact) = self.engine.poll_kv_fact() {
                 self.handle_fact(fact, world);
             } else if let Some(output) = self.engine.poll_output() {
-                let run = &self.runs[&output.request];
-                let (session, number) = (run.session, run.number);
                 if self.engine.has_failed(output.request) {
+                    let (session, _) = self.runs[&output.request];
                     world.clients.failed(session);
                 }
-                let now_us = world.now_us;
-                self.end
-                    .handle_local_output(session, number, output, now_us);
+                self.end.handle_local_output(output, world.now_us);
             } else if let Some(step) = self.engine.try_step(world.now_us, &mut world.random) {
+                let mut exports = None;
                 while let Some(fact) = self.engine.poll_kv_fact() {
-                    if let KvFact::Exported {
-                        request, end_row, ..
-                    } = fact
-                    {
-                        let step_us = step.returns_us - step.begins_us;
-                        for layer in 0..self.num_layers {
-                            let done = u64::from(layer + 1);
-                            let at_us =
-                                step.begins_us + step_us * done / u64::from(self.num_layers + 1);
-                            let filled = LocalEvent::LayerFilled {
-                                request,
-                                layer,
-                                end_row,
-                            };
-                            self.push(at_us, filled, world);
-                        }
+                    if let KvFact::Exported { step, .. } = fact {
+                        exports = Some(step);
                     }
                     self.handle_fact(fact, world);
+                }
+                if let Some(id) = exports {
+                    self.plan_layers(id, &step, world);
                 }
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
             } else {
@@ -302,55 +270,23 @@ impl PrefillNode {
                 mut request,
             } => {
                 self.num_requests += 1;
-                request.id = RequestId(self.num_requests);
+                let id = RequestId(self.num_requests);
+                request.id = id;
                 request.arrival_us = now_us;
                 world.totals.num_resumed += u64::from(!request.output.is_empty());
-                self.requests.insert((session, run), request.id);
-                self.runs.insert(
-                    request.id,
-                    Run {
-                        session,
-                        number: run,
-                        rows: rows_of(root_row(&request.namespace), &request.prompt),
-                        prompt: request.prompt.clone(),
-                        pages: Vec::new(),
-                        num_filled: vec![0; self.num_layers as usize],
-                        readers: Vec::new(),
-                        is_released: false,
-                    },
-                );
                 match self.engine.submit(*request, is_accepted) {
-                    Ok(()) => world.clients.accepted(session),
+                    Ok(()) => {
+                        self.runs.insert(id, (session, run));
+                        world.clients.accepted(session);
+                        self.end.handle_submitted(session, run, id, now_us);
+                    }
                     Err(error) => self.end.handle_local_refused(session, run, error, now_us),
                 }
             }
-            PrefillAction::AbortLocal { session, run } => {
-                let request = self.requests[&(session, run)];
+            PrefillAction::AbortLocal { request, .. } => {
                 self.engine.scheduler().abort_request(request);
             }
-            PrefillAction::RenewHold {
-                session,
-                run,
-                until_us,
-            } => {
-                let request = self.requests[&(session, run)];
-                self.engine.scheduler().renew_hold(request, until_us);
-            }
-            PrefillAction::ReleaseHold { session, run } => {
-                let request = self.requests[&(session, run)];
-                if let Some(key) = self.reader_of(request) {
-                    let what = format!("{key} reads pages of run {run}, which are let go");
-                    return Err(world.violation("pages are held while they are read", what));
-                }
-                self.engine.scheduler().release_hold(request);
-                if let Some(run) = self.runs.get_mut(&request) {
-                    run.is_released = true;
-                }
-            }
-            PrefillAction::Store {
-                key, run, num_rows, ..
-            } => self.offer(key, run, num_rows, world),
-            PrefillAction::Delete { key } => self.delete(key, world),
+            PrefillAction::Export(task) => self.carry_out(task, world)?,
             PrefillAction::Emit { session, event } => {
                 let verdict = world.clients.told(session, &event, now_us);
                 verdict.map_err(|what| {
@@ -379,39 +315,71 @@ impl PrefillNode {
         Ok(())
     }
 
-    fn handle_fact(&mut self, fact: KvFact, world: &mut World<'_>) {
-        let now_us = world.now_us;
-        match fact {
-            KvFact::Exported {
-                request,
-                first_row,
-                pages,
-                ..
-            } => {
-                let first_page = (first_row / self.engine.page_size()) as usize;
-                let run = self.runs.get_mut(&request).expect("a known run");
-                run.pages.truncate(first_page);
-                run.pages.extend(pages);
-            }
-            KvFact::Declined { request } => {
-                world.totals.num_exports_declined += 1;
-                let run = &self.runs[&request];
-                self.end
-                    .handle_export_failed(run.session, run.number, now_us);
-            }
-            KvFact::ExportEnded { request, num_rows } => {
-                let run = &self.runs[&request];
-                if (num_rows as usize) < run.prompt.len() {
-                    world.totals.num_exports_cut_short += 1;
-                    self.end
-                        .handle_export_failed(run.session, run.number, now_us);
+    fn carry_out(&mut self, task: ExportTask, world: &mut World<'_>) -> Result<(), Violation> {
+        match task {
+            ExportTask::Store {
+                key, run, num_rows, ..
+            } => self.offer(key, run, num_rows, world),
+            ExportTask::AddPages { key, pages } => {
+                if let Some(offer) = self.offer_of(key) {
+                    offer.borrow_mut().add_pages(&pages);
                 }
             }
-            KvFact::LeaseEnded { request } => {
-                world.totals.num_leases_ended += 1;
-                let run = &self.runs[&request];
-                self.end.handle_lease_ended(run.session, run.number, now_us);
+            ExportTask::RowsReadable {
+                key,
+                layers,
+                num_rows,
+            } => {
+                if let Some(offer) = self.offer_of(key) {
+                    offer.borrow_mut().fill(layers, num_rows);
+                    self.wake_sender(key, world);
+                }
             }
+            ExportTask::Finish { key } => {
+                let offer = self.offer_of(key);
+                if offer.is_some_and(|offer| !offer.borrow().is_readable()) {
+                    let what = format!("{key} is finished");
+                    return Err(world.violation("rows are readable before they are valid", what));
+                }
+            }
+            ExportTask::Delete { key } => self.delete(key, world),
+            ExportTask::RenewHold { request, until_us } => {
+                self.engine.scheduler().renew_hold(request, until_us);
+            }
+            ExportTask::ReleaseHold { request } => {
+                let (session, run) = self.runs[&request];
+                if let Some(key) = self.reader_of(session, run) {
+                    let what = format!("{key} reads pages of run {run}, which are let go");
+                    return Err(world.violation("pages are held while they are read", what));
+                }
+                self.engine.scheduler().release_hold(request);
+            }
+        }
+        Ok(())
+    }
+
+    fn handle_fact(&mut self, fact: KvFact, world: &mut World<'_>) {
+        match fact {
+            KvFact::Exported { .. } => {}
+            KvFact::Declined { .. } => world.totals.num_exports_declined += 1,
+            KvFact::ExportEnded { request, num_rows } => {
+                let (session, _) = self.runs[&request];
+                let prompt = &world.load.calls[session.0 as usize].request.prompt;
+                let is_whole = num_rows as usize == prompt.len();
+                world.totals.num_exports_cut_short += u64::from(!is_whole);
+            }
+            KvFact::LeaseEnded { .. } => world.totals.num_leases_ended += 1,
+        }
+        self.end.handle_kv_fact(&fact, world.now_us);
+    }
+
+    /// A step is done with its layers one after the other.
+    fn plan_layers(&mut self, id: StepId, step: &PlannedStep, world: &mut World<'_>) {
+        let step_us = step.returns_us - step.begins_us;
+        for layer in 0..self.num_layers {
+            let done = u64::from(layer + 1);
+            let at_us = step.begins_us + step_us * done / u64::from(self.num_layers + 1);
+            self.push(at_us, LocalEvent::LayerDone { step: id, layer }, world);
         }
     }
 

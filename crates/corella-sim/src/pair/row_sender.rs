@@ -1,17 +1,45 @@
 //! What a prefill node does with the rows that decode nodes ask for: offers them, reads and sends them.
 
-use corella_core::RequestId;
-use corella_core::session::{Loaded, OfferEnd, SessionKey};
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
 
+use corella_core::session::{Loaded, OfferEnd, SessionKey};
+use corella_core::{PageId, SessionId};
+
+use crate::executor::{Row, root_row, rows_of};
 use crate::pair::prefill_node::PrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{LocalEvent, World};
 use crate::violation::Violation;
 
-#[derive(Clone, Copy)]
+/// What an attempt may read, as far as the books have said so.
 pub struct Offer {
-    request: RequestId,
-    num_rows: u32,
+    run: u32,
+    /// As they must be wherever they are read.
+    rows: Vec<Row>,
+    pages: Vec<PageId>,
+    /// By layer, the rows from 0 on that may be read.
+    num_readable: Vec<u32>,
+}
+
+impl Offer {
+    pub fn add_pages(&mut self, pages: &[PageId]) {
+        self.pages.extend_from_slice(pages);
+    }
+
+    pub fn fill(&mut self, layers: Range<u32>, num_rows: u32) {
+        for layer in layers {
+            let num_readable = &mut self.num_readable[layer as usize];
+            *num_readable = num_rows.max(*num_readable);
+        }
+    }
+
+    /// Whether all rows may be read.
+    pub fn is_readable(&self) -> bool {
+        let num_rows = self.rows.len() as u32;
+        self.num_readable.iter().all(|&num| num == num_rows)
+    }
 }
 
 /// Rows that a decode node asks for.
@@ -23,7 +51,7 @@ pub struct Load {
 
 /// A load that is being served.
 pub struct Sender {
-    offer: Offer,
+    offer: Rc<RefCell<Offer>>,
     decode_index: usize,
     /// By layer, the next row to send.
     next: Vec<u32>,
@@ -34,28 +62,45 @@ pub struct Sender {
 
 impl Sender {
     fn has_sent_all(&self) -> bool {
-        self.next.iter().all(|&row| row >= self.offer.num_rows)
+        let num_rows = self.offer.borrow().rows.len() as u32;
+        self.next.iter().all(|&row| row >= num_rows)
     }
 }
 
 impl PrefillNode {
     pub fn offer(&mut self, key: SessionKey, run: u32, num_rows: u32, world: &mut World<'_>) {
         let now_us = world.now_us;
-        let request = self.requests[&(key.session, run)];
-        let offer = Offer { request, num_rows };
-        let stored = self.store.store(key, offer, now_us);
+        let request = &world.load.calls[key.session.0 as usize].request;
+        let offer = Rc::new(RefCell::new(Offer {
+            run,
+            rows: rows_of(root_row(&request.namespace), &request.prompt),
+            pages: Vec::new(),
+            num_readable: vec![0; self.num_layers as usize],
+        }));
+        assert_eq!(offer.borrow().rows.len() as u32, num_rows, "rows of {key}");
+        let stored = self.store.store(key, offer.clone(), now_us);
         world.sessions.unsubscribed(key);
         let Ok(waiting) = stored else {
             return self.end.handle_load_failed(key, now_us);
         };
-        let run = self.runs.get_mut(&request).expect("a known run");
-        run.readers.push(key);
         if let Some(load) = waiting {
             self.serve(key, offer, load, world);
         }
     }
 
-    fn serve(&mut self, key: SessionKey, offer: Offer, load: Load, world: &mut World<'_>) {
+    /// What a key's rows are, whether they are on offer or a sender has them.
+    pub fn offer_of(&self, key: SessionKey) -> Option<Rc<RefCell<Offer>>> {
+        let sender = self.senders.get(&key).map(|sender| &sender.offer);
+        self.store.get(key).or(sender).cloned()
+    }
+
+    fn serve(
+        &mut self,
+        key: SessionKey,
+        offer: Rc<RefCell<Offer>>,
+        load: Load,
+        world: &mut World<'_>,
+    ) {
         let sender = Sender {
             offer,
             decode_index: load.decode_index,
@@ -67,21 +112,9 @@ impl PrefillNode {
         self.wake_sender(key, world);
     }
 
-    pub fn fill(&mut self, request: RequestId, layer: u32, end_row: u32, world: &mut World<'_>) {
-        let run = self.runs.get_mut(&request).expect("a known run");
-        // What is done after the pages were let go is done somewhere else.
-        if run.is_released {
-            return;
-        }
-        let num_filled = &mut run.num_filled[layer as usize];
-        *num_filled = end_row.max(*num_filled);
-        for key in run.readers.clone() {
-            self.wake_sender(key, world);
-        }
-    }
-
-    fn wake_sender(&mut self, key: SessionKey, world: &mut World<'_>) {
+    pub fn wake_sender(&mut self, key: SessionKey, world: &mut World<'_>) {
         if let Some(sender) = self.senders.get_mut(&key)
+            && !sender.is_stopping
             && !std::mem::replace(&mut sender.is_reading, true)
         {
             self.push(world.now_us + 1, LocalEvent::Read(key), world);
@@ -94,16 +127,13 @@ impl PrefillNode {
         let Some(sender) = self.senders.get_mut(&key) else {
             return Ok(());
         };
-        let run = &self.runs[&sender.offer.request];
-        let filled = run
-            .num_filled
-            .iter()
-            .map(|&end| end.min(sender.offer.num_rows));
-        let unsent = sender.next.iter().zip(filled).enumerate();
-        let unsent = unsent.filter(|(_, (first_row, end_row))| first_row < &end_row);
+        let offer = sender.offer.clone();
+        let offer = offer.borrow();
+        let unsent = sender.next.iter().zip(&offer.num_readable).enumerate();
+        let unsent = unsent.filter(|(_, (first_row, end_row))| first_row < end_row);
         let Some((layer, rows)) = unsent
             .min_by_key(|&(_, (&first_row, _))| first_row)
-            .map(|(layer, (&first_row, end_row))| (layer as u32, first_row..end_row))
+            .map(|(layer, (&first_row, &end_row))| (layer as u32, first_row..end_row))
         else {
             sender.is_reading = false;
             return Ok(());
@@ -113,9 +143,9 @@ impl PrefillNode {
         let page_size = self.engine.page_size();
         let mut content = Vec::new();
         for row in rows.clone() {
-            let page = run.pages[(row / page_size) as usize];
+            let page = offer.pages[(row / page_size) as usize];
             let found = self.engine.read_row(page, (row % page_size) as usize);
-            let should = run.rows[row as usize];
+            let should = offer.rows[row as usize];
             // Others that share its pages may have been in the step that failed.
             let has_failed = self.engine.has_failed_steps();
             world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
@@ -142,10 +172,11 @@ impl PrefillNode {
         Ok(())
     }
 
-    /// A load that may still read pages of a request.
-    pub fn reader_of(&self, request: RequestId) -> Option<SessionKey> {
+    /// A load that may still read pages of a run.
+    pub fn reader_of(&self, session: SessionId, run: u32) -> Option<SessionKey> {
         let mut senders = self.senders.iter();
-        let reader = senders.find(|(_, sender)| sender.offer.request == request);
+        let reader = senders
+            .find(|(key, sender)| key.session == session && sender.offer.borrow().run == run);
         reader.map(|(&key, _)| key)
     }
 
@@ -162,7 +193,10 @@ impl PrefillNode {
             decode_index: world.decode_index(id),
         };
         match self.store.load(key, deadline_us, now_us, || load) {
-            Ok(Loaded::Offered(&offer)) => self.serve(key, offer, load, world),
+            Ok(Loaded::Offered(offer)) => {
+                let offer = offer.clone();
+                self.serve(key, offer, load, world);
+            }
             Ok(Loaded::Waits { .. }) => {
                 let deadline_us = deadline_us.max(now_us);
                 world.sessions.subscribed(key, self.id, deadline_us);
@@ -185,10 +219,7 @@ impl PrefillNode {
 
     pub fn delete(&mut self, key: SessionKey, world: &mut World<'_>) {
         world.sessions.unsubscribed(key);
-        let (offer, waiting) = self.store.end(key, OfferEnd::Deleted, world.now_us);
-        if let Some(run) = offer.and_then(|offer| self.runs.get_mut(&offer.request)) {
-            run.readers.retain(|&reader| reader != key);
-        }
+        let (_, waiting) = self.store.end(key, OfferEnd::Deleted, world.now_us);
         if waiting.is_some() {
             let wire = Wire::Data;
             world.close(ConnectionId { key, wire }, Direction::ToDecode);

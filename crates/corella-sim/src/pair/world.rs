@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use corella_core::session::{Peer, SessionKey};
-use corella_core::{Incarnation, NodeId, RequestId, SessionId};
+use corella_core::{Incarnation, NodeId, SessionId, StepId};
 
 use crate::pair::client_watch::ClientWatch;
 use crate::pair::pair_load::{LinkPlan, PairLoad};
@@ -40,11 +40,10 @@ pub enum LocalEvent {
     StepReturns,
     /// A copy to or from host memory is done.
     CopyEnds,
-    /// A step is done with the rows of a run in one layer.
-    LayerFilled {
-        request: RequestId,
+    /// A step is done with the rows of one layer.
+    LayerDone {
+        step: StepId,
         layer: u32,
-        end_row: u32,
     },
     /// The sender of an attempt reads what is next.
     Read(SessionKey),

@@ -91,9 +91,9 @@ fn rows_and_first_token_are_both_needed_in_any_order() {
     end.handle_load_done(key, 3);
     assert_eq!(actions(&mut end), []);
 
-    end.handle_local_output(key, output(Some(4), None), 4);
+    end.handle_local_output(key, output(0, Some(4), None), 4);
     assert_eq!(actions(&mut end), [send(key, tokens(1, &[4]))]);
-    end.handle_local_output(key, output(Some(5), Some(FinishReason::Length)), 5);
+    end.handle_local_output(key, output(0, Some(5), Some(FinishReason::Length)), 5);
     let did = actions(&mut end);
     assert_eq!(did[0], send(key, tokens(2, &[5])));
     assert_eq!(did[2..], [DecodeAction::CloseStream { key }]);
@@ -280,7 +280,7 @@ fn a_request_that_the_node_cannot_serve_goes_back() {
         end.handle_load_done(key, 1);
         actions(&mut end);
         let finish = Some(FinishReason::Error(error));
-        end.handle_local_output(key, output(None, finish), 2);
+        end.handle_local_output(key, output(0, None, finish), 2);
         let did = actions(&mut end);
         let DecodeAction::Send { message, .. } = &did[0] else {
             panic!("{did:?}");
@@ -330,7 +330,7 @@ fn choices_of_one_prompt_wait_for_the_first_to_have_used_its_rows() {
     end.handle_load_done(key(1, 0), 3);
     let has_used = actions(&mut end).iter().filter_map(reserves).count();
     assert_eq!(has_used, 0, "no step has put its pages into the tree");
-    end.handle_local_output(key(1, 0), output(Some(4), None), 4);
+    end.handle_local_output(key(1, 0), output(0, Some(4), None), 4);
     let did: Vec<_> = actions(&mut end).iter().filter_map(reserves).collect();
     assert_eq!(did, [key(2, 0), key(3, 0)]);
     // Whole pages are there, and one has its first token already.

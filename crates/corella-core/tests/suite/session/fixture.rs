@@ -103,9 +103,9 @@ pub fn tokens(first_position: u32, tokens: &[u32]) -> ToPrefill {
     })
 }
 
-pub fn output(token: Option<u32>, finish: Option<FinishReason>) -> RequestOutput {
+pub fn output(request: u64, token: Option<u32>, finish: Option<FinishReason>) -> RequestOutput {
     RequestOutput {
-        request: RequestId(0),
+        request: RequestId(request),
         sample: token.map(sample),
         prompt_logprobs: Vec::new(),
         hidden_state: None,

@@ -1,10 +1,12 @@
 //! What a prefill node does for one session, fault by fault.
 
 use corella_core::session::{
-    AbortReason, Allocated, Finish, PrefillAction, PrefillEnd, Refusal, SessionFinish, SessionKey,
-    SubmissionError, ToDecode, ToPrefill,
+    AbortReason, Allocated, ExportTask, Finish, PrefillAction, PrefillEnd, Refusal, SessionFinish,
+    SessionKey, SubmissionError, ToDecode, ToPrefill,
 };
-use corella_core::{AdmissionError, FinishReason, NodeId, SessionId};
+use corella_core::{
+    AdmissionError, FinishReason, KvFact, NodeId, PageId, RequestId, SessionId, StepId,
+};
 
 use crate::session::fixture::{
     DECODE, SECOND_US, config, first_token, hello, key, output, peer, submission, tokens,
@@ -12,9 +14,43 @@ use crate::session::fixture::{
 
 const SESSION: SessionId = SessionId(1);
 
+/// All actions. The engine takes every run, and gives it the run's number as its id.
 fn actions(end: &mut PrefillEnd) -> Vec<PrefillAction> {
+    let mut actions = Vec::new();
     end.check_invariants();
-    std::iter::from_fn(|| end.poll_action()).collect()
+    while let Some(action) = end.poll_action() {
+        if let PrefillAction::SubmitLocally { session, run, .. } = &action {
+            end.handle_submitted(*session, *run, RequestId((*run).into()), 0);
+        }
+        actions.push(action);
+    }
+    end.check_invariants();
+    actions
+}
+
+fn delete(key: SessionKey) -> PrefillAction {
+    PrefillAction::Export(ExportTask::Delete { key })
+}
+
+fn release(run: u64) -> PrefillAction {
+    let request = RequestId(run);
+    PrefillAction::Export(ExportTask::ReleaseHold { request })
+}
+
+fn abort_run(run: u64) -> PrefillAction {
+    PrefillAction::AbortLocal {
+        session: SESSION,
+        request: RequestId(run),
+    }
+}
+
+/// The run had to give its pages back when none of its rows was computed.
+fn fail_export(end: &mut PrefillEnd, now_us: u64) {
+    let fact = KvFact::ExportEnded {
+        request: RequestId(0),
+        num_rows: 0,
+    };
+    end.handle_kv_fact(&fact, now_us);
 }
 
 fn say(
@@ -48,7 +84,7 @@ fn prefilling() -> PrefillEnd {
         PrefillAction::SubmitLocally {
             run: 0, request, ..
         },
-        PrefillAction::Store { first_row: 4, .. },
+        PrefillAction::Export(ExportTask::Store { first_row: 4, .. }),
     ] = &did[..]
     else {
         panic!("{did:?}");
@@ -69,7 +105,7 @@ fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<PrefillA
 /// The first token has been drawn, and told to client and decode node.
 fn transferring() -> PrefillEnd {
     let mut end = prefilling();
-    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 0);
     let did = actions(&mut end);
     assert_eq!(emitted(&did), [3]);
     assert!(did.contains(&PrefillAction::Send {
@@ -124,13 +160,9 @@ fn tries_next(did: &[PrefillAction]) -> Option<&[NodeId]> {
 fn tokens_pass_through_in_order_each_once() {
     let (mut end, key) = (transferring(), key(1, 0));
     let did = say(&mut end, key, ToPrefill::LoadDone, 1);
-    assert_eq!(did, [PrefillAction::Delete { key }]);
+    assert_eq!(did, [delete(key)]);
     end.handle_deleted(key, 2);
-    let release = PrefillAction::ReleaseHold {
-        session: SESSION,
-        run: 0,
-    };
-    assert_eq!(actions(&mut end), [release]);
+    assert_eq!(actions(&mut end), [release(0)]);
     assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4, 5]), 3)), [4, 5]);
     // The middle one comes again, with one behind it.
     assert_eq!(emitted(&say(&mut end, key, tokens(2, &[5, 6]), 3)), [6]);
@@ -150,10 +182,10 @@ fn tokens_pass_through_in_order_each_once() {
 fn rows_may_be_loaded_before_the_engine_says_that_they_are_computed() {
     let (mut end, key) = (prefilling(), key(1, 0));
     let did = say(&mut end, key, ToPrefill::LoadDone, 1);
-    assert_eq!(did, [PrefillAction::Delete { key }]);
+    assert_eq!(did, [delete(key)]);
     end.handle_deleted(key, 1);
     assert_eq!(actions(&mut end), []);
-    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 2);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 2);
     let did = actions(&mut end);
     assert_eq!((emitted(&did), runs_locally(&did)), (vec![3], None));
     assert!(did.iter().any(|action| matches!(
@@ -163,11 +195,7 @@ fn rows_may_be_loaded_before_the_engine_says_that_they_are_computed() {
             ..
         }
     )));
-    let release = PrefillAction::ReleaseHold {
-        session: SESSION,
-        run: 0,
-    };
-    assert_eq!(did.last(), Some(&release));
+    assert_eq!(did.last(), Some(&release(0)));
     assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4]), 3)), [4]);
 }
 
@@ -179,7 +207,7 @@ fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
     assert_eq!(runs_locally(&did), Some(&[3][..]));
     // What the decode node says from now on is nobody's.
     assert_eq!(say(&mut end, key, tokens(1, &[4]), 2), []);
-    end.handle_local_output(SESSION, 1, output(Some(4), None), 3);
+    end.handle_local_output(output(1, Some(4), None), 3);
     assert_eq!(emitted(&actions(&mut end)), [4]);
 }
 
@@ -198,7 +226,7 @@ fn the_last_token_and_the_end_are_one_event_whatever_the_decode_node_says_then()
         let key = key(1, 0);
         end.submit(submission.clone(), Some(peer(2, 5)), 0).unwrap();
         allocated(&mut end, key, 0);
-        end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
+        end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 0);
         say(&mut end, key, ToPrefill::LoadDone, 1);
         end.handle_deleted(key, 1);
         let num_output_tokens = last.len() as u32 + 1;
@@ -250,18 +278,39 @@ fn an_end_that_leaves_tokens_out_is_none() {
 #[test]
 fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
     let (mut end, key) = (prefilling(), key(1, 0));
-    end.handle_export_failed(SESSION, 0, 1);
+    fail_export(&mut end, 1);
     let did = actions(&mut end);
-    assert!(did.contains(&PrefillAction::Delete { key }));
+    assert!(did.contains(&delete(key)));
     assert_eq!((tries_next(&did), runs_locally(&did)), (None, None));
     end.handle_deleted(key, 2);
-    let release = PrefillAction::ReleaseHold {
-        session: SESSION,
-        run: 0,
-    };
-    assert_eq!(actions(&mut end), [release]);
-    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 3);
+    assert_eq!(actions(&mut end), [release(0)]);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 3);
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
+}
+
+/// Its rows were announced and computed, but for those that the run had not come to.
+#[test]
+fn a_decode_node_is_told_at_once_that_rows_are_missing() {
+    let (mut end, key) = (prefilling(), key(1, 0));
+    let (request, step) = (RequestId(0), StepId(1));
+    let announced = KvFact::Exported {
+        request,
+        step,
+        first_row: 0,
+        end_row: 8,
+        pages: vec![PageId(3), PageId(4)],
+    };
+    end.handle_kv_fact(&announced, 1);
+    end.handle_layer_done(step, 0);
+    end.handle_layer_done(step, 1);
+    assert_eq!(actions(&mut end).len(), 3);
+    let cut_short = KvFact::ExportEnded {
+        request,
+        num_rows: 8,
+    };
+    end.handle_kv_fact(&cut_short, 2);
+    let message = ToDecode::Abort(AbortReason::LoadFailed);
+    assert!(actions(&mut end).contains(&PrefillAction::Send { key, message }));
 }
 
 /// They were read while a step computed them that has failed, so the first token does not vouch for
@@ -270,10 +319,10 @@ fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
 fn rows_that_were_loaded_of_an_export_that_is_cut_short_are_worth_nothing() {
     let (mut end, key) = (prefilling(), key(1, 0));
     say(&mut end, key, ToPrefill::LoadDone, 1);
-    end.handle_export_failed(SESSION, 0, 2);
+    fail_export(&mut end, 2);
     let message = ToDecode::Abort(AbortReason::LoadFailed);
     assert!(actions(&mut end).contains(&PrefillAction::Send { key, message }));
-    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 3);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 3);
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
@@ -295,7 +344,7 @@ fn a_session_that_comes_back_was_accepted_before() {
         (is_accepted(&did), tries_next(&did)),
         (None, Some(&[DECODE][..]))
     );
-    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 2);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 2);
     end.handle_placement(SESSION, None, 3);
     assert_eq!(is_accepted(&actions(&mut end)), Some(true));
 
@@ -361,14 +410,17 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     end.handle_timeout(3 * SECOND_US);
     let did = actions(&mut end);
     assert!(did.contains(&PrefillAction::MarkSuspect { node: DECODE }));
-    assert!(did.contains(&PrefillAction::Delete { key: key(1, 0) }));
+    assert!(did.contains(&delete(key(1, 0))));
     assert_eq!(tries_next(&did), Some(&[DECODE][..]));
     let now_us = 3 * SECOND_US;
     end.handle_placement(SESSION, Some(peer(3, 5)), now_us);
     actions(&mut end);
     let did = allocated(&mut end, key(1, 1), now_us);
     assert!(
-        matches!(did[..], [PrefillAction::Store { run: 0, .. }]),
+        matches!(
+            did[..],
+            [PrefillAction::Export(ExportTask::Store { run: 0, .. })]
+        ),
         "{did:?}"
     );
     end.handle_stream_closed(key(1, 1), now_us + 1);
@@ -377,12 +429,7 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     // The prompt is still being computed for nobody else: it is used here.
     assert_eq!(runs_locally(&did), None);
     assert_eq!(fallbacks(&end), [("peer_lost", 1)]);
-    end.handle_local_output(
-        SESSION,
-        0,
-        output(Some(3), Some(FinishReason::Length)),
-        now_us + 2,
-    );
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), now_us + 2);
     let did = actions(&mut end);
     assert_eq!(emitted(&did), [3]);
     assert_eq!(runs_locally(&did), Some(&[3][..]));
@@ -399,7 +446,7 @@ fn behind_the_first_token_a_request_goes_on_here() {
     assert_eq!(runs_locally(&did), Some(&[3, 4][..]));
     assert_eq!(say(&mut end, key, tokens(2, &[5]), 3), []);
     let finish_reason = Some(FinishReason::Length);
-    end.handle_local_output(SESSION, 1, output(Some(5), finish_reason), 4);
+    end.handle_local_output(output(1, Some(5), finish_reason), 4);
     let did = actions(&mut end);
     assert_eq!((emitted(&did), finish(&did).is_some()), (vec![5], true));
 }
@@ -411,7 +458,7 @@ fn a_request_that_may_not_go_on_here_says_so() {
     let mut end = PrefillEnd::new(config, hello(5)).expect("valid times");
     end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
     allocated(&mut end, key(1, 0), 0);
-    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::Length)), 0);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 0);
     actions(&mut end);
     let did = say(
         &mut end,
@@ -454,8 +501,7 @@ fn a_request_that_nobody_takes_may_be_refused_here() {
     end.handle_placement(SESSION, None, 1);
     let did = actions(&mut end);
     assert_eq!(finish(&did), Some(&refused));
-    let (session, run) = (SESSION, 0);
-    assert!(did.contains(&PrefillAction::AbortLocal { session, run }));
+    assert!(did.contains(&abort_run(0)));
     assert_eq!(end.stats().num_sessions, 0);
     assert_eq!(fallbacks(&end), []);
 
@@ -472,7 +518,6 @@ fn a_cancel_ends_everything_at_once_and_only_once() {
     let (mut end, key) = (prefilling(), key(1, 0));
     assert!(end.cancel(SESSION, 1));
     let did = actions(&mut end);
-    let (session, run) = (SESSION, 0);
     let abort = PrefillAction::Send {
         key,
         message: ToDecode::Abort(AbortReason::Cancelled),
@@ -482,15 +527,14 @@ fn a_cancel_ends_everything_at_once_and_only_once() {
         [
             abort,
             PrefillAction::CloseStream { key },
-            PrefillAction::Delete { key },
-            PrefillAction::AbortLocal { session, run },
+            delete(key),
+            abort_run(0),
         ]
     );
     assert!(!end.cancel(SESSION, 1));
     assert_eq!(actions(&mut end), []);
     end.handle_deleted(key, 2);
-    let release = PrefillAction::ReleaseHold { session, run };
-    assert_eq!(actions(&mut end), [release]);
+    assert_eq!(actions(&mut end), [release(0)]);
     assert_eq!(end.stats().num_exports, 0);
     let again = end.submit(submission(1), None, 3);
     assert_eq!(again, Err(SubmissionError::Ended));
@@ -509,7 +553,7 @@ fn a_hold_ends_when_nothing_is_loaded_for_its_lease() {
     let renewed_us = 20 * SECOND_US + lease_us;
     let did = actions(&mut end);
     assert!(
-        matches!(did[..], [PrefillAction::RenewHold { until_us, .. }] if until_us == renewed_us)
+        matches!(did[..], [PrefillAction::Export(ExportTask::RenewHold { until_us, .. })] if until_us == renewed_us)
     );
     for second in 1..50 {
         say(&mut end, key, ToPrefill::Heartbeat, second * SECOND_US);
@@ -523,7 +567,7 @@ fn a_hold_ends_when_nothing_is_loaded_for_its_lease() {
 #[test]
 fn a_first_token_that_ends_the_request_is_told_to_no_decode_node() {
     let mut end = prefilling();
-    end.handle_local_output(SESSION, 0, output(Some(3), Some(FinishReason::EndToken)), 1);
+    end.handle_local_output(output(0, Some(3), Some(FinishReason::EndToken)), 1);
     let did = actions(&mut end);
     assert_eq!((emitted(&did), finish(&did).is_some()), (vec![3], true));
     let abort = PrefillAction::Send {

@@ -1,0 +1,65 @@
+//! Does what the books of exported rows ask of this node's sender and engine.
+
+use std::sync::Arc;
+
+use corella_core::session::{ExportTask, SessionKey};
+use corella_engine::{KvExchange, rare_line};
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::transport::{KvSender, SendStatus};
+
+/// Where the tasks of an [`ExportBook`](corella_core::session::ExportBook) go.
+pub struct Exporter {
+    pub sender: Arc<KvSender>,
+    pub exchange: KvExchange,
+    pub clock: Clock,
+}
+
+/// What the owner of the books does about a task that has been carried out.
+pub enum Exported {
+    Nothing,
+    /// An offer is open, and says what becomes of it.
+    Stored(SessionKey, watch::Receiver<SendStatus>),
+    /// The sender does not take an offer.
+    NotStored(SessionKey),
+    /// Nothing reads rows for an offer any more.
+    Deleted(SessionKey),
+}
+
+impl Exporter {
+    pub fn carry_out(&self, task: ExportTask) -> Exported {
+        match task {
+            ExportTask::Store { key, num_rows, .. } => {
+                // SAFETY: exported rows stay as they are until the engine is told to release the hold.
+                // The books ask for that behind `Delete`.
+                return match unsafe { self.sender.store(key, num_rows) } {
+                    Ok(status) => Exported::Stored(key, status),
+                    Err(error) => {
+                        rare_line!(warn, %key, %error, "KV rows are not offered");
+                        Exported::NotStored(key)
+                    }
+                };
+            }
+            ExportTask::AddPages { key, pages } => self.sender.add_pages(&key, &pages),
+            ExportTask::RowsReadable {
+                key,
+                layers,
+                num_rows,
+            } => self.sender.handle_rows_readable(&key, layers, num_rows),
+            ExportTask::Finish { key } => {
+                self.sender.finish(&key);
+            }
+            ExportTask::Delete { key } => {
+                self.sender.delete(&key);
+                return Exported::Deleted(key);
+            }
+            ExportTask::RenewHold { request, until_us } => {
+                self.exchange
+                    .renew_hold(request, self.clock.until(until_us));
+            }
+            ExportTask::ReleaseHold { request } => self.exchange.release_hold(request),
+        }
+        Exported::Nothing
+    }
+}

@@ -1,0 +1,123 @@
+//! The clients, streams and tasks of a prefill node's sessions: what has to be woken, closed or stopped.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use corella_core::session::SessionKey;
+use corella_core::{RequestId, SessionId};
+use corella_engine::{StreamEvent, StreamRelay, TraceScope};
+use tokio::task::AbortHandle;
+
+use crate::session::link::Link;
+use crate::session::wire::Envelope;
+
+/// A session is there until it has none of these.
+#[derive(Default)]
+pub struct SessionTable(HashMap<SessionId, Session>);
+
+#[derive(Default)]
+struct Session {
+    client: Option<Client>,
+    attempts: Vec<Attempt>,
+    /// Tasks that read the outputs of its runs.
+    readers: Vec<(RequestId, AbortHandle)>,
+}
+
+pub struct Client {
+    pub relay: StreamRelay,
+    pub is_accepted: bool,
+    pub trace_id: Option<Arc<str>>,
+    pub trace: Option<TraceScope>,
+}
+
+/// The stream to a decode node.
+pub struct Attempt {
+    key: SessionKey,
+    pub link: Link<Envelope>,
+    /// When the decode node was told the first token, until it draws one.
+    pub handed_over_at: Option<Instant>,
+}
+
+impl SessionTable {
+    pub fn begin(&mut self, id: SessionId, client: Client) {
+        self.session(id).client = Some(client);
+    }
+
+    pub fn client(&mut self, id: SessionId) -> Option<&mut Client> {
+        self.0.get_mut(&id)?.client.as_mut()
+    }
+
+    /// The client has its last event, or has left.
+    pub fn leave(&mut self, id: SessionId) {
+        self.change(id, |session| session.client = None);
+    }
+
+    pub fn open(&mut self, key: SessionKey, link: Link<Envelope>) {
+        self.session(key.session).attempts.push(Attempt {
+            key,
+            link,
+            handed_over_at: None,
+        });
+    }
+
+    pub fn attempt(&mut self, key: SessionKey) -> Option<&mut Attempt> {
+        let session = self.0.get_mut(&key.session)?;
+        session
+            .attempts
+            .iter_mut()
+            .find(|attempt| attempt.key == key)
+    }
+
+    /// Closes an attempt's stream behind what has been sent on it.
+    pub fn close(&mut self, key: SessionKey) {
+        self.change(key.session, |session| {
+            session.attempts.retain(|attempt| attempt.key != key);
+        });
+    }
+
+    pub fn add_reader(&mut self, id: SessionId, request: RequestId, reader: AbortHandle) {
+        self.session(id).readers.push((request, reader));
+    }
+
+    pub fn take_reader(&mut self, id: SessionId, request: RequestId) -> Option<AbortHandle> {
+        self.change(id, |session| {
+            let mut readers = session.readers.iter();
+            let at = readers.position(|(read, _)| *read == request)?;
+            Some(session.readers.swap_remove(at).1)
+        })?
+    }
+
+    fn session(&mut self, id: SessionId) -> &mut Session {
+        self.0.entry(id).or_default()
+    }
+
+    /// Changes a session, and forgets it if nothing is left of it.
+    fn change<T>(&mut self, id: SessionId, change: impl FnOnce(&mut Session) -> T) -> Option<T> {
+        let session = self.0.get_mut(&id)?;
+        let changed = change(session);
+        let is_over =
+            session.client.is_none() && session.attempts.is_empty() && session.readers.is_empty();
+        if is_over {
+            self.0.remove(&id);
+        }
+        Some(changed)
+    }
+}
+
+impl Client {
+    pub fn new(relay: StreamRelay, trace_id: Option<Arc<str>>, trace: Option<TraceScope>) -> Self {
+        Self {
+            relay,
+            is_accepted: false,
+            trace_id,
+            trace,
+        }
+    }
+
+    pub fn accept(&mut self) {
+        if !std::mem::replace(&mut self.is_accepted, true) {
+            self.relay.send(StreamEvent::Accepted);
+        }
+    }
+}

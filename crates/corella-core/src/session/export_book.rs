@@ -1,0 +1,402 @@
+//! What a node's engine computes for other nodes: which rows there are, who reads them, and when their
+//! pages may go.
+
+mod kept_prompt;
+#[cfg(test)]
+mod model_test;
+mod row_table;
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+use core::mem::take;
+use core::ops::Range;
+
+use crate::session::SessionKey;
+use crate::{KvFact, PageId, RequestId, SessionId, StepId};
+
+pub use kept_prompt::KeptEnd;
+use row_table::RowTable;
+
+/// The books of a node whose KV rows other nodes read.
+///
+/// A *run* is a request of this node's engine on behalf of a session: the prompt for a decode node, a
+/// prompt that is kept until some node asks for it, or all that is left of a request. Facts of the
+/// engine come in by [`handle_kv_fact`](Self::handle_kv_fact) and
+/// [`handle_layer_done`](Self::handle_layer_done). What the driver is to do goes out by
+/// [`poll_task`](Self::poll_task), until it returns `None` after every call: each reader of a run
+/// gets what there is of its rows and then every change, and the engine releases the pages when the
+/// session needs them no more and the last reader has stopped.
+#[derive(Debug)]
+pub struct ExportBook {
+    page_size: u32,
+    num_layers: u32,
+    runs: BTreeMap<(SessionId, u32), Run>,
+    /// The runs that the engine has taken.
+    run_of: BTreeMap<RequestId, (SessionId, u32)>,
+    /// Steps that compute rows for others: each request, and the end of its rows. A step is forgotten
+    /// when its last layer is done.
+    steps: BTreeMap<StepId, Vec<(RequestId, u32)>>,
+    num_exports: usize,
+    num_kept_ended: [u64; KeptEnd::ALL.len()],
+    tasks: VecDeque<ExportTask>,
+}
+
+/// What a driver is to do for its sender or its engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExportTask {
+    /// Offers the rows of a run in the [`CacheStore`](crate::session::CacheStore), from `first_row` on.
+    Store {
+        key: SessionKey,
+        run: u32,
+        first_row: u32,
+        num_rows: u32,
+    },
+    /// The next pages of an offer's rows.
+    AddPages { key: SessionKey, pages: Vec<PageId> },
+    /// The rows from 0 to `num_rows` of an offer may be read in these layers.
+    RowsReadable {
+        key: SessionKey,
+        layers: Range<u32>,
+        num_rows: u32,
+    },
+    /// The steps that computed an offer's rows have returned, so that all of them are valid.
+    Finish { key: SessionKey },
+    /// Takes back an offer. When nothing reads the rows for it any more, the book is told by
+    /// [`handle_deleted`](ExportBook::handle_deleted).
+    Delete { key: SessionKey },
+    /// Keeps the pages that the engine holds for a request until this time.
+    RenewHold { request: RequestId, until_us: u64 },
+    /// Nobody reads the pages of a request: the engine lets go of them, if it holds any.
+    ReleaseHold { request: RequestId },
+}
+
+/// What a session has to know of a run's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExportFault {
+    /// They will not all be there for others: the run had to give its pages back, or exports nothing
+    /// because too many pages are held.
+    Failed,
+    /// The lease of the pages that are held has ended, or the engine needs them.
+    LeaseEnded,
+}
+
+#[derive(Debug)]
+struct Run {
+    /// `None` until the engine has taken it.
+    request: Option<RequestId>,
+    num_rows: u32,
+    /// The engine has given its last output for it, was told to abort it, or has not taken it.
+    has_ended: bool,
+    /// The engine holds its pages, now or as soon as it gives them up, until it is told to release them.
+    is_held: bool,
+    /// The session needs the pages no more.
+    wants_release: bool,
+    /// Some attempt was given the rows, and the pages are not released yet.
+    is_export: bool,
+    rows: RowTable,
+    /// Attempts that may be reading. Two at most, because a session retries only once.
+    readers: Vec<SessionKey>,
+    /// The key that others need to ask for the rows, if the prompt is kept for anybody.
+    kept_as: Option<SessionKey>,
+}
+
+impl ExportBook {
+    pub fn new(page_size: u32, num_layers: u32) -> Self {
+        Self {
+            page_size,
+            num_layers,
+            runs: BTreeMap::new(),
+            run_of: BTreeMap::new(),
+            steps: BTreeMap::new(),
+            num_exports: 0,
+            num_kept_ended: Default::default(),
+            tasks: VecDeque::new(),
+        }
+    }
+
+    pub fn poll_task(&mut self) -> Option<ExportTask> {
+        self.tasks.pop_front()
+    }
+
+    /// The session and the number of the run that the engine knows as `request`, while that can matter.
+    pub fn run_of(&self, request: RequestId) -> Option<(SessionId, u32)> {
+        self.run_of.get(&request).copied()
+    }
+
+    /// Runs that are read, or were and still have their pages.
+    pub fn num_exports(&self) -> usize {
+        self.num_exports
+    }
+
+    /// A run that the engine is about to be given. If it exports rows, its pages are held for others.
+    pub(super) fn begin(&mut self, session: SessionId, run: u32, num_rows: u32, exports: bool) {
+        let before = self.runs.insert(
+            (session, run),
+            Run {
+                request: None,
+                num_rows,
+                has_ended: false,
+                is_held: exports,
+                wants_release: false,
+                is_export: false,
+                rows: RowTable::new(self.num_layers),
+                readers: Vec::new(),
+                kept_as: None,
+            },
+        );
+        debug_assert!(before.is_none(), "run {run} of session {session} twice");
+    }
+
+    /// The engine has taken a run. False when nobody wants its outputs any more.
+    pub(super) fn handle_submitted(
+        &mut self,
+        session: SessionId,
+        run: u32,
+        request: RequestId,
+    ) -> bool {
+        let Some(entry) = self.runs.get_mut(&(session, run)) else {
+            return false;
+        };
+        entry.request = Some(request);
+        let is_wanted = !entry.has_ended;
+        self.run_of.insert(request, (session, run));
+        self.settle((session, run));
+        is_wanted
+    }
+
+    /// The engine does not take a run, so it holds nothing for it.
+    pub(super) fn handle_refused(&mut self, session: SessionId, run: u32) {
+        if let Some(entry) = self.runs.get_mut(&(session, run)) {
+            entry.is_held = false;
+            entry.has_ended = true;
+            self.settle((session, run));
+        }
+    }
+
+    /// The engine has given the last output of a run.
+    pub(super) fn handle_ended(&mut self, session: SessionId, run: u32) {
+        if let Some(entry) = self.runs.get_mut(&(session, run)) {
+            entry.has_ended = true;
+            self.settle((session, run));
+        }
+    }
+
+    /// Nobody wants the outputs of a run any more. Returns the request to be aborted, if there is one.
+    pub(super) fn abort(&mut self, session: SessionId, run: u32) -> Option<RequestId> {
+        let entry = self.runs.get_mut(&(session, run))?;
+        if core::mem::replace(&mut entry.has_ended, true) {
+            return None;
+        }
+        let request = entry.request;
+        self.settle((session, run));
+        request
+    }
+
+    /// Offers a run's rows to an attempt, and gives it what there is of them.
+    pub(super) fn add_reader(&mut self, run: u32, key: SessionKey, first_row: u32) {
+        let Some(entry) = self.runs.get_mut(&(key.session, run)) else {
+            return;
+        };
+        entry.readers.push(key);
+        self.num_exports += usize::from(!core::mem::replace(&mut entry.is_export, true));
+        let num_rows = entry.num_rows;
+        self.tasks.push_back(ExportTask::Store {
+            key,
+            run,
+            first_row,
+            num_rows,
+        });
+        entry.rows.tell_all(key, &mut self.tasks);
+    }
+
+    /// Takes back an attempt's offer.
+    pub(super) fn delete(&mut self, key: SessionKey) {
+        self.tasks.push_back(ExportTask::Delete { key });
+    }
+
+    /// The offer was taken back, and nothing reads rows for the attempt any more.
+    pub fn handle_deleted(&mut self, key: SessionKey) {
+        let mut runs = self.runs.range_mut(runs_of(key.session));
+        let read = runs.find(|(_, run)| run.readers.contains(&key));
+        if let Some((&at, run)) = read {
+            run.readers.retain(|&reader| reader != key);
+            self.settle(at);
+        }
+    }
+
+    /// Keeps the pages of a run until this time.
+    pub(super) fn renew(&mut self, session: SessionId, run: u32, until_us: u64) {
+        if let Some(entry) = self.runs.get(&(session, run))
+            && let Some(request) = entry.request.filter(|_| entry.is_held)
+        {
+            self.tasks
+                .push_back(ExportTask::RenewHold { request, until_us });
+        }
+    }
+
+    /// The session needs the pages of a run no more. They go when the last reader has stopped.
+    pub(super) fn release(&mut self, session: SessionId, run: u32) {
+        if let Some(entry) = self.runs.get_mut(&(session, run)) {
+            entry.wants_release = true;
+            self.settle((session, run));
+        }
+    }
+
+    /// What the engine says of the rows of a request. Returns what its session has to know.
+    pub(super) fn handle_fact(&mut self, fact: &KvFact) -> Option<(SessionId, u32, ExportFault)> {
+        let Some(&at) = self.run_of.get(&fact.request()) else {
+            // Its session has ended, and nobody reads its pages.
+            if let KvFact::ExportEnded { request, .. } | KvFact::LeaseEnded { request } = *fact {
+                self.tasks.push_back(ExportTask::ReleaseHold { request });
+            }
+            return None;
+        };
+        let run = self.runs.get_mut(&at)?;
+        let fault = match fact {
+            KvFact::Exported {
+                request,
+                step,
+                first_row,
+                end_row,
+                pages,
+            } => {
+                let first_page = first_row / self.page_size;
+                let new = run.rows.announce(first_page, *end_row, pages);
+                tell_pages(&run.readers, new, &mut self.tasks);
+                // Others hear of a prompt that is kept for them when all of it is there.
+                if run.kept_as.is_none() {
+                    let step = self.steps.entry(*step).or_default();
+                    step.push((*request, *end_row));
+                }
+                return None;
+            }
+            KvFact::ExportEnded { num_rows, .. } if *num_rows == run.num_rows => {
+                run.rows.finish();
+                let readers = run.readers.iter();
+                self.tasks
+                    .extend(readers.map(|&key| ExportTask::Finish { key }));
+                self.offer_kept(at);
+                return None;
+            }
+            KvFact::ExportEnded { .. } => ExportFault::Failed,
+            KvFact::Declined { .. } => {
+                run.is_held = false;
+                ExportFault::Failed
+            }
+            KvFact::LeaseEnded { .. } => ExportFault::LeaseEnded,
+        };
+        if run.kept_as.is_some() {
+            self.end_kept(at.0, KeptEnd::by_fault(fault));
+            return None;
+        }
+        Some((at.0, at.1, fault))
+    }
+
+    /// A step is done with a layer: its rows may be read there. The layers of a step are done in order.
+    pub fn handle_layer_done(&mut self, step: StepId, layer: u32) {
+        for &(request, end_row) in self.steps.get(&step).into_iter().flatten() {
+            let run = self.run_of.get(&request);
+            let Some(run) = run.and_then(|at| self.runs.get_mut(at)) else {
+                continue;
+            };
+            run.rows.handle_layer_done(layer, end_row);
+            let readers = run.readers.iter();
+            self.tasks
+                .extend(readers.map(|&key| ExportTask::RowsReadable {
+                    key,
+                    layers: layer..layer + 1,
+                    num_rows: end_row,
+                }));
+        }
+        if layer + 1 == self.num_layers {
+            self.steps.remove(&step);
+        }
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self) {
+        let mut num_exports = 0;
+        let mut num_taken = 0;
+        for (&(session, number), run) in &self.runs {
+            let of_session = |key: &SessionKey| key.session == session;
+            assert!(
+                run.readers.iter().all(of_session),
+                "run {number} of session {session} is read by another session"
+            );
+            assert!(
+                run.readers.is_empty() || run.is_held || run.has_ended || run.wants_release,
+                "run {number} of session {session} is read and not held"
+            );
+            assert!(!run.is_over(), "run {number} of session {session} is kept");
+            run.rows.check_invariants(self.page_size, run.num_rows);
+            num_exports += usize::from(run.is_export);
+            if let Some(request) = run.request {
+                num_taken += 1;
+                assert_eq!(
+                    self.run_of.get(&request),
+                    Some(&(session, number)),
+                    "request {request} is known as another run"
+                );
+            }
+        }
+        assert_eq!(num_exports, self.num_exports, "runs that are read");
+        assert_eq!(
+            num_taken,
+            self.run_of.len(),
+            "runs that the engine has taken"
+        );
+        assert!(
+            self.steps.values().all(|rows| !rows.is_empty()),
+            "a step without rows is followed"
+        );
+    }
+
+    pub(super) fn has_run(&self, session: SessionId, run: u32) -> bool {
+        self.runs.contains_key(&(session, run))
+    }
+
+    /// Releases the pages of a run and forgets it, as far as it has come to that.
+    fn settle(&mut self, at: (SessionId, u32)) {
+        let Some(run) = self.runs.get_mut(&at) else {
+            return;
+        };
+        if run.wants_release && run.readers.is_empty() {
+            self.num_exports -= usize::from(take(&mut run.is_export));
+            // A request that the engine is about to be given is released when it has taken it.
+            if let Some(request) = run.request
+                && take(&mut run.is_held)
+            {
+                self.tasks.push_back(ExportTask::ReleaseHold { request });
+            }
+        }
+        if run.is_over() {
+            if let Some(request) = run.request {
+                self.run_of.remove(&request);
+            }
+            self.runs.remove(&at);
+        }
+    }
+}
+
+impl Run {
+    fn is_over(&self) -> bool {
+        self.has_ended && !self.is_held && !self.is_export && self.readers.is_empty()
+    }
+}
+
+fn runs_of(session: SessionId) -> core::ops::RangeInclusive<(SessionId, u32)> {
+    (session, 0)..=(session, u32::MAX)
+}
+
+fn tell_pages(readers: &[SessionKey], pages: &[PageId], tasks: &mut VecDeque<ExportTask>) {
+    if pages.is_empty() {
+        return;
+    }
+    tasks.extend(readers.iter().map(|&key| ExportTask::AddPages {
+        key,
+        pages: pages.to_vec(),
+    }));
+}

@@ -1,0 +1,117 @@
+//! The rows that a run makes for others: in which pages, and how far in each layer.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::ExportTask;
+use crate::PageId;
+use crate::session::SessionKey;
+
+#[derive(Debug)]
+pub(super) struct RowTable {
+    /// The pages from row 0 on, as far as steps that compute their rows are planned.
+    pages: Vec<PageId>,
+    num_announced: u32,
+    /// For each layer, the rows from 0 on that may be read.
+    num_readable: Vec<u32>,
+    /// The steps that computed the rows have returned.
+    is_complete: bool,
+}
+
+impl RowTable {
+    pub fn new(num_layers: u32) -> Self {
+        Self {
+            pages: Vec::new(),
+            num_announced: 0,
+            num_readable: vec![0; num_layers as usize],
+            is_complete: false,
+        }
+    }
+
+    /// A planned step computes the rows up to `end_row`. Returns the pages that are new. The first of
+    /// `pages` may be there already, with some of its rows.
+    pub fn announce<'a>(
+        &mut self,
+        first_page: u32,
+        end_row: u32,
+        pages: &'a [PageId],
+    ) -> &'a [PageId] {
+        let num_known = self.pages.len().saturating_sub(first_page as usize);
+        let (known, new) = pages.split_at(num_known.min(pages.len()));
+        debug_assert!(
+            self.pages.ends_with(known),
+            "rows that are announced have changed their page"
+        );
+        self.num_announced = end_row;
+        self.pages.extend(new);
+        new
+    }
+
+    pub fn handle_layer_done(&mut self, layer: u32, end_row: u32) {
+        let num_readable = &mut self.num_readable[layer as usize];
+        *num_readable = end_row.max(*num_readable);
+    }
+
+    /// The steps that computed all rows have returned.
+    pub fn finish(&mut self) {
+        self.is_complete = true;
+    }
+
+    /// All rows may be read, although nobody has followed the layers.
+    pub fn make_readable(&mut self) {
+        self.num_readable.fill(self.num_announced);
+    }
+
+    /// Gives a new reader what there is.
+    pub fn tell_all(&self, key: SessionKey, tasks: &mut VecDeque<ExportTask>) {
+        if !self.pages.is_empty() {
+            let pages = self.pages.clone();
+            tasks.push_back(ExportTask::AddPages { key, pages });
+        }
+        let mut end = 0;
+        for alike in self.num_readable.chunk_by(|a, b| a == b) {
+            let first = end;
+            end += alike.len() as u32;
+            if alike[0] > 0 {
+                tasks.push_back(ExportTask::RowsReadable {
+                    key,
+                    layers: first..end,
+                    num_rows: alike[0],
+                });
+            }
+        }
+        if self.is_complete {
+            tasks.push_back(ExportTask::Finish { key });
+        }
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self, page_size: u32, num_rows: u32) {
+        assert!(
+            self.num_announced <= num_rows,
+            "more rows are announced than there are"
+        );
+        assert_eq!(
+            self.pages.len() as u32,
+            self.num_announced.div_ceil(page_size),
+            "the pages of the rows that are announced"
+        );
+        let mut readable = self.num_readable.iter();
+        assert!(
+            readable.all(|&num_readable| num_readable <= self.num_announced),
+            "rows are readable that no step computes"
+        );
+        assert!(
+            self.num_readable
+                .is_sorted_by(|before, after| before >= after),
+            "a layer is done before the one below it"
+        );
+        let mut readable = self.num_readable.iter();
+        assert!(
+            !self.is_complete || readable.all(|&num_readable| num_readable == num_rows),
+            "rows are valid that are not readable"
+        );
+    }
+}
