@@ -11,8 +11,9 @@ use tokio::sync::{Notify, watch};
 
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
-use super::kv_receiver::{LoadRequest, ReceiverState};
+use super::kv_receiver::LoadRequest;
 use super::receiver_connection::ReceiverConnection;
+use super::receiver_state::ReceiverState;
 use super::{Incompatibility, TransferAccount};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

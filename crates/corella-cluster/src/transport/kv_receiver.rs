@@ -1,9 +1,8 @@
 //! A node's loads: KV rows that come from other nodes.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use corella_core::PageId;
@@ -13,7 +12,7 @@ use tokio::sync::watch;
 
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::nixl::NixlAgent;
-use super::peer::Peer;
+use super::receiver_state::ReceiverState;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 use crate::tls::ClusterTls;
 
@@ -108,18 +107,6 @@ pub struct KvReceiver {
     threads: TransferThreads,
 }
 
-pub struct ReceiverState {
-    pub config: ReceiverConfig,
-    pub hello: Hello,
-    pub num_unknown_frames: AtomicU64,
-    pub num_corrupt_frames: AtomicU64,
-    pub num_nixl_bytes: AtomicU64,
-    pub stopped: watch::Sender<bool>,
-    next_load_id: AtomicU64,
-    peers: Mutex<HashMap<PeerAddress, Arc<Peer>>>,
-    loads: Mutex<HashMap<u64, Arc<Incoming>>>,
-}
-
 /// A load that runs, or has run. Dropping it cancels it.
 pub struct LoadHandle {
     load: Arc<Incoming>,
@@ -137,17 +124,7 @@ impl KvReceiver {
             )
         };
         Self {
-            state: Arc::new(ReceiverState {
-                config,
-                hello,
-                num_unknown_frames: AtomicU64::new(0),
-                num_corrupt_frames: AtomicU64::new(0),
-                num_nixl_bytes: AtomicU64::new(0),
-                stopped: watch::Sender::new(false),
-                next_load_id: AtomicU64::new(1),
-                peers: Mutex::default(),
-                loads: Mutex::default(),
-            }),
+            state: Arc::new(ReceiverState::new(config, hello)),
             pages,
             threads: threads.clone(),
         }
@@ -231,47 +208,6 @@ impl Drop for KvReceiver {
             load.fail(LoadFailure::Cancelled);
         }
         self.state.stopped.send_replace(true);
-    }
-}
-
-impl ReceiverState {
-    fn loads(&self) -> MutexGuard<'_, HashMap<u64, Arc<Incoming>>> {
-        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn peers(&self) -> MutexGuard<'_, HashMap<PeerAddress, Arc<Peer>>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn remove_load(&self, load_id: u64) {
-        self.loads().remove(&load_id);
-    }
-
-    fn peer(&self, address: &PeerAddress) -> Option<Arc<Peer>> {
-        let mut peers = self.peers();
-        if !peers.contains_key(address) && peers.len() >= self.config.max_peers {
-            peers.retain(|_, peer| !peer.is_idle());
-            if peers.len() >= self.config.max_peers {
-                return None;
-            }
-        }
-        let num_connections = self.config.connections_per_peer;
-        let first_index = peers.len() * num_connections;
-        let make = || Arc::new(Peer::new(address.clone(), first_index, num_connections));
-        Some(peers.entry(address.clone()).or_insert_with(make).clone())
-    }
-
-    /// A connection may have ended while nobody used it, which shows only now: a load that it
-    /// brought nothing is tried once more.
-    async fn run(self: &Arc<Self>, load: &Arc<Incoming>, slot: super::peer::SlotGuard) {
-        for _ in 0..2 {
-            match slot.connection(self).await {
-                Ok(connection) => load.open(&connection, self.config.window_bytes),
-                Err(failure) => return load.fail(failure),
-            }
-            load.lost.notified().await;
-        }
-        load.fail(LoadFailure::ConnectionLost);
     }
 }
 

@@ -1,12 +1,11 @@
 //! A node's sessions whose KV rows others may load.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::net::TcpListener;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use corella_core::PageId;
@@ -14,20 +13,19 @@ use corella_core::session::{OfferEnd, SessionKey};
 use corella_engine::rare_line;
 use corella_model::KvPages;
 use tokio::runtime::Handle;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::debug;
 
-use super::bandwidth_meter::BandwidthMeter;
-use super::frame::{Frame, MAX_PAYLOAD_BYTES, Refusal};
+use super::frame::{Frame, Refusal};
+use super::frame_reader::{FrameReader, violation};
 use super::host_memory::allow_reader;
 use super::listener::{Accepted, Listener};
 use super::nixl::{self, NixlOffer};
 use super::outgoing::{Outgoing, SendStatus};
-use super::sender_connection::{FrameReader, SenderConnection, violation};
+use super::sender_connection::SenderConnection;
+use super::sender_state::{SenderState, lock};
 use super::socket::Socket;
-use super::store_table::StoreTable;
-use super::token_bucket::TokenBucket;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 use crate::tls::ClusterTls;
 
@@ -84,14 +82,6 @@ impl SenderConfig {
 
 /// How long a new connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
-/// wait for it.
-const CHUNK_TIME: f64 = 0.02;
-/// Part of the word that a receiver on this host reads as a test. A receiver that finds 0 or
-/// another incarnation's word there knows that it reads the wrong memory.
-const WORD: u64 = 0x5bd1_e995_c0de_11a5;
-/// Peers whose speed is remembered.
-const MAX_METERS: usize = 1024;
 
 /// Why a session was not stored. Its pages are the caller's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,21 +124,6 @@ pub struct KvSender {
     accepting: Mutex<Vec<AbortHandle>>,
 }
 
-pub struct SenderState {
-    pub config: SenderConfig,
-    pub chunk_bytes: usize,
-    pub deadlines_changed: Notify,
-    hello: Hello,
-    /// For receivers on this host, to find out whether they can read this memory.
-    word: u64,
-    table: Mutex<StoreTable>,
-    bucket: Option<Mutex<TokenBucket>>,
-    meters: Mutex<HashMap<u64, Arc<Mutex<BandwidthMeter>>>>,
-    connections: Arc<Semaphore>,
-    num_refused_connections: AtomicU64,
-    num_bytes_sent: AtomicU64,
-}
-
 impl KvSender {
     pub fn start(config: SenderConfig, pages: Arc<dyn KvPages>, threads: &TransferThreads) -> Self {
         let hello = Hello {
@@ -159,28 +134,7 @@ impl KvSender {
                 pages.geometry(),
             )
         };
-        let bucket = config.max_bandwidth.map(|bytes_per_s| {
-            let bucket = TokenBucket::new(bytes_per_s.max(1), Instant::now());
-            Mutex::new(bucket)
-        });
-        let most = config.chunk_bytes.min(MAX_PAYLOAD_BYTES);
-        let chunk_bytes = match config.max_bandwidth {
-            Some(bytes_per_s) => most.min((bytes_per_s as f64 * CHUNK_TIME) as usize),
-            None => most,
-        };
-        let state = Arc::new(SenderState {
-            chunk_bytes,
-            deadlines_changed: Notify::new(),
-            hello,
-            word: config.incarnation ^ WORD,
-            table: Mutex::new(StoreTable::new(&config)),
-            bucket,
-            meters: Mutex::default(),
-            connections: Arc::new(Semaphore::new(config.max_connections)),
-            num_refused_connections: AtomicU64::new(0),
-            num_bytes_sent: AtomicU64::new(0),
-            config,
-        });
+        let state = Arc::new(SenderState::new(config, hello));
         let (stop, stopped) = watch::channel(false);
         threads.spawn(until_stopped(stopped, watch_deadlines(state.clone())));
         Self {
@@ -350,33 +304,6 @@ impl Drop for KvSender {
 }
 
 impl SenderState {
-    pub fn table(&self) -> MutexGuard<'_, StoreTable> {
-        lock(&self.table)
-    }
-
-    fn meters(&self) -> MutexGuard<'_, HashMap<u64, Arc<Mutex<BandwidthMeter>>>> {
-        lock(&self.meters)
-    }
-
-    /// How long to wait before so many bytes may be sent.
-    pub fn take_bandwidth(&self, num_bytes: usize) -> Duration {
-        self.num_bytes_sent
-            .fetch_add(num_bytes as u64, Ordering::Relaxed);
-        match &self.bucket {
-            Some(bucket) => lock(bucket).take(num_bytes, Instant::now()),
-            None => Duration::ZERO,
-        }
-    }
-
-    fn meter(&self, peer_incarnation: u64) -> Arc<Mutex<BandwidthMeter>> {
-        let mut meters = self.meters();
-        if meters.len() >= MAX_METERS {
-            // Those of peers that are connected have two owners.
-            meters.retain(|_, meter| Arc::strong_count(meter) > 1);
-        }
-        meters.entry(peer_incarnation).or_default().clone()
-    }
-
     fn serve(
         self: &Arc<Self>,
         accepted: Accepted,
@@ -471,8 +398,4 @@ async fn until_stopped(mut stopped: watch::Receiver<bool>, task: impl Future<Out
         // Also when the sender is gone.
         _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

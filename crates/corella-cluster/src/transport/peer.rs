@@ -14,9 +14,9 @@ use super::frame::{FRAME_BYTES, Frame};
 use super::host_memory::{HostMemory, Place};
 use super::incoming::LoadFailure;
 use super::io_parts::IoParts;
-use super::kv_receiver::ReceiverState;
 use super::nixl::{self, NixlReader};
 use super::receiver_connection::ReceiverConnection;
+use super::receiver_state::ReceiverState;
 use super::socket::Socket;
 use super::{Incompatibility, PeerAddress};
 

@@ -15,12 +15,12 @@ use super::checksum::Checksum;
 use super::chunk::ChunkWriter;
 use super::frame::{FRAME_BYTES, Frame, MAX_PAYLOAD_BYTES, PageRun, TRAILER_BYTES, Trailer};
 use super::frame_queue::FrameQueue;
+use super::frame_reader::violation;
 use super::host_memory::{HostMemory, PLACE_BYTES, Place};
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
-use super::kv_receiver::ReceiverState;
 use super::nixl::NixlReader;
-use super::sender_connection::violation;
+use super::receiver_state::ReceiverState;
 use super::sender_memory::SenderMemory;
 use super::socket::Socket;
 

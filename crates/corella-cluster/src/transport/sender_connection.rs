@@ -11,10 +11,11 @@ use corella_model::PageForm;
 
 use super::bandwidth_meter::BandwidthMeter;
 use super::chunk::ChunkWriter;
-use super::frame::{FRAME_BYTES, Frame, LoadFrame, Refusal};
+use super::frame::{Frame, LoadFrame, Refusal};
 use super::frame_queue::FrameQueue;
-use super::kv_sender::SenderState;
+use super::frame_reader::{FrameReader, violation};
 use super::outgoing::{Next, Outgoing};
+use super::sender_state::SenderState;
 use super::socket::Socket;
 use super::store_table::Lookup;
 
@@ -304,36 +305,6 @@ struct Closing<'a>(&'a Arc<SenderConnection>, &'a Arc<SenderState>);
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.close(self.1);
-    }
-}
-
-pub fn violation(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
-}
-
-/// Frames without pages, as receivers send them.
-#[derive(Default)]
-pub struct FrameReader {
-    bytes: Vec<u8>,
-}
-
-impl FrameReader {
-    /// May be dropped while it waits, and loses nothing.
-    pub async fn next(&mut self, socket: &Socket) -> io::Result<Frame> {
-        loop {
-            if let Some(bytes) = self.bytes.first_chunk::<FRAME_BYTES>() {
-                let frame = Frame::decode(bytes);
-                self.bytes.drain(..FRAME_BYTES);
-                return frame.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
-            }
-            socket.readable().await?;
-            let mut buffer = [0; 16 * FRAME_BYTES];
-            match socket.try_read(&mut buffer) {
-                Ok(num_bytes) => self.bytes.extend_from_slice(&buffer[..num_bytes]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
     }
 }
 

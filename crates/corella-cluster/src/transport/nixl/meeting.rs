@@ -11,8 +11,8 @@ use super::agent::{NixlAgent, NixlOffer};
 use super::library::NixlError;
 use super::reader::NixlReader;
 use crate::transport::frame::{FRAME_BYTES, Frame};
+use crate::transport::frame_reader::{FrameReader, violation};
 use crate::transport::host_memory::Place;
-use crate::transport::sender_connection::{FrameReader, violation};
 use crate::transport::socket::Socket;
 
 /// Agents with many networks and pieces of memory describe themselves in some kilobytes.

@@ -12,8 +12,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::SenderConnection;
 use crate::transport::frame::{FRAME_BYTES, Frame, LoadFrame, Refusal};
-use crate::transport::kv_sender::SenderState;
 use crate::transport::outgoing::Outgoing;
+use crate::transport::sender_state::SenderState;
 use crate::transport::socket::Socket;
 use crate::transport::{KvSender, PlainPages, SenderConfig, TransferThreads};
 

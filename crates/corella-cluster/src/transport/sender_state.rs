@@ -1,0 +1,96 @@
+//! What all connections of a sender share: what is stored, and how much may be sent.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, Semaphore};
+
+use super::bandwidth_meter::BandwidthMeter;
+use super::frame::MAX_PAYLOAD_BYTES;
+use super::store_table::StoreTable;
+use super::token_bucket::TokenBucket;
+use super::{Hello, SenderConfig};
+
+/// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
+/// wait for it.
+const CHUNK_TIME: f64 = 0.02;
+/// Part of the word that a receiver on this host reads as a test. A receiver that finds 0 or
+/// another incarnation's word there knows that it reads the wrong memory.
+const WORD: u64 = 0x5bd1_e995_c0de_11a5;
+/// Peers whose speed is remembered.
+const MAX_METERS: usize = 1024;
+
+pub struct SenderState {
+    pub config: SenderConfig,
+    pub chunk_bytes: usize,
+    pub deadlines_changed: Notify,
+    pub hello: Hello,
+    /// For receivers on this host, to find out whether they can read this memory.
+    pub word: u64,
+    table: Mutex<StoreTable>,
+    bucket: Option<Mutex<TokenBucket>>,
+    meters: Mutex<HashMap<u64, Arc<Mutex<BandwidthMeter>>>>,
+    pub connections: Arc<Semaphore>,
+    pub num_refused_connections: AtomicU64,
+    pub num_bytes_sent: AtomicU64,
+}
+
+impl SenderState {
+    pub fn new(config: SenderConfig, hello: Hello) -> Self {
+        let bucket = config.max_bandwidth.map(|bytes_per_s| {
+            let bucket = TokenBucket::new(bytes_per_s.max(1), Instant::now());
+            Mutex::new(bucket)
+        });
+        let most = config.chunk_bytes.min(MAX_PAYLOAD_BYTES);
+        let chunk_bytes = match config.max_bandwidth {
+            Some(bytes_per_s) => most.min((bytes_per_s as f64 * CHUNK_TIME) as usize),
+            None => most,
+        };
+        Self {
+            chunk_bytes,
+            deadlines_changed: Notify::new(),
+            hello,
+            word: config.incarnation ^ WORD,
+            table: Mutex::new(StoreTable::new(&config)),
+            bucket,
+            meters: Mutex::default(),
+            connections: Arc::new(Semaphore::new(config.max_connections)),
+            num_refused_connections: AtomicU64::new(0),
+            num_bytes_sent: AtomicU64::new(0),
+            config,
+        }
+    }
+
+    pub fn table(&self) -> MutexGuard<'_, StoreTable> {
+        lock(&self.table)
+    }
+
+    pub fn meters(&self) -> MutexGuard<'_, HashMap<u64, Arc<Mutex<BandwidthMeter>>>> {
+        lock(&self.meters)
+    }
+
+    /// How long to wait before so many bytes may be sent.
+    pub fn take_bandwidth(&self, num_bytes: usize) -> Duration {
+        self.num_bytes_sent
+            .fetch_add(num_bytes as u64, Ordering::Relaxed);
+        match &self.bucket {
+            Some(bucket) => lock(bucket).take(num_bytes, Instant::now()),
+            None => Duration::ZERO,
+        }
+    }
+
+    pub fn meter(&self, peer_incarnation: u64) -> Arc<Mutex<BandwidthMeter>> {
+        let mut meters = self.meters();
+        if meters.len() >= MAX_METERS {
+            // Those of peers that are connected have two owners.
+            meters.retain(|_, meter| Arc::strong_count(meter) > 1);
+        }
+        meters.entry(peer_incarnation).or_default().clone()
+    }
+}
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
