@@ -1,4 +1,4 @@
-//! What all connections of a sender share: what is stored, and how much may be sent.
+//! What all connections of a sender share: the sessions that are stored, and the bandwidth.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! What a node's engine computes for other nodes: which rows there are, who reads them, and when their
-//! pages may go.
+//! KV rows that a node's engine computes for other nodes: which there are, who reads them, and when
+//! their pages may go.
 
 mod kept_prompt;
 #[cfg(test)]
@@ -68,7 +68,7 @@ pub enum ExportTask {
     Delete { key: SessionKey },
     /// Keeps the pages that the engine holds for a request until this time.
     RenewHold { request: RequestId, until_us: u64 },
-    /// Nobody reads the pages of a request: the engine lets go of them, if it holds any.
+    /// The pages of a request have no reader left: the engine lets go of them, if it holds any.
     ReleaseHold { request: RequestId },
 }
 
@@ -149,7 +149,7 @@ impl ExportBook {
         debug_assert!(before.is_none(), "run {run} of session {session} twice");
     }
 
-    /// The engine has taken a run. False when nobody wants its outputs any more.
+    /// The engine has taken a run. False when its session has given it up.
     pub(super) fn handle_submitted(
         &mut self,
         session: SessionId,
@@ -183,7 +183,7 @@ impl ExportBook {
         }
     }
 
-    /// Nobody wants the outputs of a run any more. Returns the request to be aborted, if there is one.
+    /// The session gives up a run. Returns the request to be aborted, if there is one.
     pub(super) fn abort(&mut self, session: SessionId, run: u32) -> Option<RequestId> {
         let entry = self.runs.get_mut(&(session, run))?;
         if core::mem::replace(&mut entry.has_ended, true) {
@@ -247,7 +247,7 @@ impl ExportBook {
     /// What the engine says of the rows of a request. Returns what its session has to know.
     pub(super) fn handle_fact(&mut self, fact: &KvFact) -> Option<(SessionId, u32, ExportFault)> {
         let Some(&at) = self.run_of.get(&fact.request()) else {
-            // Its session has ended, and nobody reads its pages.
+            // Its session has ended, and its pages have no reader.
             if let KvFact::ExportEnded { request, .. } | KvFact::LeaseEnded { request } = *fact {
                 self.tasks.push_back(ExportTask::ReleaseHold { request });
             }
@@ -265,7 +265,7 @@ impl ExportBook {
                 let first_page = first_row / self.page_size;
                 let new = run.rows.announce(first_page, *end_row, pages);
                 tell_pages(&run.readers, new, &mut self.tasks);
-                // Others hear of a prompt that is kept for them when all of it is there.
+                // A prompt that is kept is offered as a whole.
                 if run.kept_as.is_none() {
                     let step = self.steps.entry(*step).or_default();
                     step.push((*request, *end_row));

@@ -101,9 +101,8 @@ pub enum PrefillAction {
         session: SessionId,
         request: RequestId,
     },
-    /// Does something for the rows that decode nodes read. What is offered for an attempt that cannot
-    /// be offered is told to [`PrefillEnd::handle_load_failed`], what is deleted to
-    /// [`PrefillEnd::handle_deleted`].
+    /// Concerns rows that decode nodes read. [`PrefillEnd::handle_load_failed`] is told of an offer that
+    /// cannot be made, [`PrefillEnd::handle_deleted`] of one that is deleted.
     Export(ExportTask),
     Emit {
         session: SessionId,

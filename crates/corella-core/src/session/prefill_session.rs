@@ -114,7 +114,7 @@ impl Context<'_> {
         self.actions.push_back(action);
     }
 
-    /// Changes the books of what is exported, and asks the driver for what follows from it.
+    /// Changes the book of exported rows, and passes its tasks to the driver.
     pub fn export(&mut self, change: impl FnOnce(&mut ExportBook)) {
         change(self.exports);
         while let Some(task) = self.exports.poll_task() {

@@ -1,7 +1,7 @@
-//! Prompts that are kept for nodes that nobody has named yet.
+//! Prompts that are kept for nodes without a name yet.
 //!
 //! The rows of such a prompt are on offer once all of them are computed, until some node has pulled them,
-//! their lease is over, or nobody can ask for them any more.
+//! their lease is over, or the client has left that would have named the node.
 
 use super::{ExportBook, ExportFault, ExportTask};
 use crate::session::SessionKey;
@@ -54,7 +54,7 @@ impl ExportBook {
 
     /// What the engine says of rows, where they are only kept.
     pub fn handle_kv_fact(&mut self, fact: &KvFact) {
-        // No session has to know of a fault, and what was kept is let go already.
+        // A fault is for a session, and a prompt is kept without one.
         self.handle_fact(fact);
     }
 

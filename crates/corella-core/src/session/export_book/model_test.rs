@@ -137,7 +137,7 @@ impl Model {
             }
             (0..6, Some((step, layer))) => {
                 self.book.handle_layer_done(step, layer);
-                // Nobody follows the layers of a prompt that is kept.
+                // The layers of a prompt that is kept are not followed.
                 if !run.is_kept {
                     run.num_readable[layer as usize] = run.num_announced;
                 }

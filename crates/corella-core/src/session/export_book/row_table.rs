@@ -58,7 +58,7 @@ impl RowTable {
         self.is_complete = true;
     }
 
-    /// All rows may be read, although nobody has followed the layers.
+    /// All rows may be read. The layers of a prompt that is offered as a whole are not followed.
     pub fn make_readable(&mut self) {
         self.num_readable.fill(self.num_announced);
     }

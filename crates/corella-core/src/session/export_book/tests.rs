@@ -163,7 +163,7 @@ fn pages_go_when_the_session_and_both_readers_are_done() {
     book.handle_deleted(key(0));
     book.release(SESSION, 0);
     assert_eq!((tasks(&mut book), book.num_exports()), (vec![], 1));
-    // It is told twice, or somebody else is.
+    // A second report, or one for an attempt without an offer, changes nothing.
     book.handle_deleted(key(0));
     book.handle_deleted(key(2));
     assert_eq!(tasks(&mut book), []);
