@@ -7,6 +7,7 @@ mod line_editor;
 mod plain_line;
 mod saved_conversation;
 mod screen;
+mod server;
 mod setting;
 mod wrap;
 
@@ -18,28 +19,21 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::Error;
-use crate::config::{self, RequestOptions};
-use crate::local_server::LocalServer;
-use answer::{Answer, AnswerEnd, AnswerStats, ask};
+use crate::config;
+use answer::{Answer, AnswerEnd, AnswerStats, TokenCounts, ask};
 use entry::{Command, Entry, HELP};
 use input::{Input, LineSource};
 use line_editor::LineEditor;
 use plain_line::PlainLines;
 use saved_conversation::SavedConversation;
 use screen::Screen;
+use server::Server;
 use setting::Settings;
 
 pub fn run(config: config::Chat) -> Result<(), Error> {
     let io_error = |what: &'static str| move |error| Error::Io(what.to_owned(), error);
-    let server = LocalServer::load(&config.source, &config.options, RequestOptions::default())?;
-    if !server.has_chat_template {
-        return Err(Error::Config(format!(
-            "{} has no chat template, so it cannot converse; `corella generate --raw -p TEXT` \
-             continues a text",
-            server.name
-        )));
-    }
     let runtime = Runtime::new().map_err(io_error("starting the conversation"))?;
+    let server = Server::open(&config.with, &runtime)?;
     let mut conversation = Conversation {
         is_typed: config.is_typed,
         interrupt: match config.is_typed {
@@ -59,7 +53,7 @@ pub fn run(config: config::Chat) -> Result<(), Error> {
         server: &server,
     };
     if config.is_typed {
-        eprintln!("{}", server.summary);
+        eprintln!("{}", server.summary());
         eprintln!("/help lists commands; Ctrl-C stops an answer; Ctrl-D leaves");
     }
     let lines: Box<dyn LineSource> = match config.is_edited {
@@ -98,7 +92,7 @@ struct Conversation<'a> {
     settings: Settings,
     last: Option<AnswerStats>,
     runtime: &'a Runtime,
-    server: &'a LocalServer,
+    server: &'a Server,
 }
 
 impl Conversation<'_> {
@@ -117,7 +111,7 @@ impl Conversation<'_> {
             Command::Set(name, value) => self.settings.set(&name, &value)?,
             Command::Unset(name) => self.settings.unset(&name)?,
             Command::Stats => match &self.last {
-                Some(stats) => eprintln!("{}", display(stats, self.server.max_model_len)),
+                Some(stats) => eprintln!("{}", display(stats, self.server.max_model_len())),
                 None => eprintln!("there is no answer yet"),
             },
             Command::Clear => {
@@ -150,7 +144,7 @@ impl Conversation<'_> {
     /// conversation.
     fn message(&mut self, message: String) -> Result<(), String> {
         let body = self.body(&message);
-        let (client, engine) = (&self.server.client, &self.server.engine);
+        let server = self.server;
         let mut interrupt = self.interrupt.as_mut();
         let mut screen = Screen::new(self.is_typed);
         let answered = self.runtime.block_on(async {
@@ -162,10 +156,7 @@ impl Conversation<'_> {
                     () = std::future::ready(()) => {}
                 }
             }
-            ask(client, engine, &body, interrupt, |piece| {
-                screen.show(&piece)
-            })
-            .await
+            ask(server, body, interrupt, |piece| screen.show(&piece)).await
         });
         let is_stopped = matches!(&answered, Ok(answer) if answer.end == AnswerEnd::Interrupted);
         screen.end(is_stopped);
@@ -204,27 +195,32 @@ impl Conversation<'_> {
 }
 
 /// The figures of an answer, and how much of the context it has filled.
-fn display(stats: &AnswerStats, max_model_len: u32) -> String {
-    let AnswerStats {
+fn display(stats: &AnswerStats, max_model_len: Option<u32>) -> String {
+    let seconds = |time: &Duration| format!("{:.2} s", time.as_secs_f64());
+    let times = format!(
+        "in {}, the first after {}",
+        seconds(&stats.total),
+        seconds(&stats.to_first_token)
+    );
+    let Some(tokens) = stats.tokens else {
+        return format!("the server has not told the number of tokens; answer {times}");
+    };
+    let TokenCounts {
         num_prompt_tokens,
         num_cached_tokens,
         num_output_tokens,
-        to_first_token,
-        total,
-    } = stats;
-    let seconds = |time: &Duration| format!("{:.2} s", time.as_secs_f64());
-    let decode = (*total - *to_first_token).as_secs_f64();
+    } = tokens;
+    let decode = (stats.total - stats.to_first_token).as_secs_f64();
     let num_decoded = num_output_tokens.saturating_sub(1);
     let speed = match num_decoded > 0 && decode > 0.0 {
         true => format!(", then {:.1} tokens/s", num_decoded as f64 / decode),
         false => String::new(),
     };
     let num_context = num_prompt_tokens + num_output_tokens;
+    let of = max_model_len.map_or_else(String::new, |len| format!(" of {len}"));
     format!(
         "prompt {num_prompt_tokens} tokens, {num_cached_tokens} of them cached; answer {num_output_tokens} \
-         tokens in {}, the first after {}{speed}; context {num_context} of {max_model_len}",
-        seconds(total),
-        seconds(to_first_token),
+         tokens {times}{speed}; context {num_context}{of}"
     )
 }
 
@@ -234,17 +230,25 @@ mod tests {
 
     #[test]
     fn stats_count_from_the_first_token() {
-        let stats = AnswerStats {
-            num_prompt_tokens: 90,
-            num_cached_tokens: 64,
-            num_output_tokens: 11,
+        let mut stats = AnswerStats {
+            tokens: Some(TokenCounts {
+                num_prompt_tokens: 90,
+                num_cached_tokens: 64,
+                num_output_tokens: 11,
+            }),
             to_first_token: Duration::from_millis(500),
             total: Duration::from_millis(2500),
         };
         assert_eq!(
-            display(&stats, 2048),
+            display(&stats, Some(2048)),
             "prompt 90 tokens, 64 of them cached; answer 11 tokens in 2.50 s, the first after 0.50 s, \
              then 5.0 tokens/s; context 101 of 2048"
+        );
+        assert!(display(&stats, None).ends_with("context 101"));
+        stats.tokens = None;
+        assert_eq!(
+            display(&stats, None),
+            "the server has not told the number of tokens; answer in 2.50 s, the first after 0.50 s"
         );
     }
 }

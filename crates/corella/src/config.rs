@@ -46,7 +46,7 @@ pub use batch::{Batch, batch};
 pub use bench::{
     BenchOffline, BenchPerplexity, bench_kernels, bench_offline, bench_perplexity, bench_serve,
 };
-pub use chat::{Chat, chat};
+pub use chat::{Chat, ChatWith, chat};
 pub use hub::{hub, pull};
 pub use listen::ListenAddress;
 pub use llm::llm;

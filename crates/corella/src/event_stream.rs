@@ -1,11 +1,19 @@
-//! The answer of the local server to a request that asked for a stream, event by event.
+//! The answer of a server to a request that asked for a stream, event by event.
+
+use std::future::Future;
 
 use crate::patient_client::PatientResponse;
 
 /// The data of server-sent events.
-pub struct EventStream {
-    response: PatientResponse,
+pub struct EventStream<B = PatientResponse> {
+    body: B,
     unread: Vec<u8>,
+}
+
+/// A body that comes in parts.
+pub trait ChunkedBody {
+    /// The next part; `None` at the end. `Err` says why the rest cannot be had.
+    fn chunk(&mut self) -> impl Future<Output = Result<Option<Vec<u8>>, String>> + Send;
 }
 
 /// An answer that is no stream, because the request was refused.
@@ -20,11 +28,21 @@ impl EventStream {
     pub async fn open(mut response: PatientResponse) -> Result<Result<Self, Refusal>, String> {
         let status = response.status();
         if status == 200 {
-            let unread = Vec::new();
-            return Ok(Ok(Self { response, unread }));
+            return Ok(Ok(Self::of(response)));
         }
         let body = response.bytes().await?;
         Ok(Err(Refusal { status, body }))
+    }
+}
+
+/// A longer event is no answer's: servers elsewhere are not trusted to end one.
+const MAX_EVENT_BYTES: usize = 64 << 20;
+
+impl<B: ChunkedBody> EventStream<B> {
+    /// The events of a body.
+    pub fn of(body: B) -> Self {
+        let unread = Vec::new();
+        Self { body, unread }
     }
 
     /// The data of the next event, as JSON, which is an error object if the stream has failed; `None` at
@@ -39,7 +57,10 @@ impl EventStream {
                     Some(data) => return Ok(Some(data.to_vec())),
                 }
             }
-            match self.response.chunk().await? {
+            if self.unread.len() > MAX_EVENT_BYTES {
+                return Err("an event of the stream does not end".to_owned());
+            }
+            match self.body.chunk().await? {
                 Some(chunk) => self.unread.extend_from_slice(&chunk),
                 None => return Ok(None),
             }
@@ -47,18 +68,31 @@ impl EventStream {
     }
 }
 
-/// Takes the first whole event, without the blank line behind it.
+impl ChunkedBody for PatientResponse {
+    async fn chunk(&mut self) -> Result<Option<Vec<u8>>, String> {
+        Self::chunk(self).await
+    }
+}
+
+/// Takes the first whole event, without the blank line behind it. Some servers end lines with `\r\n`.
 fn take_event(unread: &mut Vec<u8>) -> Option<Vec<u8>> {
-    let end = unread.windows(2).position(|pair| pair == b"\n\n")?;
-    let mut event: Vec<u8> = unread.drain(..end + 2).collect();
-    event.truncate(end);
+    let ends = [&b"\n\n"[..], b"\r\n\r\n"];
+    let ends = ends.map(|end| {
+        let at = unread.windows(end.len()).position(|bytes| bytes == end)?;
+        Some((at, end.len()))
+    });
+    let (at, num_bytes) = ends.into_iter().flatten().min()?;
+    let mut event: Vec<u8> = unread.drain(..at + num_bytes).collect();
+    event.truncate(at);
     Some(event)
 }
 
 /// What stands in the event's line of data, which may be behind its name.
 fn data(event: &[u8]) -> Option<&[u8]> {
     let mut lines = event.split(|&byte| byte == b'\n');
-    lines.find_map(|line| line.strip_prefix(b"data: "))
+    let data = lines.find_map(|line| line.strip_prefix(b"data:"))?;
+    let data = data.strip_suffix(b"\r").unwrap_or(data);
+    Some(data.strip_prefix(b" ").unwrap_or(data))
 }
 
 #[cfg(test)]
@@ -67,7 +101,15 @@ mod tests {
 
     #[test]
     fn events_are_whole_wherever_they_are_cut() {
-        let stream = b"data: 1\n\n: ping\n\nevent: error\ndata: 2\n\ndata: [DONE]\n\n";
+        for stream in [
+            "data: 1\n\n: ping\n\nevent: error\ndata: 2\n\ndata: [DONE]\n\n",
+            "data:1\r\n\r\n: ping\r\n\r\nevent: error\r\ndata: 2\r\n\r\ndata: [DONE]\r\n\r\n",
+        ] {
+            check_cuts(stream.as_bytes());
+        }
+    }
+
+    fn check_cuts(stream: &[u8]) {
         for num_bytes in 0..stream.len() {
             let mut unread = Vec::new();
             let mut events = Vec::new();

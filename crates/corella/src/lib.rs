@@ -64,6 +64,7 @@ mod profile_table;
 mod progress_line;
 mod quantize_command;
 mod reload;
+mod remote_server;
 mod serve;
 mod server_socket;
 mod supervisor;

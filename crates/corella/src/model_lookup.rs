@@ -21,6 +21,8 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)
         }
+        // The server knows the name.
+        Command::Chat(args) if args.url.is_some() => Ok(()),
         Command::Chat(args) => {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)

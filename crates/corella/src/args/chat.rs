@@ -5,12 +5,44 @@ use clap::builder::FalseyValueParser;
 
 use super::{CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, SamplingArgs, SpeculationArgs};
 
+/// Groups and options that say how a model is loaded.
+const OF_A_LOADED_MODEL: [&str; 14] = [
+    "SpeculationArgs",
+    "CacheArgs",
+    "PageArgs",
+    "DeviceArgs",
+    "revision",
+    "offline",
+    "max_model_len",
+    "dtype",
+    "chat_template",
+    "default_chat_template_kwargs",
+    "generation_config",
+    "override_generation_config",
+    "weight_cache",
+    "weight_cache_size",
+];
+
 #[derive(Args)]
 pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub config_file: ConfigFileArgs,
+
+    /// Talk to a running server of OpenAI's API, of Corella or another, such as http://127.0.0.1:8000.
+    /// MODEL is a name of that server then [default: the first that it lists]. Options of the model,
+    /// the KV cache and the device belong to the server, and are refused
+    #[arg(long, value_name = "URL", conflicts_with_all = OF_A_LOADED_MODEL)]
+    pub url: Option<String>,
+    /// With --url: API key to send as a bearer token
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CORELLA_API_KEY",
+        hide_env_values = true
+    )]
+    pub api_key: Option<String>,
 
     /// System message that the conversation begins with
     #[arg(long, value_name = "TEXT")]
@@ -31,4 +63,51 @@ pub struct ChatArgs {
     pub cache: CacheArgs,
     #[command(flatten)]
     pub device: DeviceArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use crate::args::Cli;
+
+    #[test]
+    fn options_of_a_loaded_model_do_not_go_with_a_server() {
+        let program = Cli::command();
+        let chat = program.find_subcommand("chat").unwrap();
+        let url = { chat.get_arguments() }
+            .find(|arg| arg.get_id() == "url")
+            .unwrap();
+        let refused = chat.get_arg_conflicts_with(url);
+        let mut allowed: Vec<_> = { chat.get_arguments() }
+            .filter(|arg| !refused.iter().any(|other| other.get_id() == arg.get_id()))
+            .map(|arg| arg.get_id().as_str())
+            .collect();
+        allowed.sort();
+        let expected = [
+            "api_key",
+            "config",
+            "max_tokens",
+            "min_p",
+            "model",
+            "model_option",
+            "no_history",
+            "seed",
+            "system",
+            "temperature",
+            "top_k",
+            "top_p",
+            "url",
+        ];
+        assert_eq!(allowed, expected);
+        let typed = ["corella", "chat", "--url", "x", "--threads", "2"];
+        let error = Cli::command().try_get_matches_from(typed).unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.contains("'--url <URL>' cannot be used with") && message.contains("--threads"),
+            "{message}"
+        );
+        let typed = ["corella", "chat", "--url", "x", "name", "--seed", "3"];
+        assert!(Cli::command().try_get_matches_from(typed).is_ok());
+    }
 }

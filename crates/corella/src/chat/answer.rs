@@ -2,14 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use corella_engine::Engine;
 use serde_json::Value;
 use tokio::signal::unix::Signal;
 
-use crate::event_stream::EventStream;
-use crate::patient_client::{PatientClient, PatientResponse};
-
-const PATH: &str = "/v1/chat/completions";
+use super::server::Server;
 
 pub struct Answer {
     pub text: String,
@@ -27,12 +23,18 @@ pub enum AnswerEnd {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerStats {
+    /// `None` if the server has not told them, as for an answer that was stopped.
+    pub tokens: Option<TokenCounts>,
+    pub to_first_token: Duration,
+    pub total: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenCounts {
     pub num_prompt_tokens: u64,
     /// Prompt tokens that were found in the prefix cache.
     pub num_cached_tokens: u64,
     pub num_output_tokens: u64,
-    pub to_first_token: Duration,
-    pub total: Duration,
 }
 
 /// New text of an answer.
@@ -47,39 +49,33 @@ pub enum Piece {
 ///
 /// `Err` is the server's message.
 pub async fn ask(
-    client: &PatientClient,
-    engine: &Engine,
-    body: &Value,
+    server: &Server,
+    body: Value,
     interrupt: Option<&mut Signal>,
     mut show: impl FnMut(Piece),
 ) -> Result<Answer, String> {
     let start = Instant::now();
-    let before = engine.stats().scheduler;
+    let before = server.counts();
     let mut first = None;
     let mut text = String::new();
     let mut finish = None;
-    let mut streaming = async || {
-        let response = client.post(PATH, body.to_string().into_bytes()).await?;
-        let mut events = open(response).await?;
+    let mut told = None;
+    let streaming = async {
+        let mut events = server.chat(body).await?;
         while let Some(event) = events.next().await? {
-            let event: Value = serde_json::from_slice(&event).map_err(|error| error.to_string())?;
-            if let Some(message) = event["error"]["message"].as_str() {
+            let event: Value = serde_json::from_slice(&event)
+                .map_err(|error| format!("the server's answer is not JSON: {error}"))?;
+            if let Some(message) = error_of(&event) {
                 return Err(message.to_owned());
             }
+            told = TokenCounts::told(&event["usage"]).or(told);
             let choice = &event["choices"][0];
-            let part = |field: &str| {
-                choice["delta"][field]
-                    .as_str()
-                    .filter(|part| !part.is_empty())
-            };
-            if let Some(part) = part("reasoning_content") {
+            for piece in pieces(&choice["delta"]) {
                 first.get_or_insert_with(Instant::now);
-                show(Piece::Reasoning(part.to_owned()));
-            }
-            if let Some(part) = part("content") {
-                first.get_or_insert_with(Instant::now);
-                text.push_str(part);
-                show(Piece::Text(part.to_owned()));
+                if let Piece::Text(part) = &piece {
+                    text.push_str(part);
+                }
+                show(piece);
             }
             if let Some(reason) = choice["finish_reason"].as_str() {
                 finish = Some(match reason {
@@ -88,42 +84,99 @@ pub async fn ask(
                 });
             }
         }
-        Ok(())
+        match finish {
+            Some(_) => Ok(()),
+            None => Err("the server ended the answer before it was whole".to_owned()),
+        }
     };
     match interrupt {
-        None => streaming().await?,
+        None => streaming.await?,
         Some(interrupt) => tokio::select! {
-            done = streaming() => done?,
+            done = streaming => done?,
             _ = interrupt.recv() => {}
         },
     }
     let end = Instant::now();
-    let after = engine.stats().scheduler;
+    let counted = { server.counts() }.zip(before);
     Ok(Answer {
         text,
         // The stream was dropped if nothing has ended it.
         end: finish.unwrap_or(AnswerEnd::Interrupted),
         stats: AnswerStats {
-            num_prompt_tokens: after.num_prompt_tokens - before.num_prompt_tokens,
-            num_cached_tokens: after.num_prefix_hit_tokens - before.num_prefix_hit_tokens,
-            num_output_tokens: after.num_generated_tokens - before.num_generated_tokens,
+            tokens: counted.map(|(after, before)| after.since(before)).or(told),
             to_first_token: first.unwrap_or(end) - start,
             total: end - start,
         },
     })
 }
 
-/// Opens the stream of an answer. `Err` is the message of an answer that is none.
-async fn open(response: PatientResponse) -> Result<EventStream, String> {
-    let refusal = match EventStream::open(response).await? {
-        Ok(events) => return Ok(events),
-        Err(refusal) => refusal,
+/// The new text of an event. Reasoning has two names among servers.
+fn pieces(delta: &Value) -> impl Iterator<Item = Piece> {
+    let part = |field: &str| {
+        let part = delta[field].as_str().filter(|part| !part.is_empty());
+        part.map(str::to_owned)
     };
-    let body: Value = serde_json::from_slice(&refusal.body).unwrap_or_default();
-    let error = &body["error"];
-    let message = error["message"].as_str().unwrap_or("the request failed");
-    Err(match error["code"].as_str() {
-        Some("context_length_exceeded") => format!("{message} /clear starts a new conversation."),
-        _ => message.to_owned(),
-    })
+    let reasoning = part("reasoning_content").or_else(|| part("reasoning"));
+    let reasoning = reasoning.map(Piece::Reasoning);
+    reasoning.into_iter().chain(part("content").map(Piece::Text))
+}
+
+/// The message of an error in a stream, which some servers write without an object.
+fn error_of(event: &Value) -> Option<&str> {
+    let error = &event["error"];
+    error["message"].as_str().or_else(|| error.as_str())
+}
+
+impl TokenCounts {
+    /// The counts of a `usage`, if the event has one.
+    fn told(usage: &Value) -> Option<Self> {
+        let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
+        Some(Self {
+            num_prompt_tokens: usage["prompt_tokens"].as_u64()?,
+            num_cached_tokens: cached.unwrap_or(0),
+            num_output_tokens: usage["completion_tokens"].as_u64()?,
+        })
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            num_prompt_tokens: self.num_prompt_tokens - before.num_prompt_tokens,
+            num_cached_tokens: self.num_cached_tokens - before.num_cached_tokens,
+            num_output_tokens: self.num_output_tokens - before.num_output_tokens,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn events_of_several_servers_are_read() {
+        let text = |text: &str| Piece::Text(text.to_owned());
+        let thought = |text: &str| Piece::Reasoning(text.to_owned());
+        for (delta, expected) in [
+            (json!({"role": "assistant", "content": ""}), vec![]),
+            (json!({"content": "a"}), vec![text("a")]),
+            (json!({"content": null, "reasoning_content": "b"}), vec![thought("b")]),
+            (json!({"reasoning": "c", "content": "d"}), vec![thought("c"), text("d")]),
+            (Value::Null, vec![]),
+        ] {
+            assert_eq!(pieces(&delta).collect::<Vec<_>>(), expected, "{delta}");
+        }
+        let usage = json!({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": null});
+        let counts = TokenCounts {
+            num_prompt_tokens: 5,
+            num_cached_tokens: 0,
+            num_output_tokens: 2,
+        };
+        assert_eq!(TokenCounts::told(&usage), Some(counts));
+        assert_eq!(TokenCounts::told(&Value::Null), None);
+        for event in [json!({"error": {"message": "m"}}), json!({"error": "m"})] {
+            assert_eq!(error_of(&event), Some("m"));
+        }
+        assert_eq!(error_of(&json!({"choices": []})), None);
+    }
 }

@@ -11,11 +11,11 @@ use super::{
 };
 use crate::args::ChatArgs;
 use crate::progress_line::is_controllable;
+use crate::remote_server::RemoteOptions;
 use crate::{Error, LlmOptions, ModelSource};
 
 pub struct Chat {
-    pub source: ModelSource,
-    pub options: LlmOptions,
+    pub with: ChatWith,
     pub system: Option<String>,
     /// Fields of each request, as `/set` changes them.
     pub settings: Vec<(&'static str, Value)>,
@@ -27,15 +27,18 @@ pub struct Chat {
     pub history: Option<PathBuf>,
 }
 
+/// What answers.
+pub enum ChatWith {
+    Model {
+        source: ModelSource,
+        options: LlmOptions,
+    },
+    Server(RemoteOptions),
+}
+
 pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
-    let mut options = options_of(&args.device, &args.speculation);
-    set_model(&mut options, &args.model)?;
-    set_speculation(&mut options, &args.speculation)?;
-    set_cache(&mut options, &args.cache)?;
-    set_device(&mut options, &args.device)?;
-    options.scheduler.max_num_seqs = 1;
-    let sampling = args.sampling;
-    check_sampling(&sampling)?;
+    let sampling = &args.sampling;
+    check_sampling(sampling)?;
     let settings = [
         ("temperature", sampling.temperature.map(decimal)),
         ("top_k", sampling.top_k.map(|k| json!(k))),
@@ -47,15 +50,35 @@ pub fn chat(args: ChatArgs) -> Result<Chat, Error> {
     let is_typed = io::stdin().is_terminal();
     let history = || Some(own_folder("XDG_STATE_HOME", ".local/state")?.join("chat_history"));
     Ok(Chat {
-        source: source(args.model),
-        options,
-        system: args.system,
+        system: args.system.clone(),
         settings: { settings.into_iter() }
             .filter_map(|(name, value)| Some((name, value?)))
             .collect(),
         is_typed,
         is_edited: is_typed && is_controllable(&io::stdout()),
         history: (!args.no_history).then(history).flatten(),
+        with: chat_with(args)?,
+    })
+}
+
+fn chat_with(args: ChatArgs) -> Result<ChatWith, Error> {
+    if let Some(url) = args.url {
+        let named = args.model.model.or(args.model.model_option);
+        return Ok(ChatWith::Server(RemoteOptions {
+            url,
+            api_key: args.api_key.filter(|key| !key.is_empty()),
+            model: named.map(|name| name.to_string_lossy().into_owned()),
+        }));
+    }
+    let mut options = options_of(&args.device, &args.speculation);
+    set_model(&mut options, &args.model)?;
+    set_speculation(&mut options, &args.speculation)?;
+    set_cache(&mut options, &args.cache)?;
+    set_device(&mut options, &args.device)?;
+    options.scheduler.max_num_seqs = 1;
+    Ok(ChatWith::Model {
+        source: source(args.model),
+        options,
     })
 }
 
