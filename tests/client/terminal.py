@@ -23,7 +23,7 @@ def control(letter):
 
 
 class Terminal:
-    def __init__(self, home, *options, **variables):
+    def __init__(self, home, *options, model_options=OPTIONS, **variables):
         environment = {**os.environ, "HOME": str(home), "TERM": "xterm", **variables}
         for name in {"XDG_STATE_HOME", "CORELLA_NO_HISTORY"} - set(variables):
             environment.pop(name, None)
@@ -31,7 +31,7 @@ class Terminal:
         self.raw = b""
         self.pid, self.descriptor = pty.fork()
         if self.pid == 0:
-            os.execve(BINARY, ["corella", "chat", *OPTIONS, *options], environment)
+            os.execve(BINARY, ["corella", "chat", *model_options, *options], environment)
         assert "corella-nano" in self.read_until(PROMPT)
 
     def set_columns(self, columns):

@@ -1,11 +1,11 @@
-"""Lists the flags of other engines, from their own sources, for the tables in crates/corella/flags.
+"""Lists flags and endpoints of other engines, from their own sources, for the tables in crates/corella/flags.
 
     pip download --no-deps vllm==0.33.0
     pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
     git clone --bare https://github.com/ollama/ollama
     python3 tests/flags/extract_flags.py vllm-*.whl llama_cpp_python-*.tar.gz ollama.git
 
-The files that define the command lines are read, and nothing is imported or run. The lists go to
+The files that define command lines and routes are read, and nothing is imported or run. The lists go to
 crates/corella/flags/published.json. The tables beside it are written by hand, and a test compares them.
 """
 
@@ -30,26 +30,36 @@ def main():
         assert version in str(path), f"{path} is not version {version}"
     with zipfile.ZipFile(wheel) as archive:
         vllm = vllm_flags(archive)
+        vllm_paths = vllm_endpoints(archive)
     with tarfile.open(sdist) as archive:
-        name = f"llama_cpp_python-{LLAMA_CPP_PYTHON}/vendor/llama.cpp/common/arg.cpp"
-        llama_server = llama_flags(archive.extractfile(name).read().decode())
+        folder = f"llama_cpp_python-{LLAMA_CPP_PYTHON}/vendor/llama.cpp"
+        source_of = lambda name: archive.extractfile(f"{folder}/{name}").read().decode()
+        llama_server = llama_flags(source_of("common/arg.cpp"))
+        llama_paths = llama_endpoints(source_of("tools/server/server.cpp"))
     verbs = ollama_verbs(committed(ollama, "cmd/cmd.go"))
     variables = ollama_variables(committed(ollama, "envconfig/config.go"))
+    ollama_paths = ollama_endpoints(committed(ollama, "server/routes.go"))
     lists = {
-        "vllm": {"version": VLLM, "flags": vllm},
+        "vllm": {"version": VLLM, "flags": vllm, "endpoints": vllm_paths},
         "llama_server": {
             "version": f"that of llama-cpp-python {LLAMA_CPP_PYTHON}",
             "flags": llama_server,
+            "endpoints": llama_paths,
         },
-        "ollama": {"version": OLLAMA, "verbs": verbs, "variables": variables},
+        "ollama": {
+            "version": OLLAMA,
+            "verbs": verbs,
+            "variables": variables,
+            "endpoints": ollama_paths,
+        },
     }
     OUT.write_text(compact(lists) + "\n")
     print(f"{len(vllm)} flags of vllm serve, {len(llama_server)} of llama-server, {len(verbs)} verbs and")
-    print(f"{len(variables)} variables of Ollama")
+    print(f"{len(variables)} variables of Ollama; {len(vllm_paths)}, {len(llama_paths)} and {len(ollama_paths)} endpoints")
 
 
 def compact(lists):
-    """JSON with a line for each flag, verb and variable."""
+    """JSON with a line for each flag, verb, variable and endpoint."""
 
     def of(value):
         if isinstance(value, dict) and "names" not in value:
@@ -195,6 +205,51 @@ def ollama_verbs(source):
 def ollama_variables(source):
     body = source.split("func AsMap()")[1]
     return sorted(set(re.findall(r'"(OLLAMA_\w+)":', body)))
+
+
+def endpoint(method, path):
+    """`GET /models/{name}`: the parameters of a path stand in braces, as in OpenAPI."""
+    # A colon begins a parameter of gin and of cpp-httplib, and its type in Starlette.
+    path = re.sub(r"{(\w+):\w+}", r"{\1}", path)
+    path = re.sub(r"/:(\w+)", r"/{\1}", path)
+    return f"{method.upper()} {path}"
+
+
+def vllm_endpoints(archive):
+    """The routes of `vllm serve`, which are decorators, and the metrics, which are mounted."""
+    found = {"GET /metrics"}
+    for name in archive.namelist():
+        # Launchers and commands have servers of their own.
+        is_route = name.startswith("vllm/entrypoints/") and not re.search(r"/(launchers|cli)/", name)
+        if not (is_route and name.endswith(".py")):
+            continue
+        for node in ast.walk(ast.parse(archive.read(name))):
+            for call in getattr(node, "decorator_list", []):
+                method = getattr(getattr(call, "func", None), "attr", None)
+                if method not in ("get", "post", "put", "delete", "websocket") or not call.args:
+                    continue
+                if isinstance(call.args[0], ast.Constant):
+                    found.add(endpoint(method, call.args[0].value))
+    return sorted(found, key=by_path)
+
+
+def llama_endpoints(source):
+    routes = re.findall(r'ctx_http\.(get|post|del)\s*\("([^"]+)"', source)
+    methods = {"get": "GET", "post": "POST", "del": "DELETE"}
+    return sorted({endpoint(methods[method], path) for method, path in routes}, key=by_path)
+
+
+def ollama_endpoints(source):
+    routes = re.findall(r'\br\.(GET|POST|DELETE|HEAD|PUT)\("([^"]+)"', source)
+    # A server that answers GET answers HEAD.
+    known = {endpoint(method, path) for method, path in routes}
+    known -= {one for one in known if one.startswith("HEAD ") and one.replace("HEAD", "GET", 1) in known}
+    return sorted(known, key=by_path)
+
+
+def by_path(endpoint):
+    method, path = endpoint.split()
+    return path, method
 
 
 main()

@@ -83,6 +83,11 @@ impl Checkpoint {
         self.source.files()
     }
 
+    /// Size of these files, also where they are part of the binary.
+    pub fn file_bytes(&self) -> io::Result<u64> {
+        self.source.file_bytes()
+    }
+
     /// Maps the weights into memory, and checks every name, shape and type. The files must not
     /// change while the weights are in use.
     pub fn weights(&self) -> Result<DecoderWeights, CheckpointError> {

@@ -94,10 +94,13 @@ impl CallContext {
     }
 
     /// Refuses models that the key may not use, as if they did not exist.
-    pub fn check_model(&self, model: &str) -> Result<(), ApiError> {
-        match &self.account {
-            Some(account) if !account.may_use(model) => Err(ApiError::model_not_allowed(model)),
-            _ => Ok(()),
+    pub fn check_model(&self, state: &ServerState, model: &str) -> Result<(), ApiError> {
+        let Some(account) = &self.account else {
+            return Ok(());
+        };
+        match state.config.names_like(model).any(|name| account.may_use(name)) {
+            true => Ok(()),
+            false => Err(ApiError::model_not_allowed(model)),
         }
     }
 }

@@ -174,7 +174,7 @@ pub async fn serve_call<E: Endpoint>(
             E::prepare(state, &for_text_thread, &body, caller)
         })
         .await?;
-    context.check_model(&call.model)?;
+    context.check_model(&state, &call.model)?;
     if let Some(priority) = context.priority() {
         call.params.priority = priority;
     }

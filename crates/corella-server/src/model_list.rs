@@ -55,7 +55,7 @@ impl<'a> Model<'a> {
 }
 
 pub async fn list_models(State(state): State<Arc<ServerState>>, context: CallContext) -> Response {
-    let is_allowed = |name: &str| context.check_model(name).is_ok();
+    let is_allowed = |name: &str| context.check_model(&state, name).is_ok();
     let names = { state.config.served_model_names.iter() }.filter(|name| is_allowed(name));
     let models = names.map(|name| Model::new(&state, name));
     let adapters = state.adapters.list();
@@ -73,7 +73,7 @@ pub async fn retrieve_model(
     context: CallContext,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
-    context.check_model(&name)?;
+    context.check_model(&state, &name)?;
     let name = check_model(&state, Some(&name))?;
     Ok(json_response(&match &state.adapters.get(&name) {
         Some(adapter) => Model::of_adapter(&state, &name, adapter),

@@ -133,7 +133,7 @@ pub async fn pool(
     mut params: PoolingParams,
     mut timer: CallTimer,
 ) -> Result<PooledStates, ApiError> {
-    context.check_model(model)?;
+    context.check_model(state, model)?;
     params.adapter = { state.adapters.get(model) }.map(|adapter| adapter.loaded);
     let account = context.account.as_ref();
     if let Some(priority) = context.priority() {

@@ -116,6 +116,21 @@ impl ServeConfig {
             .first()
             .map_or("default", String::as_str)
     }
+
+    /// The names that mean the same model as `name`, which is one of them. A served name has its own
+    /// permissions, and a short name has those of all.
+    pub(crate) fn names_like<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let is_among = |names: &[String]| names.iter().any(|known| known == name);
+        let short = &self.other_names;
+        let (served, short) = match (is_among(short), is_among(&self.served_model_names)) {
+            (true, _) => (&*self.served_model_names, &**short),
+            (false, true) => (&[][..], &**short),
+            (false, false) => (&[][..], &[][..]),
+        };
+        { served.iter().chain(short) }
+            .map(String::as_str)
+            .chain([name])
+    }
 }
 
 /// A model in a few words and numbers. An empty text or 0 is an unknown fact.
@@ -124,8 +139,12 @@ pub struct ModelFacts {
     /// The family of its architecture, such as `qwen3`.
     pub family: String,
     pub num_parameters: u64,
+    /// Size of its files, in bytes.
+    pub file_bytes: u64,
     /// Size of its weights in memory, in bytes.
     pub weight_bytes: u64,
+    /// The part of them in the memory of a GPU.
+    pub gpu_weight_bytes: u64,
     /// The format of its weights in memory, such as `int8`.
     pub weight_format: String,
 }

@@ -1,8 +1,9 @@
-//! The book's page about flags of other servers, rendered from the tables.
+//! The book's page about flags, verbs, variables and endpoints of other servers, rendered from the tables.
 
 use std::fmt::Write;
 use std::path::Path;
 
+use crate::endpoint_table::{Service, endpoints, servers_of};
 use crate::flag_table::{self, ENGINES, Engine, Flag, NoOp, Treatment, Verb};
 
 const PAGE: &str = concat!(
@@ -13,7 +14,7 @@ const PAGE: &str = concat!(
 const HEAD: &str = "\
 <!-- Written by `UPDATE_DOCS=1 cargo test -p corella --lib flag_reference` from crates/corella/flags. -->
 
-# Flags of other servers
+# Flags and endpoints of other servers
 
 `corella serve` takes the flags of `vllm serve` and of `llama-server` as far as they mean something here:
 
@@ -29,6 +30,8 @@ WARN --jinja has no effect: chat templates are always used
 A flag that would change what clients get, or what the machine does, is refused with the reason, and all that are
 refused are told at once. `_` in a long flag is the same as `-`, and `--no-` in front of a flag that is refused has no
 effect. Other commands take these flags too, where they have the option.
+
+[Endpoints](#endpoints) of these servers are answered at the same paths.
 ";
 
 #[test]
@@ -52,6 +55,7 @@ fn render() -> String {
         engine_section(&mut text, engine);
     }
     ollama_section(&mut text);
+    endpoint_section(&mut text);
     text
 }
 
@@ -179,6 +183,46 @@ fn ollama_section(text: &mut String) {
             .chain((!why.is_empty()).then_some(why))
             .collect();
         let _ = writeln!(text, "| `{name}` | {} |", cell(&parts.join("; ")));
+    }
+}
+
+fn endpoint_section(text: &mut String) {
+    let rows = endpoints();
+    let _ = writeln!(
+        text,
+        "\n## Endpoints\n\nThose of the versions above. A path that is not answered gets 404, and the nearest one \
+         that is.\n\n| the same | of | |\n|---|---|---|"
+    );
+    for (endpoint, service) in &rows {
+        if let Service::Same { note } = service {
+            let servers = servers_of(endpoint).join(", ");
+            let _ = writeln!(text, "| `{endpoint}` | {servers} | {} |", cell(note));
+        }
+    }
+    let _ = writeln!(text, "\n| another | of | in Corella |\n|---|---|---|");
+    for (name, service) in &rows {
+        if let Service::Other { endpoint, why } = service {
+            let servers = servers_of(name).join(", ");
+            let meaning = match why.is_empty() {
+                true => format!("`{endpoint}`"),
+                false => format!("`{endpoint}`: {}", cell(why)),
+            };
+            let _ = writeln!(text, "| `{name}` | {servers} | {meaning} |");
+        }
+    }
+    let mut groups: Vec<(&str, Vec<String>)> = Vec::new();
+    for (endpoint, service) in &rows {
+        if let Service::Refused { why } = service {
+            let name = format!("`{endpoint}`");
+            match groups.last_mut() {
+                Some((known, names)) if *known == why => names.push(name),
+                _ => groups.push((why, vec![name])),
+            }
+        }
+    }
+    let _ = writeln!(text, "\n| not there | why |\n|---|---|");
+    for (why, names) in groups {
+        let _ = writeln!(text, "| {} | {} |", names.join(", "), cell(why));
     }
 }
 

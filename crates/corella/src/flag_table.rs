@@ -289,7 +289,7 @@ fn unlisted(table: &Value) -> Vec<Flag> {
         .collect()
 }
 
-fn entries(table: &Value) -> Vec<(String, Value)> {
+pub fn entries(table: &Value) -> Vec<(String, Value)> {
     let entries = table.as_object().into_iter().flatten();
     let mut entries: Vec<_> = entries
         .map(|(name, value)| (name.clone(), value.clone()))
@@ -298,7 +298,7 @@ fn entries(table: &Value) -> Vec<(String, Value)> {
     entries
 }
 
-fn texts(list: &Value) -> Vec<String> {
+pub fn texts(list: &Value) -> Vec<String> {
     let texts = list.as_array().into_iter().flatten();
     texts
         .filter_map(|text| text.as_str().map(str::to_owned))
@@ -306,7 +306,7 @@ fn texts(list: &Value) -> Vec<String> {
 }
 
 /// A table of the program. A test parses all of them, so that none of them can fail.
-fn toml_value(text: &str) -> Value {
+pub fn toml_value(text: &str) -> Value {
     let table = DeTable::parse(text).map(|table| table.into_inner());
     table.map_or(Value::Null, |table| json(&DeValue::Table(table)))
 }

@@ -37,6 +37,8 @@ mod cluster;
 mod command;
 mod config;
 mod config_file;
+#[cfg(test)]
+mod endpoint_table;
 mod environment;
 mod event_stream;
 mod fetch_display;

@@ -24,6 +24,8 @@ use crate::{Error, LlmOptions, ModelSource, built_in};
 pub struct Llm {
     /// The folder's name, or the file's without `.gguf`.
     pub name: String,
+    /// Size of the model's files.
+    pub file_bytes: u64,
     pub config: ModelConfig,
     pub tokenizer: Tokenizer,
     pub chat_template: Option<ChatTemplate>,
@@ -97,6 +99,8 @@ impl Llm {
         };
         let llm = Self {
             name,
+            // A file that has gone since it was opened must not end the start.
+            file_bytes: checkpoint.file_bytes().unwrap_or(0),
             config,
             tokenizer: tokenizer.get()?.clone(),
             chat_template,

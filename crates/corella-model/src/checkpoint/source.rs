@@ -112,6 +112,16 @@ impl Source {
         }
     }
 
+    /// Size of the files, in bytes.
+    pub fn file_bytes(&self) -> io::Result<u64> {
+        if let Self::Static(files) = self {
+            return Ok(files.iter().map(|(_, bytes)| bytes.len() as u64).sum());
+        }
+        let sizes = self.files()?.into_iter();
+        // A file of the hub's cache is a link to its content.
+        sizes.map(|path| Ok(fs::metadata(path)?.len())).sum()
+    }
+
     /// Opens the files of tensors, and reads what they say of these.
     pub fn tensors(&self) -> Result<TensorFiles<'_>, CheckpointError> {
         if let Self::Gguf(file) = self {

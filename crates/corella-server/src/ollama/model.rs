@@ -35,7 +35,7 @@ struct Model {
     name: String,
     model: String,
     modified_at: String,
-    /// Size of the weights in memory, in bytes.
+    /// In bytes: size of the files, and of the weights in memory where the model is listed as running.
     size: u64,
     digest: String,
     details: Details,
@@ -63,13 +63,17 @@ struct Details {
 
 impl Model {
     fn new(state: &ServerState, name: &str, running: Option<Running>) -> Self {
+        let facts = &state.config.model_facts;
         // Clients show its first digits, and tell models apart by it.
         let digest = Sha256::digest(name.as_bytes());
         Self {
             name: name.to_owned(),
             model: name.to_owned(),
             modified_at: modified_at(state, name),
-            size: state.config.model_facts.weight_bytes,
+            size: match running {
+                Some(_) => facts.weight_bytes,
+                None => facts.file_bytes,
+            },
             digest: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
             details: details(state, name),
             running,
@@ -119,7 +123,7 @@ fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
     let adapters = adapters.iter().map(|(name, _)| name.to_string());
     { state.config.served_model_names.iter().cloned() }
         .chain(adapters)
-        .filter(|name| context.check_model(name).is_ok())
+        .filter(|name| context.check_model(state, name).is_ok())
         .collect()
 }
 
@@ -138,7 +142,7 @@ pub async fn running_models(
 ) -> Response {
     let running = || Running {
         expires_at: NEVER,
-        size_vram: 0,
+        size_vram: state.config.model_facts.gpu_weight_bytes,
         context_length: state.config.max_model_len,
     };
     let models = { names(&state, &context).into_iter() }
@@ -171,7 +175,7 @@ pub async fn show_model(
     body.check_fields(state.field_check(Endpoint::OllamaShow))?;
     let model = fields.model.or(fields.name);
     let model = served_model(&state, model.as_deref())?;
-    context.check_model(&model)?;
+    context.check_model(&state, &model)?;
     let facts = &state.config.model_facts;
     let family = match facts.family.as_str() {
         "" => "decoder",

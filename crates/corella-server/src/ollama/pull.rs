@@ -40,7 +40,7 @@ pub async fn pull_model(
     };
     let model = served_model(&state, Some(&asked));
     let model = model.map_err(|_| ApiError::not_pulled(&asked, state.config.model_name()))?;
-    context.check_model(&model)?;
+    context.check_model(&state, &model)?;
     if fields.stream == Some(false) {
         return Ok(json_response(&json!({"status": "success"})));
     }

@@ -178,7 +178,9 @@ async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
     setup.serve.model_facts = ModelFacts {
         family: "mock".to_owned(),
         num_parameters: 1_234_567_890,
+        file_bytes: 2_470_000_123,
         weight_bytes: 2_469_135_780,
+        gpu_weight_bytes: 1_000_000_000,
         weight_format: "bf16".to_owned(),
     };
     let server = setup.start().await;
@@ -198,7 +200,11 @@ async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
     let tags = get(server.address, "/api/tags").await.json();
     let models = tags["models"].as_array().expect("a list");
     assert_eq!(models.len(), 1, "other names are not listed");
-    assert_eq!(models[0]["size"], 2_469_135_780_u64);
+    assert_eq!(models[0]["size"], 2_470_000_123_u64);
+    let running = get(server.address, "/api/ps").await.json();
+    let running = &running["models"][0];
+    assert_eq!(running["size"], 2_469_135_780_u64);
+    assert_eq!(running["size_vram"], 1_000_000_000);
     let details = &models[0]["details"];
     assert_eq!(details["family"], "mock");
     assert_eq!(details["families"], json!(["mock"]));

@@ -12,6 +12,9 @@ use crate::fixture::{MODEL, Setup, TestServer};
 
 const SECOND_US: u64 = 1_000_000;
 
+/// A name of the model that is taken and not listed.
+const SHORT_NAME: &str = "mock:1b";
+
 /// A server with keys, whose time passes only when it is told.
 struct Metered {
     server: TestServer,
@@ -23,6 +26,7 @@ impl Metered {
         let now_us = Arc::new(AtomicU64::new(0));
         let mut setup = Setup::new();
         setup.serve.api_keys = keys;
+        setup.serve.other_names = vec![SHORT_NAME.to_owned()];
         let shown = now_us.clone();
         setup.serve.clock =
             Clock::new(move || Duration::from_micros(shown.load(Ordering::Relaxed)));
@@ -210,6 +214,34 @@ async fn a_key_may_be_held_to_models_and_from_changing_the_server() {
         if status == 403 {
             assert_eq!(reply.error()["code"], "insufficient_permissions");
         }
+    }
+}
+
+/// A short name is a name of the same model, whichever of the two a key has.
+#[tokio::test]
+async fn a_key_for_a_model_takes_its_short_name() {
+    let key = |name: &str, model: &str| ApiKey {
+        models: Some(vec![model.to_owned()]),
+        ..ApiKey::unlimited(name, name)
+    };
+    let keys = vec![
+        key("full", MODEL),
+        key("short", SHORT_NAME),
+        key("other", "sql"),
+    ];
+    let metered = Metered::start(keys).await;
+    for (name, status) in [("full", 200), ("short", 200), ("other", 404)] {
+        for model in [MODEL, SHORT_NAME] {
+            let body = json!({"prompt": "x", "max_tokens": 1, "model": model});
+            let reply = metered.post(name, "/v1/completions", &body).await;
+            assert_eq!(reply.status, status, "{name} {model}: {}", reply.text());
+            let body = json!({"model": model});
+            let shown = metered.post(name, "/api/show", &body).await;
+            assert_eq!(shown.status, status, "{name} {model}");
+        }
+        let listed = metered.get(name, "/api/tags").await.json();
+        let num_models = usize::from(status == 200);
+        assert_eq!(listed["models"].as_array().map(Vec::len), Some(num_models));
     }
 }
 

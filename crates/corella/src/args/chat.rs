@@ -1,27 +1,19 @@
 //! The options of `corella chat`.
 
-use clap::Args;
 use clap::builder::FalseyValueParser;
+use clap::{Args, Command, Id};
 
 use super::{CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, SamplingArgs, SpeculationArgs};
 
-/// Groups and options that say how a model is loaded.
-const OF_A_LOADED_MODEL: [&str; 14] = [
-    "SpeculationArgs",
-    "CacheArgs",
-    "PageArgs",
-    "DeviceArgs",
-    "revision",
-    "offline",
-    "max_model_len",
-    "dtype",
-    "chat_template",
-    "default_chat_template_kwargs",
-    "generation_config",
-    "override_generation_config",
-    "weight_cache",
-    "weight_cache_size",
-];
+/// The options that say how a model is loaded. The name of a model is also that of one elsewhere.
+fn of_a_loaded_model() -> Vec<Id> {
+    let augmented = ModelArgs::augment_args(Command::new("chat"));
+    let augmented = SpeculationArgs::augment_args(augmented);
+    let augmented = DeviceArgs::augment_args(CacheArgs::augment_args(augmented));
+    let ids = augmented.get_arguments().map(|arg| arg.get_id().clone());
+    ids.filter(|id| id != "model" && id != "model_option")
+        .collect()
+}
 
 #[derive(Args)]
 pub struct ChatArgs {
@@ -33,7 +25,7 @@ pub struct ChatArgs {
     /// Talk to a running server of OpenAI's API, of Corella or another, such as http://127.0.0.1:8000.
     /// MODEL is a name of that server then [default: the first that it lists]. Options of the model,
     /// the KV cache and the device belong to the server, and are refused
-    #[arg(long, value_name = "URL", conflicts_with_all = OF_A_LOADED_MODEL)]
+    #[arg(long, value_name = "URL", conflicts_with_all = of_a_loaded_model())]
     pub url: Option<String>,
     /// With --url: API key to send as a bearer token
     #[arg(

@@ -46,13 +46,19 @@ impl RequestOptions {
             names.push(llm.name.clone());
         }
         let spec = &llm.config.spec;
+        let weight_bytes = llm.hardware.executor.weight_bytes as u64;
         ServeConfig {
             served_model_names: names,
             other_names: short_names(&llm.name),
             model_facts: ModelFacts {
                 family: llm.config.architecture.gguf_name().to_owned(),
                 num_parameters: spec.num_parameters().total(),
-                weight_bytes: llm.hardware.executor.weight_bytes as u64,
+                file_bytes: llm.file_bytes,
+                weight_bytes,
+                gpu_weight_bytes: match llm.hardware.executor.device.starts_with("cuda") {
+                    true => weight_bytes,
+                    false => 0,
+                },
                 weight_format: llm.hardware.weight_format.name().to_owned(),
             },
             seed: self.seed,
