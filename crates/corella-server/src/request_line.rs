@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use axum::extract::Request;
 
@@ -57,8 +58,12 @@ impl RequestLine {
             status = ended.status,
             prompt_tokens = self.num_prompt_tokens.load(Ordering::Relaxed),
             output_tokens = self.num_output_tokens.load(Ordering::Relaxed),
-            seconds = ended.arrival.elapsed().as_secs_f32(),
+            seconds = seconds(ended.arrival.elapsed()),
             "answered"
         );
     }
+}
+/// Whole milliseconds: the digits behind them would hide the rest of the line.
+fn seconds(time: Duration) -> f64 {
+    time.as_millis() as f64 / 1e3
 }

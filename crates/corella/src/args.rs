@@ -123,14 +123,13 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub config_file: ConfigFileArgs,
 
-    /// The prompt: a user message, or with --raw a text to continue
-    #[arg(
-        short,
-        long,
-        value_name = "TEXT",
-        required_unless_present = "prompt_tokens"
-    )]
+    /// The prompt: a user message, or with --raw a text to continue; - reads it from standard input, as
+    /// does a command without a prompt
+    #[arg(short, long, value_name = "TEXT")]
     pub prompt: Option<String>,
+    /// Put what is piped in before the prompt, as `ollama run` does.
+    #[arg(long, hide = true, requires = "prompt")]
+    pub with_input: bool,
     /// Continue the prompt as plain text, without the chat template
     #[arg(long)]
     pub raw: bool,
@@ -335,17 +334,17 @@ pub struct DeviceArgs {
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingArgs {
     /// Sampling temperature; 0 always takes the most likely token [default: the model's]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
     /// Draw from the K most likely tokens; 0 draws from all [default: the model's]
     #[arg(long, value_name = "K")]
     pub top_k: Option<u32>,
     /// Draw from the most likely tokens that together have this probability [default: the model's]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub top_p: Option<f32>,
     /// Draw from tokens that are at least P times as likely as the most likely one [default: the
     /// model's]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub min_p: Option<f32>,
     /// Seed of the random draws; the same seed gives the same answer [default: a different one each
     /// time]

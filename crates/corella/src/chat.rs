@@ -118,7 +118,10 @@ impl Conversation<'_> {
                 self.turns.clear();
                 self.last = None;
             }
-            Command::Save(file) => self.to_saved().save(&file)?,
+            Command::Save(file) => {
+                self.to_saved().save(&file)?;
+                self.tell(&format!("{} are in {file}", self.size()));
+            }
             Command::Load(file) => {
                 let loaded = SavedConversation::load(&file)?;
                 let settings = Settings::from_fields(loaded.fields);
@@ -126,6 +129,10 @@ impl Conversation<'_> {
                 self.system = loaded.system;
                 self.turns = loaded.turns;
                 self.last = None;
+                self.tell(&format!("{} from {file}", self.size()));
+                if !self.settings.fields().is_empty() {
+                    self.tell(&self.settings.display());
+                }
             }
             Command::Retry => {
                 let (message, answer) = self.turns.pop().ok_or("there is no answer yet")?;
@@ -138,6 +145,20 @@ impl Conversation<'_> {
             Command::Exit => {}
         }
         Ok(())
+    }
+
+    /// Says what a command did, to whom has typed it.
+    fn tell(&self, line: &str) {
+        if self.is_typed {
+            eprintln!("{line}");
+        }
+    }
+
+    fn size(&self) -> String {
+        let num_messages = self.turns.len();
+        let s = if num_messages == 1 { "" } else { "s" };
+        let answer = if num_messages == 1 { "its answer" } else { "their answers" };
+        format!("{num_messages} message{s} with {answer}")
     }
 
     /// Asks for an answer and prints it. A message that is refused does not become part of the

@@ -16,9 +16,10 @@ use crate::api_key_file::KeySource;
 use crate::args::{
     CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs, GenerateArgs, GroupLen,
     InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, QuantizeArgs, QuantizeFormatArg,
-    RoleArg, SamplingArgs, ServeArgs, SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
+    RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
+use crate::foreign_variable;
 use crate::load_display::load_watcher;
 use crate::option_name::in_options;
 use crate::otlp::OtlpConfig;
@@ -37,6 +38,7 @@ mod listen;
 mod llm;
 mod model;
 mod otlp;
+mod prompt;
 mod request;
 mod scheduler;
 
@@ -51,6 +53,7 @@ pub use hub::{hub, pull};
 pub use listen::ListenAddress;
 pub use llm::llm;
 pub use otlp::otlp;
+pub use prompt::Prompt;
 pub use request::{RequestOptions, request};
 
 use listen::{listen_address, root_path};
@@ -91,12 +94,6 @@ pub struct Generate {
     pub compare_with_limits: bool,
 }
 
-pub enum Prompt {
-    Chat(String),
-    Raw(String),
-    MadeUp { num_tokens: usize },
-}
-
 pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let mut options = options_of(&args.device, &args.speculation);
     set_model(&mut options, &args.model)?;
@@ -116,6 +113,11 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     options.scheduler.hold_lease_us = u64::from(args.cluster.kv_hold_lease) * 1_000_000;
     let max_num_seqs = args.scheduler.max_num_seqs as usize;
     let server = args.server;
+    let address = match &server.uds {
+        Some(path) => ListenAddress::Unix(path.clone()),
+        None => ListenAddress::Tcp(listen_address(&server.host, server.port)?),
+    };
+    warn_of_foreign_variables(&server, &address)?;
     options.step_deadline = match server.step_deadline {
         0 => Duration::MAX,
         seconds => Duration::from_secs(seconds),
@@ -123,10 +125,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     Ok(Serve {
         source: source(args.model),
         options,
-        address: match server.uds {
-            Some(path) => ListenAddress::Unix(path),
-            None => ListenAddress::Tcp(listen_address(&server.host, server.port)?),
-        },
+        address,
         root_path: root_path(server.root_path.as_deref().unwrap_or_default())?,
         keys: KeySource {
             single: server.api_key,
@@ -146,6 +145,21 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         files: files(args.files, max_num_seqs),
         cluster: cluster(args.cluster)?,
     })
+}
+
+fn warn_of_foreign_variables(server: &ServerArgs, address: &ListenAddress) -> Result<(), Error> {
+    let start = foreign_variable::Start {
+        has_key: server.api_key.is_some() || server.api_keys.is_some(),
+        host: match address {
+            ListenAddress::Tcp(address) => Some(address.ip()),
+            ListenAddress::Unix(_) => None,
+        },
+    };
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    for warning in foreign_variable::check(is_set, &start)? {
+        tracing::warn!("{warning}");
+    }
+    Ok(())
 }
 
 /// The lines of batches leave half of the slots to requests of clients.
@@ -247,7 +261,7 @@ pub fn generate(args: GenerateArgs) -> Result<Generate, Error> {
     let prompt = match (args.prompt_tokens, args.prompt) {
         (Some(num_tokens), _) => Prompt::MadeUp { num_tokens },
         (None, text) => {
-            let text = text.unwrap_or_default();
+            let text = prompt::text(text, args.with_input)?;
             match args.raw {
                 true => Prompt::Raw(text),
                 false => Prompt::Chat(text),
@@ -445,6 +459,13 @@ fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> 
     };
     options.is_batch_invariant = !args.no_batch_invariance;
     options.gpu_memory_utilization = args.gpu_memory_utilization;
+    let default = LlmOptions::default().gpu_memory_utilization;
+    if options.device != Device::Cuda && args.gpu_memory_utilization != default {
+        tracing::warn!(
+            "--gpu-memory-utilization has no effect without --device cuda; --kv-cache-memory sets the memory of \
+             the KV cache"
+        );
+    }
     let dictates = !args.mock_dictation.is_empty() || args.mock_script.is_some();
     if dictates && options.device != Device::Mock {
         let reason = "--mock-dictation and --mock-script need --device mock";

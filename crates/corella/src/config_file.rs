@@ -175,9 +175,13 @@ impl<'a> ConfigFile<'a> {
     fn settings(&self) -> Result<Vec<Setting<'a>>, String> {
         let table = DeTable::parse(self.text).map_err(|error| {
             let message = error.message().replace('\n', " ");
+            let hint = match self.shown.ends_with(".yaml") || self.shown.ends_with(".yml") {
+                true => ". The file is read as TOML, whose lines are `port = 8080`, and not as YAML",
+                false => "",
+            };
             match error.span() {
-                Some(span) => format!("{}: {message}", self.place(self.line(span.start))),
-                None => format!("{}: {message}", self.shown),
+                Some(span) => format!("{}: {message}{hint}", self.place(self.line(span.start))),
+                None => format!("{}: {message}{hint}", self.shown),
             }
         })?;
         let mut shared = Vec::new();

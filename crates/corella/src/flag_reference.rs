@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::endpoint_table::{Service, endpoints, servers_of};
-use crate::flag_table::{self, ENGINES, Engine, Flag, NoOp, Treatment, Verb};
+use crate::flag_table::{self, ENGINES, Engine, Flag, NoOp, Treatment, Variable, Verb};
 
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -54,6 +54,7 @@ fn render() -> String {
     for engine in &ENGINES {
         engine_section(&mut text, engine);
     }
+    vllm_variable_section(&mut text);
     ollama_section(&mut text);
     endpoint_section(&mut text);
     text
@@ -83,7 +84,12 @@ fn engine_section(text: &mut String, engine: &Engine) {
             continue;
         };
         let mut notes = Vec::new();
-        if !other.is_taken {
+        let values: Vec<_> = { other.values.iter() }
+            .map(|(theirs, own)| format!("{theirs} is {own}"))
+            .collect();
+        if !values.is_empty() {
+            notes.push(format!("{}; others are refused", values.join(", ")));
+        } else if !other.is_taken {
             notes.push("written differently, so that the flag is refused".to_owned());
         }
         notes.extend(
@@ -170,7 +176,21 @@ fn ollama_section(text: &mut String) {
         text,
         "\nIts variables are not read, because both programs may run on one machine.\n\n| variable | in Corella |\n|---|---|"
     );
-    for (name, option, why) in flag_table::variables() {
+    variable_rows(text, flag_table::ollama_variables());
+}
+
+fn vllm_variable_section(text: &mut String) {
+    let _ = writeln!(
+        text,
+        "\n## Variables of vLLM\n\nThey are not read. `corella serve` warns where one of them has a counterpart, and \
+         refuses to start where `VLLM_API_KEY` is set, other machines can reach the server, and no key of its own is \
+         set. Variables of vLLM that are not in this table have no counterpart.\n\n| variable | in Corella |\n|---|---|"
+    );
+    variable_rows(text, flag_table::vllm_variables());
+}
+
+fn variable_rows(text: &mut String, variables: Vec<Variable>) {
+    for Variable { name, option, why } in variables {
         let option = option.map(|option| {
             let variable = option
                 .trim_start_matches('-')

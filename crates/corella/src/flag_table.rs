@@ -21,12 +21,14 @@ pub const ENGINES: [Engine; 3] = [
     },
     Engine {
         key: None,
-        table: include_str!("../flags/others.toml"),
+        table: OTHERS,
     },
 ];
 
 /// Why `--no-x` has no effect where `--x` is refused.
 pub const OFF: &str = "it is off unless it is switched on";
+
+const OTHERS: &str = include_str!("../flags/others.toml");
 
 const OLLAMA: &str = include_str!("../flags/ollama.toml");
 
@@ -67,6 +69,8 @@ pub struct OtherName {
     pub example: Option<String>,
     /// Whether values are written alike, so that the flag can stand for the option.
     pub is_taken: bool,
+    /// Values that are written differently, with Corella's.
+    pub values: Vec<(String, String)>,
     /// The treatment by a command that lacks the option.
     pub elsewhere: Option<String>,
 }
@@ -213,16 +217,42 @@ pub fn verbs() -> Vec<(String, Verb)> {
     verbs
 }
 
-/// Variables of Ollama: the option that sets the same, and a further word.
-#[cfg(test)]
-pub fn variables() -> Vec<(String, Option<String>, String)> {
-    let table = toml_value(OLLAMA);
+/// Verbs of other programs, of which no list is published here, and what to type instead.
+pub fn unlisted_verbs() -> Vec<(String, Verb)> {
+    let refused = entries(&toml_value(OTHERS)["refused_verbs"]).into_iter();
+    refused
+        .map(|(name, why)| (name, Verb::Refused(why.as_str().unwrap_or_default().to_owned())))
+        .collect()
+}
+
+/// A variable of another server, which Corella does not read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Variable {
+    pub name: String,
+    /// The option that sets the same.
+    pub option: Option<String>,
+    /// A further word.
+    pub why: String,
+}
+
+/// The variables of Ollama.
+pub fn ollama_variables() -> Vec<Variable> {
+    variables(&toml_value(OLLAMA))
+}
+
+/// The variables of vLLM that are often set.
+pub fn vllm_variables() -> Vec<Variable> {
+    variables(&toml_value(ENGINES[0].table))
+}
+
+fn variables(table: &Value) -> Vec<Variable> {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let variables = entries(&table["variables"]).into_iter();
     variables
-        .map(|(name, entry)| {
-            let why = text(&entry["why"]).unwrap_or_default();
-            (name, text(&entry["option"]), why)
+        .map(|(name, entry)| Variable {
+            name,
+            option: text(&entry["option"]),
+            why: text(&entry["why"]).unwrap_or_default(),
         })
         .collect()
 }
@@ -269,6 +299,9 @@ fn other_name(entry: &Value) -> OtherName {
         option: text("option").unwrap_or_default(),
         example: text("value"),
         is_taken: entry["taken"] != false,
+        values: { entries(&entry["values"]).into_iter() }
+            .filter_map(|(theirs, own)| Some((theirs, own.as_str()?.to_owned())))
+            .collect(),
         elsewhere: text("elsewhere"),
     }
 }
@@ -454,6 +487,9 @@ mod tests {
                         assert_parsed(&with(other.example.as_deref().unwrap_or("1")));
                     }
                     _ => {
+                        for (theirs, _) in &other.values {
+                            assert_parsed(&with(theirs));
+                        }
                         let reasons = serve(&with("1")).unwrap_err();
                         assert_eq!(reasons.len(), 1, "{reasons:?}");
                         let advice = other.elsewhere.as_ref().unwrap_or(&other.option);
@@ -510,11 +546,11 @@ mod tests {
                 }
             }
         }
-        for (name, option, _) in variables() {
-            assert!(
-                option.is_none_or(|option| has_option("serve", &option)),
-                "{name}"
-            );
+        let variables = ollama_variables().into_iter().chain(vllm_variables());
+        for Variable { name, option, why } in variables {
+            let is_there = |option: &String| has_option("serve", option);
+            assert!(option.as_ref().is_none_or(is_there), "{name}");
+            assert!(option.is_some() || !why.is_empty(), "{name}");
         }
         for (name, verb) in verbs() {
             if let Verb::Command { command, .. } = verb {

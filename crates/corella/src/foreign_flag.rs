@@ -75,7 +75,7 @@ pub fn advice(flag: &Flag) -> Option<String> {
     }
 }
 
-/// Replaces a verb of Ollama.
+/// Replaces a verb of another server.
 fn translate_verb(
     mut words: Vec<OsString>,
     warnings: &mut Vec<String>,
@@ -87,23 +87,39 @@ fn translate_verb(
     else {
         return Ok(words);
     };
-    let verbs = flag_table::verbs();
-    match verbs.into_iter().find(|(name, _)| *name == typed) {
+    let mut verbs = flag_table::verbs().into_iter().chain(flag_table::unlisted_verbs());
+    match verbs.find(|(name, _)| *name == typed) {
         None | Some((_, Verb::Same(_))) => Ok(words),
         Some((_, Verb::Refused(why))) => Err(vec![format!("there is no command `{typed}`: {why}")]),
         Some((_, Verb::Command { mut command, .. })) => {
-            // `ollama run MODEL PROMPT` answers once.
-            let prompt = words.get(3).and_then(|word| word.to_str());
-            let is_prompt = |word: &&str| typed == "run" && !word.starts_with('-');
-            if let Some(prompt) = prompt.filter(is_prompt).map(str::to_owned) {
+            if typed == "run" && take_prompt(&mut words) {
                 command = "generate".to_owned();
-                words[3] = format!("--prompt={prompt}").into();
             }
             warnings.push(format!("`corella {typed}` is `corella {command}`"));
             words[1] = command.into();
             Ok(words)
         }
     }
+}
+
+/// `ollama run MODEL PROMPT` answers once, without measurements. The prompt may be several words, and what is piped in
+/// is part of it.
+fn take_prompt(words: &mut Vec<OsString>) -> bool {
+    let behind = words.get(3..).unwrap_or_default();
+    let num_words = { behind.iter() }
+        .take_while(|word| word.to_str().is_some_and(|word| !word.starts_with('-')))
+        .count();
+    if num_words == 0 {
+        return false;
+    }
+    let prompt = behind[..num_words].join(&OsString::from(" "));
+    let mut option = OsString::from("--prompt=");
+    option.push(prompt);
+    let is_profiled = behind.iter().any(|word| word == "--profile");
+    let limits = (!is_profiled).then(|| "--no-limits".into());
+    let replacement = [option, "--with-input".into()].into_iter().chain(limits);
+    words.splice(3..3 + num_words, replacement);
+    true
 }
 
 /// The command that is typed, and the number of words until there.
@@ -157,6 +173,9 @@ impl<'a> Walk<'a> {
             Some(long) => format!("--{}", long.replace('_', "-")),
             None => typed.to_owned(),
         };
+        if let Some(num_taken) = self.default_number(&name, inline, behind) {
+            return num_taken;
+        }
         if let Some(arg) = self.option(&name) {
             let replaced = word.replacen(typed, &name, 1);
             self.translated.push(replaced.into());
@@ -186,6 +205,32 @@ impl<'a> Walk<'a> {
                 0
             }
         }
+    }
+
+    /// Leaves out -1, with which llama.cpp and vLLM write that nothing is set, where Corella's option has no such
+    /// number. Returns the number of words behind the flag that belong to it.
+    fn default_number(
+        &mut self,
+        name: &str,
+        inline: Option<&str>,
+        behind: &[OsString],
+    ) -> Option<usize> {
+        let next = behind.first().and_then(|next| next.to_str());
+        if inline.or(next) != Some("-1") || !self.runs_model {
+            return None;
+        }
+        let other = flag_table::find(name).and_then(|flag| match &flag.treatment {
+            Treatment::OtherName(other) => Some(other.option.as_str()),
+            _ => None,
+        });
+        let own = match self.option(name) {
+            Some(arg) => arg.get_long(),
+            None => other.map(|option| option.trim_start_matches('-')),
+        };
+        let own = own.filter(|own| ["seed", "max-tokens", "max-num-seqs"].contains(own))?;
+        self.warnings
+            .push(format!("{name} -1 is left out: the default of --{own} holds"));
+        Some(usize::from(inline.is_none()))
     }
 
     /// vLLM takes several names behind one `--served-model-name`. A word behind the first one may also be
@@ -248,9 +293,25 @@ impl<'a> Walk<'a> {
             }
             Treatment::OtherName(other) => {
                 let has_option = self.option(&other.option).is_some();
-                if has_option && other.is_taken {
+                let translated = { other.values.iter() }
+                    .find(|(theirs, _)| value.as_ref().is_some_and(|value| *value == **theirs));
+                if let Some((theirs, own)) = translated.filter(|_| has_option) {
+                    self.warnings
+                        .push(format!("{typed} {theirs} is {} {own}", other.option));
+                    let word = OsString::from(format!("{}={own}", other.option));
+                    // Keys and values have one type, which llama-server sets by two flags.
+                    if !self.translated.contains(&word) {
+                        self.translated.push(word);
+                    }
+                } else if has_option && other.is_taken {
                     self.warnings.push(format!("{typed} is {}", other.option));
                     self.push(&other.option, value);
+                } else if !has_option && other.is_taken && other.elsewhere.is_none() && !self.serves() {
+                    // What makes a server faster or smaller changes no answer of another command.
+                    self.warnings.push(format!(
+                        "{typed} has no effect: it is {}, which `corella {}` does not have",
+                        other.option, self.name
+                    ));
                 } else {
                     let option = &other.option;
                     let reason = match (has_option, &other.elsewhere) {
@@ -286,9 +347,17 @@ impl<'a> Walk<'a> {
                     false => 0,
                 };
             }
+            Treatment::Refused(why) if *why == format!("use `corella {}`", self.name) => {
+                let what = format!("it is what `corella {}` does", self.name);
+                self.warnings.push(format!("{typed} has no effect: {what}"));
+            }
             Treatment::Refused(why) => self.refusals.push(refusal(why.clone())),
         }
         num_taken
+    }
+
+    fn serves(&self) -> bool {
+        self.name == "serve"
     }
 
     fn push(&mut self, option: &str, value: Option<OsString>) {
@@ -331,6 +400,20 @@ impl<'a> Walk<'a> {
     }
 
     fn refuse_unknown(&mut self, typed: &str, value: Option<&str>) {
+        if self.name.is_empty() {
+            let reason = match typed {
+                "-v" => "there is no option -v; did you mean -V?".to_owned(),
+                _ => format!(
+                    "{typed} stands before a command: write `corella serve`, `corella chat` or `corella generate` \
+                     first; `corella --help` names all"
+                ),
+            };
+            // One sentence is enough for all that follow.
+            if self.refusals.is_empty() {
+                self.refusals.push(reason);
+            }
+            return;
+        }
         let known = self
             .command
             .get_arguments()
@@ -344,12 +427,9 @@ impl<'a> Walk<'a> {
             .and_then(|long| nearest_name(long, known));
         let near = near.filter(|near| self.takes(near, value));
         let meant = near.map_or_else(String::new, |near| format!("did you mean --{near}? "));
-        let command = match self.name.as_str() {
-            "" => "corella".to_owned(),
-            name => format!("corella {name}"),
-        };
+        let name = &self.name;
         self.refusals.push(format!(
-            "there is no option {typed}; {meant}`{command} --help` names all"
+            "there is no option {typed}; {meant}`corella {name} --help` names all"
         ));
     }
 
@@ -440,8 +520,19 @@ mod tests {
             ("corella run some/model", "corella chat some/model"),
             (
                 "corella run some/model Hello",
-                "corella generate some/model --prompt=Hello",
+                "corella generate some/model --prompt=Hello --with-input --no-limits",
             ),
+            (
+                "corella run some/model Tell me more --seed 3",
+                "corella generate some/model --prompt=Tell me more --with-input --no-limits --seed 3",
+            ),
+            ("corella serve --seed -1 -np -1", "corella serve"),
+            (
+                "corella serve -ctk q8_0 -ctv q8_0",
+                "corella serve --kv-cache-dtype=int8",
+            ),
+            ("corella generate -p x -n -1", "corella generate -p x"),
+            ("corella chat -m x.gguf -cnv -b 512", "corella chat -m x.gguf"),
             ("corella ls", "corella list"),
             ("corella serve -mx", "corella serve -mx"),
         ] {
@@ -520,7 +611,17 @@ mod tests {
 
     #[test]
     fn a_verb_without_a_counterpart_says_what_to_do() {
-        let reason = typed("corella stop x").unwrap_err().remove(0);
-        assert!(reason.contains("Ctrl-C"), "{reason}");
+        for (line, advice) in [
+            ("corella stop x", "Ctrl-C"),
+            ("corella run-batch -i in -o out --model x", "`corella batch IN.jsonl MODEL -o OUT.jsonl`"),
+            ("corella launch claude", "coding agents"),
+            ("corella version", "`corella --version`"),
+            ("corella -m x.gguf -p hi", "`corella generate` first"),
+            ("corella -v", "did you mean -V?"),
+        ] {
+            let reasons = typed(line).unwrap_err();
+            assert_eq!(reasons.len(), 1, "{reasons:?}");
+            assert!(reasons[0].contains(advice), "{reasons:?}");
+        }
     }
 }

@@ -46,6 +46,7 @@ mod fetch_display;
 mod flag_reference;
 mod flag_table;
 mod foreign_flag;
+mod foreign_variable;
 mod generate;
 mod hub_command;
 mod inspect_command;

@@ -3,10 +3,11 @@
 
 use std::path::{Path, PathBuf};
 
-use corella_hub::{Fetched, Hub, ModelName};
+use corella_hub::{Fetched, Hub, HubError, ModelName};
 
 use crate::Error;
 use crate::args::{BenchCommand, Command, InspectArgs, LlmArgs, ModelArgs, SpeculationArgs};
+use crate::built_in;
 use crate::config;
 use crate::fetch_display::FetchDisplay;
 
@@ -66,6 +67,8 @@ pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
 }
 
 fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
+    forget_built_in(&mut args.model);
+    forget_built_in(&mut args.model_option);
     let given = args.model.as_mut().or(args.model_option.as_mut());
     if let Some(revision) = &args.revision {
         check_revision(given.as_deref().map(PathBuf::as_path), revision)?;
@@ -81,6 +84,12 @@ fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The model that is part of the program is the one without a name, and its name means it, too.
+fn forget_built_in(given: &mut Option<PathBuf>) {
+    let is_built_in = |path: &PathBuf| path.as_os_str() == built_in::NAME && !path.exists();
+    given.take_if(|path| is_built_in(path));
 }
 
 /// Refuses `--revision` for models without revisions, and beside another revision in the name.
@@ -106,6 +115,7 @@ fn check_revision(given: Option<&Path>, revision: &str) -> Result<(), Error> {
 }
 
 fn resolve_inspected(args: &mut InspectArgs) -> Result<(), Error> {
+    forget_built_in(&mut args.model);
     if let Some(given) = &mut args.model
         && let Some((path, name)) = resolve_path(given, args.offline)?
     {
@@ -144,9 +154,57 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
             };
             Ok(Some((path, name.to_string())))
         }
-        Err(error) => Err(Error::Config(format!(
-            "{} is not a local file or folder, and not found as a model of the hub: {error}",
-            given.display()
-        ))),
+        Err(error) => Err(Error::Config(not_found(given, &name, &error))),
+    }
+}
+
+/// Why a name led to no model. A hub that was not reached has not said that the model is unknown.
+fn not_found(given: &Path, name: &ModelName, error: &HubError) -> String {
+    let given = given.display().to_string();
+    let meant = match name.to_string() {
+        name if name == given => String::new(),
+        name => format!(", which is {name} on the hub"),
+    };
+    match error {
+        HubError::Unreachable(reason) => format!(
+            "{given} is not a local file or folder, and the hub cannot be reached to fetch it{meant}: {reason}; \
+             check the network, or set HF_ENDPOINT to a mirror"
+        ),
+        _ => format!(
+            "{given} is not a local file or folder, and not found as a model of the hub{meant}: {error}"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_built_in_model_has_a_name() {
+        for (given, left) in [
+            (Some("corella-nano"), None),
+            (Some("other"), Some("other")),
+            (None, None),
+        ] {
+            let mut path = given.map(PathBuf::from);
+            forget_built_in(&mut path);
+            assert_eq!(path, left.map(PathBuf::from));
+        }
+    }
+
+    #[test]
+    fn a_hub_that_was_not_reached_says_nothing_of_a_model() {
+        let name = ModelName::parse("qwen3:0.6b").unwrap();
+        let unreachable = HubError::Unreachable("https://hub: no route".to_owned());
+        let told = not_found(Path::new("qwen3:0.6b"), &name, &unreachable);
+        assert!(
+            told.contains("cannot be reached") && told.contains("Qwen/Qwen3-0.6B on the hub"),
+            "{told}"
+        );
+        assert!(!told.contains("not found"), "{told}");
+        let refused = HubError::Refused("no such model".to_owned());
+        let told = not_found(Path::new("Qwen/Qwen3-0.6B"), &name, &refused);
+        assert!(told.ends_with("as a model of the hub: no such model"), "{told}");
     }
 }

@@ -81,10 +81,8 @@ impl Entry {
             ("system", "off") => Command::RemoveSystem,
             ("system", text) => Command::SetSystem(text.to_owned()),
             ("set", "") => Command::ShowSettings,
-            ("set", rest) => match rest.split_once(char::is_whitespace) {
-                Some((field, value)) => Command::Set(field.to_owned(), value.trim().to_owned()),
-                None => Command::Unset(rest.to_owned()),
-            },
+            ("set", rest) => return set(rest).map(Self::Command),
+            ("show", what) => return Err(show_advice(what).to_owned()),
             ("help", "") => Command::Help,
             ("stats", "") => Command::Stats,
             ("clear", "") => Command::Clear,
@@ -103,6 +101,46 @@ impl Entry {
             }
         };
         Ok(Self::Command(command))
+    }
+}
+
+/// Reads what stands behind `/set`, as Ollama's chat takes it, too.
+fn set(rest: &str) -> Result<Command, String> {
+    let (first, value) = match rest.split_once(char::is_whitespace) {
+        Some((first, value)) => (first, value.trim()),
+        None => (rest, ""),
+    };
+    match (first, value) {
+        ("parameter", "") => Ok(Command::ShowSettings),
+        ("parameter", rest) => set(rest),
+        ("system", "") => Ok(Command::ShowSystem),
+        ("system", text) => Ok(Command::SetSystem(text.trim_matches('"').to_owned())),
+        ("verbose" | "quiet", "") => Err("/stats shows tokens and times of the last answer".to_owned()),
+        ("think" | "nothink", _) => Err(
+            "the chat template decides about thinking: --default-chat-template-kwargs '{\"enable_thinking\": \
+             false}' when the chat is started"
+                .to_owned(),
+        ),
+        ("format" | "noformat", _) => {
+            Err("answers have a format over the API only: `response_format` of a request".to_owned())
+        }
+        ("history" | "nohistory", "") => {
+            Err("--no-history, when the chat is started, keeps no history".to_owned())
+        }
+        ("wordwrap" | "nowordwrap", "") => {
+            Err("lines end at spaces on a terminal, and what is piped elsewhere has the model's own".to_owned())
+        }
+        (field, "") => Ok(Command::Unset(field.to_owned())),
+        (field, value) => Ok(Command::Set(field.to_owned(), value.to_owned())),
+    }
+}
+
+/// What to type instead of Ollama's `/show`.
+fn show_advice(what: &str) -> &'static str {
+    match what {
+        "system" => "/system shows the system message",
+        "parameters" => "/set shows what is set",
+        _ => "`corella inspect MODEL` describes a model; /set shows what is set, /system the system message",
     }
 }
 
@@ -161,7 +199,14 @@ mod tests {
         );
         assert_eq!(command("/set"), Command::ShowSettings);
         assert_eq!(command("/set seed"), Command::Unset("seed".to_owned()));
-        let set = Command::Set("stop".to_owned(), "a  b".to_owned());
+        let set = |name: &str, value: &str| Command::Set(name.to_owned(), value.to_owned());
+        assert_eq!(command("/set parameter top_p 0.5"), set("top_p", "0.5"));
+        assert_eq!(command("/set parameter"), Command::ShowSettings);
+        assert_eq!(
+            command("/set system \"Be brief.\""),
+            Command::SetSystem("Be brief.".to_owned())
+        );
+        let set = set("stop", "a  b");
         assert_eq!(command("/set stop  a  b"), set);
     }
 
@@ -173,6 +218,10 @@ mod tests {
             ("/clear all", "/clear takes no argument"),
             ("/bye bye", "/bye takes no argument"),
             ("/save", "/save needs the name of a file"),
+            ("/set verbose", "/stats shows"),
+            ("/set nothink", "enable_thinking"),
+            ("/show info", "`corella inspect MODEL`"),
+            ("/show parameters", "/set shows"),
         ] {
             let error = Entry::parse(text).unwrap_err();
             assert!(error.contains(reason), "{error}");

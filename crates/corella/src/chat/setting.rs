@@ -1,8 +1,20 @@
 //! The fields of a request that `/set` changes.
 
+use std::ops::RangeInclusive;
+
 use serde_json::{Map, Value, json};
 
 use crate::nearest_name::nearest_name;
+
+/// Numbers that a server takes. Whether a model can have so many tokens is for the server to say.
+const RANGES: [(&str, RangeInclusive<f64>); 6] = [
+    ("temperature", 0.0..=f64::INFINITY),
+    ("top_p", 0.0..=1.0),
+    ("min_p", 0.0..=1.0),
+    ("repetition_penalty", 0.0..=f64::INFINITY),
+    ("presence_penalty", -2.0..=2.0),
+    ("frequency_penalty", -2.0..=2.0),
+];
 
 /// The fields that are sent with each message.
 #[derive(Default)]
@@ -61,13 +73,15 @@ impl Settings {
         &self.0
     }
 
-    /// Whether a value is within the range of its field is for the server to say.
     pub fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         let (name, kind) = find(name)?;
         let wrong = |what: &str| format!("{name} is {what}, not `{value}`");
         let value = match kind {
             Kind::Number => match value.parse::<f64>() {
-                Ok(number) if number.is_finite() => json!(number),
+                Ok(number) if number.is_finite() => {
+                    check_range(name, number, value)?;
+                    json!(number)
+                }
                 _ => return Err(wrong("a number")),
             },
             Kind::Integer => match value.parse::<u64>() {
@@ -102,6 +116,21 @@ impl Settings {
             value => format!("{name} {value}"),
         });
         lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+fn check_range(name: &str, number: f64, typed: &str) -> Result<(), String> {
+    let range = RANGES.iter().find(|(known, _)| *known == name);
+    match range {
+        Some((_, range)) if !range.contains(&number) => {
+            let (least, most) = (range.start(), range.end());
+            let range = match most.is_finite() {
+                true => format!("from {least} to {most}"),
+                false => format!("from {least} up"),
+            };
+            Err(format!("{name} is a number {range}, not `{typed}`"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -163,6 +192,9 @@ mod tests {
             ("wings", "2", "the settings are temperature, top_p"),
             ("temperature", "warm", "a number, not `warm`"),
             ("temperature", "inf", "a number"),
+            ("temperature", "-1", "a number from 0 up, not `-1`"),
+            ("top_p", "1.5", "from 0 to 1, not `1.5`"),
+            ("presence_penalty", "3", "from -2 to 2"),
             ("max_tokens", "-3", "a whole number"),
             ("ignore_eos", "yes", "true or false"),
         ] {

@@ -1,0 +1,76 @@
+"""What hands type that know other programs: `ollama run`, pipes, and variables of other servers."""
+
+import os
+import subprocess
+
+import pytest
+from patience import PATIENCE_S, wait_until
+from server_process import BINARY, ServerProcess, free_port
+
+SMALL = ("--threads", "1", "--kv-cache-memory", "64M")
+GREEDY = ("--temperature", "0", "--max-tokens", "12")
+
+
+def corella(*words, text=None, **variables):
+    given = {"stdin": subprocess.DEVNULL} if text is None else {"input": text}
+    result = subprocess.run(
+        [BINARY, *words], capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ, **variables}, **given
+    )
+    return result.returncode, result.stdout, result.stderr
+
+
+def generated(*words, text=None):
+    status, answer, log = corella(*words, *SMALL, *GREEDY, text=text)
+    assert status == 0 and answer.strip(), log
+    return answer
+
+
+def test_the_built_in_model_is_run_by_its_name():
+    prompt = "Tell me a story about a fox."
+    typed = generated("run", "corella-nano", prompt)
+    assert typed == generated("generate", "--no-limits", "-p", prompt)
+    # Words need no quotes, and nothing is measured.
+    assert typed == generated("run", "corella-nano", *prompt.split())
+    status, _, log = corella("run", "corella-nano", prompt, *SMALL, *GREEDY)
+    assert status == 0 and "peak" not in log
+    status, shown, log = corella("inspect", "corella-nano")
+    assert (status, log) == (0, "") and "corella-nano" in shown
+
+
+def test_a_prompt_is_piped_in():
+    article = "A fox found a lantern in the snow.\n"
+    whole = article + "\nWhat did the fox find?"
+    expected = generated("generate", "--no-limits", "-p", whole)
+    assert generated("run", "corella-nano", "What did the fox find?", text=article) == expected
+    assert generated("generate", "--no-limits", text=whole + "\n") == expected
+    assert generated("generate", "--no-limits", "-p", "-", text=whole) == expected
+    # An explicit prompt is the whole one.
+    alone = generated("generate", "--no-limits", "-p", "What did the fox find?")
+    assert generated("generate", "--no-limits", "-p", "What did the fox find?", text=article) == alone
+
+
+def test_a_key_of_another_server_leaves_no_server_open():
+    port = str(free_port())
+    options = ("serve", "--device", "mock", "--port", port)
+    for key in ("VLLM_API_KEY", "LLAMA_API_KEY"):
+        status, _, log = corella(*options, "--host", "0.0.0.0", **{key: "sesame"})
+        assert status == 2 and "set CORELLA_API_KEY" in log and "sesame" not in log
+    variables = {"VLLM_API_KEY": "sesame", "OLLAMA_HOST": "0.0.0.0:11434"}
+    with ServerProcess("--device", "mock", env={**os.environ, **variables}) as server:
+        wait_until(lambda: "ready" in server.log(), server.log)
+        assert "VLLM_API_KEY is not read" in server.log() and "OLLAMA_HOST is not read: --host" in server.log()
+        assert "sesame" not in server.log()
+
+
+@pytest.mark.parametrize(
+    "words, advice",
+    [
+        (["run-batch", "-i", "in", "-o", "out"], "`corella batch IN.jsonl MODEL -o OUT.jsonl`"),
+        (["-m", "x.gguf", "-p", "hi"], "`corella generate` first"),
+        (["version"], "`corella --version`"),
+        (["generate", "-p", "hi", "--temperature", "-1"], "--temperature must be"),
+    ],
+)
+def test_advice(words, advice):
+    status, _, log = corella(*words)
+    assert status == 2 and advice in log and log.count("error: ") == 1
