@@ -98,7 +98,11 @@ impl CallContext {
         let Some(account) = &self.account else {
             return Ok(());
         };
-        match state.config.names_like(model).any(|name| account.may_use(name)) {
+        match state
+            .config
+            .names_like(model)
+            .any(|name| account.may_use(name))
+        {
             true => Ok(()),
             false => Err(ApiError::model_not_allowed(model)),
         }

@@ -14,10 +14,10 @@ use crate::call::json_response;
 use crate::metrics::{prefers_open_metrics, prometheus_text};
 use crate::server_state::ServerState;
 
-/// Answers 200 while the engine works. After a 503 the server must be restarted.
-pub async fn health(State(state): State<Arc<ServerState>>) -> Result<(), ApiError> {
+/// Answers 200 while the engine works, with llama-server's words. After a 503 the server must be restarted.
+pub async fn health(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
     match state.engine.state() {
-        EngineState::Ready | EngineState::Draining => Ok(()),
+        EngineState::Ready | EngineState::Draining => Ok(json_response(&json!({ "status": "ok" }))),
         EngineState::Lost(reason) => Err(ApiError::not_ready(&reason)),
     }
 }

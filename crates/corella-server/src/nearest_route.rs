@@ -24,8 +24,26 @@ pub fn methods(path: &str) -> Vec<&'static str> {
     methods.map(String::as_str).collect()
 }
 
+/// Endpoints of Ollama that change its models.
+const OF_A_LIBRARY: [&str; 5] = [
+    "/api/create",
+    "/api/copy",
+    "/api/push",
+    "/api/delete",
+    "/api/blobs",
+];
+
 /// A sentence that names the nearest route, or where all are listed.
 pub fn advice(method: &str, path: &str) -> String {
+    let is_of_a_library = { OF_A_LIBRARY.iter() }.any(|known| {
+        path.strip_prefix(known)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    });
+    if is_of_a_library {
+        return "This server has one model, which is named when it starts and stays as it is; `corella pull`, \
+                `corella rm` and `corella quantize` change what is on the disk."
+            .to_owned();
+    }
     match nearest(method, path) {
         Some((method, path)) => format!("Did you mean {method} {path}?"),
         None => "GET /openapi.json lists the paths.".to_owned(),

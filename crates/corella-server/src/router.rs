@@ -34,6 +34,7 @@ use crate::role::{change_role, role};
 use crate::score::{classify, rerank, score};
 use crate::server_state::ServerState;
 use crate::tokenization::{detokenize, tokenize};
+use crate::unread_body::read_rest;
 
 pub fn router(state: Arc<ServerState>) -> Router {
     let root_path = state.config.root_path.clone();
@@ -121,6 +122,7 @@ fn plain_router(state: Arc<ServerState>) -> Router {
         .layer(from_fn_with_state(state.clone(), allow_origins))
         .layer(from_fn_with_state(state.clone(), count_request))
         .layer(from_fn(name_request))
+        .layer(from_fn(read_rest))
         .with_state(state)
 }
 

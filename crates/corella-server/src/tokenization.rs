@@ -45,6 +45,8 @@ struct DetokenizeFields {
 #[derive(Serialize)]
 struct Detokenized {
     prompt: String,
+    /// The text again, by llama-server's name.
+    content: String,
 }
 
 pub async fn tokenize(
@@ -99,7 +101,8 @@ pub async fn detokenize(
         let prompt = tokenizer
             .decode(&tokens, false)
             .map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
-        Ok(json_response(&Detokenized { prompt }))
+        let content = prompt.clone();
+        Ok(json_response(&Detokenized { prompt, content }))
     };
     state.run_blocking(num_bytes, detokenize).await
 }

@@ -33,6 +33,8 @@ pub const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 /// A chat template, or the set of named ones that some checkpoints have.
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    /// The template of conversations without tools, as it was given.
+    source: String,
     special: SpecialTokens,
     /// Variables of conversations that do not set them.
     default_kwargs: Map<String, Json>,
@@ -136,7 +138,11 @@ impl ChatTemplate {
         special: SpecialTokens,
     ) -> Result<Self, TextError> {
         let mut environment = environment();
+        let mut default_source = String::new();
         for (name, source) in named {
+            if name == DEFAULT {
+                default_source = source.to_owned();
+            }
             environment
                 .add_template_owned(name.to_owned(), rewritten_source(source))
                 .map_err(|error| TextError::TemplateSyntax(reason(&error)))?;
@@ -149,6 +155,7 @@ impl ChatTemplate {
         }
         Ok(Self {
             environment,
+            source: default_source,
             special,
             default_kwargs: Map::new(),
             has_tool_use,
@@ -164,10 +171,9 @@ impl ChatTemplate {
         self
     }
 
-    /// The template of conversations without tools, as it is rendered.
-    pub fn source(&self) -> String {
-        let template = self.environment.get_template(DEFAULT);
-        template.map_or_else(|_| String::new(), |template| template.source().to_owned())
+    /// The template of conversations without tools, as it was given. Some is rewritten before it is rendered.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// The special tokens that the template knows by name.

@@ -157,7 +157,11 @@ impl Conversation<'_> {
     fn size(&self) -> String {
         let num_messages = self.turns.len();
         let s = if num_messages == 1 { "" } else { "s" };
-        let answer = if num_messages == 1 { "its answer" } else { "their answers" };
+        let answer = if num_messages == 1 {
+            "its answer"
+        } else {
+            "their answers"
+        };
         format!("{num_messages} message{s} with {answer}")
     }
 

@@ -16,7 +16,8 @@ use crate::api_key_file::KeySource;
 use crate::args::{
     CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs, GenerateArgs, GroupLen,
     InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, QuantizeArgs, QuantizeFormatArg,
-    RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg, SpeculationArgs, TransportArg, WeightFormatArg,
+    RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg, SpeculationArgs, TransportArg,
+    WeightFormatArg,
 };
 use crate::cluster::ClusterConfig;
 use crate::foreign_variable;

@@ -176,7 +176,9 @@ impl<'a> ConfigFile<'a> {
         let table = DeTable::parse(self.text).map_err(|error| {
             let message = error.message().replace('\n', " ");
             let hint = match self.shown.ends_with(".yaml") || self.shown.ends_with(".yml") {
-                true => ". The file is read as TOML, whose lines are `port = 8080`, and not as YAML",
+                true => {
+                    ". The file is read as TOML, whose lines are `port = 8080`, and not as YAML"
+                }
                 false => "",
             };
             match error.span() {

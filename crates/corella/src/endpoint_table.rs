@@ -16,10 +16,17 @@ pub const SERVERS: [(&str, &str); 3] = [
 #[derive(Debug, PartialEq)]
 pub enum Service {
     /// The same endpoint, with a note where its answers differ.
-    Same { note: String },
+    Same {
+        note: String,
+    },
     /// Another endpoint does it.
-    Other { endpoint: String, why: String },
-    Refused { why: String },
+    Other {
+        endpoint: String,
+        why: String,
+    },
+    Refused {
+        why: String,
+    },
 }
 
 /// Each endpoint, such as `GET /health`, in the order of the table.
@@ -46,7 +53,11 @@ pub fn endpoints() -> Vec<(String, Service)> {
 
 /// The names of the servers that have an endpoint.
 pub fn servers_of(endpoint: &str) -> Vec<&'static str> {
-    let has = |key: &str| texts(&published()[key]["endpoints"]).iter().any(|one| one == endpoint);
+    let has = |key: &str| {
+        texts(&published()[key]["endpoints"])
+            .iter()
+            .any(|one| one == endpoint)
+    };
     let servers = SERVERS.iter().filter(|(key, _)| has(key));
     servers.map(|(_, name)| *name).collect()
 }

@@ -221,7 +221,12 @@ pub fn verbs() -> Vec<(String, Verb)> {
 pub fn unlisted_verbs() -> Vec<(String, Verb)> {
     let refused = entries(&toml_value(OTHERS)["refused_verbs"]).into_iter();
     refused
-        .map(|(name, why)| (name, Verb::Refused(why.as_str().unwrap_or_default().to_owned())))
+        .map(|(name, why)| {
+            (
+                name,
+                Verb::Refused(why.as_str().unwrap_or_default().to_owned()),
+            )
+        })
         .collect()
 }
 

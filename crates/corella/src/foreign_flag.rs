@@ -87,7 +87,9 @@ fn translate_verb(
     else {
         return Ok(words);
     };
-    let mut verbs = flag_table::verbs().into_iter().chain(flag_table::unlisted_verbs());
+    let mut verbs = flag_table::verbs()
+        .into_iter()
+        .chain(flag_table::unlisted_verbs());
     match verbs.find(|(name, _)| *name == typed) {
         None | Some((_, Verb::Same(_))) => Ok(words),
         Some((_, Verb::Refused(why))) => Err(vec![format!("there is no command `{typed}`: {why}")]),
@@ -228,8 +230,9 @@ impl<'a> Walk<'a> {
             None => other.map(|option| option.trim_start_matches('-')),
         };
         let own = own.filter(|own| ["seed", "max-tokens", "max-num-seqs"].contains(own))?;
-        self.warnings
-            .push(format!("{name} -1 is left out: the default of --{own} holds"));
+        self.warnings.push(format!(
+            "{name} -1 is left out: the default of --{own} holds"
+        ));
         Some(usize::from(inline.is_none()))
     }
 
@@ -306,7 +309,11 @@ impl<'a> Walk<'a> {
                 } else if has_option && other.is_taken {
                     self.warnings.push(format!("{typed} is {}", other.option));
                     self.push(&other.option, value);
-                } else if !has_option && other.is_taken && other.elsewhere.is_none() && !self.serves() {
+                } else if !has_option
+                    && other.is_taken
+                    && other.elsewhere.is_none()
+                    && !self.serves()
+                {
                     // What makes a server faster or smaller changes no answer of another command.
                     self.warnings.push(format!(
                         "{typed} has no effect: it is {}, which `corella {}` does not have",
@@ -532,7 +539,10 @@ mod tests {
                 "corella serve --kv-cache-dtype=int8",
             ),
             ("corella generate -p x -n -1", "corella generate -p x"),
-            ("corella chat -m x.gguf -cnv -b 512", "corella chat -m x.gguf"),
+            (
+                "corella chat -m x.gguf -cnv -b 512",
+                "corella chat -m x.gguf",
+            ),
             ("corella ls", "corella list"),
             ("corella serve -mx", "corella serve -mx"),
         ] {
@@ -613,7 +623,10 @@ mod tests {
     fn a_verb_without_a_counterpart_says_what_to_do() {
         for (line, advice) in [
             ("corella stop x", "Ctrl-C"),
-            ("corella run-batch -i in -o out --model x", "`corella batch IN.jsonl MODEL -o OUT.jsonl`"),
+            (
+                "corella run-batch -i in -o out --model x",
+                "`corella batch IN.jsonl MODEL -o OUT.jsonl`",
+            ),
             ("corella launch claude", "coding agents"),
             ("corella version", "`corella --version`"),
             ("corella -m x.gguf -p hi", "`corella generate` first"),

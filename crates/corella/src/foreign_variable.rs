@@ -65,14 +65,21 @@ mod tests {
         for host in [Some("127.0.0.1"), None] {
             let warnings = check(is_set, &start(false, host)).unwrap();
             assert_eq!(warnings.len(), 1);
-            assert!(warnings[0].starts_with("VLLM_API_KEY is not read"), "{warnings:?}");
+            assert!(
+                warnings[0].starts_with("VLLM_API_KEY is not read"),
+                "{warnings:?}"
+            );
         }
-        assert_eq!(check(is_set, &start(true, Some("0.0.0.0"))).unwrap().len(), 0);
+        assert_eq!(
+            check(is_set, &start(true, Some("0.0.0.0"))).unwrap().len(),
+            0
+        );
     }
 
     #[test]
     fn variables_with_a_counterpart_are_told() {
-        let is_set = |name: &str| ["OLLAMA_HOST", "OLLAMA_DEBUG", "VLLM_CPU_KVCACHE_SPACE"].contains(&name);
+        let is_set =
+            |name: &str| ["OLLAMA_HOST", "OLLAMA_DEBUG", "VLLM_CPU_KVCACHE_SPACE"].contains(&name);
         let warnings = check(is_set, &start(false, Some("0.0.0.0"))).unwrap();
         let expected = [
             "OLLAMA_HOST is not read: --host sets that here",

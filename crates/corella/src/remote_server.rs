@@ -195,12 +195,7 @@ fn parse_models(body: &[u8]) -> Option<Vec<Listed>> {
 fn parse_error(body: &[u8]) -> (String, String) {
     let json: Value = serde_json::from_slice(body).unwrap_or_default();
     let error = &json["error"];
-    let known = [
-        &error["message"],
-        error,
-        &json["message"],
-        &json["detail"],
-    ];
+    let known = [&error["message"], error, &json["message"], &json["detail"]];
     let message = known.iter().find_map(|message| message.as_str());
     let text = String::from_utf8_lossy(body);
     // A page in HTML tells nobody in a terminal anything.
@@ -230,7 +225,8 @@ mod tests {
 
     #[test]
     fn lists_of_several_servers_are_read() {
-        let list = br#"{"object": "list", "data": [{"id": "a", "max_model_len": 2048}, {"id": "b"}]}"#;
+        let list =
+            br#"{"object": "list", "data": [{"id": "a", "max_model_len": 2048}, {"id": "b"}]}"#;
         let names = [("a", Some(2048)), ("b", None)];
         let expected = names.map(|(name, max_model_len)| Listed {
             name: name.to_owned(),
@@ -245,9 +241,21 @@ mod tests {
     #[test]
     fn errors_of_several_servers_are_one_line() {
         for (body, message, code) in [
-            (r#"{"error": {"message": "no\n such", "code": "c"}}"#, "no such", "c"),
-            (r#"{"error": "model 'x' not found"}"#, "model 'x' not found", ""),
-            (r#"{"object": "error", "message": "m", "code": 404}"#, "m", ""),
+            (
+                r#"{"error": {"message": "no\n such", "code": "c"}}"#,
+                "no such",
+                "c",
+            ),
+            (
+                r#"{"error": "model 'x' not found"}"#,
+                "model 'x' not found",
+                "",
+            ),
+            (
+                r#"{"object": "error", "message": "m", "code": 404}"#,
+                "m",
+                "",
+            ),
             (r#"{"detail": "Not Found"}"#, "Not Found", ""),
             ("plain\u{1b}[2J words", "plain[2J words", ""),
             ("<!DOCTYPE html><p>502", "", ""),

@@ -1,5 +1,7 @@
 //! The fields of Ollama's API.
 
+use serde_json::Value;
+
 use super::{FieldTable, instead, is_empty, is_false, is_one, is_zero, never, refused};
 
 const KEEP_ALIVE: (&str, &[&str]) = (
@@ -22,8 +24,9 @@ pub static CHAT: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[KEEP_ALIVE],
     refused: &[
-        refused("truncate", is_false),
-        refused("shift", is_false),
+        // What is too long is refused, so that the switches change nothing.
+        refused("truncate", Value::is_boolean),
+        refused("shift", Value::is_boolean),
         refused("images", is_empty),
         refused("template", |value| value == ""),
         instead("prompt", "use messages, or /api/generate"),
@@ -54,8 +57,9 @@ pub static GENERATE: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[KEEP_ALIVE],
     refused: &[
-        refused("truncate", is_false),
-        refused("shift", is_false),
+        // What is too long is refused, so that the switches change nothing.
+        refused("truncate", Value::is_boolean),
+        refused("shift", Value::is_boolean),
         refused("images", is_empty),
         refused("template", |value| value == ""),
         instead("context", "send the whole conversation to /api/chat").unless(is_empty),
@@ -77,7 +81,7 @@ pub static EMBED: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[KEEP_ALIVE],
     refused: &[
-        refused("truncate", is_false),
+        refused("truncate", Value::is_boolean),
         instead("prompt", "use input, or /api/embeddings"),
         instead("encoding_format", "use /v1/embeddings").unless(|value| value == "float"),
     ],
@@ -89,7 +93,7 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[KEEP_ALIVE],
     refused: &[
-        refused("truncate", is_false),
+        refused("truncate", Value::is_boolean),
         instead("input", "use prompt, or /api/embed"),
         instead("dimensions", "use /api/embed"),
     ],

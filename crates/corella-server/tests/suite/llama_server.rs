@@ -308,6 +308,10 @@ async fn the_server_tells_its_properties_and_slots() {
     );
     let template = props["chat_template"].as_str().expect("a text");
     assert!(template.contains("message.role"), "{template}");
+    assert!(
+        !template.contains("corella"),
+        "it is shown as it was given: {template}"
+    );
 
     let busy = |slots: &Value| -> Vec<bool> {
         let slots = slots.as_array().expect("an array");

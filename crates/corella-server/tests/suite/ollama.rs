@@ -264,7 +264,7 @@ async fn texts_become_vectors_of_length_one() {
     ] {
         let body = json!({
             "model": format!("{MODEL}:latest"), "input": input, "dimensions": 4,
-            "keep_alive": "5m", "truncate": false,
+            "keep_alive": "5m", "truncate": true,
             "options": {"num_ctx": 16, "temperature": 0.5},
         });
         let reply = post(server.address, "/api/embed", &body).await;
@@ -311,9 +311,9 @@ async fn what_cannot_be_embedded_is_told_in_ollamas_shape() {
         ("/api/embed", json!({"prompt": "a"}), 400, "use input"),
         (
             "/api/embed",
-            json!({"input": "a", "truncate": true}),
+            json!({"input": long, "truncate": true}),
             400,
-            "truncate",
+            "input",
         ),
         ("/api/embed", json!({"input": ["a", long]}), 400, "input[1]"),
         (

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use crate::client::{get, head, post, send};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::client::{get, head, open, post, send};
 use crate::fixture::{Setup, TestServer};
 
 async fn ask(
@@ -68,11 +70,59 @@ async fn a_wrong_path_or_method_names_one_that_exists() {
     );
 }
 
+/// A request that is answered before its body was read leaves the connection usable, or says that it does not.
+#[tokio::test]
+async fn a_connection_outlives_a_refusal() {
+    let server = TestServer::start().await;
+    let next = head("GET", "/version", &[], None);
+    let kept = |path: &str, num_bytes: usize| {
+        format!("POST {path} HTTP/1.1\r\nhost: test\r\ncontent-length: {num_bytes}\r\n\r\n")
+    };
+    for (path, num_bytes) in [("/api/create", 100), ("/health", 100_000)] {
+        let mut socket = open(server.address, &kept(path, num_bytes), b"").await;
+        socket.write_all(&vec![b'x'; num_bytes]).await.unwrap();
+        socket.write_all(next.as_bytes()).await.unwrap();
+        let mut answers = String::new();
+        socket.read_to_string(&mut answers).await.unwrap();
+        assert_eq!(answers.matches("HTTP/1.1 ").count(), 2, "{path}: {answers}");
+        assert!(answers.contains("HTTP/1.1 200"), "{path}: {answers}");
+    }
+    let expects = kept("/api/create", 100).replace("host:", "expect: 100-continue\r\nhost:");
+    let mut socket = open(server.address, &expects, b"").await;
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 404") && answer.contains("connection: close"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
+async fn endpoints_of_ollama_that_change_models_say_what_to_do() {
+    let server = TestServer::start().await;
+    for (method, path) in [
+        ("POST", "/api/create"),
+        ("POST", "/api/copy"),
+        ("POST", "/api/push"),
+        ("DELETE", "/api/delete"),
+    ] {
+        let reply = ask(&server, method, path, &[]).await;
+        assert_eq!(reply.status, 404);
+        let message = reply.json()["error"].to_string();
+        assert!(
+            message.contains("one model") && !message.contains("Did you mean"),
+            "{message}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn paths_of_other_servers_have_the_same_answers() {
     let server = TestServer::start().await;
     for path in ["/ping", "/v1/health", "/health"] {
-        assert_eq!(get(server.address, path).await.status, 200, "{path}");
+        let reply = get(server.address, path).await;
+        assert_eq!(reply.status, 200, "{path}");
+        assert_eq!(reply.json(), serde_json::json!({"status": "ok"}));
     }
     assert_eq!(ask(&server, "POST", "/ping", &[]).await.status, 200);
     let models = get(server.address, "/v1/models").await.json();

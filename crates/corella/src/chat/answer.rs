@@ -118,7 +118,9 @@ fn pieces(delta: &Value) -> impl Iterator<Item = Piece> {
     };
     let reasoning = part("reasoning_content").or_else(|| part("reasoning"));
     let reasoning = reasoning.map(Piece::Reasoning);
-    reasoning.into_iter().chain(part("content").map(Piece::Text))
+    reasoning
+        .into_iter()
+        .chain(part("content").map(Piece::Text))
 }
 
 /// The message of an error in a stream, which some servers write without an object.
@@ -160,13 +162,20 @@ mod tests {
         for (delta, expected) in [
             (json!({"role": "assistant", "content": ""}), vec![]),
             (json!({"content": "a"}), vec![text("a")]),
-            (json!({"content": null, "reasoning_content": "b"}), vec![thought("b")]),
-            (json!({"reasoning": "c", "content": "d"}), vec![thought("c"), text("d")]),
+            (
+                json!({"content": null, "reasoning_content": "b"}),
+                vec![thought("b")],
+            ),
+            (
+                json!({"reasoning": "c", "content": "d"}),
+                vec![thought("c"), text("d")],
+            ),
             (Value::Null, vec![]),
         ] {
             assert_eq!(pieces(&delta).collect::<Vec<_>>(), expected, "{delta}");
         }
-        let usage = json!({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": null});
+        let usage =
+            json!({"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": null});
         let counts = TokenCounts {
             num_prompt_tokens: 5,
             num_cached_tokens: 0,

@@ -140,7 +140,9 @@ fn show_advice(what: &str) -> &'static str {
     match what {
         "system" => "/system shows the system message",
         "parameters" => "/set shows what is set",
-        _ => "`corella inspect MODEL` describes a model; /set shows what is set, /system the system message",
+        _ => {
+            "`corella inspect MODEL` describes a model; /set shows what is set, /system the system message"
+        }
     }
 }
 

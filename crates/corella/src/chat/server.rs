@@ -68,7 +68,10 @@ impl Server {
     pub async fn chat(&self, mut body: Value) -> Result<Events, String> {
         match self {
             Self::Local(server) => {
-                let response = server.client.post(PATH, body.to_string().into_bytes()).await?;
+                let response = server
+                    .client
+                    .post(PATH, body.to_string().into_bytes())
+                    .await?;
                 match EventStream::open(response).await? {
                     Ok(events) => Ok(Events::Local(events)),
                     Err(refusal) => Err(refusal_message(&refusal.body)),

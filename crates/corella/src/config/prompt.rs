@@ -35,7 +35,9 @@ pub fn text(typed: Option<String>, with_input: bool) -> Result<String, Error> {
 /// Whether standard input is a pipe or a file. A program without one has /dev/null.
 fn is_piped() -> bool {
     let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
-    let kind = file.and_then(|file| file.metadata()).map(|metadata| metadata.file_type());
+    let kind = file
+        .and_then(|file| file.metadata())
+        .map(|metadata| metadata.file_type());
     kind.is_ok_and(|kind| kind.is_fifo() || kind.is_file())
 }
 

@@ -8,9 +8,7 @@ use std::time::Duration;
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
-use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, LOCATION, USER_AGENT,
-};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue, LOCATION, USER_AGENT};
 use hyper::{Method, Request, Uri};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -46,9 +44,8 @@ pub struct RemoteResponse {
 impl Address {
     /// Reads `--url`, in which `http://` may be left out.
     pub fn parse(url: &str, api_key: Option<&str>) -> Result<Self, String> {
-        let wrong = |reason: &str| {
-            format!("--url {url}: {reason}; it looks like http://127.0.0.1:8000")
-        };
+        let wrong =
+            |reason: &str| format!("--url {url}: {reason}; it looks like http://127.0.0.1:8000");
         let whole = match url.contains("://") {
             true => url.to_owned(),
             false => format!("http://{url}"),
@@ -64,7 +61,9 @@ impl Address {
         }
         let authority = uri.authority().ok_or_else(|| wrong("no host"))?;
         if authority.as_str().contains('@') {
-            return Err(wrong("a user and a password are not supported; --api-key is"));
+            return Err(wrong(
+                "a user and a password are not supported; --api-key is",
+            ));
         }
         let host = authority.host().trim_matches(['[', ']']).to_owned();
         if host.is_empty() {
@@ -117,7 +116,12 @@ impl Address {
         self.send(Method::POST, path, json).await
     }
 
-    async fn send(&self, method: Method, path: &str, body: String) -> Result<RemoteResponse, String> {
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: String,
+    ) -> Result<RemoteResponse, String> {
         let mut request = Request::builder()
             .method(method)
             .uri(path)
@@ -135,9 +139,8 @@ impl Address {
             None => exchange(stream, request).await,
             Some((connector, name)) => {
                 let encrypted = connector.connect(name.clone(), stream);
-                let encrypted = self.in_time(async {
-                    encrypted.await.map_err(|error| self.tls_failure(&error))
-                });
+                let encrypted = self
+                    .in_time(async { encrypted.await.map_err(|error| self.tls_failure(&error)) });
                 exchange(encrypted.await?, request).await
             }
         };
@@ -152,7 +155,9 @@ impl Address {
         let (shown, host) = (&self.shown, &self.host);
         let addresses = lookup_host((host.as_str(), self.port)).await;
         let addresses: Vec<_> = addresses
-            .map_err(|error| format!("{shown}: the host {host} is not found ({error}); check --url"))?
+            .map_err(|error| {
+                format!("{shown}: the host {host} is not found ({error}); check --url")
+            })?
             .collect();
         let stream = TcpStream::connect(addresses.as_slice()).await;
         let stream = stream.map_err(|error| match error.kind() {
@@ -162,7 +167,9 @@ impl Address {
             _ => format!("{shown} cannot be reached: {error}; check --url"),
         })?;
         // A request is written in one piece and must not wait for an acknowledgement.
-        stream.set_nodelay(true).map_err(|error| error.to_string())?;
+        stream
+            .set_nodelay(true)
+            .map_err(|error| error.to_string())?;
         Ok(stream)
     }
 
@@ -268,14 +275,43 @@ mod tests {
     #[test]
     fn an_address_is_read_as_people_write_it() {
         for (url, shown, host, port, path) in [
-            ("http://127.0.0.1:8000", "http://127.0.0.1:8000", "127.0.0.1", 8000, ""),
-            ("localhost:11434/", "http://localhost:11434", "localhost", 11434, ""),
+            (
+                "http://127.0.0.1:8000",
+                "http://127.0.0.1:8000",
+                "127.0.0.1",
+                8000,
+                "",
+            ),
+            (
+                "localhost:11434/",
+                "http://localhost:11434",
+                "localhost",
+                11434,
+                "",
+            ),
             ("http://box/v1/", "http://box", "box", 80, "/v1"),
-            ("https://api.example.com/openai/v1", "https://api.example.com", "api.example.com", 443, "/openai/v1"),
-            ("http://[::1]:8000/v1", "http://[::1]:8000", "::1", 8000, "/v1"),
+            (
+                "https://api.example.com/openai/v1",
+                "https://api.example.com",
+                "api.example.com",
+                443,
+                "/openai/v1",
+            ),
+            (
+                "http://[::1]:8000/v1",
+                "http://[::1]:8000",
+                "::1",
+                8000,
+                "/v1",
+            ),
         ] {
             let address = Address::parse(url, None).unwrap();
-            let read = (address.shown(), &*address.host, address.port, address.path());
+            let read = (
+                address.shown(),
+                &*address.host,
+                address.port,
+                address.path(),
+            );
             assert_eq!(read, (shown, host, port, path), "{url}");
         }
     }
