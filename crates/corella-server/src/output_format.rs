@@ -159,6 +159,17 @@ fn schema_of(path: &str, mut fields: Map<String, Value>) -> Result<OutputFormat,
     })
 }
 
+/// The forms of vLLM's `structured_outputs`.
+const KINDS: [&str; 5] = ["json", "json_object", "regex", "choice", "grammar"];
+
+/// Switches beside them: there is one backend, and members that a schema does not name are never generated.
+const WITHOUT_EFFECT: [&str; 4] = [
+    "_backend",
+    "_backend_was_auto",
+    "disable_fallback",
+    "disable_additional_properties",
+];
+
 /// vLLM's field.
 fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiError> {
     const FIELD: &str = "structured_outputs";
@@ -166,12 +177,24 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
         return Ok(None);
     };
     let mut fields = object(FIELD, field)?;
-    fields.retain(|_, value| !value.is_null() && *value != false);
+    fields.retain(|name, value| {
+        !value.is_null() && *value != false && !WITHOUT_EFFECT.contains(&name.as_str())
+    });
+    if let Some(other) = { fields.keys() }.find(|name| !KINDS.contains(&name.as_str())) {
+        let field = format!("{FIELD}.{other}");
+        return Err(ApiError::unsupported(&field, "leave it out"));
+    }
     if fields.len() != 1 {
-        return Err(ApiError::invalid(
-            FIELD,
-            "must have one of json, json_object, regex, choice and grammar",
-        ));
+        let names: Vec<_> = fields.keys().map(String::as_str).collect();
+        let kinds = KINDS.join(", ");
+        let reason = match names.is_empty() {
+            true => format!("must have one of {kinds}"),
+            false => format!(
+                "must have only one of {kinds}, and has {}",
+                names.join(" and ")
+            ),
+        };
+        return Err(ApiError::invalid(FIELD, reason));
     }
     let (kind, value) = fields.into_iter().next().expect("it has one field");
     let field = format!("{FIELD}.{kind}");
@@ -183,14 +206,13 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
         "json" => json_schema(&field, value)?,
         "json_object" => GrammarSource::JsonObject,
         "regex" => GrammarSource::Regex(text(value)?),
-        "grammar" => lark(&field, text(value)?)?,
         "choice" => {
             let texts = serde_json::from_value(value);
             let texts =
                 texts.map_err(|_| ApiError::invalid(&field, "must be an array of strings"))?;
             choice(&field, texts)?
         }
-        _ => return Err(ApiError::unsupported(&field, "leave it out")),
+        _ => lark(&field, text(value)?)?,
     };
     Ok(Some(OutputFormat { source, field }))
 }

@@ -3,6 +3,7 @@
 //! A connection with an unread rest cannot have another request, and a client that learns that only from the next one
 //! reports a lost connection. So a short rest is read, and a longer one is announced by `connection: close`.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -15,7 +16,6 @@ use axum::http::HeaderValue;
 use axum::http::header::{CONNECTION, EXPECT};
 use axum::middleware::Next;
 use axum::response::Response;
-use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
 
 const MAX_REST_BYTES: usize = 256 << 10;
@@ -47,7 +47,7 @@ pub async fn read_rest(request: Request, next: Next) -> Response {
 async fn is_read(mut body: Body) -> bool {
     let reading = async {
         let mut num_bytes = 0;
-        while let Some(frame) = body.frame().await {
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
             let Ok(frame) = frame else { return false };
             num_bytes += frame.data_ref().map_or(0, Bytes::len);
             if num_bytes > MAX_REST_BYTES {

@@ -1,7 +1,7 @@
 //! Takes flags and verbs of other servers. Those with a meaning here are translated for the parser; the
 //! others are refused, all at once.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
@@ -114,7 +114,7 @@ fn take_prompt(words: &mut Vec<OsString>) -> bool {
     if num_words == 0 {
         return false;
     }
-    let prompt = behind[..num_words].join(&OsString::from(" "));
+    let prompt = behind[..num_words].join(OsStr::new(" "));
     let mut option = OsString::from("--prompt=");
     option.push(prompt);
     let is_profiled = behind.iter().any(|word| word == "--profile");
@@ -223,6 +223,10 @@ impl<'a> Walk<'a> {
         }
         let other = flag_table::find(name).and_then(|flag| match &flag.treatment {
             Treatment::OtherName(other) => Some(other.option.as_str()),
+            Treatment::Same { .. } => {
+                let own = flag.names.iter().find(|name| self.option(name).is_some());
+                own.map(String::as_str)
+            }
             _ => None,
         });
         let own = match self.option(name) {

@@ -279,7 +279,15 @@ impl Client {
             None => String::from_utf8_lossy(&bytes).into_owned(),
         };
         let text: String = text.chars().take(MAX_ERROR_CHARS).collect();
-        format!("{status}: {text}")
+        match (status, &self.authorization) {
+            (StatusCode::UNAUTHORIZED, None) => {
+                format!("{status}: the server wants a key: --api-key or CORELLA_API_KEY names it")
+            }
+            (StatusCode::UNAUTHORIZED, Some(_)) => {
+                format!("{status}: the server does not accept the key of --api-key")
+            }
+            _ => format!("{status}: {text}"),
+        }
     }
 }
 

@@ -109,7 +109,9 @@ async fn each_kind_of_grammar_is_followed() {
     assert!((2..=4).contains(&right.len()) && right.bytes().all(|byte| byte.is_ascii_digit()));
     assert_eq!(reason, "stop");
     for field in [
-        json!({"structured_outputs": {"choice": ["yes", "no", "\"\n"]}}),
+        json!({"structured_outputs": {
+            "choice": ["yes", "no", "\"\n"], "_backend": "xgrammar", "disable_fallback": true,
+        }}),
         json!({"guided_choice": ["yes", "no", "\"\n"]}),
     ] {
         let (text, reason) = answer(&server, &chat(&field)).await;
@@ -183,6 +185,16 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
             "text",
         ),
         ("structured_outputs", json!({}), "one of"),
+        (
+            "structured_outputs",
+            json!({"choice": ["a"], "regex": "a"}),
+            "and has choice and regex",
+        ),
+        (
+            "structured_outputs.whitespace_pattern",
+            json!({"json": {}, "whitespace_pattern": " "}),
+            "",
+        ),
         (
             "structured_outputs",
             json!({"regex": "a", "choice": ["a"]}),

@@ -428,7 +428,9 @@ pub struct BenchCacheArgs {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EndpointArg {
     #[default]
+    #[value(alias = "/v1/completions")]
     Completions,
+    #[value(alias = "/v1/chat/completions")]
     Chat,
 }
 
