@@ -137,7 +137,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", conflicts_with = "prompt")]
     pub prompt_tokens: Option<usize>,
     /// Generate at most this many tokens [default: as many as the context allows]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: Option<u32>,
     /// Continue after an end token
     #[arg(long)]

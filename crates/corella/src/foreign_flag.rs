@@ -6,7 +6,7 @@ use std::ffi::{OsStr, OsString};
 use clap::error::ErrorKind;
 use clap::{Arg, Command};
 
-use crate::flag_table::{self, Flag, NoOp, Treatment, Verb};
+use crate::flag_table::{self, Flag, NoOp, OtherName, Treatment, Verb};
 use crate::nearest_name::nearest_name;
 use crate::option_value;
 
@@ -327,7 +327,7 @@ impl<'a> Walk<'a> {
                     let option = &other.option;
                     let reason = match (has_option, &other.elsewhere) {
                         (true, _) => format!("use {option}"),
-                        (false, Some(elsewhere)) => elsewhere.clone(),
+                        (false, Some(elsewhere)) => with_value(elsewhere, other, value.as_ref()),
                         (false, None) => {
                             format!(
                                 "it is {option}, which `corella {}` does not have",
@@ -465,6 +465,14 @@ impl<'a> Walk<'a> {
     }
 }
 
+/// Advice with the value that was typed, in place of the table's example.
+fn with_value(advice: &str, other: &OtherName, typed: Option<&OsString>) -> String {
+    match (&other.example, typed.and_then(|typed| typed.to_str())) {
+        (Some(example), Some(typed)) => advice.replace(example.as_str(), typed),
+        _ => advice.to_owned(),
+    }
+}
+
 fn is_flag(word: &str) -> bool {
     let mut letters = word.chars();
     letters.next() == Some('-')
@@ -585,6 +593,15 @@ mod tests {
         for (reason, expected) in reasons.iter().zip(expected) {
             assert!(reason.starts_with(expected), "{reason}");
         }
+    }
+
+    #[test]
+    fn advice_has_the_value_that_was_typed() {
+        let reasons = typed("corella serve --temp 0.3").unwrap_err();
+        assert!(
+            reasons[0].ends_with("'{\"temperature\": 0.3}'"),
+            "{reasons:?}"
+        );
     }
 
     /// A suggestion must not lead to the next refusal.

@@ -196,11 +196,6 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
             "",
         ),
         (
-            "structured_outputs",
-            json!({"regex": "a", "choice": ["a"]}),
-            "one of",
-        ),
-        (
             "structured_outputs.json.properties.a",
             json!({"json": bad}),
             "text",

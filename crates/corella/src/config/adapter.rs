@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
+
 use crate::args::AdapterArgs;
 use crate::{Error, LlmOptions};
 
@@ -18,13 +20,13 @@ pub fn adapter(options: &mut LlmOptions, args: AdapterArgs) -> Result<AdapterOpt
     let modules = args
         .lora_modules
         .iter()
-        .map(|module| match module.split_once('=') {
-            Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-                Ok((name.to_owned(), path.to_owned()))
-            }
-            _ => Err(Error::Config(format!(
-                "--lora-modules {module} must have the form NAME=FOLDER, for example sql=adapters/sql"
-            ))),
+        .map(|module| {
+            let parsed = named_folder(module);
+            parsed.filter(|(name, path)| !name.is_empty() && !path.is_empty()).ok_or_else(|| {
+                Error::Config(format!(
+                    "--lora-modules {module} must have the form NAME=FOLDER, for example sql=adapters/sql"
+                ))
+            })
         });
     let modules = modules.collect::<Result<Vec<_>, _>>()?;
     if modules.len() > args.max_loras {
@@ -47,4 +49,31 @@ pub fn adapter(options: &mut LlmOptions, args: AdapterArgs) -> Result<AdapterOpt
         max_adapters: args.max_loras,
         load_timeout: Duration::from_secs(args.adapter_load_timeout.into()),
     })
+}
+
+/// `NAME=FOLDER`, or vLLM's JSON, `{"name": NAME, "path": FOLDER}`.
+fn named_folder(module: &str) -> Option<(String, String)> {
+    if module.starts_with('{') {
+        let module: Value = serde_json::from_str(module).ok()?;
+        let text = |name: &str| module[name].as_str().map(str::to_owned);
+        return Some((text("name")?, text("path")?));
+    }
+    let (name, path) = module.split_once('=')?;
+    Some((name.to_owned(), path.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_is_named_in_two_forms() {
+        let sql = Some(("sql".to_owned(), "adapters/sql".to_owned()));
+        assert_eq!(named_folder("sql=adapters/sql"), sql);
+        let json = r#"{"name": "sql", "path": "adapters/sql", "base_model_name": "x"}"#;
+        assert_eq!(named_folder(json), sql);
+        for wrong in ["sql", r#"{"name": "sql"}"#, "{"] {
+            assert_eq!(named_folder(wrong), None, "{wrong}");
+        }
+    }
 }

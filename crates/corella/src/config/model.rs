@@ -57,7 +57,7 @@ fn template_source(given: &str) -> Result<String, Error> {
         Err(_) if given.contains("{{") || given.contains("{%") => Ok(given.to_owned()),
         Err(error) => Err(Error::Io(
             format!(
-                "--chat-template cannot read {given}, and no template is built in by that name"
+                "--chat-template cannot read {given}; no templates are built in, so that it must be a file or Jinja"
             ),
             error,
         )),

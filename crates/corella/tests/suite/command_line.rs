@@ -221,7 +221,7 @@ fn options_that_cannot_work_are_named() {
             &["--chat-template", "chatml"][..],
             [
                 "--chat-template cannot read chatml",
-                "no template is built in",
+                "no templates are built in",
             ],
         ),
         (
