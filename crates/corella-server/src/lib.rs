@@ -81,6 +81,7 @@ mod token_logprob;
 mod token_rule;
 mod tokenization;
 mod tool_fields;
+mod type_mismatch;
 mod unread_body;
 mod value_count;
 mod write_deadline;

@@ -11,6 +11,7 @@ use crate::body_memory::BodyShare;
 use crate::field_check::FieldCheck;
 use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
+use crate::type_mismatch::in_json_words;
 use crate::value_count::{MAX_VALUES, crowded_field};
 
 /// A complete body, not yet parsed as JSON. Each struct parses the fields that it owns, so a body may
@@ -86,7 +87,8 @@ impl RequestBody {
             let path = error.path().to_string();
             let inner = error.into_inner();
             if inner.is_data() && path != "." {
-                ApiError::invalid(path, without_position(&inner.to_string()))
+                let message = inner.to_string();
+                ApiError::invalid(path, in_json_words(without_position(&message)))
             } else if inner.is_data() {
                 ApiError::malformed(format!(
                     "The request body is not the JSON object expected: {}.",
