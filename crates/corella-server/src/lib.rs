@@ -71,6 +71,7 @@ mod scored_prompt;
 mod serve;
 mod serve_config;
 mod server_state;
+mod short_number;
 mod shutdown;
 mod sse;
 mod suffix;

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use crate::api_error::ApiError;
 use crate::call::json_response;
 use crate::server_state::ServerState;
+use crate::short_number::in_short;
 
 pub async fn props(State(state): State<Arc<ServerState>>) -> Response {
     let config = &state.config;
@@ -52,11 +53,6 @@ fn default_params(state: &ServerState) -> Value {
         "seed": state.config.seed.map_or(json!(-1), |seed| json!(seed)),
         "stream": false,
     })
-}
-
-/// The number with the fewest digits that is the same `f32`: 0.4 and not 0.4000000059604645.
-fn in_short(number: f32) -> f64 {
-    number.to_string().parse().unwrap_or(f64::from(number))
 }
 
 /// A slot is a request that may run beside the others. None has a context of its own, so each may have all of it.
