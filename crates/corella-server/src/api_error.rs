@@ -181,7 +181,9 @@ impl ApiError {
         let mut error = Self::new(
             StatusCode::NOT_FOUND,
             "invalid_request_error",
-            format!("The model `{model}` does not exist; this server has `{served}`."),
+            format!(
+                "The model `{model}` does not exist; this server has `{served}`: ask for that, or leave `model` out."
+            ),
         );
         error.body.param = Some("model".into());
         error.body.code = Some("model_not_found");
