@@ -12,6 +12,9 @@ pub struct ChatMessage {
     /// `null` in a message that consists of calls.
     content: Option<String>,
     refusal: Option<&'static str>,
+    /// Thoughts, by the name that vLLM has since 0.11 and by the older one, which other clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -63,6 +66,7 @@ impl ChatMessage {
             role: "assistant",
             content,
             refusal: None,
+            reasoning: reasoning.clone(),
             reasoning_content: reasoning,
             tool_calls,
         }
@@ -80,6 +84,8 @@ pub struct ChatDelta<'a> {
     pub role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -124,7 +130,10 @@ impl<'a> ChatDelta<'a> {
     pub fn of_part(part: &'a ReplyPart, format: Option<CallFormat>) -> Self {
         let mut delta = Self::default();
         match part {
-            ReplyPart::Reasoning(text) => delta.reasoning_content = Some(text),
+            ReplyPart::Reasoning(text) => {
+                delta.reasoning = Some(text);
+                delta.reasoning_content = Some(text);
+            }
             ReplyPart::Text(text) => delta.content = Some(text),
             ReplyPart::CallStart { call, name } => {
                 delta.tool_calls = Some([CallDelta {

@@ -48,7 +48,7 @@ fn body(seed: u64) -> Value {
 /// The message that the chunks of a stream make, as a client puts it together, and its finish reason.
 pub fn assembled(chunks: &[Value]) -> (Value, Value) {
     let mut message =
-        json!({"role": null, "content": "", "reasoning_content": "", "tool_calls": []});
+        json!({"role": null, "content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []});
     let mut finish = Value::Null;
     for chunk in chunks {
         let choice = &chunk["choices"][0];
@@ -101,6 +101,7 @@ async fn calls_and_reasoning_are_told_from_text_whole_and_streamed() {
     let message = &choice["message"];
     assert_eq!(choice["finish_reason"], "tool_calls", "{answer}");
     assert_eq!(message["reasoning_content"], "É, hm.");
+    assert_eq!(message["reasoning"], "É, hm.");
     assert_eq!(message["content"], "I look.");
     let calls = message["tool_calls"].as_array().expect("calls");
     assert_eq!(calls.len(), 2);
@@ -121,7 +122,7 @@ async fn calls_and_reasoning_are_told_from_text_whole_and_streamed() {
     let (assembled, finish) = assembled(&chunks);
     assert_eq!(finish, "tool_calls");
     assert_eq!(assembled["role"], "assistant");
-    for name in ["content", "reasoning_content"] {
+    for name in ["content", "reasoning", "reasoning_content"] {
         assert_eq!(assembled[name], message[name]);
     }
     for (index, call) in calls.iter().enumerate() {
