@@ -34,6 +34,10 @@ pub struct Metrics {
     tokenize_seconds: Histogram,
     queue_seconds: Histogram,
     prefill_seconds: Histogram,
+    decode_seconds: Histogram,
+    inference_seconds: Histogram,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
@@ -65,6 +69,10 @@ const FIRST_TOKEN_BUCKETS: [f64; 20] = [
 const TOKEN_BUCKETS: [f64; 18] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
     5.0, 10.0,
+];
+/// Numbers of tokens, in vLLM's steps.
+const LENGTH_BUCKETS: [f64; 17] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5,
 ];
 const REQUEST_BUCKETS: [f64; 16] = [
     0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0,
@@ -135,6 +143,30 @@ impl Metrics {
                 "request_prefill_time_seconds",
                 "Time from first scheduling to the first token",
                 Histogram::new(REQUEST_BUCKETS),
+            ),
+            decode_seconds: both(
+                &mut registry,
+                "request_decode_time_seconds",
+                "Time from the first token of a choice to its last",
+                Histogram::new(REQUEST_BUCKETS),
+            ),
+            inference_seconds: both(
+                &mut registry,
+                "request_inference_time_seconds",
+                "Time from first scheduling to the last token of a choice",
+                Histogram::new(REQUEST_BUCKETS),
+            ),
+            request_prompt_tokens: both(
+                &mut registry,
+                "request_prompt_tokens",
+                "Prompt tokens of a choice",
+                Histogram::new(LENGTH_BUCKETS),
+            ),
+            request_generation_tokens: both(
+                &mut registry,
+                "request_generation_tokens",
+                "Generated tokens of a choice that ended by itself",
+                Histogram::new(LENGTH_BUCKETS),
             ),
             tokenize_seconds: {
                 let metric = Histogram::new(FIRST_TOKEN_BUCKETS);

@@ -115,6 +115,8 @@ impl CallTimer {
                 metrics
                     .prompt_tokens
                     .inc_by(u64::from(output.num_prompt_tokens));
+                let num_prompt_tokens = f64::from(output.num_prompt_tokens);
+                metrics.request_prompt_tokens.observe(num_prompt_tokens);
                 let queue = Duration::from_micros(output.queue_us);
                 metrics.queue_seconds.observe(queue.as_secs_f64());
                 let prefill = (now - self.submission).saturating_sub(queue);
@@ -174,13 +176,18 @@ impl CallTimer {
                         .with("gen_ai.response.finish_reason", reason)
                 });
         }
-        if let Some(Some(times)) = self.tokens.get(choice)
-            && times.num_tokens > 1
-        {
-            let seconds = (times.last - times.first).as_secs_f64();
-            self.metrics
-                .time_per_output_token
-                .observe(seconds / f64::from(times.num_tokens - 1));
+        if let Some(Some(times)) = self.tokens.get(choice) {
+            let metrics = &self.metrics;
+            let decode = times.last - times.first;
+            let inference = times.prefill + decode;
+            let num_tokens = f64::from(times.num_tokens);
+            metrics.decode_seconds.observe(decode.as_secs_f64());
+            metrics.inference_seconds.observe(inference.as_secs_f64());
+            metrics.request_generation_tokens.observe(num_tokens);
+            if times.num_tokens > 1 {
+                let mean = decode.as_secs_f64() / (num_tokens - 1.0);
+                metrics.time_per_output_token.observe(mean);
+            }
         }
     }
 

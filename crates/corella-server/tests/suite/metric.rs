@@ -37,6 +37,10 @@ async fn counts_appear_under_both_names() {
             ("e2e_request_latency_seconds_count", 1.0),
             ("request_queue_time_seconds_count", 2.0),
             ("request_prefill_time_seconds_count", 2.0),
+            ("request_decode_time_seconds_count", 2.0),
+            ("request_inference_time_seconds_count", 2.0),
+            ("request_prompt_tokens_sum", 10.0),
+            ("request_generation_tokens_sum", 18.0),
         ];
         for (name, value) in expected {
             let labels = [format!("model_name=\"{MODEL}\"")];
