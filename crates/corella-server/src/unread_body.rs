@@ -20,7 +20,7 @@ use hyper::body::{Frame, SizeHint};
 
 const MAX_REST_BYTES: usize = 256 << 10;
 /// The answer waits for the rest as long.
-const MAX_WAIT: Duration = Duration::from_millis(500);
+const MAX_WAIT: Duration = Duration::from_secs(5);
 
 pub async fn read_rest(request: Request, next: Next) -> Response {
     // Such a client sends its body only if it is asked for it.
