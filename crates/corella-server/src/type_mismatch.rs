@@ -1,7 +1,7 @@
 //! A field of the wrong type, in words of JSON: serde's name Rust's types.
 
-/// Rewrites `invalid type: integer `-1`, expected u32` as `must be a whole number from 0 up, not -1`. Other messages stay as they
-/// are.
+/// Rewrites "invalid type: integer `-1`, expected u32" as "must be a whole number from 0 up, not -1". Other messages
+/// stay.
 pub fn in_json_words(message: &str) -> String {
     let rewritten = || {
         let rest = { message.strip_prefix("invalid type: ") }
