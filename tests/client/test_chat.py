@@ -47,9 +47,10 @@ def test_commands(terminal):
     assert "temperature 0" in terminal.ask("/set")
     assert "did you mean temperature?" in terminal.ask("/set temprature 1")
     assert "did you mean /stats?" in terminal.ask("/stat")
-    terminal.ask("/set top_p 7")
-    assert "top_p" in terminal.ask("hello"), "the server's error is shown"
-    terminal.ask("/set top_p")
+    assert "top_p is a number from 0 to 1" in terminal.ask("/set top_p 7")
+    terminal.ask("/set seed 18446744073709551615")
+    assert "seed" in terminal.ask("hello"), "the server's error is shown"
+    terminal.ask("/set seed")
     terminal.ask("/set max_tokens 3")
     assert "max_tokens or the end of the context" in terminal.ask("hello")
     terminal.write("/exit\n")

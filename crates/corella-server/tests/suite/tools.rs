@@ -47,8 +47,7 @@ fn body(seed: u64) -> Value {
 
 /// The message that the chunks of a stream make, as a client puts it together, and its finish reason.
 pub fn assembled(chunks: &[Value]) -> (Value, Value) {
-    let mut message =
-        json!({"role": null, "content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []});
+    let mut message = json!({"role": null, "content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []});
     let mut finish = Value::Null;
     for chunk in chunks {
         let choice = &chunk["choices"][0];
