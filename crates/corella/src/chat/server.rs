@@ -15,7 +15,7 @@ const PATH: &str = "/v1/chat/completions";
 
 pub enum Server {
     Local(Box<LocalServer>),
-    Remote(RemoteServer),
+    Remote(Box<RemoteServer>),
 }
 
 /// The events of an answer.
@@ -41,7 +41,7 @@ impl Server {
             }
             ChatWith::Server(options) => {
                 let server = runtime.block_on(RemoteServer::open(options));
-                Ok(Self::Remote(server.map_err(Error::Config)?))
+                Ok(Self::Remote(Box::new(server.map_err(Error::Config)?)))
             }
         }
     }

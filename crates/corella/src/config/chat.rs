@@ -31,7 +31,7 @@ pub struct Chat {
 pub enum ChatWith {
     Model {
         source: ModelSource,
-        options: LlmOptions,
+        options: Box<LlmOptions>,
     },
     Server(RemoteOptions),
 }
@@ -78,7 +78,7 @@ fn chat_with(args: ChatArgs) -> Result<ChatWith, Error> {
     options.scheduler.max_num_seqs = 1;
     Ok(ChatWith::Model {
         source: source(args.model),
-        options,
+        options: Box::new(options),
     })
 }
 
