@@ -15,19 +15,32 @@ import sys
 import tempfile
 from pathlib import Path
 
+import torch
+
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
 FAMILIES = (
+    "ernie4-5",
+    "ernie4-5-moe",
+    "exaone4",
+    "exaone4-full",
     "gemma2",
     "gemma3",
+    "glm",
+    "glm4",
+    "glm4-moe",
     "gpt2",
     "granite",
+    "minimax-m2",
     "mistral",
     "mixtral",
     "olmo2",
+    "olmo3",
     "phi3",
     "phi3-full",
+    "qwen2-moe",
     "qwen3-moe-all",
+    "seed-oss",
     "smollm3",
 )
 
@@ -56,8 +69,46 @@ def convert(source, name):
             tokens = {f"<{id}>": id for id in range(config["vocab_size"])}
             tokenizer = {"model": {"vocab": tokens}, "added_tokens": []}
             (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        if name == "glm":
+            write_chatglm(folder, config)
         sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outtype", "f32", "--outfile", str(out)]
         runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")
+
+
+def write_chatglm(folder, config):
+    """Writes GLM as ChatGLM, its first form, of which the published files were made."""
+    from safetensors.torch import load_file, save_file
+
+    changed = config | {
+        "architectures": ["ChatGLMModel"],
+        "ffn_hidden_size": config["intermediate_size"],
+        "layernorm_epsilon": config["rms_norm_eps"],
+        "multi_query_group_num": config["num_key_value_heads"],
+        "num_layers": config["num_hidden_layers"],
+        "seq_length": config["max_position_embeddings"],
+    }
+    (folder / "config.json").write_text(json.dumps(changed))
+    weights = load_file(folder / "model.safetensors")
+    names = {
+        "input_layernorm.weight": "input_layernorm.weight",
+        "self_attn.o_proj.weight": "self_attention.dense.weight",
+        "post_attention_layernorm.weight": "post_attention_layernorm.weight",
+        "mlp.gate_up_proj.weight": "mlp.dense_h_to_4h.weight",
+        "mlp.down_proj.weight": "mlp.dense_4h_to_h.weight",
+    }
+    encoder = "transformer.encoder."
+    renamed = {
+        "transformer.embedding.word_embeddings.weight": weights["model.embed_tokens.weight"],
+        f"{encoder}final_layernorm.weight": weights["model.norm.weight"],
+        "transformer.output_layer.weight": weights["lm_head.weight"],
+    }
+    for layer in range(config["num_hidden_layers"]):
+        of_layer, to = f"model.layers.{layer}.", f"{encoder}layers.{layer}."
+        renamed |= {to + new: weights[of_layer + old] for old, new in names.items()}
+        for kind in ("weight", "bias"):
+            parts = [weights[f"{of_layer}self_attn.{part}_proj.{kind}"] for part in "qkv"]
+            renamed[f"{to}self_attention.query_key_value.{kind}"] = torch.cat(parts)
+    save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def main():

@@ -260,6 +260,87 @@ FAMILIES = {
         "Qwen3MoeConfig",
         small(moe_intermediate_size=12, num_experts=6, num_experts_per_tok=2, norm_topk_prob=True),
     ),
+    "olmo3": (
+        "Olmo3Config",
+        small(
+            layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+            sliding_window=WINDOW,
+            rope_parameters={
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "factor": 8.0,
+                    "rope_theta": 30000.0,
+                    "original_max_position_embeddings": 64,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 30000.0},
+            },
+        ),
+    ),
+    "exaone4": (
+        "Exaone4Config",
+        small(
+            layer_types=["sliding_attention", "full_attention", "sliding_attention", "sliding_attention"],
+            sliding_window=WINDOW,
+            rope_parameters=LLAMA3_ROPE_SCALING | {"rope_theta": 30000.0},
+        ),
+    ),
+    # Without windows, all layers have RoPE.
+    "exaone4-full": (
+        "Exaone4Config",
+        small(layer_types=["full_attention"] * 4, tie_word_embeddings=True) | {"sliding_window": None},
+    ),
+    "seed-oss": (
+        "SeedOssConfig",
+        small(head_dim=12, attention_bias=True, attention_out_bias=True, mlp_bias=True),
+    ),
+    "glm": ("GlmConfig", small(attention_bias=True)),
+    "glm4": (
+        "Glm4Config",
+        small(
+            attention_bias=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 30000.0, "partial_rotary_factor": 0.75},
+        ),
+    ),
+    "glm4-moe": (
+        "Glm4MoeConfig",
+        small(
+            head_dim=12,
+            attention_bias=True,
+            use_qk_norm=True,
+            first_k_dense_replace=1,
+            moe_intermediate_size=12,
+            n_routed_experts=6,
+            n_shared_experts=2,
+            num_experts_per_tok=2,
+            routed_scaling_factor=1.7,
+        ),
+    ),
+    "qwen2-moe": (
+        "Qwen2MoeConfig",
+        small(
+            moe_intermediate_size=12,
+            shared_expert_intermediate_size=20,
+            num_experts=6,
+            num_experts_per_tok=2,
+            norm_topk_prob=False,
+        ),
+    ),
+    "ernie4-5": ("Ernie4_5Config", small(use_bias=True)),
+    "ernie4-5-moe": (
+        "Ernie4_5_MoeConfig",
+        small(
+            moe_intermediate_size=12,
+            moe_k=2,
+            moe_layer_interval=2,
+            moe_layer_start_index=1,
+            moe_num_experts=6,
+            moe_num_shared_experts=2,
+        ),
+    ),
+    "minimax-m2": (
+        "MiniMaxM2Config",
+        small(intermediate_size=12, num_local_experts=6, num_experts_per_tok=2, head_dim=12, rotary_dim=6),
+    ),
     "mixtral": (
         "MixtralConfig",
         small(intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
@@ -300,6 +381,10 @@ def make_module(name, seed):
         for name, parameter in model.named_parameters():
             values = draw(name, tuple(parameter.shape)).astype(np.float32)
             parameter.copy_(torch.from_numpy(values))
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                values = draw(name, tuple(buffer.shape)).astype(np.float32)
+                buffer.copy_(torch.from_numpy(values))
     return model
 
 

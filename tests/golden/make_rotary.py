@@ -83,6 +83,7 @@ PLAIN = {
 QWEN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 OLD_QWEN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 DEFAULT = {"rope_type": "default", "rope_theta": 1000000.0}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 BY_TYPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
     "full_attention": {"rope_type": "default", "rope_theta": 500000.0},
@@ -110,6 +111,18 @@ CONFIGURATIONS = [
     ("Mixtral", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     ("Cohere", "cohere", {}),
     ("SmolLM3", "smollm3", {"no_rope_layers": [1] * 6}),
+    ("Olmo3", "olmo3", {}),
+    ("Exaone4", "exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 6}),
+    ("SeedOss", "seed_oss", {}),
+    ("Glm", "glm", {}),
+    ("Glm4", "glm4", {}),
+    ("Glm4", "glm4", {"rope_theta": 500000.0, "partial_rotary_factor": 0.25}),
+    ("Glm4Moe", "glm4_moe", EXPERTS | {"n_routed_experts": 4}),
+    ("Qwen2Moe", "qwen2_moe", EXPERTS | {"num_experts": 4}),
+    ("Ernie4_5", "ernie4_5", {}),
+    ("Ernie4_5_Moe", "ernie4_5_moe", EXPERTS | {"moe_num_experts": 4, "moe_k": 2}),
+    ("MiniMaxM2", "minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    ("MiniMaxM2", "minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 16}),
 ]
 
 
@@ -125,7 +138,7 @@ def make_configuration(family, model_type, fields):
     rotary = getattr(module, f"{family}RotaryEmbedding")(config)
     layers = []
     for index in range(fields["num_hidden_layers"]):
-        kind = f"{config.layer_types[index]}_" if family == "Gemma3" else ""
+        kind = f"{config.layer_types[index]}_" if family in ("Gemma3", "Olmo3") else ""
         frequencies = getattr(rotary, f"{kind}inv_freq").tolist()
         layers.append(
             {

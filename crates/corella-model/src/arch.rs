@@ -3,21 +3,29 @@
 
 mod base;
 mod cohere;
+mod ernie4_5;
+mod exaone4;
 mod field;
 mod gemma;
+mod glm;
+mod glm4_moe;
 mod gpt2;
 mod granite;
 mod layout;
 mod llama;
+mod minimax_m2;
 mod mistral;
 mod mixtral;
 mod olmo2;
+mod olmo3;
 mod outline;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
 mod qwen3_moe;
 mod rotary;
+mod seed_oss;
 mod smollm3;
 
 pub use self::base::shortest;
@@ -29,24 +37,37 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::{CheckpointError, DecoderSpec};
+use crate::decoder_weights;
+use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 15] = [
+const FAMILIES: [&Family; 26] = [
     &cohere::COHERE,
+    &ernie4_5::ERNIE4_5,
+    &ernie4_5::ERNIE4_5_FIRST,
+    &ernie4_5::ERNIE4_5_MOE,
+    &exaone4::EXAONE4,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
     &gemma::GEMMA3_MULTIMODAL,
+    &glm::GLM,
+    &glm::GLM4,
+    &glm4_moe::GLM4_MOE,
     &gpt2::GPT2,
     &granite::GRANITE,
     &mixtral::MIXTRAL,
     &llama::LLAMA,
+    &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
+    // Before OLMo 2, whose name its files have.
+    &olmo3::OLMO3,
     &olmo2::OLMO2,
     &phi3::PHI3,
     &qwen2::QWEN2,
+    &qwen2_moe::QWEN2_MOE,
     &qwen3::QWEN3,
     &qwen3_moe::QWEN3_MOE,
+    &seed_oss::SEED_OSS,
     &smollm3::SMOLLM3,
 ];
 
@@ -87,6 +108,14 @@ impl Architecture {
     /// Where folders of this family have their tensors.
     pub fn folder_layout(self) -> &'static Layout {
         &self.0.folder
+    }
+
+    /// Whether folders of this family store the rows of queries and keys in another order than the one
+    /// in which they are rotated here.
+    pub fn reorders_rows(self, spec: &DecoderSpec) -> bool {
+        let order = |layer| decoder_weights::row_order(LayerTensor::Q, layer, &self.0.folder);
+        let mut layers = spec.layers.iter();
+        layers.any(|layer| order(layer) != RowOrder::AsStored)
     }
 
     /// Reads the shape of a model of this family.

@@ -212,9 +212,15 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             let problem = format!("tensor {name} is missing; it should have shape {shape:?}");
             return Err(CheckpointError::new(self.missing_from, problem));
         };
-        let tensor = file
+        let mut tensor = file
             .tensor(name)?
             .expect("the file lists the tensor but does not have it");
+        // Some vectors are stored as matrices of one row, and by some exporters only.
+        if let (&[len], &[1, row_len]) = (shape, &tensor.shape[..])
+            && len == row_len
+        {
+            tensor.shape = vec![len];
+        }
         if tensor.shape != shape {
             let problem = format!(
                 "tensor {name} has shape {:?}; {} makes it {shape:?}",
@@ -326,9 +332,18 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
     /// reads: they show that the model is not what its description says, and its output would be wrong
     /// without a notice.
     fn left_out(&self) -> Result<Vec<String>, CheckpointError> {
+        let layers = format!("{}{}.", self.body, self.layout.layers);
+        let is_behind = |name: &str| {
+            let number = name
+                .strip_prefix(&*layers)
+                .and_then(|rest| rest.split('.').next());
+            let number: Option<usize> = number.and_then(|number| number.parse().ok());
+            number.is_some_and(|number| number >= self.config.spec.layers.len())
+        };
         let is_other = |name: &str| {
             let mut others = self.layout.other_parts.iter();
             others.any(|part| name.starts_with(part))
+                || self.layout.has_more_layers && is_behind(name)
         };
         let is_harmless = |name: &str, file: &S| {
             // Harmless are a copy of the tied matrix, and the zero biases that GPTQ exporters gave to
@@ -438,7 +453,7 @@ impl Part {
 
 /// The order in which the rows of a tensor are stored: those of queries and keys may have another
 /// than the one in which they are rotated here.
-fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
+pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
     use LayerTensor::{K, KNorm, Q, QNorm};
     let attention = &layer.attention;
     let is_rotated = matches!(tensor.owner().unwrap_or(tensor), Q | K | QNorm | KNorm);

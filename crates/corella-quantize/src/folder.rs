@@ -81,13 +81,8 @@ pub fn quantize(
     progress: &mut dyn FnMut(QuantizeProgress) -> ControlFlow<()>,
 ) -> Result<Quantized, QuantizeError> {
     let weights = checkpoint.weights()?;
-    let plan = QuantizePlan::new(
-        checkpoint.config().architecture,
-        &weights,
-        job.format,
-        &job.keep,
-    )
-    .map_err(QuantizeError::Config)?;
+    let plan = QuantizePlan::new(checkpoint.config(), &weights, job.format, &job.keep)
+        .map_err(QuantizeError::Config)?;
     if plan.matrices().next().is_none() {
         let reason =
             "there is no matrix to quantise; name fewer in --keep, or use a smaller --group-size";

@@ -2,7 +2,7 @@
 //! `quantization_config` that describes it.
 
 use corella_model::{
-    Architecture, DecoderWeights, LayerTensor, PlannedPart, Scheme, Tensor, TensorRole,
+    DecoderWeights, LayerTensor, ModelConfig, PlannedPart, Scheme, Tensor, TensorRole,
 };
 use serde_json::{Value, json};
 
@@ -57,6 +57,8 @@ pub struct PlannedTensor<'a> {
     /// quantised.
     pub name: String,
     pub tensor: &'a Tensor,
+    /// The shape that it has in folders, unless it is quantised.
+    pub shape: Vec<usize>,
     /// How the matrix is quantised; `None` if the tensor stays as it is.
     pub scheme: Option<Scheme>,
     pub place: Place,
@@ -78,11 +80,12 @@ impl<'a> QuantizePlan<'a> {
     /// their names, for example `lm_head`, `down_proj` or `layers.0`. `Err` reports a name that
     /// fits no matrix.
     pub fn new(
-        architecture: Architecture,
+        config: &ModelConfig,
         weights: &'a DecoderWeights,
         format: QuantizeFormat,
         keep: &[String],
     ) -> Result<Self, String> {
+        let architecture = config.architecture;
         let layout = architecture.folder_layout();
         let (body, head) = layout.bodies[0];
         let is_plain = |tensor: LayerTensor| {
@@ -91,15 +94,17 @@ impl<'a> QuantizePlan<'a> {
         };
         let tensors = weights.layers.iter().flat_map(|layer| layer.iter());
         let is_stored_as_is = tensors.map(|(tensor, _)| tensor).all(is_plain);
-        if !is_stored_as_is || layout.norms_lack_one || weights.positions.is_some() {
+        let is_other = layout.norms_lack_one || architecture.reorders_rows(&config.spec);
+        if !is_stored_as_is || is_other || weights.positions.is_some() {
             return Err(format!(
                 "folders of {architecture} store other matrices than those that are computed; \
                  quantise while loading, with --dtype"
             ));
         }
-        let plain = |name: String, tensor, place| PlannedTensor {
+        let plain = |name: String, tensor: &'a Tensor, place| PlannedTensor {
             name,
             tensor,
+            shape: tensor.shape.clone(),
             scheme: None,
             place,
         };
@@ -121,6 +126,7 @@ impl<'a> QuantizePlan<'a> {
                     None => format!("{name}.weight"),
                 },
                 tensor,
+                shape: tensor.shape.clone(),
                 scheme,
                 place,
             }
@@ -133,11 +139,14 @@ impl<'a> QuantizePlan<'a> {
                         values,
                         Place::Matrix { layer, tensor },
                     ),
-                    TensorRole::Router | TensorRole::Vector => plain(
-                        layout.full_name(body, layer, tensor),
-                        values,
-                        Place::Layer(layer),
-                    ),
+                    TensorRole::Router | TensorRole::Vector => {
+                        let name = layout.full_name(body, layer, tensor);
+                        let mut planned = plain(name, values, Place::Layer(layer));
+                        if (layout.of_layer)(tensor).is_row {
+                            planned.shape.insert(0, 1);
+                        }
+                        planned
+                    }
                 });
             }
         }
@@ -287,7 +296,7 @@ impl PlannedTensor<'_> {
             return vec![(
                 self.name.clone(),
                 stored_dtype(self.tensor.dtype),
-                shape.clone(),
+                self.shape.clone(),
             )];
         };
         let parts = part_shapes(scheme, [shape[0], shape[1]], self.tensor.dtype);
@@ -345,4 +354,66 @@ fn activations_config() -> Value {
         "group_size": null,
         "dynamic": true,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use corella_model::Checkpoint;
+    use safetensors::SafeTensors;
+
+    use super::*;
+
+    fn golden(name: &str) -> PathBuf {
+        let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+        tests.join(name)
+    }
+
+    fn parts(folder: &Path) -> Result<BTreeMap<String, Vec<usize>>, String> {
+        const INT8: QuantizeFormat = QuantizeFormat::Int8 { group_len: None };
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let weights = checkpoint.weights().unwrap();
+        let keep = ["layers", "lm_head"].map(str::to_owned);
+        let plan = QuantizePlan::new(checkpoint.config(), &weights, INT8, &keep)?;
+        let parts = plan.parts().into_iter();
+        Ok(parts.map(|(name, _, shape)| (name, shape)).collect())
+    }
+
+    #[test]
+    fn what_is_kept_has_the_names_and_shapes_of_the_folder() {
+        for name in [
+            "exaone4",
+            "olmo3",
+            "qwen2-gqa-untied",
+            "qwen2-moe",
+            "qwen3-moe",
+            "seed-oss",
+        ] {
+            let bytes = fs::read(golden(name).join("model.safetensors")).unwrap();
+            let stored = SafeTensors::deserialize(&bytes).unwrap();
+            let stored = stored.tensors().into_iter();
+            let expected: BTreeMap<_, _> = stored
+                .map(|(name, tensor)| (name, tensor.shape().to_vec()))
+                .collect();
+            assert_eq!(parts(&golden(name)).unwrap(), expected, "{name}");
+        }
+    }
+
+    /// Their rows would be turned a second time when the folder is read.
+    #[test]
+    fn folders_whose_rows_are_turned_are_refused() {
+        for name in [
+            "cohere",
+            "ernie4-5",
+            "ernie4-5-moe",
+            "glm4-moe",
+            "minimax-m2",
+        ] {
+            let error = parts(&golden(name)).unwrap_err();
+            assert!(error.contains("store other matrices than those"), "{error}");
+        }
+    }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use crate::reference_decoder;
 use corella_model::{
-    Activation, AttentionSpec, Checkpoint, DecoderSpec, DecoderWeights, FeedForward, LayerSpec,
-    NormKind, RotaryScaling, RotarySpec,
+    Activation, AttentionSpec, Checkpoint, DecoderSpec, DecoderWeights, ExpertScoring, ExpertSpec,
+    FeedForward, LayerSpec, NormKind, RotaryScaling, RotarySpec,
 };
 use serde_json::Value;
 
@@ -19,7 +19,7 @@ const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
 
-const FEATURES: [(&str, SwitchOff); 21] = [
+const FEATURES: [(&str, SwitchOff); 26] = [
     ("the scale of embeddings", |spec, _| {
         spec.embedding_scale = 1.0
     }),
@@ -106,22 +106,38 @@ const FEATURES: [(&str, SwitchOff); 21] = [
         }
     }),
     ("all but the best expert", |spec, _| {
-        each_layer(spec, |layer| {
-            if let FeedForward::Experts(experts) = &mut layer.feed_forward {
-                experts.num_experts_per_token = 1;
-            }
-        });
+        each_experts(spec, |experts| experts.num_experts_per_token = 1);
     }),
     (
         "the sum that weights of experts are divided by",
         |spec, _| {
-            each_layer(spec, |layer| {
-                if let FeedForward::Experts(experts) = &mut layer.feed_forward {
-                    experts.normalises = !experts.normalises;
-                }
-            });
+            each_experts(spec, |experts| experts.normalises = !experts.normalises);
         },
     ),
+    ("the way in which experts are scored", |spec, _| {
+        each_experts(spec, |experts| {
+            experts.scoring = match experts.scoring {
+                ExpertScoring::Softmax => ExpertScoring::Sigmoid,
+                ExpertScoring::Sigmoid => ExpertScoring::Softmax,
+            };
+        });
+    }),
+    ("biases that choose experts", |spec, _| {
+        each_experts(spec, |experts| experts.selection_bias = false);
+    }),
+    ("the scale of experts", |spec, _| {
+        each_experts(spec, |experts| experts.weight_scale = 1.0);
+    }),
+    ("an expert that every token goes through", |spec, _| {
+        each_experts(spec, |experts| experts.shared = None);
+    }),
+    ("the weight of that expert", |spec, _| {
+        each_experts(spec, |experts| {
+            if let Some(shared) = &mut experts.shared {
+                shared.is_weighed = false;
+            }
+        });
+    }),
 ];
 
 fn each_layer(spec: &mut DecoderSpec, change: impl FnMut(&mut LayerSpec)) {
@@ -130,6 +146,14 @@ fn each_layer(spec: &mut DecoderSpec, change: impl FnMut(&mut LayerSpec)) {
 
 fn each_attention(spec: &mut DecoderSpec, mut change: impl FnMut(&mut AttentionSpec)) {
     each_layer(spec, |layer| change(&mut layer.attention));
+}
+
+fn each_experts(spec: &mut DecoderSpec, mut change: impl FnMut(&mut ExpertSpec)) {
+    each_layer(spec, |layer| {
+        if let FeedForward::Experts(experts) = &mut layer.feed_forward {
+            change(experts);
+        }
+    });
 }
 
 fn each_rotary(spec: &mut DecoderSpec, mut change: impl FnMut(&mut RotarySpec)) {

@@ -103,18 +103,28 @@ fn safetensors() {
 fn config() {
     let corpus = [
         "cohere",
+        "ernie4-5",
+        "ernie4-5-moe",
+        "exaone4",
         "gemma2",
         "gemma3",
+        "glm",
+        "glm4",
+        "glm4-moe",
         "gpt2",
         "granite",
         "llama-gqa-tied",
+        "minimax-m2",
         "mistral",
         "mixtral",
         "olmo2",
+        "olmo3",
         "phi3",
         "qwen2-gqa-untied",
+        "qwen2-moe",
         "qwen3-gqa-tied",
         "qwen3-moe",
+        "seed-oss",
         "smollm3",
     ]
     .map(|name| {

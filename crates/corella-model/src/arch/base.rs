@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 use super::field::{Field, Fields, FileFields, Source};
 use super::rotary;
 use crate::{
-    Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, FeedForward, LayerSpec,
-    MlpSpec, NormSpec, RotarySpec,
+    Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, ExpertScoring,
+    ExpertSpec, FeedForward, LayerSpec, MlpSpec, NormSpec, RotarySpec, SharedExpert,
 };
 
 pub const HIDDEN_SIZE: Field = Field::new("hidden_size", "embedding_length");
@@ -34,6 +34,8 @@ pub struct Base {
     pub eps: f64,
     /// `None` for the hidden size divided by the number of heads.
     pub head_dim: Option<usize>,
+    /// The part of each head that is rotated.
+    pub rotated: f64,
     pub is_tied: bool,
     pub activation_field: Field,
     /// What GGUF files of the family mean, too.
@@ -46,6 +48,7 @@ impl Base {
         theta: 10_000.0,
         eps: 1e-6,
         head_dim: None,
+        rotated: 1.0,
         is_tied: false,
         activation_field: Field::of_folder("hidden_act"),
         activation: Activation::Silu,
@@ -60,7 +63,11 @@ impl Base {
         let norm = NormSpec::rms(or_default(fields, RMS_EPS, eps, self.eps)? as f32);
         let (num_heads, num_kv_heads) = num_heads(fields)?;
         let head_dim = head_dim(fields, hidden_size, num_heads, self.head_dim)?;
-        let rotary = rotary::spec(fields, head_dim, max_position, self.theta)?;
+        let defaults = rotary::Defaults {
+            theta: self.theta,
+            part: self.rotated,
+        };
+        let rotary = rotary::spec(fields, head_dim, max_position, defaults)?;
         let max_position = rotary.longest_context(max_position);
         let layer = LayerSpec {
             attention: AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary),
@@ -114,25 +121,56 @@ pub fn num_layers(fields: &dyn Fields, field: Field) -> Result<usize, Checkpoint
     }
 }
 
-pub fn num_experts(fields: &dyn Fields, field: Field) -> Result<usize, CheckpointError> {
-    match fields.size(field)? {
-        num_experts if num_experts <= MAX_EXPERTS => Ok(num_experts),
-        _ => {
-            let why = format!("no model has more than {MAX_EXPERTS} experts");
-            Err(fields.refuse(field, &why))
-        }
+/// Experts that are scored by a softmax, with weights whose sum is 1, and nothing else.
+pub fn experts(
+    fields: &dyn Fields,
+    count: Field,
+    chosen: Field,
+    expert: MlpSpec,
+) -> Result<ExpertSpec, CheckpointError> {
+    let num_experts = fields.size(count)?;
+    if num_experts > MAX_EXPERTS {
+        let why = format!("no model has more than {MAX_EXPERTS} experts");
+        return Err(fields.refuse(count, &why));
     }
+    let num_experts_per_token = fields.size(chosen)?;
+    if num_experts_per_token > num_experts {
+        return Err(fields.refuse(chosen, &format!("there are {num_experts} experts")));
+    }
+    Ok(ExpertSpec {
+        num_experts,
+        num_experts_per_token,
+        expert,
+        shared: None,
+        scoring: ExpertScoring::Softmax,
+        selection_bias: false,
+        normalises: true,
+        weight_scale: 1.0,
+    })
 }
 
-/// The number of experts that a token goes through.
-pub fn num_chosen(
-    fields: &dyn Fields,
-    field: Field,
-    num_experts: usize,
-) -> Result<usize, CheckpointError> {
-    match fields.size(field)? {
-        num_chosen if num_chosen <= num_experts => Ok(num_chosen),
-        _ => Err(fields.refuse(field, &format!("there are {num_experts} experts"))),
+/// The MLP that every token goes through beside the experts; `None` if it has no size.
+pub fn shared_expert(expert: &MlpSpec, intermediate_size: usize) -> Option<SharedExpert> {
+    (intermediate_size > 0).then(|| SharedExpert {
+        mlp: MlpSpec {
+            intermediate_size,
+            ..expert.clone()
+        },
+        is_weighed: false,
+    })
+}
+
+/// Refuses files whose experts are scored in another way than by sigmoids.
+pub fn expect_sigmoid(fields: &dyn Fields) -> Result<(), CheckpointError> {
+    const SCORING: Field = Field::new("scoring_func", "expert_gating_func");
+    let is_sigmoid = match fields.source() {
+        Source::Folder(_) => matches!(fields.try_text(SCORING)?, None | Some("sigmoid")),
+        // llama.cpp's numbers for "not said" and for sigmoids.
+        Source::File(_) => matches!(fields.try_number(SCORING)?, None | Some(0.0 | 2.0)),
+    };
+    match is_sigmoid {
+        true => Ok(()),
+        false => Err(fields.refuse(SCORING, "only sigmoids are known for this family")),
     }
 }
 
@@ -268,14 +306,15 @@ impl Biases {
     }
 }
 
-/// Which layers have a sliding window, where config.json lists the types of layers.
+/// Which layers have a sliding window, where the types of layers are listed.
 pub fn sliding_layers(
     fields: &dyn Fields,
     num_layers: usize,
 ) -> Result<Option<Vec<bool>>, CheckpointError> {
     const FIELD: &str = "layer_types";
-    let Source::Folder(config) = fields.source() else {
-        return Ok(None);
+    let config = match fields.source() {
+        Source::Folder(config) => config,
+        Source::File(file) => return sliding_layers_of_file(file, num_layers),
     };
     let Some(types) = config.get(FIELD) else {
         return Ok(None);
@@ -298,6 +337,29 @@ pub fn sliding_layers(
         .map(is_sliding)
         .collect::<Result<_, _>>()
         .map(Some)
+}
+
+/// All layers but every `interval`th one.
+pub fn all_but_every(interval: usize, num_layers: usize) -> Vec<bool> {
+    let is_between = |index: usize| !(index + 1).is_multiple_of(interval);
+    (0..num_layers).map(is_between).collect()
+}
+
+/// A GGUF file has a flag for each layer, or says every how manieth layer has no window.
+fn sliding_layers_of_file(
+    file: &FileFields<'_>,
+    num_layers: usize,
+) -> Result<Option<Vec<bool>>, CheckpointError> {
+    const PATTERN: Field = Field::of_file("attention.sliding_window_pattern");
+    if !file.is_array(PATTERN) {
+        let interval = file.try_size(PATTERN)?;
+        return Ok(interval.map(|interval| all_but_every(interval, num_layers)));
+    }
+    let flags = file.flags(PATTERN)?;
+    match flags.len() == num_layers {
+        true => Ok(Some(flags)),
+        false => Err(file.refuse(PATTERN, &format!("must have {num_layers} flags"))),
+    }
 }
 
 /// Reads the size of windows. llama.cpp's converter writes 0 if there are none.

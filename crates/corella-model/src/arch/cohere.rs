@@ -46,7 +46,12 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         kind: NormKind::Layer { bias: false },
         eps: eps as f32,
     };
-    let rotary = rotary::spec(fields, head_dim, max_position, 500_000.0)?;
+    let rotary = rotary::spec(
+        fields,
+        head_dim,
+        max_position,
+        rotary::Defaults::whole(500_000.0),
+    )?;
     let max_position = rotary.longest_context(max_position);
     let layer = LayerSpec {
         attention: AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary),

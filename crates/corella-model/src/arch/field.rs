@@ -144,6 +144,20 @@ impl<'a> FileFields<'a> {
         self.file.shape(name).is_some()
     }
 
+    /// Whether a field is an array.
+    pub fn is_array(&self, field: Field) -> bool {
+        self.key(field)
+            .is_some_and(|key| self.metadata.is_array(&key))
+    }
+
+    /// An array of flags; empty if absent.
+    pub fn flags(&self, field: Field) -> Result<Vec<bool>, CheckpointError> {
+        match self.key(field) {
+            Some(key) => Ok(self.metadata.flags(&key)?.collect()),
+            None => Ok(Vec::new()),
+        }
+    }
+
     fn key(&self, field: Field) -> Option<String> {
         (!field.file.is_empty()).then(|| format!("{}.{}", self.architecture, field.file))
     }

@@ -6,7 +6,6 @@ use super::base::{self, Base};
 use super::field::{Field, Fields, FolderFields, Source};
 use super::layout::folder_name;
 use super::{Family, Layout, Stored, rotary};
-use crate::json_object::JsonObject;
 use crate::{
     Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, LayerTensor, QkNorm,
     RotarySpec,
@@ -120,22 +119,10 @@ fn gemma3(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         if let Some(theta) = config.try_number("rope_local_base_freq")? {
             local.theta = theta;
         }
-        // Transformers 5 has an object for each type of layer.
-        if let Some(parameters) = config.try_object("rope_parameters")? {
-            let of_type = |scaling: &JsonObject<'_>, theta| {
-                rotary::of_folder(config, Some(scaling), head_dim, spec.max_position, theta)
-            };
-            if let Some(scaling) = parameters.try_object("sliding_attention")? {
-                local = of_type(&scaling, local.theta)?;
-            }
-            if let Some(scaling) = parameters.try_object("full_attention")? {
-                // Beside it, the older `rope_scaling` changes the fields that it has.
-                let older = config.try_object("rope_scaling")?;
-                let fields = older.map(|older| scaling.fields_with(&older));
-                let changed = fields.as_ref().map(|fields| scaling.with_fields(fields));
-                global = Some(of_type(changed.as_ref().unwrap_or(&scaling), base.theta)?);
-            }
-        }
+        let bases = [local.theta, base.theta];
+        let found = rotary::by_type(config, head_dim, spec.max_position, bases)?;
+        local = found.local.unwrap_or(local);
+        global = found.global;
     }
     if let Some(global) = &global {
         spec.max_position = global.longest_context(spec.max_position);

@@ -27,6 +27,8 @@ pub struct Layout {
     pub rotates_neighbours: bool,
     /// The beginnings of names of tensors that belong to other parts than the decoder.
     pub other_parts: &'static [&'static str],
+    /// Whether layers behind the last one belong to another part, which guesses further tokens.
+    pub has_more_layers: bool,
     /// The ends of names of tensors that hold no weights.
     pub buffers: &'static [&'static str],
 }
@@ -40,6 +42,10 @@ pub struct Stored {
     pub is_transposed: bool,
     /// The number of the expert, if the matrices of all experts are stored as one tensor.
     pub expert: Option<usize>,
+    /// Whether the name is complete, without `.weight` behind it.
+    pub is_complete: bool,
+    /// Whether the vector is written as a matrix of one row. Both forms are read.
+    pub is_row: bool,
 }
 
 impl Layout {
@@ -55,6 +61,7 @@ impl Layout {
         norms_lack_one: false,
         rotates_neighbours: false,
         other_parts: &[],
+        has_more_layers: false,
         // Older exporters stored the frequencies of RoPE.
         buffers: &[".rotary_emb.inv_freq"],
     };
@@ -71,6 +78,7 @@ impl Layout {
         norms_lack_one: false,
         rotates_neighbours: false,
         other_parts: &[],
+        has_more_layers: false,
         // The configuration reader has used these.
         buffers: &[
             super::rotary::DIVISORS,
@@ -94,11 +102,12 @@ impl Layout {
 
     /// The whole name of a layer's tensor behind `body`.
     pub fn full_name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
-        let suffix = match tensor.owner() {
-            Some(_) => "bias",
-            None => "weight",
-        };
-        format!("{}.{suffix}", self.name(body, layer, tensor))
+        let name = self.name(body, layer, tensor);
+        match tensor.owner() {
+            Some(_) => format!("{name}.bias"),
+            None if (self.of_layer)(tensor).is_complete => name,
+            None => format!("{name}.weight"),
+        }
     }
 }
 
@@ -109,6 +118,24 @@ impl Stored {
             parts: &[],
             is_transposed: false,
             expert: None,
+            is_complete: false,
+            is_row: false,
+        }
+    }
+
+    /// A tensor whose name does not end in `.weight`.
+    pub fn complete(name: &'static str) -> Self {
+        Self {
+            is_complete: true,
+            ..Self::whole(name)
+        }
+    }
+
+    /// A vector that is written as a matrix of one row.
+    pub fn row(self) -> Self {
+        Self {
+            is_row: true,
+            ..self
         }
     }
 
@@ -155,7 +182,10 @@ pub fn folder_name(tensor: LayerTensor) -> Stored {
         LayerTensor::Up(mlp) => return of_mlp(mlp, "up"),
         LayerTensor::Down(mlp) => return of_mlp(mlp, "down"),
         LayerTensor::Router => "mlp.gate",
-        LayerTensor::SharedWeight => "mlp.shared_expert_gate",
+        LayerTensor::SelectionBias => {
+            return Stored::complete("mlp.gate.e_score_correction_bias");
+        }
+        LayerTensor::SharedWeight => return Stored::whole("mlp.shared_expert_gate").row(),
         other => return Stored::whole(other.to_string()),
     })
 }
@@ -185,6 +215,7 @@ pub fn file_name(tensor: LayerTensor) -> Stored {
         LayerTensor::Up(mlp) => return of_mlp(mlp, "up"),
         LayerTensor::Down(mlp) => return of_mlp(mlp, "down"),
         LayerTensor::Router => "ffn_gate_inp",
+        LayerTensor::SelectionBias => return Stored::complete("exp_probs_b.bias"),
         LayerTensor::SharedWeight => "ffn_gate_inp_shexp",
         other => return Stored::whole(other.to_string()),
     })

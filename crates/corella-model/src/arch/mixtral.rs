@@ -4,9 +4,7 @@ use super::base::{self, Base};
 use super::field::{Field, Fields};
 use super::layout::folder_name;
 use super::{Family, Layout, Stored};
-use crate::{
-    CheckpointError, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward, LayerTensor, Mlp,
-};
+use crate::{CheckpointError, DecoderSpec, FeedForward, LayerTensor, Mlp};
 
 pub const MIXTRAL: Family = Family {
     architecture: "MixtralForCausalLM",
@@ -23,8 +21,8 @@ pub const MIXTRAL: Family = Family {
     config: base::no_config,
 };
 
-const NUM_EXPERTS: Field = Field::new("num_local_experts", "expert_count");
-const NUM_EXPERTS_PER_TOKEN: Field = Field::new("num_experts_per_tok", "expert_used_count");
+pub const NUM_EXPERTS: Field = Field::new("num_local_experts", "expert_count");
+pub const NUM_EXPERTS_PER_TOKEN: Field = Field::new("num_experts_per_tok", "expert_used_count");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let base = Base {
@@ -35,24 +33,15 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     };
     let mut spec = base.spec(fields)?;
     base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
-    let num_experts = base::num_experts(fields, NUM_EXPERTS)?;
-    let num_experts_per_token = base::num_chosen(fields, NUM_EXPERTS_PER_TOKEN, num_experts)?;
+    let expert = spec.layers[0].feed_forward.mlp().clone();
+    let experts = base::experts(fields, NUM_EXPERTS, NUM_EXPERTS_PER_TOKEN, expert)?;
     for layer in &mut spec.layers {
-        layer.feed_forward = FeedForward::Experts(ExpertSpec {
-            num_experts,
-            num_experts_per_token,
-            expert: layer.feed_forward.mlp().clone(),
-            shared: None,
-            scoring: ExpertScoring::Softmax,
-            selection_bias: false,
-            normalises: true,
-            weight_scale: 1.0,
-        });
+        layer.feed_forward = FeedForward::Experts(experts.clone());
     }
     Ok(spec)
 }
 
-fn name(tensor: LayerTensor) -> Stored {
+pub fn name(tensor: LayerTensor) -> Stored {
     let of_expert =
         |expert, name: &str| Stored::whole(format!("block_sparse_moe.experts.{expert}.{name}"));
     match tensor {

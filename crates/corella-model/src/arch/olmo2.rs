@@ -25,7 +25,13 @@ pub const OLMO2: Family = Family {
 };
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    spec_of(fields, Base::LLAMA.theta)
+}
+
+/// The shape of OLMo 2, whose RoPE has the base `theta` where config.json does not say.
+pub fn spec_of(fields: &dyn Fields, theta: f64) -> Result<DecoderSpec, CheckpointError> {
     let base = Base {
+        theta,
         eps: 1e-5,
         ..Base::LLAMA
     };
@@ -43,7 +49,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-fn name(tensor: LayerTensor) -> Stored {
+pub fn name(tensor: LayerTensor) -> Stored {
     Stored::whole(match tensor {
         LayerTensor::AttentionOutputNorm => "post_attention_layernorm",
         LayerTensor::MlpOutputNorm => "post_feedforward_layernorm",

@@ -78,11 +78,13 @@ const EXPERTS: Names = &[
     Field::new("num_experts", "expert_count"),
     Field::of_folder("num_local_experts"),
     Field::of_folder("n_routed_experts"),
+    Field::of_folder("moe_num_experts"),
 ];
 const CHOSEN: Names = &[
     Field::new("num_experts_per_tok", "expert_used_count"),
     Field::of_folder("num_experts_per_token"),
     Field::of_folder("moe_topk"),
+    Field::of_folder("moe_k"),
 ];
 const CONTEXT: Names = &[
     MAX_POSITION,

@@ -3,7 +3,7 @@
 use super::base;
 use super::field::{Field, Fields, Source};
 use super::{Family, Layout, qwen3};
-use crate::{CheckpointError, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward, MlpSpec};
+use crate::{CheckpointError, DecoderSpec, ExpertSpec, FeedForward, MlpSpec};
 
 pub const QWEN3_MOE: Family = Family {
     architecture: "Qwen3MoeForCausalLM",
@@ -21,27 +21,42 @@ const NUM_EXPERTS: Field = Field::new("num_experts", "expert_count");
 /// What Transformers 5 writes.
 const NUM_LOCAL_EXPERTS: Field = Field::of_folder("num_local_experts");
 const NUM_EXPERTS_PER_TOKEN: Field = Field::new("num_experts_per_tok", "expert_used_count");
-const EXPERT_SIZE: Field = Field::new("moe_intermediate_size", "expert_feed_forward_length");
+pub const EXPERT_SIZE: Field = Field::new("moe_intermediate_size", "expert_feed_forward_length");
+/// Whether the weights of the chosen experts are divided by their sum.
+pub const NORMALISES: Field = Field::of_folder("norm_topk_prob");
 /// Every how manieth layer has experts.
 const STEP: Field = Field::of_folder("decoder_sparse_step");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = qwen3::spec_of(fields, None)?;
+    let mlp = spec.layers[0].feed_forward.mlp();
+    let expert = MlpSpec {
+        intermediate_size: fields.size(EXPERT_SIZE)?,
+        ..mlp.clone()
+    };
+    let mut experts = experts(fields, expert)?;
+    // All GGUF files of the family are computed in this way.
+    let is_file = matches!(fields.source(), Source::File(_));
+    experts.normalises = is_file || fields.flag(NORMALISES)?;
+    set_experts(fields, &mut spec, &experts)?;
+    Ok(spec)
+}
+
+/// The number of experts, and how many of them a token goes through.
+pub fn experts(fields: &dyn Fields, expert: MlpSpec) -> Result<ExpertSpec, CheckpointError> {
     let field = match fields.try_size(NUM_LOCAL_EXPERTS)? {
         Some(_) => NUM_LOCAL_EXPERTS,
         None => NUM_EXPERTS,
     };
-    let num_experts = base::num_experts(fields, field)?;
-    let num_experts_per_token = base::num_chosen(fields, NUM_EXPERTS_PER_TOKEN, num_experts)?;
-    let expert = MlpSpec {
-        intermediate_size: fields.size(EXPERT_SIZE)?,
-        ..spec.layers[0].feed_forward.mlp().clone()
-    };
-    let normalises = match fields.source() {
-        Source::Folder(config) => config.flag("norm_topk_prob")?,
-        // All GGUF files of the family are computed in this way.
-        Source::File(_) => true,
-    };
+    base::experts(fields, field, NUM_EXPERTS_PER_TOKEN, expert)
+}
+
+/// Gives experts to the layers that have them.
+pub fn set_experts(
+    fields: &dyn Fields,
+    spec: &mut DecoderSpec,
+    experts: &ExpertSpec,
+) -> Result<(), CheckpointError> {
     let step = fields.try_size(STEP)?.unwrap_or(1);
     let dense = match fields.source() {
         Source::Folder(config) => config.try_numbers("mlp_only_layers")?.unwrap_or_default(),
@@ -51,16 +66,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         if dense.contains(&(index as f64)) || !(index + 1).is_multiple_of(step) {
             continue;
         }
-        layer.feed_forward = FeedForward::Experts(ExpertSpec {
-            num_experts,
-            num_experts_per_token,
-            expert: expert.clone(),
-            shared: None,
-            scoring: ExpertScoring::Softmax,
-            selection_bias: false,
-            normalises,
-            weight_scale: 1.0,
-        });
+        layer.feed_forward = FeedForward::Experts(experts.clone());
     }
-    Ok(spec)
+    Ok(())
 }

@@ -21,12 +21,27 @@ const ORIGINAL: Field = Field::of_file("rope.scaling.original_context_length");
 /// What GGUF files mean where they do not say.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Reads RoPE as most families have it. `theta` is what config.json means where it does not say.
+/// What config.json means where it does not say.
+#[derive(Clone, Copy)]
+pub struct Defaults {
+    pub theta: f64,
+    /// The part of each head that is rotated.
+    pub part: f64,
+}
+
+impl Defaults {
+    /// Whole heads.
+    pub fn whole(theta: f64) -> Self {
+        Self { theta, part: 1.0 }
+    }
+}
+
+/// Reads RoPE as most families have it.
 pub fn spec(
     fields: &dyn Fields,
     head_dim: usize,
     max_position: usize,
-    theta: f64,
+    defaults: Defaults,
 ) -> Result<RotarySpec, CheckpointError> {
     match fields.source() {
         Source::Folder(config) => {
@@ -37,7 +52,7 @@ pub fn spec(
                 Some(scaling) => Some(scaling),
                 None => config.try_object("rope_parameters")?,
             };
-            of_folder(config, scaling.as_ref(), head_dim, max_position, theta)
+            of_folder(config, scaling.as_ref(), head_dim, max_position, defaults)
         }
         Source::File(file) => of_file(file, head_dim, max_position),
     }
@@ -49,7 +64,7 @@ pub fn of_folder(
     scaling: Option<&JsonObject<'_>>,
     head_dim: usize,
     max_position: usize,
-    theta: f64,
+    defaults: Defaults,
 ) -> Result<RotarySpec, CheckpointError> {
     const PARTIAL: &str = "partial_rotary_factor";
     let number = |field| -> Result<Option<f64>, CheckpointError> {
@@ -59,10 +74,10 @@ pub fn of_folder(
             None => config.try_number(field),
         }
     };
-    let theta = number("rope_theta")?.unwrap_or(theta);
-    let num_dims = match number(PARTIAL)? {
-        None => head_dim,
-        Some(factor) => {
+    let theta = number("rope_theta")?.unwrap_or(defaults.theta);
+    let num_dims = match number(PARTIAL)?.unwrap_or(defaults.part) {
+        1.0 => head_dim,
+        factor => {
             // Transformers rounds down, too.
             let num_dims = (head_dim as f64 * factor) as usize;
             if !(1..=head_dim).contains(&num_dims) || !num_dims.is_multiple_of(2) {
@@ -81,6 +96,42 @@ pub fn of_folder(
             None => RotaryScaling::None,
         },
     })
+}
+
+/// RoPE of layers with a window, and of those without; `None` where config.json has no object for them.
+#[derive(Default)]
+pub struct ByType {
+    pub local: Option<RotarySpec>,
+    pub global: Option<RotarySpec>,
+}
+
+/// Reads the objects that Transformers 5 has for the two types of layers. The bases are what they mean
+/// where they do not say.
+pub fn by_type(
+    config: &JsonObject<'_>,
+    head_dim: usize,
+    max_position: usize,
+    [local, global]: [f64; 2],
+) -> Result<ByType, CheckpointError> {
+    let Some(parameters) = config.try_object("rope_parameters")? else {
+        return Ok(ByType::default());
+    };
+    let of_type = |scaling: &JsonObject<'_>, theta| {
+        let defaults = Defaults::whole(theta);
+        of_folder(config, Some(scaling), head_dim, max_position, defaults)
+    };
+    let mut found = ByType::default();
+    if let Some(scaling) = parameters.try_object("sliding_attention")? {
+        found.local = Some(of_type(&scaling, local)?);
+    }
+    if let Some(scaling) = parameters.try_object("full_attention")? {
+        // Beside it, the older `rope_scaling` changes the fields that it has.
+        let older = config.try_object("rope_scaling")?;
+        let fields = older.map(|older| scaling.fields_with(&older));
+        let changed = fields.as_ref().map(|fields| scaling.with_fields(fields));
+        found.global = Some(of_type(changed.as_ref().unwrap_or(&scaling), global)?);
+    }
+    Ok(found)
 }
 
 fn folder_scaling(
@@ -403,8 +454,14 @@ mod tests {
             let scaling = config.try_object("rope_parameters").unwrap();
             let max_position = config.size("max_position_embeddings").unwrap();
             let head_dim = size("head_dim");
-            let rotary =
-                of_folder(&config, scaling.as_ref(), head_dim, max_position, 10_000.0).unwrap();
+            let rotary = of_folder(
+                &config,
+                scaling.as_ref(),
+                head_dim,
+                max_position,
+                Defaults::whole(10_000.0),
+            )
+            .unwrap();
             let found = rotary.frequencies(size("context"));
             let expected = case["frequencies"].as_array().unwrap();
             assert_eq!(found.frequencies.len(), expected.len());

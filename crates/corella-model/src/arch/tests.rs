@@ -98,6 +98,247 @@ fn windows_are_where_each_family_has_them() {
     );
 }
 
+/// AI2 trained OLMo 3's long contexts so.
+#[test]
+fn rope_of_olmo3_is_scaled_in_layers_without_a_window() {
+    let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
+    let listed = spec("olmo3", json!({}));
+    assert_eq!(windows(&listed), [Some(24), None, Some(24), Some(24)]);
+    let by_default = json!({ "layer_types": null });
+    assert_eq!(
+        windows(&spec("olmo3", by_default)),
+        [Some(24), Some(24), Some(24), None]
+    );
+    let scaling = json!({ "rope_type": "yarn", "factor": 8.0, "rope_theta": 30_000.0,
+        "original_max_position_embeddings": 64 });
+    let scaled = spec("olmo3", json!({ "rope_parameters": scaling }));
+    let plain = json!({ "rope_type": "default", "rope_theta": 30_000.0 });
+    let by_type = json!({ "full_attention": scaling, "sliding_attention": plain });
+    assert_eq!(spec("olmo3", json!({ "rope_parameters": by_type })), scaled);
+    let older = json!({ "rope_parameters": null, "rope_theta": 30_000.0, "rope_scaling": scaling });
+    assert_eq!(spec("olmo3", older), scaled);
+    assert_eq!(windows(&scaled), [Some(24), None, Some(24), Some(24)]);
+    let is_scaled = of_layers(&scaled, |layer| {
+        layer.rotary.as_ref().unwrap().scaling != RotaryScaling::None
+    });
+    assert_eq!(is_scaled, [false, true, false, false]);
+}
+
+#[test]
+fn layers_of_exaone_have_a_window_or_do_not_know_positions() {
+    let layers = |changes| {
+        of_layers(&spec("exaone4", changes), |layer| {
+            (layer.window.is_some(), layer.rotary.is_some())
+        })
+    };
+    let (local, global) = ((true, true), (false, false));
+    assert_eq!(layers(json!({})), [local, global, local, local]);
+    let pattern =
+        |pattern: Value| json!({ "layer_types": null, "sliding_window_pattern": pattern });
+    assert_eq!(layers(pattern(Value::Null)), [local, local, local, global]);
+    assert_eq!(layers(pattern(json!(2))), [local, global, local, global]);
+    // The last layer has no window, whatever the pattern is.
+    assert_eq!(
+        layers(pattern(json!("GLL"))),
+        [global, local, local, global]
+    );
+    // A window as long as the context decides about positions all the same.
+    let long = json!({ "sliding_window": 512 });
+    let (local, global) = ((false, true), (false, false));
+    assert_eq!(layers(long), [local, global, local, local]);
+    let mut config = golden_config("exaone4");
+    config["layer_types"] = Value::Null;
+    config["sliding_window_pattern"] = json!("LX");
+    let error = parse(&config).unwrap_err();
+    assert!(
+        error.contains("must be made of L for layers with a window"),
+        "{error}"
+    );
+    let full = spec("exaone4-full", json!({}));
+    let layers = of_layers(&full, |layer| (layer.window, layer.rotary.is_some()));
+    assert_eq!(layers, [(None, true); 4]);
+}
+
+/// MiniMax's own configuration has the number of rotated elements, and Transformers 5 writes their part.
+#[test]
+fn a_part_of_each_head_is_rotated_however_it_is_said() {
+    let num_dims = |name, changes| {
+        let spec = spec(name, changes);
+        spec.layers[0].attention.rotary.as_ref().unwrap().num_dims
+    };
+    for (name, expected) in [("glm", 4), ("glm4-moe", 6)] {
+        assert_eq!(
+            num_dims(name, json!({ "rope_parameters": null })),
+            expected,
+            "{name}"
+        );
+    }
+    let published = json!({ "rope_parameters": null, "rope_theta": 5_000_000.0, "rotary_dim": 6 });
+    assert_eq!(spec("minimax-m2", published), spec("minimax-m2", json!({})));
+    assert_eq!(
+        num_dims(
+            "minimax-m2",
+            json!({ "rope_parameters": null, "rotary_dim": 4 })
+        ),
+        4
+    );
+}
+
+#[test]
+fn settings_that_no_published_model_has_are_refused() {
+    for (name, field, value, expected) in [
+        (
+            "glm4-moe",
+            "n_group",
+            json!(2),
+            "n_group is 2; groups of experts are not supported",
+        ),
+        (
+            "glm4-moe",
+            "scoring_func",
+            json!("softmax"),
+            "only sigmoids are known",
+        ),
+        (
+            "ernie4-5-moe",
+            "use_bias",
+            json!(true),
+            "biases are not supported",
+        ),
+        (
+            "minimax-m2",
+            "scoring_func",
+            json!("softmax"),
+            "only sigmoids are known",
+        ),
+        (
+            "minimax-m2",
+            "use_qk_norm",
+            json!(false),
+            "only models with these norms",
+        ),
+        (
+            "minimax-m2",
+            "qk_norm_type",
+            json!("per_head"),
+            "only per_layer is supported",
+        ),
+        (
+            "minimax-m2",
+            "shared_intermediate_size",
+            json!(8),
+            "a shared expert is not known",
+        ),
+        (
+            "minimax-m2",
+            "rotary_dim",
+            json!(14),
+            "must be an even number of the 12 elements",
+        ),
+    ] {
+        let mut config = golden_config(name);
+        config[field] = value;
+        let error = parse(&config).unwrap_err();
+        assert!(error.starts_with(field), "{error}");
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn layers_have_experts_where_each_family_has_them() {
+    let has_experts = |name, changes| -> Vec<bool> {
+        let spec = spec(name, changes);
+        let is_mixed =
+            |layer: &crate::LayerSpec| matches!(layer.feed_forward, FeedForward::Experts(_));
+        spec.layers.iter().map(is_mixed).collect()
+    };
+    assert_eq!(
+        has_experts("ernie4-5-moe", json!({})),
+        [false, true, false, true]
+    );
+    let every = json!({ "moe_layer_interval": null, "moe_layer_start_index": null, "moe_layer_end_index": 2 });
+    assert_eq!(
+        has_experts("ernie4-5-moe", every),
+        [false, true, true, false]
+    );
+    assert_eq!(
+        has_experts("glm4-moe", json!({})),
+        [false, true, true, true]
+    );
+    let later = json!({ "first_k_dense_replace": 3 });
+    assert_eq!(has_experts("glm4-moe", later), [false, false, false, true]);
+    assert_eq!(has_experts("qwen2-moe", json!({})), [true; 4]);
+    let shared = |name, changes| {
+        let spec = spec(name, changes);
+        let FeedForward::Experts(experts) = &spec.layers[3].feed_forward else {
+            panic!("{spec:?}");
+        };
+        let shared = experts.shared.as_ref();
+        shared.map(|shared| (shared.mlp.intermediate_size, shared.is_weighed))
+    };
+    assert_eq!(shared("qwen2-moe", json!({})), Some((20, true)));
+    assert_eq!(shared("ernie4-5-moe", json!({})), Some((24, false)));
+    assert_eq!(
+        shared("ernie4-5-moe", json!({ "moe_num_shared_experts": 0 })),
+        None
+    );
+    assert_eq!(shared("glm4-moe", json!({})), Some((24, false)));
+}
+
+/// Some makers publish a part that guesses further tokens. Transformers leaves it out, too.
+#[test]
+fn what_guesses_further_tokens_is_left_out() {
+    let folder = std::env::temp_dir().join(format!("corella-{}-guessing", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    for (name, guesses, is_known) in [
+        ("glm4-moe", "model.layers.4.eh_proj.weight", true),
+        ("glm4-moe", "model.layers.3.eh_proj.weight", false),
+        ("ernie4-5-moe", "model.mtp_linear_proj.0.weight", true),
+        ("qwen2-moe", "model.layers.4.eh_proj.weight", false),
+    ] {
+        let bytes = fs::read(golden(name).join("model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let mut more: HashMap<String, TensorView<'_>> = tensors.tensors().into_iter().collect();
+        more.insert(
+            guesses.to_owned(),
+            tensors.tensor("model.norm.weight").unwrap(),
+        );
+        let file = safetensors::serialize(more, None).unwrap();
+        fs::write(folder.join("model.safetensors"), file).unwrap();
+        fs::copy(golden(name).join("config.json"), folder.join("config.json")).unwrap();
+        let weights = Checkpoint::open(&folder).unwrap().weights();
+        match is_known {
+            true => assert_eq!(weights.unwrap().left_out, [guesses]),
+            false => {
+                let error = weights.err().unwrap();
+                assert!(error.problem.contains("has no place"), "{}", error.problem);
+            }
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn families_that_rotate_otherwise_store_rows_in_another_order() {
+    for (name, expected) in [
+        ("llama-gqa-tied", false),
+        ("olmo3", false),
+        ("seed-oss", false),
+        ("cohere", true),
+        ("ernie4-5", true),
+        ("glm4-moe", true),
+        ("minimax-m2", true),
+    ] {
+        let checkpoint = Checkpoint::open(golden(name)).unwrap();
+        let config = checkpoint.config();
+        assert_eq!(
+            config.architecture.reorders_rows(&config.spec),
+            expected,
+            "{name}"
+        );
+    }
+}
+
 #[test]
 fn the_inner_size_of_gpt2_is_four_times_the_outer_unless_it_is_given() {
     let inner = |changes| {
@@ -131,7 +372,7 @@ fn rope_is_that_of_transformers_however_it_is_spelled() {
     let cases: Value =
         serde_json::from_slice(&fs::read(golden("rotary_config.json")).unwrap()).unwrap();
     let cases = cases.as_array().unwrap();
-    assert_eq!(cases.len(), 17);
+    assert_eq!(cases.len(), 29);
     for case in cases {
         let spec = parse(&case["config"]).unwrap();
         for (layer, name) in [(spec.layers.first(), "first"), (spec.layers.last(), "last")] {

@@ -93,6 +93,10 @@ impl Metadata {
         self.values.contains_key(key)
     }
 
+    pub fn is_array(&self, key: &str) -> bool {
+        matches!(self.values.get(key), Some(Value::Array { .. }))
+    }
+
     /// A positive whole number, or an array of them, one per layer, which must all be equal.
     pub fn try_size(&self, key: &str) -> Result<Option<usize>, CheckpointError> {
         // Products of a few sizes must not overflow.
@@ -187,6 +191,17 @@ impl Metadata {
         })?;
         Ok(elements.filter_map(|value| match value {
             Value::Float(number) => Some(number),
+            _ => None,
+        }))
+    }
+
+    /// An array of flags; empty if absent.
+    pub fn flags(&self, key: &str) -> Result<impl Iterator<Item = bool>, CheckpointError> {
+        let elements = self.elements(key, "must be an array of true and false", |kind| {
+            matches!(kind, Kind::Bool)
+        })?;
+        Ok(elements.filter_map(|value| match value {
+            Value::Flag(flag) => Some(flag),
             _ => None,
         }))
     }

@@ -122,13 +122,7 @@ fn dequantised(folder: &Path, out: &Path) {
     let checkpoint = Checkpoint::open(folder).unwrap();
     let weights = checkpoint.weights().unwrap();
     let everything = ["layers".to_owned(), "lm_head".to_owned()];
-    let plan = QuantizePlan::new(
-        checkpoint.config().architecture,
-        &weights,
-        INT8,
-        &everything,
-    )
-    .unwrap();
+    let plan = QuantizePlan::new(checkpoint.config(), &weights, INT8, &everything).unwrap();
     assert_eq!(plan.matrices().count(), 0);
     let mut writer = CheckpointWriter::create(out, &plan.parts()).unwrap();
     for planned in &plan.tensors {

@@ -1,0 +1,71 @@
+//! Qwen2-MoE: Qwen2 with a mixture of experts in most layers, beside an expert that every token goes
+//! through. The output of this one is weighed for each token.
+
+use super::base::{self, Biases, INTERMEDIATE_SIZE};
+use super::field::{Field, Fields};
+use super::qwen3_moe::{EXPERT_SIZE, NORMALISES};
+use super::{Family, Layout, qwen2, qwen3_moe};
+use crate::{CheckpointError, DecoderSpec, MlpSpec};
+
+pub const QWEN2_MOE: Family = Family {
+    architecture: "Qwen2MoeForCausalLM",
+    decoder: "Qwen2MoeModel",
+    model_type: "qwen2_moe",
+    gguf: "qwen2moe",
+    claims: super::claims_all,
+    spec,
+    folder: Layout::FOLDER,
+    file: Layout::FILE,
+    config: base::no_config,
+};
+
+const QKV_BIAS: Field = Field::of_folder("qkv_bias");
+const SHARED_SIZE: Field = Field::new(
+    "shared_expert_intermediate_size",
+    "expert_shared_feed_forward_length",
+);
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let mut spec = qwen2::BASE.spec(fields)?;
+    let biases = Biases {
+        qkv: fields.try_flag(QKV_BIAS)?.unwrap_or(true),
+        ..Biases::default()
+    };
+    biases.set(fields, &mut spec);
+    set_windows(fields, &mut spec)?;
+    let mlp = spec.layers[0].feed_forward.mlp();
+    let expert = MlpSpec {
+        intermediate_size: fields.size(EXPERT_SIZE)?,
+        ..mlp.clone()
+    };
+    let mut experts = qwen3_moe::experts(fields, expert)?;
+    experts.normalises = fields.flag(NORMALISES)?;
+    // Older GGUF files do not say the size, which is that of layers without experts.
+    let shared_size = match fields.try_size(SHARED_SIZE)? {
+        Some(size) => size,
+        None => fields.size(INTERMEDIATE_SIZE)?,
+    };
+    experts.shared = base::shared_expert(&experts.expert, shared_size);
+    if let Some(shared) = &mut experts.shared {
+        shared.is_weighed = true;
+    }
+    qwen3_moe::set_experts(fields, &mut spec, &experts)?;
+    Ok(spec)
+}
+
+/// Every second one of the lower layers has a window, if it is used at all.
+fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
+    const DEFAULT_WINDOW: usize = 4096;
+    if !fields.flag(Field::of_folder("use_sliding_window"))? {
+        return Ok(());
+    }
+    let end = fields.try_number(Field::of_folder("max_window_layers"))?;
+    let end = end.map_or(28, |end| end as usize);
+    let types = base::sliding_layers(fields, spec.layers.len())?;
+    let window = base::try_window(fields)?.unwrap_or(DEFAULT_WINDOW);
+    base::set_windows(spec, Some(window), |index| match &types {
+        Some(types) => types[index],
+        None => index.is_multiple_of(2) && index < end,
+    });
+    Ok(())
+}
