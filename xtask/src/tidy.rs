@@ -4,6 +4,7 @@ mod book;
 mod foreign_package;
 mod layering;
 mod manifest;
+mod module_graph;
 mod python_code;
 mod repository;
 mod rust_code;
@@ -21,9 +22,10 @@ use crate::{limit, test};
 
 type Rule = fn(&Tree) -> Vec<String>;
 
-const RULES: [(&str, Rule); 21] = [
+const RULES: [(&str, Rule); 22] = [
     ("layering", layering::layers),
     ("layering", layering::rooms),
+    ("layering", module_graph::circles),
     ("layering", layering::foreign_crates),
     ("layering", layering::pure_core),
     ("manifests", manifest::workspace_dependencies),

@@ -8,7 +8,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::{KvGroupId, PageId, RequestId, SamplingParams, SlotId, StepId, TokenId};
+use crate::{KvGroupId, PageId, Pooling, RequestId, SamplingParams, SlotId, StepId, TokenId};
 
 /// The work of one step. An executor applies the fields in their order, then computes all spans
 /// together: it writes a layer's K and V of every span before any span attends, so that a span may
@@ -113,17 +113,6 @@ pub enum Yield {
     Sum,
     /// A hidden state of the slot, of all tokens up to the end of the span.
     HiddenState(Pooling),
-}
-
-/// How the hidden states of a sequence, behind the model's final norm, become one. A hidden state is
-/// what Transformers calls `last_hidden_state`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pooling {
-    /// The hidden state of the last token, which has attended to all others.
-    LastToken,
-    /// The mean over all tokens. They are added one by one in their order, so that the bits do not
-    /// depend on how the sequence is cut into spans.
-    Mean,
 }
 
 impl Yield {

@@ -4,11 +4,30 @@
 //! comes in as an argument (`now_us`), facts from outside through `handle_*` and
 //! `update_from_output`, and what should happen goes out as inert data.
 //!
-//! To find your way, read `batch.rs` (what is decided), `request_state.rs` (the counters it is
-//! decided from) and `step/scheduler.rs` (a step from top to bottom, and a map of the other files), then
-//! `cache/kv_cache.rs` and `cache/prefix_tree.rs` for the pages. `queue` holds waiting requests and policies, `step`
-//! what runs, `cache` pages and their owners. Beside the scheduler stand [`session`], how a
+//! To find your way, read `batch.rs` (what is decided), `request_state/progress.rs` (the counters it is
+//! decided from) and `step/scheduler.rs` (a step from top to bottom, and a map of the parts), then
+//! `cache/kv_cache.rs` and `cache/prefix_tree.rs` for the pages. Beside the scheduler stand [`session`], how a
 //! prefill node and a decode node serve a request together, and `fleet`, which chooses nodes.
+//!
+//! The rooms of the core, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `id`: the numbers of things.
+//! * `token_rule`: which tokens may be drawn where.
+//! * `sampling`: how tokens are drawn, and hidden states made one.
+//! * `batch`: the work of one step.
+//! * `latency_objective`: how soon an answer is needed.
+//! * `request`: what a caller asks for, and what it gets back.
+//! * `stats`: counts.
+//! * `pace`: the time, and how long steps take.
+//! * `cache`: pages and their owners, and the blocks of the prefix tree.
+//! * `scheduler_config`: limits and policies, and what follows from them for one request.
+//! * `draft`: guesses of what will be drawn.
+//! * `request_state`: what is known of one request, and the table of all.
+//! * `request_view`: what is shown of one request.
+//! * `queue`: requests without a slot, and what is expected of all.
+//! * `step`: the scheduler, and what runs.
+//! * `fleet`: nodes, and which of them decodes a request.
+//! * `session`: both ends of a request that two nodes serve.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -16,9 +35,11 @@ extern crate alloc;
 
 mod batch;
 mod cache;
+mod draft;
 mod fleet;
 mod id;
-mod invariant;
+mod latency_objective;
+mod pace;
 mod queue;
 mod request;
 mod request_state;
@@ -32,16 +53,16 @@ mod token_rule;
 
 pub use batch::{
     Batch, BatchOutput, HiddenState, InputToken, Logprobs, NOTHING_ALLOWED, PageCopy,
-    PageTableDelta, Pooling, PromptLogprob, Sample, SlotStart, Span, Yield,
+    PageTableDelta, PromptLogprob, Sample, SlotStart, Span, Yield,
 };
 pub use cache::hold::KvFact;
 pub use cache::kv_cache::KvCache;
-pub use cache::kv_event::{KvEvent, PageHash};
+pub use cache::kv_cache::pin::PinError;
+pub use cache::kv_event::KvEvent;
 pub use cache::kv_group::{KvGroup, MAX_KV_GROUPS};
+pub use cache::page_hash::PageHash;
 pub use cache::page_map::{PageMap, PageState};
-pub use cache::pin::PinError;
 pub use cache::prefix_tree::{Parent, PrefixMatch};
-pub use cache::receipt::{LostKv, Reservation};
 pub use cache::spill::SpillTask;
 pub use fleet::peer::{PeerFacts, ReservationId};
 pub use fleet::peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
@@ -53,16 +74,17 @@ pub use id::{
     BlockId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId, StepId,
     TokenId,
 };
-pub use queue::latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
-pub use queue::policy::{PrefillAdmissionPolicy, SchedulingPolicy};
+pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use request::{
     AdmissionError, FinishReason, NOT_MASKED, Namespace, Request, RequestError, RequestOutput,
     StoppingCriteria,
 };
 pub use request_view::{RequestStatus, RequestView};
-pub use sampling::SamplingParams;
+pub use sampling::{Pooling, SamplingParams};
+pub use scheduler_config::policy::{PrefillAdmissionPolicy, SchedulingPolicy};
 pub use scheduler_config::{ConfigError, HeadRoom, SchedulerConfig, Speculation};
 pub use stats::{PrefixHits, SchedulerStats};
+pub use step::scheduler::receipt::{LostKv, Reservation};
+pub use step::scheduler::speculation::DraftRequest;
 pub use step::scheduler::{CacheInUse, Scheduler};
-pub use step::speculation::DraftRequest;
 pub use token_rule::TokenRules;

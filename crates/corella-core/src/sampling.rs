@@ -3,7 +3,7 @@
 
 use alloc::sync::Arc;
 
-use crate::{Pooling, TokenRules};
+use crate::TokenRules;
 
 /// How a token is drawn. A draw is a pure function of the logits, these parameters and the
 /// position, so that batching, chunking and preemption cannot change it.
@@ -68,4 +68,15 @@ impl SamplingParams {
             || self.frequency_penalty != 0.0
             || self.repetition_penalty != 1.0
     }
+}
+
+/// How the hidden states of a sequence, behind the model's final norm, become one. A hidden state is
+/// what Transformers calls `last_hidden_state`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pooling {
+    /// The hidden state of the last token, which has attended to all others.
+    LastToken,
+    /// The mean over all tokens. They are added one by one in their order, so that the bits do not
+    /// depend on how the sequence is cut into spans.
+    Mean,
 }

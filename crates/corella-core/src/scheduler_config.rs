@@ -1,5 +1,9 @@
 //! Every limit of the scheduler, checked once.
 
+mod page_count;
+pub(crate) mod policy;
+mod request_limit;
+
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -182,6 +186,13 @@ impl SchedulerConfig {
             }
         }
         self.validate_kv_groups()?;
+        self.validate_steps()?;
+        self.validate_limits()?;
+        self.validate_policies()
+    }
+
+    /// Refuses numbers of steps in flight with which stages or drafts would not work.
+    fn validate_steps(&self) -> Result<(), ConfigError> {
         if self.max_inflight_steps < self.num_pipeline_stages {
             return Err(ConfigError(format!(
                 "max_inflight_steps is {}: {} pipeline stages need a step each",
@@ -216,6 +227,10 @@ impl SchedulerConfig {
                 "speculation requires max_inflight_steps 1, or pipeline stages".into(),
             ));
         }
+        Ok(())
+    }
+
+    fn validate_limits(&self) -> Result<(), ConfigError> {
         if self.max_passed_over > MAX_PASSED_OVER {
             return Err(ConfigError(format!(
                 "max_passed_over can be at most {MAX_PASSED_OVER}"
@@ -254,7 +269,7 @@ impl SchedulerConfig {
                 self.max_other_decodes()
             )));
         }
-        self.validate_policies()
+        Ok(())
     }
 }
 

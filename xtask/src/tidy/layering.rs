@@ -1,7 +1,8 @@
-//! Checks the layers of crates, which import from lower rows only, and the rooms of the executor.
+//! Checks the layers of crates, which import from lower rows only, and the rooms within some of them.
 
+use super::Tree;
 use super::manifest::{dependencies, packages};
-use super::{Tree, rust_code};
+use super::module_graph::ModuleGraph;
 
 const ROWS: [&[&str]; 6] = [
     &[
@@ -29,9 +30,9 @@ const EXCEPTIONS: [(&str, &str); 3] = [
     ("corella", "corella-bench"),
 ];
 
-/// The folder of the executor. The documentation of its `lib.rs` lists its rooms, from bottom to
+/// Folders of crates with rooms. The documentation of their `lib.rs` lists the rooms, from bottom to
 /// top, in lines of the form "//! * `room`: what it has".
-const EXECUTOR: &str = "crates/corella-cpu/src/";
+const WITH_ROOMS: [&str; 2] = ["crates/corella-core/src/", "crates/corella-cpu/src/"];
 
 /// Both work without `std`. The hash identifies pages outside of the process.
 const CORE_MAY_USE: [&str; 2] = ["hashbrown", "xxhash-rust"];
@@ -88,29 +89,34 @@ pub fn layers(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// A room of the executor is a file, or a file and a folder. It names only rooms before it in the
-/// list.
+/// A room is a file, or a file and a folder. It names only rooms before it in the list, by their paths or by names
+/// that `lib.rs` has from them.
 pub fn rooms(tree: &Tree) -> Vec<String> {
-    let list = format!("{EXECUTOR}lib.rs");
+    WITH_ROOMS
+        .iter()
+        .flat_map(|folder| rooms_of(tree, folder))
+        .collect()
+}
+
+fn rooms_of(tree: &Tree, folder: &str) -> Vec<String> {
+    let list = format!("{folder}lib.rs");
     let lines = tree.text(&list).unwrap_or_default().lines();
     let rooms: Vec<&str> = lines.filter_map(listed_room).collect();
     let place = |room: &str| rooms.iter().position(|other| *other == room);
+    let room_of = |module: &'_ str| module.split("::").next().unwrap_or_default().to_string();
+    let graph = ModuleGraph::of(tree, folder);
     let mut complaints = Vec::new();
-    for (path, text) in tree.rust_files().filter(|(path, _)| *path != list) {
-        let Some(file) = path.strip_prefix(EXECUTOR) else {
-            continue;
-        };
-        let room = file.split(['/', '.']).next().unwrap_or_default();
-        let Some(own) = place(room) else {
+    for (module, path) in graph.files() {
+        let room = room_of(module);
+        let Some(own) = place(&room) else {
             complaints.push(format!(
                 "{path}: give room `{room}` a line in the list of {list}"
             ));
             continue;
         };
-        for rest in rust_code::without_text(text).split("crate::").skip(1) {
-            let is_part = |c: char| c.is_alphanumeric() || c == '_';
-            let name = rest.split(|c| !is_part(c)).next().unwrap_or_default();
-            if place(name).is_none_or(|other| other > own) {
+        for used in graph.used_by(module) {
+            let name = used.map_or_else(str::to_string, room_of);
+            if place(&name).is_none_or(|other| other > own) {
                 complaints.push(format!(
                     "{path}: `crate::{name}` is no room before `{room}` in {list}"
                 ));

@@ -1,10 +1,15 @@
 //! All KV pages: who may write them, who may read them, and which are evicted next.
 
+mod announcement;
+mod eviction;
+pub(crate) mod pin;
+
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::cache::eviction::Removed;
+use crate::cache::kv_cache::eviction::Removed;
+use crate::cache::kv_cache::pin::Pins;
 use crate::cache::kv_event::KvWatch;
 use crate::cache::page_pool::PagePool;
 use crate::cache::page_table::PageTables;
@@ -28,27 +33,25 @@ use crate::{BlockId, KvGroup, Namespace, PageId, PageState, StepId, TokenId};
 /// whatever follows it, because queries behind the window do not read it.
 #[derive(Debug)]
 pub struct KvCache {
-    pub(super) pool: PagePool,
-    pub(super) tree: PrefixTree,
-    pub(super) residency: Residency,
+    pool: PagePool,
+    tree: PrefixTree,
+    residency: Residency,
     /// How many requests' paths end at each block. Such a block stays in the tree, even without pages.
-    pub(super) num_ends: Vec<u32>,
+    num_ends: Vec<u32>,
     /// Advances each time a table is released.
-    pub(super) clock: u64,
+    clock: u64,
     /// The time at which each page's last lock was removed.
-    pub(super) last_used: Vec<u64>,
+    last_used: Vec<u64>,
     /// Cached pages that can be evicted, least recently used first: leaves of the tree, and all of groups
     /// with windows.
-    pub(super) evictable: BTreeSet<(u64, PageId)>,
-    pub(super) num_cached: usize,
+    evictable: BTreeSet<(u64, PageId)>,
+    num_cached: usize,
     num_evicted: u64,
     /// Buffer for evicted blocks and pages, kept so that an eviction does not allocate.
-    pub(super) removed: Removed,
-    /// Whether each page is pinned. A pinned page has a lock of its own while it is in the tree.
-    pub(super) is_pinned: Vec<bool>,
-    pub(super) num_pinned: usize,
+    removed: Removed,
+    pins: Pins,
     /// The subscription to what the tree holds, if there is one.
-    pub(super) watch: Option<Box<KvWatch>>,
+    watch: Option<Box<KvWatch>>,
 }
 
 /// What the cache has of a token sequence.
@@ -97,8 +100,7 @@ impl KvCache {
             num_cached: 0,
             num_evicted: 0,
             removed: Removed::default(),
-            is_pinned: alloc::vec![false; num_pages as usize],
-            num_pinned: 0,
+            pins: Pins::new(num_pages),
             watch: None,
         }
     }
@@ -120,21 +122,11 @@ impl KvCache {
     }
 
     pub fn num_pinned(&self) -> usize {
-        self.num_pinned
+        self.pins.len()
     }
 
     pub fn is_pinned(&self, page: PageId) -> bool {
-        self.is_pinned[page.0 as usize]
-    }
-
-    /// Pins a page of a block. It is never evicted; only unpublishing it removes the pin. In a group
-    /// without a window, the pages before it on its path must be pinned too.
-    pub(crate) fn pin(&mut self, page: PageId) {
-        debug_assert!(self.residency.is_resident(page));
-        if !core::mem::replace(&mut self.is_pinned[page.0 as usize], true) {
-            self.num_pinned += 1;
-            self.lock(page);
-        }
+        self.pins.has(page)
     }
 
     /// The number of pages that `try_allocate` can provide.
@@ -451,7 +443,8 @@ impl KvCache {
             "the number of cached pages is wrong"
         );
         assert_eq!(
-            num_pinned, self.num_pinned,
+            num_pinned,
+            self.pins.len(),
             "the number of pinned pages is wrong"
         );
         self.residency

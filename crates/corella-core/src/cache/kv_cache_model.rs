@@ -5,7 +5,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::{FoundPrefix, KvCache};
-use crate::cache::kv_event::{KvEvent, PageHash};
+use crate::cache::kv_event::KvEvent;
+use crate::cache::page_hash::PageHash;
 use crate::cache::prefix_tree::{KnownPath, Parent};
 use crate::{KvGroup, Namespace, PageId, StepId, TokenId};
 

@@ -90,6 +90,17 @@ impl PageTables {
         self.num_pages() == 0
     }
 
+    /// Takes the entries before `end` out of all tables. The pages behind them stay.
+    pub fn split_before(&mut self, end: usize) -> Self {
+        let mut before = Self::new(self.num_groups());
+        for (table, taken) in self.iter_mut().zip(before.iter_mut()) {
+            let rest = table.pages.split_off(end - table.num_gone);
+            taken.num_gone = table.num_gone;
+            taken.pages = core::mem::replace(&mut table.pages, rest);
+        }
+        before
+    }
+
     /// Empties the tables and returns the pages that they named.
     pub fn take_pages(&mut self) -> Vec<PageId> {
         for table in &mut self.others {

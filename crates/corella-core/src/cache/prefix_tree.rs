@@ -5,7 +5,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use crate::cache::first_block::{Child, FirstBlock, neighbours, num_common_tokens};
-use crate::cache::kv_event::PageHash;
+use crate::cache::page_hash::PageHash;
 use crate::{BlockId, Namespace, TokenId};
 
 /// A node has at most this many tokens (or one block), so that cutting one costs little however long

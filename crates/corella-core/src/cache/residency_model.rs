@@ -1,18 +1,20 @@
 //! Compares the KV cache of models with several KV groups, and of those with one, with a simple model of it:
-//! a map from each group's pages to the whole token sequence that leads to them. The model of one group in
-//! `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
+//! a map from each group's pages to the whole token sequence that leads to them. Some groups are sparse: only some blocks
+//! have a page, as of layers whose page is a snapshot of the state behind its block, and a query reads the last block's
+//! alone. The model of one group in `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::KvCache;
 use crate::cache::kv_cache_model::below;
-use crate::cache::kv_event::{KvEvent, PageHash};
+use crate::cache::kv_event::KvEvent;
+use crate::cache::page_hash::PageHash;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::{KnownPath, Parent};
 use crate::{BlockId, KvGroup, Namespace, PageId, StepId, TokenId};
 
-const NUM_RUNS: u64 = 200;
+const NUM_RUNS: u64 = 240;
 const NUM_OPERATIONS: usize = 400;
 
 #[test]
@@ -100,6 +102,8 @@ struct Holder {
 struct Pair {
     cache: KvCache,
     groups: Vec<KvGroup>,
+    /// Which groups have a page at every second block only.
+    is_sparse: Vec<bool>,
     page_size: usize,
     free: BTreeSet<PageId>,
     locks: BTreeMap<PageId, u32>,
@@ -125,10 +129,21 @@ impl Pair {
         let groups = (0..num_groups).map(|_| KvGroup {
             window: (below(&mut random, 3) > 0).then(|| 2 + below(&mut random, 9) as u32),
         });
-        let groups: Vec<_> = groups.collect();
+        let mut groups: Vec<_> = groups.collect();
+        let is_sparse = { groups.iter_mut() }
+            .map(|group| {
+                let is_sparse = below(&mut random, 4) == 0;
+                if is_sparse {
+                    // A query reads the row before its own, which is in the last block.
+                    group.window = Some(2);
+                }
+                is_sparse
+            })
+            .collect();
         Self {
             cache: KvCache::new(num_pages, page_size, &groups),
             groups,
+            is_sparse,
             page_size: page_size as usize,
             free: (0..num_pages).map(PageId).collect(),
             locks: BTreeMap::new(),
@@ -226,6 +241,16 @@ impl Pair {
         }
     }
 
+    /// The pages that a holder has to give to one of its blocks, by group.
+    fn pages_at(&self, holder: usize, depth: usize) -> Vec<Option<PageId>> {
+        let tables = self.holders[holder].tables.iter().zip(&self.is_sparse);
+        let pages = tables.map(|(table, is_sparse)| match is_sparse {
+            true if depth.is_multiple_of(2) => None,
+            _ => table.page(depth),
+        });
+        pages.collect()
+    }
+
     fn has(&self, group: usize, tokens: &[TokenId], at: usize) -> bool {
         let path = tokens.get(..(at + 1) * self.page_size);
         path.is_some_and(|path| self.entries.contains_key(&(group, path.to_vec())))
@@ -292,7 +317,8 @@ impl Pair {
             .path_end
             .map_or(Parent::Root(&namespace), Parent::Block);
         let tokens = &holder.tokens[depth * self.page_size..end];
-        let page = |group: usize| holder.tables.group(group).page(depth);
+        let pages = self.pages_at(at, depth);
+        let page = |group: usize| pages[group];
         let published = self.cache.publish(parent, tokens, page, self.step);
         let is_there = (0..self.groups.len()).any(|group| {
             self.groups[group].window.is_none() && self.has(group, &holder.tokens, depth)
@@ -315,7 +341,7 @@ impl Pair {
         let holder = &self.holders[at];
         let path = &holder.tokens[..(depth + 1) * self.page_size];
         let is_new = !(0..self.groups.len()).any(|group| self.has(group, path, depth));
-        for (group, table) in holder.tables.iter().enumerate() {
+        for (group, page) in self.pages_at(at, depth).into_iter().enumerate() {
             let key = (group, path.to_vec());
             if let Some(there) = self.entries.get_mut(&key) {
                 self.counts.num_duplicates += 1;
@@ -324,7 +350,7 @@ impl Pair {
                 }
                 continue;
             }
-            if let Some(page) = table.page(depth) {
+            if let Some(page) = page {
                 self.counts.num_gaps_filled += u64::from(!is_new);
                 let (filled_by, last_used) = (self.step, 0);
                 let entry = Entry {
@@ -351,8 +377,8 @@ impl Pair {
                 (0..self.groups.len()).any(|group| self.has(group, &holder.tokens, depth));
             assert_eq!(next.is_some(), is_there, "the block behind it");
             let Some(next) = next else { return };
-            let page = |group: usize| holder.tables.group(group).page(depth);
-            self.cache.fill_block(next, page, self.step);
+            let pages = self.pages_at(at, depth);
+            self.cache.fill_block(next, |group| pages[group], self.step);
             self.fill(at, depth, false);
             (block, depth) = (next, depth + 1);
         }

@@ -13,29 +13,26 @@
 //!
 //! When host memory is full or a copy fails, a request is computed again, as without spilling. A
 //! request whose prompt another node computed never is: it ends with
-//! [`RequestError::KvNotKept`], and that node goes on with it.
+//! [`RequestError::KvNotKept`](crate::RequestError::KvNotKept), and that node goes on with it.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use crate::cache::page_table::PageTables;
-use crate::cache::receipt::NO_DEADLINE;
-use crate::queue::admission::{Candidate, Held};
-use crate::request_state::{Leaving, RequestIndex, Stage};
-use crate::step::step_plan::StepPlan;
-use crate::{FinishReason, PageId, RequestError, RequestId, Scheduler};
+use crate::{PageId, RequestId};
 
 /// A copy between KV pages and host memory. Tasks are carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpillTask {
-    /// Copy these pages to host memory, then call [`Scheduler::handle_stored`]. They do not change
-    /// until then.
+    /// Copy these pages to host memory, then call [`Scheduler::handle_stored`](crate::Scheduler::handle_stored).
+    /// They do not change until then.
     Store {
         request: RequestId,
         pages: Vec<PageId>,
     },
     /// Fill pages, each with the page of this number among those that were stored of the request, forget
-    /// all of it, then call [`Scheduler::handle_restored`]. The pages are not read until then.
+    /// all of it, then call [`Scheduler::handle_restored`](crate::Scheduler::handle_restored). The pages are not read
+    /// until then.
     Restore {
         request: RequestId,
         pages: Vec<(u32, PageId)>,
@@ -66,6 +63,16 @@ struct Spill {
     source: PageTables,
     /// Locked until the copy out or, if the request has gone, the copy in has ended.
     locked: Vec<PageId>,
+}
+
+/// A copy to host memory that has ended.
+pub(crate) struct EndedStore {
+    /// Pages that were locked for it.
+    pub pages: Vec<PageId>,
+    /// The request waits to be restored.
+    pub is_kept: bool,
+    /// The request is live and has lost its KV.
+    pub is_lost: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +112,7 @@ impl Spills {
         spill.is_some_and(|spill| spill.stage == SpillStage::Restoring)
     }
 
-    fn is_stored(&self, request: RequestId) -> bool {
+    pub fn is_stored(&self, request: RequestId) -> bool {
         let spill = self.by_request.get(&request);
         spill.is_some_and(|spill| spill.stage == SpillStage::Stored)
     }
@@ -127,8 +134,102 @@ impl Spills {
         spill.expect("a restoring request has a record").locked = pages;
     }
 
+    pub fn pop_task(&mut self) -> Option<SpillTask> {
+        self.tasks.pop_front()
+    }
+
+    /// Sets host memory aside for pages of a request that is about to lose them. Returns false if there is not
+    /// enough of `max_pages`.
+    pub fn try_reserve(&mut self, num_pages: usize, max_pages: u32) -> bool {
+        let has_room = self.num_pages + num_pages <= max_pages as usize;
+        if has_room {
+            self.num_pages += num_pages;
+        }
+        has_room
+    }
+
+    pub fn give_back_reserved(&mut self, num_pages: u32) {
+        self.num_pages -= num_pages as usize;
+    }
+
+    /// Begins to store the pages of `source`, and keeps their locks until that has ended.
+    pub fn store(&mut self, request: RequestId, source: PageTables) {
+        let pages: Vec<_> = source.pages().collect();
+        let spill = Spill {
+            stage: SpillStage::Storing,
+            is_wanted: true,
+            num_pages: pages.len() as u32,
+            source,
+            locked: pages.clone(),
+        };
+        self.by_request.insert(request, spill);
+        self.num_pages += pages.len();
+        self.num_storing += 1;
+        self.tasks.push_back(SpillTask::Store { request, pages });
+    }
+
+    /// Takes in that the copy of a request's pages to host memory has ended. `None` if there is no such copy.
+    pub fn end_store(&mut self, request: RequestId, is_done: bool) -> Option<EndedStore> {
+        let spill = self.by_request.get_mut(&request)?;
+        if spill.stage != SpillStage::Storing {
+            return None;
+        }
+        self.num_storing -= 1;
+        spill.stage = SpillStage::Stored;
+        let ended = EndedStore {
+            pages: core::mem::take(&mut spill.locked),
+            is_kept: spill.is_wanted && is_done,
+            is_lost: spill.is_wanted && !is_done,
+        };
+        if ended.is_lost {
+            self.num_pages -= spill.num_pages as usize;
+        }
+        if !ended.is_kept {
+            self.by_request.remove(&request);
+        }
+        Some(ended)
+    }
+
+    /// Begins to copy a stored request's rows into the pages of `tables`, behind the `num_found` blocks that were
+    /// found in the prefix tree.
+    ///
+    /// # Panics
+    /// Panics when nothing is stored of the request.
+    pub fn restore(&mut self, request: RequestId, tables: &PageTables, num_found: usize) {
+        let spill = self.by_request.get_mut(&request);
+        let spill = spill.expect("a stored request has a record");
+        spill.stage = SpillStage::Restoring;
+        let mut pages = Vec::new();
+        let mut first_stored = 0;
+        for (table, stored) in tables.iter().zip(spill.source.iter()) {
+            let missing = stored.num_gone.max(num_found)..stored.len();
+            let missing = missing.filter_map(|at| Some((at, table.page(at)?)));
+            pages.extend(missing.map(|(at, page)| {
+                let number = first_stored + at - stored.num_gone;
+                (number as u32, page)
+            }));
+            first_stored += stored.pages.len();
+        }
+        self.tasks.push_back(SpillTask::Restore { request, pages });
+        self.num_restoring += 1;
+    }
+
+    /// Takes in that the copy of a request's rows from host memory has ended. Returns the pages that were locked
+    /// for it, and whether the request is live. `None` if there is no such copy.
+    pub fn end_restore(&mut self, request: RequestId) -> Option<(Vec<PageId>, bool)> {
+        if !self.is_restoring(request) {
+            return None;
+        }
+        let spill = self.by_request.remove(&request)?;
+        if spill.is_wanted {
+            self.num_pages -= spill.num_pages as usize;
+            self.num_restoring -= 1;
+        }
+        Some((spill.locked, spill.is_wanted))
+    }
+
     /// Forgets what is kept of a request, as far as no copy is under way.
-    fn abandon(&mut self, request: RequestId) {
+    pub fn abandon(&mut self, request: RequestId) {
         let Some(spill) = self.by_request.get_mut(&request) else {
             return;
         };
@@ -200,181 +301,65 @@ impl Spill {
     }
 }
 
-impl Scheduler {
-    /// The next copy to be made between KV pages and host memory.
-    pub fn poll_spill_task(&mut self) -> Option<SpillTask> {
-        self.spills.tasks.pop_front()
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+
+    const REQUEST: RequestId = RequestId(1);
+
+    fn tables(pages: &[u32]) -> PageTables {
+        let mut tables = PageTables::new(1);
+        let table = tables.iter_mut().next().unwrap();
+        table.pages = pages.iter().copied().map(PageId).collect();
+        tables
     }
 
-    /// Reports that a [`SpillTask::Store`] has ended: its pages are in host memory or, if `is_done`
-    /// is false, are not. Returns false if no such task was under way.
-    pub fn handle_stored(&mut self, id: RequestId, is_done: bool) -> bool {
-        let Some(spill) = self.spills.by_request.get_mut(&id) else {
-            return false;
-        };
-        if spill.stage != SpillStage::Storing {
-            return false;
-        }
-        self.spills.num_storing -= 1;
-        spill.stage = SpillStage::Stored;
-        let is_wanted = spill.is_wanted;
-        self.kv.unlock_all(core::mem::take(&mut spill.locked));
-        if is_wanted && is_done {
-            self.counters.num_spills += 1;
-            return true;
-        }
-        let num_pages = spill.num_pages as usize;
-        self.spills.by_request.remove(&id);
-        if is_wanted {
-            self.spills.num_pages -= num_pages;
-            self.go_on_without_kv(
-                self.requests.find(id).expect("the request is live"),
-                "it could not be copied to host memory",
-            );
-        }
-        true
+    fn stored() -> Spills {
+        let mut spills = Spills::default();
+        spills.store(REQUEST, tables(&[5, 6, 7]));
+        let pages = vec![PageId(5), PageId(6), PageId(7)];
+        let request = REQUEST;
+        assert_eq!(spills.pop_task(), Some(SpillTask::Store { request, pages }));
+        assert!(spills.end_store(REQUEST, true).unwrap().is_kept);
+        spills
     }
 
-    /// Reports that a [`SpillTask::Restore`] has ended: its pages are filled or, if `is_done` is
-    /// false, nobody fills them any more. Returns false if no such task was under way.
-    pub fn handle_restored(&mut self, id: RequestId, is_done: bool) -> bool {
-        if !self.spills.is_restoring(id) {
-            return false;
-        }
-        let spill = self.spills.by_request.remove(&id);
-        let spill = spill.expect("a restoring request has a record");
-        self.kv.unlock_all(spill.locked);
-        if !spill.is_wanted {
-            return true;
-        }
-        self.spills.num_pages -= spill.num_pages as usize;
-        self.spills.num_restoring -= 1;
-        let index = self.requests.find(id).expect("the request is live");
-        if is_done {
-            self.counters.num_restores += 1;
-            let num_rows = self.requests[index].num_rows();
-            self.arrive(index, num_rows);
-        } else {
-            self.stop_receiving(index);
-            self.go_on_without_kv(index, "it could not be copied back from host memory");
-        }
-        true
+    #[test]
+    fn pages_that_the_tree_still_has_are_not_copied_back() {
+        let mut spills = stored();
+        spills.restore(REQUEST, &tables(&[1, 2, 3]), 1);
+        let pages = vec![(1, PageId(2)), (2, PageId(3))];
+        let request = REQUEST;
+        assert_eq!(
+            spills.pop_task(),
+            Some(SpillTask::Restore { request, pages })
+        );
+        spills.check_invariants(3, 0, 1);
+        assert_eq!(spills.end_restore(REQUEST), Some((vec![], true)));
+        assert_eq!(spills.num_pages(), 0);
+        assert_eq!(spills.end_restore(REQUEST), None);
     }
 
-    /// Sets host memory aside for a request that is about to lose its pages. Returns false if its
-    /// KV cannot be kept.
-    pub(crate) fn reserve_spill(&mut self, index: RequestIndex) -> bool {
-        let state = &mut self.requests[index];
-        let num_pages = state.tables.num_pages();
-        let has_room = self.spills.num_pages + num_pages <= self.config.max_spilled_pages as usize;
-        // Half a prompt is quickly computed again, and exported pages stay where they are.
-        if !has_room || state.is_prefilling() || state.request.exports_kv {
-            return false;
-        }
-        state.num_spill_pages = num_pages as u32;
-        self.spills.num_pages += num_pages;
-        true
+    #[test]
+    fn a_request_that_goes_while_it_is_restored_keeps_its_pages_for_the_copy() {
+        let mut spills = stored();
+        spills.restore(REQUEST, &tables(&[1, 2, 3]), 0);
+        spills.abandon(REQUEST);
+        spills.keep_for_writer(REQUEST, vec![PageId(1)]);
+        spills.check_invariants(0, 0, 0);
+        assert_eq!(spills.end_restore(REQUEST), Some((vec![PageId(1)], false)));
     }
 
-    /// Begins to store the rows of a request that lets go of its pages, if host memory was set aside
-    /// for it and it will go on. Pages without rows stay in its table.
-    pub(crate) fn store_spill(&mut self, index: RequestIndex) {
-        let state = &mut self.requests[index];
-        let num_reserved_pages = core::mem::take(&mut state.num_spill_pages);
-        self.spills.num_pages -= num_reserved_pages as usize;
-        if num_reserved_pages == 0 || state.stage != Stage::Leaving(Leaving::Preempted) {
-            return;
-        }
-        debug_assert_eq!(state.num_computed_tokens, state.num_rows());
-        let end = state.num_computed_tokens.div_ceil(self.config.page_size) as usize;
-        let mut source = PageTables::new(state.tables.num_groups());
-        for (table, stored) in state.tables.iter_mut().zip(source.iter_mut()) {
-            let rest = table.pages.split_off(end - table.num_gone);
-            stored.num_gone = table.num_gone;
-            stored.pages = core::mem::replace(&mut table.pages, rest);
-        }
-        let request = state.request.id;
-        let pages: Vec<_> = source.pages().collect();
-        let num_pages = pages.len();
-        let spill = Spill {
-            stage: SpillStage::Storing,
-            is_wanted: true,
-            num_pages: num_pages as u32,
-            source,
-            locked: pages.clone(),
-        };
-        self.note_admitted(index);
-        self.spills.by_request.insert(request, spill);
-        self.spills.num_pages += num_pages;
-        self.spills.num_storing += 1;
-        let task = SpillTask::Store { request, pages };
-        self.spills.tasks.push_back(task);
-    }
-
-    pub(crate) fn abandon_spill(&mut self, index: RequestIndex) {
-        self.spills.abandon(self.requests[index].request.id);
-    }
-
-    /// A waiting request has lost its KV: it is computed here or, if it came with KV, ends.
-    pub(crate) fn go_on_without_kv(&mut self, index: RequestIndex, reason: &str) {
-        if self.requests[index].came_with_kv {
-            self.hand_back(index, reason);
-        }
-    }
-
-    /// Ends a request that came with KV, for the node that it came from to go on with.
-    pub(crate) fn hand_back(&mut self, index: RequestIndex, reason: &str) {
-        self.counters.num_handed_back += 1;
-        let error = RequestError::KvNotKept(reason.into());
-        self.finish(index, FinishReason::Error(error), None);
-    }
-
-    /// Gives a stored request its pages, if there is room for all of them.
-    pub(crate) fn try_restore(
-        &mut self,
-        index: RequestIndex,
-        plan: &mut StepPlan,
-    ) -> Result<(), Held> {
-        let request = self.requests[index].request.id;
-        if !self.spills.is_stored(request) {
-            return Err(Held::NoRoom);
-        }
-        let candidate = self.candidate(index, plan)?;
-        if !self.has_pages_for(&candidate) {
-            return Err(Held::NoRoom);
-        }
-        if self.would_delay_patient(&candidate, plan) {
-            return Err(Held::ByPatient);
-        }
-        self.restore(&candidate, plan);
-        Ok(())
-    }
-
-    fn restore(&mut self, candidate: &Candidate, plan: &mut StepPlan) {
-        let index = candidate.index;
-        self.take_pages(candidate, plan);
-        let state = &mut self.requests[index];
-        let request = state.request.id;
-        state.stage = Stage::Receiving;
-        state.prefill_end = state.num_rows();
-        let spill = self.spills.by_request.get_mut(&request);
-        let spill = spill.expect("a stored request has a record");
-        spill.stage = SpillStage::Restoring;
-        let num_found = candidate.found.path.len();
-        let mut pages = Vec::new();
-        let mut first_stored = 0;
-        for (table, stored) in state.tables.iter().zip(spill.source.iter()) {
-            let missing = stored.num_gone.max(num_found)..stored.len();
-            let missing = missing.filter_map(|at| Some((at, table.page(at)?)));
-            pages.extend(missing.map(|(at, page)| {
-                let number = first_stored + at - stored.num_gone;
-                (number as u32, page)
-            }));
-            first_stored += stored.pages.len();
-        }
-        let task = SpillTask::Restore { request, pages };
-        self.spills.tasks.push_back(task);
-        self.spills.num_restoring += 1;
-        self.begin_receiving(index, NO_DEADLINE);
+    #[test]
+    fn host_memory_is_set_aside_up_to_its_limit() {
+        let mut spills = stored();
+        assert!(!spills.try_reserve(2, 4));
+        assert!(spills.try_reserve(1, 4));
+        spills.check_invariants(4, 1, 1);
+        spills.give_back_reserved(1);
+        spills.abandon(REQUEST);
+        assert_eq!(spills.num_pages(), 0);
     }
 }

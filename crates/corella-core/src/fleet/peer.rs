@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 
 use crate::fleet::peer_table::{PeerRecord, PeerTableConfig};
-use crate::step::pace::smooth;
+use crate::pace::smooth;
 use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 
 /// Shorter transfers say more of the round trip than of the link.

@@ -1,113 +1,23 @@
-//! Waiting requests that were passed over too often.
-//!
-//! A request that was passed over in `max_passed_over` steps is owed the next turn. If it fits, it
-//! starts before all others. If it does not fit yet, it could block the whole queue: by priority,
-//! urgent requests would wait until enough pages are free for a large patient one. So others may
-//! start as long as they do not delay it, as in batch systems (EASY backfilling; Lifka 1995). The
-//! forecast says once by when the running requests will have made room for the patient one. Until
-//! then a request may start before it if it is expected to have ended by that time, or fits beside
-//! it. After that time no request starts before it.
+//! The request that is owed the next turn, while it waits for room.
 
-use crate::queue::admission::Candidate;
 use crate::request_state::RequestIndex;
-use crate::step::step_plan::StepPlan;
-use crate::{Scheduler, StepId};
 
 /// The request that is owed the next turn and lacks pages or a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patient {
-    index: RequestIndex,
-    num_needed_pages: usize,
+    pub index: RequestIndex,
+    pub num_needed_pages: usize,
     /// Rows that another request can fill before the patient one should start.
-    num_rows_left: u32,
+    pub num_rows_left: u32,
 }
 
-impl Scheduler {
-    /// Returns the request that has waited longest, if it is owed its turn.
-    pub(crate) fn oldest_aged(&self) -> Option<RequestIndex> {
-        let (ticket, index) = self.waiting.oldest()?;
-        let is_aged = self.waiting.is_aged(ticket, self.config.max_passed_over);
-        (is_aged || self.requests[index].is_aged).then_some(index)
-    }
-
-    /// Starts the requests that are owed their turn, and returns the first that does not fit.
-    pub(crate) fn admit_aged(&mut self, plan: &mut StepPlan) -> Option<RequestIndex> {
-        while let Some(index) = self.oldest_aged() {
-            let was_aged = core::mem::replace(&mut self.requests[index].is_aged, true);
-            if self.try_start(index, plan).is_ok() {
-                continue;
-            }
-            if self.requests[index].held_by.is_none() {
-                self.requests[index].is_aged = was_aged;
-                return Some(index);
-            }
-        }
-        None
-    }
-
-    /// Returns how many pages others have to leave to the request `index`, and until when.
-    pub(crate) fn patient(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Option<Patient> {
-        plan.round.patient = None;
-        let candidate = self.candidate(index, plan).ok()?;
-        let num_needed_pages = candidate.num_needed_pages();
-        let num_available = self.kv.num_available();
-        let num_turns = self.num_decode_turns();
-        let now = plan.batch.step.0;
-        let due = *self.requests[index].due_step.get_or_insert_with(|| {
-            let forecast = &self.forecast;
-            let num_rows = forecast.num_steps_until(num_needed_pages, num_available);
-            StepId(now + u64::from(num_rows) * num_turns)
-        });
-        let num_rows_left = due.0.saturating_sub(now) / num_turns;
-        Some(Patient {
-            index,
-            num_needed_pages,
-            num_rows_left: u32::try_from(num_rows_left).unwrap_or(u32::MAX),
-        })
-    }
-
-    /// Whether the patient request might have to wait longer if the candidate started now.
-    pub(crate) fn would_delay_patient(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
-        let Some(patient) =
-            { plan.round.patient }.filter(|patient| patient.index != candidate.index)
-        else {
-            return false;
-        };
-        if patient.num_rows_left == 0 {
-            return true;
-        }
-        let num_prefill_steps = candidate
-            .num_uncached_tokens
-            .div_ceil(self.config.max_prefill_tokens);
-        if candidate.demand.num_steps + num_prefill_steps <= patient.num_rows_left {
-            return false;
-        }
-        // When the patient request should start, the candidate still runs.
-        if self.slots.num_free() < 2 {
-            return true;
-        }
-        let num_taken = self.forecast.pages_after(patient.num_rows_left)
-            + (candidate.num_needed_pages() + patient.num_needed_pages) as i64;
-        num_taken > self.kv.num_available() as i64
-    }
-
-    /// The number of steps in which every running request gets to decode once.
-    fn num_decode_turns(&self) -> u64 {
-        let num_running = self.running.len() as u64;
-        num_running
-            .div_ceil(self.config.max_decode_seqs.into())
-            .max(1)
-    }
-
-    /// Counts this step as one in which every request was passed over that began to wait before one
-    /// that starts.
-    pub(crate) fn note_passed_over(&mut self, plan: &StepPlan) {
-        if !self.config.scheduling_policy.overtakes() {
-            return;
-        }
-        if let Some(ticket) = plan.round.latest_ticket {
-            self.waiting
-                .note_started(ticket, self.config.max_passed_over);
-        }
-    }
+/// What the current step has found out about the waiting requests so far.
+#[derive(Debug, Default)]
+pub(crate) struct AdmissionRound {
+    /// Waiting requests that this step has found to be followers.
+    pub num_followers: usize,
+    /// The request that is owed the next turn and does not fit yet. No other request may delay it.
+    pub patient: Option<Patient>,
+    /// The latest ticket of the requests that start in this step.
+    pub latest_ticket: Option<u64>,
 }

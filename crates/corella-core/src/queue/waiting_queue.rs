@@ -3,8 +3,10 @@
 use alloc::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use core::cmp::Reverse;
 
-use crate::request_state::{Rank, RequestIndex, RequestState};
-use crate::{Scheduler, SchedulerConfig};
+use crate::pace::Pace;
+use crate::queue::deadline::Deadlines;
+use crate::request_state::{Rank, RequestIndex, RequestState, RequestTable, Stage};
+use crate::{AdmissionError, Request, SchedulerConfig};
 
 /// The order of the queue. `fcfs` starts requests in this order. So does `priority`, except that it
 /// starts aged requests first and skips those that would delay an aged one. `lpm` and packing start
@@ -38,6 +40,7 @@ pub(crate) struct WaitingQueue {
     num_new_tokens: u64,
     /// The number of admission rounds in which at least one request was waiting.
     num_admission_rounds: u64,
+    deadlines: Deadlines,
 }
 
 /// The latest ticket among the requests that started in each step. A waiting request was passed
@@ -60,6 +63,7 @@ impl WaitingQueue {
             num_new: 0,
             num_new_tokens: 0,
             num_admission_rounds: 0,
+            deadlines: Deadlines::new(config.enable_slo_admission),
         }
     }
 
@@ -73,14 +77,31 @@ impl WaitingQueue {
         self.by_rank.is_empty()
     }
 
-    /// The number of requests that wait for their first admission.
-    pub fn num_new(&self) -> usize {
-        self.num_new
-    }
-
     /// The prompt tokens of all requests that wait for their first admission.
     pub fn num_new_tokens(&self) -> u64 {
         self.num_new_tokens
+    }
+
+    /// Whether there is room for the requests of one API call. One prompt may wait alone, however long it is.
+    pub fn check_room(
+        &self,
+        requests: &[Request],
+        config: &SchedulerConfig,
+    ) -> Result<(), AdmissionError> {
+        let limit = config.max_queued_requests;
+        if self.num_new + requests.len() > limit as usize {
+            let num_waiting = self.num_new;
+            return Err(AdmissionError::QueueFull { num_waiting, limit });
+        }
+        let num_tokens = requests.iter().map(|request| request.prompt.len() as u64);
+        let num_tokens = self.num_new_tokens.saturating_add(num_tokens.sum());
+        if self.num_new_tokens > 0 && num_tokens > config.max_queued_tokens {
+            return Err(AdmissionError::QueuedTokensFull {
+                num_queued_tokens: self.num_new_tokens,
+                limit: config.max_queued_tokens,
+            });
+        }
+        Ok(())
     }
 
     pub fn begin_round(&mut self) {
@@ -95,22 +116,25 @@ impl WaitingQueue {
     fn rank(&self, state: &RequestState) -> WaitingRank {
         WaitingRank {
             is_new: state.is_new() && self.resumes_first,
-            rank: state.rank,
+            rank: state.rank(),
         }
     }
 
-    /// Adds a request, which may start.
-    pub fn add(&mut self, index: RequestIndex, state: &mut RequestState) {
+    /// Adds a request, which may start. If it is new, it may become too late from now on.
+    pub fn add(&mut self, index: RequestIndex, state: &mut RequestState, pace: &Pace) {
         // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from
         // now on.
-        state.is_aged |= state.num_preemptions >= self.max_passed_over;
-        if state.ticket == 0 || !state.is_aged {
+        if state.num_preemptions() >= self.max_passed_over {
+            state.set_aged(true);
+        }
+        if state.ticket() == 0 || !state.is_aged() {
             self.next_ticket += 1;
-            state.ticket = self.next_ticket;
+            state.set_ticket(self.next_ticket);
         }
         if state.is_new() {
             self.num_new += 1;
-            self.num_new_tokens += u64::from(state.num_prompt_tokens);
+            self.num_new_tokens += u64::from(state.num_prompt_tokens());
+            self.deadlines.watch(index, state, pace);
         }
         self.list(index, state);
     }
@@ -122,18 +146,35 @@ impl WaitingQueue {
         }
         if state.is_new() {
             self.num_new -= 1;
-            self.num_new_tokens -= u64::from(state.num_prompt_tokens);
+            self.num_new_tokens -= u64::from(state.num_prompt_tokens());
+            self.deadlines.forget(index, state);
         }
     }
 
     fn list(&mut self, index: RequestIndex, state: &RequestState) {
         self.by_rank.insert(self.rank(state), index);
-        self.by_ticket.insert(state.ticket, index);
+        self.by_ticket.insert(state.ticket(), index);
     }
 
     fn unlist(&mut self, state: &RequestState) {
         self.by_rank.remove(&self.rank(state));
-        self.by_ticket.remove(&state.ticket);
+        self.by_ticket.remove(&state.ticket());
+    }
+
+    /// A new request that may have become too late.
+    pub fn first_late(&self, now_us: u64, expected_tpot_us: u64) -> Option<RequestIndex> {
+        self.deadlines.first_late(now_us, expected_tpot_us)
+    }
+
+    /// Watches a new request on that would not be late now.
+    pub fn watch_on(
+        &mut self,
+        index: RequestIndex,
+        state: &mut RequestState,
+        num_cached: u64,
+        pace: &Pace,
+    ) {
+        self.deadlines.watch_on(index, state, num_cached, pace);
     }
 
     /// Lets a request follow a leader until that has published `num_blocks` blocks.
@@ -146,18 +187,27 @@ impl WaitingQueue {
     ) {
         self.unlist(state);
         self.followers.insert((leader, num_blocks, index));
-        state.held_by = Some((leader, num_blocks));
+        state.follow(leader, num_blocks);
     }
 
-    /// Puts a follower back among the requests that may start.
-    pub fn let_go(&mut self, index: RequestIndex, state: &mut RequestState) {
-        self.stop_following(index, state);
-        self.list(index, state);
+    /// Puts the followers that need no more than the first `num_blocks` blocks of the leader back among the
+    /// requests that may start.
+    pub fn let_go_of_followers(
+        &mut self,
+        leader: RequestIndex,
+        num_blocks: u32,
+        requests: &mut RequestTable,
+    ) {
+        while let Some(index) = self.follower_up_to(leader, num_blocks) {
+            let state = &mut requests[index];
+            self.stop_following(index, state);
+            self.list(index, state);
+        }
     }
 
     /// Returns false if the request was not a follower.
     fn stop_following(&mut self, index: RequestIndex, state: &mut RequestState) -> bool {
-        let held_by = state.held_by.take();
+        let held_by = state.stop_following();
         if let Some((leader, num_blocks)) = held_by {
             self.followers.remove(&(leader, num_blocks, index));
         }
@@ -199,14 +249,14 @@ impl WaitingQueue {
         self.by_rank.range(first..).map(|(_, &index)| index)
     }
 
-    /// The request with the earliest ticket.
-    pub fn oldest(&self) -> Option<(u64, RequestIndex)> {
+    /// The request that has waited longest, if it is owed its turn.
+    pub fn oldest_aged(&self, requests: &RequestTable) -> Option<RequestIndex> {
         let (&ticket, &index) = self.by_ticket.first_key_value()?;
-        Some((ticket, index))
+        (self.is_aged(ticket) || requests[index].is_aged()).then_some(index)
     }
 
     /// A follower of `leader` that needs no more than its first `num_blocks` blocks.
-    pub fn follower_up_to(&self, leader: RequestIndex, num_blocks: u32) -> Option<RequestIndex> {
+    fn follower_up_to(&self, leader: RequestIndex, num_blocks: u32) -> Option<RequestIndex> {
         let last = (leader, num_blocks, RequestIndex::LAST);
         let mut found = self
             .followers
@@ -215,10 +265,10 @@ impl WaitingQueue {
     }
 
     /// Records a step in which requests started; `ticket` is the latest of theirs.
-    pub fn note_started(&mut self, ticket: u64, num_rounds: u32) {
+    pub fn note_started(&mut self, ticket: u64) {
         let rounds = &mut self.rounds.0;
         rounds.push(Reverse(ticket));
-        if rounds.len() > num_rounds as usize {
+        if rounds.len() > self.max_passed_over as usize {
             rounds.pop();
         }
     }
@@ -233,32 +283,105 @@ impl WaitingQueue {
         later.count() as u32
     }
 
-    /// Whether a request with this ticket was passed over in all `num_rounds` recorded steps.
-    pub fn is_aged(&self, ticket: u64, num_rounds: u32) -> bool {
+    /// Whether a request with this ticket was passed over in as many recorded steps as make it age.
+    fn is_aged(&self, ticket: u64) -> bool {
         let rounds = &self.rounds.0;
         let first = rounds.peek().map(|Reverse(latest)| *latest);
-        rounds.len() >= num_rounds as usize && first.is_some_and(|latest| latest > ticket)
+        rounds.len() >= self.max_passed_over as usize && first.is_some_and(|latest| latest > ticket)
+    }
+
+    /// # Panics
+    /// Panics when the counts of new requests are not those of the requests.
+    pub fn check_invariants(&self, requests: &RequestTable) {
+        let is_queued = |state: &&RequestState| state.stage() == Stage::Waiting && state.is_new();
+        let queued = requests.iter().filter(is_queued);
+        let (num_queued, num_tokens) = queued.fold((0, 0), |(num_queued, num_tokens), state| {
+            let num_prompt_tokens = u64::from(state.num_prompt_tokens());
+            (num_queued + 1, num_tokens + num_prompt_tokens)
+        });
+        assert_eq!(
+            (num_queued, num_tokens),
+            (self.num_new, self.num_new_tokens),
+            "the numbers of queued requests and of their tokens are wrong"
+        );
     }
 }
 
-impl Scheduler {
-    /// Puts a request into the queue.
-    pub(crate) fn wait(&mut self, index: RequestIndex) {
-        let state = &mut self.requests[index];
-        let is_new = state.is_new();
-        self.waiting.add(index, state);
-        if is_new {
-            self.watch_deadline(index);
-        }
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::{LatencyObjectives, RequestId};
+
+    fn queue(max_passed_over: u32) -> WaitingQueue {
+        let mut config = SchedulerConfig::new(64, 4, 256);
+        config.max_passed_over = max_passed_over;
+        config.enable_slo_admission = true;
+        WaitingQueue::new(&config)
     }
 
-    /// Takes a waiting request out of the queue, or from among the followers.
-    pub(crate) fn stop_waiting(&mut self, index: RequestIndex) {
-        let state = &mut self.requests[index];
-        let is_new = state.is_new();
-        self.waiting.take_out(index, state);
-        if is_new {
-            self.forget_deadline(index);
+    /// Adds requests of three tokens with these arrivals.
+    fn add(
+        queue: &mut WaitingQueue,
+        requests: &mut RequestTable,
+        arrivals: &[u64],
+    ) -> Vec<RequestIndex> {
+        let config = SchedulerConfig::new(64, 4, 256);
+        let add = |&arrival: &u64| {
+            let mut request = Request::greedy(RequestId(arrival), vec![1, 2, 3], 8);
+            request.objectives = LatencyObjectives {
+                ttft_us: Some(100),
+                tpot_us: None,
+            };
+            let rank = Rank {
+                arrival,
+                ..Rank::FIRST
+            };
+            let index = requests.insert(RequestState::new(request, rank, 8, &config));
+            queue.add(index, &mut requests[index], &Pace::default());
+            index
+        };
+        arrivals.iter().map(add).collect()
+    }
+
+    #[test]
+    fn followers_return_when_their_blocks_are_there() {
+        let (mut queue, mut requests) = (queue(16), RequestTable::default());
+        let added = add(&mut queue, &mut requests, &[3, 1, 2]);
+        assert_eq!(queue.first(), Some(added[1]));
+        queue.follow(added[1], &mut requests[added[1]], added[0], 2);
+        queue.follow(added[2], &mut requests[added[2]], added[0], 5);
+        assert_eq!(queue.first(), Some(added[0]));
+        assert_eq!((queue.len(), queue.num_new_tokens()), (3, 9));
+        queue.let_go_of_followers(added[0], 1, &mut requests);
+        assert_eq!(queue.first(), Some(added[0]));
+        queue.let_go_of_followers(added[0], 4, &mut requests);
+        assert_eq!(queue.first(), Some(added[1]));
+        queue.take_out(added[2], &mut requests[added[2]]);
+        assert_eq!((queue.len(), queue.num_new_tokens()), (2, 6));
+    }
+
+    #[test]
+    fn a_request_passed_over_in_enough_steps_is_owed_its_turn() {
+        let (mut queue, mut requests) = (queue(2), RequestTable::default());
+        let added = add(&mut queue, &mut requests, &[1]);
+        for ticket in [7, 8] {
+            assert_eq!(queue.oldest_aged(&requests), None);
+            queue.note_started(ticket);
         }
+        assert_eq!(queue.oldest_aged(&requests), Some(added[0]));
+    }
+
+    /// A request is late only after its time, and never once it has left the queue.
+    #[test]
+    fn a_request_that_leaves_is_watched_no_longer() {
+        let (mut queue, mut requests) = (queue(2), RequestTable::default());
+        let added = add(&mut queue, &mut requests, &[1]);
+        assert_eq!(queue.first_late(100, 0), None);
+        assert_eq!(queue.first_late(101, 0), Some(added[0]));
+        queue.take_out(added[0], &mut requests[added[0]]);
+        assert_eq!(queue.first_late(101, 0), None);
     }
 }

@@ -1,22 +1,59 @@
-//! Requests that hold a slot: those that run, by rank, and those that leave while steps in flight still name them.
+//! Requests that hold a slot: those that run, by rank, and those that leave while steps in flight still name them. Slots
+//! are the places of requests in the executor.
 
 use alloc::vec::Vec;
 
-use crate::request_state::{RequestIndex, RequestTable};
+use crate::SlotId;
+use crate::request_state::{RequestIndex, RequestState, RequestTable, Stage};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct RunningSet {
     /// Sorted by rank.
     by_rank: Vec<RequestIndex>,
     /// The part of them that still prefills, sorted by rank.
     prefilling: Vec<RequestIndex>,
     num_leaving: usize,
+    free_slots: Vec<SlotId>,
+    /// Free slots whose release no batch has announced yet.
+    released_slots: Vec<SlotId>,
 }
 
 impl RunningSet {
+    pub fn new(num_slots: u32) -> Self {
+        Self {
+            by_rank: Vec::new(),
+            prefilling: Vec::new(),
+            num_leaving: 0,
+            free_slots: (0..num_slots).rev().map(SlotId).collect(),
+            released_slots: Vec::new(),
+        }
+    }
+
+    pub fn num_free_slots(&self) -> usize {
+        self.free_slots.len()
+    }
+
+    /// # Panics
+    /// Panics when no slot is free.
+    pub fn take_slot(&mut self) -> SlotId {
+        self.free_slots
+            .pop()
+            .expect("a request starts without a slot")
+    }
+
+    pub fn give_back_slot(&mut self, slot: SlotId) {
+        self.released_slots.push(slot);
+        self.free_slots.push(slot);
+    }
+
+    /// The slots that were given back since the last call, for the next batch.
+    pub fn take_released_slots(&mut self) -> Vec<SlotId> {
+        core::mem::take(&mut self.released_slots)
+    }
+
     pub fn insert(&mut self, index: RequestIndex, requests: &RequestTable) {
         let state = &requests[index];
-        let is_before = |&other: &RequestIndex| requests[other].rank < state.rank;
+        let is_before = |&other: &RequestIndex| requests[other].rank() < state.rank();
         let at = self.by_rank.partition_point(is_before);
         self.by_rank.insert(at, index);
         if state.is_prefilling() {
@@ -28,10 +65,10 @@ impl RunningSet {
     /// # Panics
     /// Panics when the request does not run.
     pub fn remove(&mut self, index: RequestIndex, requests: &RequestTable) {
-        let rank = requests[index].rank;
+        let rank = requests[index].rank();
         let at = self
             .by_rank
-            .binary_search_by_key(&rank, |&other| requests[other].rank);
+            .binary_search_by_key(&rank, |&other| requests[other].rank());
         self.by_rank
             .remove(at.expect("a running request is missing from the running set"));
         self.end_prefill(index);
@@ -77,5 +114,29 @@ impl RunningSet {
 
     pub fn note_left(&mut self) {
         self.num_leaving -= 1;
+    }
+
+    /// # Panics
+    /// Panics when the lists or counts are not those of the requests.
+    pub fn check_invariants(&self, requests: &RequestTable, num_slots: u32) {
+        let ranks = self.iter().map(|index| requests[index].rank());
+        assert!(ranks.is_sorted(), "the running set is not sorted by rank");
+        let prefilling = self.iter().filter(|&index| requests[index].is_prefilling());
+        assert!(
+            prefilling.eq(self.prefilling.iter().copied()),
+            "those that prefill are listed, by rank"
+        );
+        let is_leaving = |state: &&RequestState| matches!(state.stage(), Stage::Leaving(_));
+        assert_eq!(
+            requests.iter().filter(is_leaving).count(),
+            self.num_leaving,
+            "the number of leaving requests is wrong"
+        );
+        let has_slot = |state: &&RequestState| state.slot().is_some();
+        assert_eq!(
+            requests.iter().filter(has_slot).count() + self.num_free_slots(),
+            num_slots as usize,
+            "a slot is lost or held twice"
+        );
     }
 }

@@ -1,56 +1,71 @@
 //! The scheduler: decides what the next step computes.
 //!
-//! This file tells the story of a step. `running_set.rs`, `slot_pool.rs` and `inflight_steps.rs` beside it own their
-//! state. The rest of `impl Scheduler` is spread over the files of its subjects.
+//! This file tells the story of a step. Each part owns its state and is changed only through its methods:
 //!
-//! In `queue`:
-//! * `admission.rs` checks new requests, and starts a waiting one if there is room
-//! * `waiting_queue.rs` sorts waiting requests
-//! * `policy.rs` starts waiting requests in the order of the policy, which has a file in `policy`
-//! * `patience.rs` sees that no request is passed over for ever
-//! * `follower.rs` holds back requests whose prefix another one is computing
-//! * `head_room.rs` says how many pages a request is expected to need
+//! | part | what it owns |
+//! |---|---|
+//! | [`RequestTable`] | the live requests; `request_state.rs` says what is known of each |
+//! | [`WaitingQueue`] | who waits, in order; followers, and when latency objectives are checked |
+//! | [`RunningSet`] | who runs, by rank, who prefills, and the slots |
+//! | [`Receipts`] | who has pages and no slot, because others fill them |
+//! | [`Holds`] | pages that other nodes still read or write |
+//! | [`Spills`] | KV of preempted requests in host memory |
+//! | [`KvCache`] | pages, and the prefix tree over them |
+//! | [`Outlook`] | how long requests are expected to go on, and the pages kept for that |
+//! | [`InflightSteps`] | steps that have not returned |
+//! | [`Pace`] | the time, and how long steps take |
+//! | [`Journal`] | outputs and counts |
+//!
+//! What concerns several parts is told in the files below this one, by subject, through the methods of the parts:
+//!
+//! * `admission.rs` says what starting a waiting request takes, and starts it; `patience.rs` sees that no request
+//!   is passed over for ever; `policy.rs` starts requests in the order of the policy, which has a file in `policy`
 //! * `latency_objective.rs` refuses or ends requests that would be too late
-//!
-//! In `step`:
-//! * `decode_turn.rs` gives running requests their next tokens, and pages for them
-//! * `speculation.rs` fills the rest of a step with drafts
-//! * `feedback.rs` takes in a step's draws, or its failure
-//! * `departure.rs` finishes and preempts requests, and frees their slots and pages
-//!
-//! In `cache`:
-//! * `publication.rs` enters computed blocks in the prefix tree
-//! * `window.rs` takes and gives back pages of groups with windows
-//! * `receipt.rs` takes in requests whose prompt another node computes
-//! * `hold.rs` keeps pages that other nodes still read or write
-//! * `spill.rs` keeps the KV of preempted requests in host memory
-//! * `pin.rs` keeps prefixes in the cache
-//! * `page_map.rs` shows pages, as `request_view.rs` shows requests
-//!
-//! `invariant.rs` checks that the state does not contradict itself.
+//! * `decode_turn.rs` gives running requests their next tokens, and pages for them; `window.rs` takes and gives back
+//!   pages of groups with windows; `speculation.rs` fills the rest of a step with drafts
+//! * `publication.rs` enters computed blocks in the prefix tree, and takes out undefined ones
+//! * `feedback.rs` takes in a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
+//!   their slots and pages
+//! * `receipt.rs` takes in requests whose prompt another node computes, `hold.rs` exports to other nodes, and
+//!   `spill.rs` keeps KV of preempted requests
+//! * `poll.rs` says what a driver asks for, and in which order; `view.rs` shows requests and pages
+//! * `invariant.rs` checks that the parts do not contradict each other
 
-use alloc::collections::VecDeque;
+pub(crate) mod admission;
+mod decode_turn;
+mod departure;
+mod feedback;
+mod hold;
+mod invariant;
+mod latency_objective;
+mod patience;
+mod policy;
+mod poll;
+mod publication;
+pub(crate) mod receipt;
+pub(crate) mod speculation;
+mod spill;
+mod view;
+mod window;
+
 use alloc::vec::Vec;
 
 use crate::cache::hold::Holds;
 use crate::cache::kv_cache::KvCache;
-use crate::cache::receipt::Receipts;
 use crate::cache::spill::Spills;
-use crate::queue::latency_objective::Deadlines;
-use crate::queue::output_length::OutputLengths;
-use crate::queue::page_forecast::PageForecast;
+use crate::pace::Pace;
+use crate::queue::head_room::Outlook;
+use crate::queue::receipt::Receipts;
 use crate::queue::waiting_queue::WaitingQueue;
 use crate::request_state::{Leaving, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::step::inflight_steps::InflightSteps;
-use crate::step::pace::Pace;
+use crate::step::journal::Journal;
 use crate::step::running_set::RunningSet;
-use crate::step::slot_pool::SlotPool;
-use crate::step::speculation::Speculator;
 use crate::step::step_plan::{InflightStep, StepPlan};
 use crate::{
-    AdmissionError, Batch, ConfigError, FinishReason, HeadRoom, HiddenState, KvEvent,
+    AdmissionError, Batch, ConfigError, FinishReason, HiddenState, Namespace, PinError,
     PromptLogprob, Request, RequestId, RequestOutput, Sample, SchedulerConfig, SchedulerStats,
-    StepId,
+    StepId, TokenId,
 };
 
 /// The scheduler owns all requests and all KV pages, and does no IO.
@@ -78,28 +93,18 @@ use crate::{
 /// until the last of those steps has returned.
 #[derive(Debug)]
 pub struct Scheduler {
-    pub(crate) config: SchedulerConfig,
-    pub(crate) requests: RequestTable,
-    pub(crate) waiting: WaitingQueue,
-    pub(crate) running: RunningSet,
-    /// Requests with pages and without a slot, because another node computes their KV.
-    pub(crate) receipts: Receipts,
-    pub(crate) holds: Holds,
-    pub(crate) spills: Spills,
-    pub(crate) kv: KvCache,
-    pub(crate) slots: SlotPool,
-    pub(crate) inflight: InflightSteps,
-    pub(crate) outputs: VecDeque<RequestOutput>,
-    now_us: u64,
-    pub(crate) pace: Pace,
-    pub(crate) output_lengths: OutputLengths,
-    /// Counts the pages that requests will take: of those that run, and of those whose KV another node
-    /// computes.
-    pub(crate) forecast: PageForecast,
-    /// The current share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.
-    pub(crate) head_room_share: u32,
-    pub(crate) deadlines: Deadlines,
-    pub(crate) counters: SchedulerStats,
+    config: SchedulerConfig,
+    requests: RequestTable,
+    waiting: WaitingQueue,
+    running: RunningSet,
+    receipts: Receipts,
+    holds: Holds,
+    spills: Spills,
+    kv: KvCache,
+    outlook: Outlook,
+    inflight: InflightSteps,
+    pace: Pace,
+    journal: Journal,
 }
 
 /// Why the prefix cache could not be reset: requests hold some of its pages.
@@ -111,36 +116,25 @@ pub struct CacheInUse {
 impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        let is_timed = config.head_room == HeadRoom::Estimate;
         Ok(Self {
             requests: RequestTable::default(),
             waiting: WaitingQueue::new(&config),
-            running: RunningSet::default(),
+            running: RunningSet::new(config.max_num_seqs),
             receipts: Receipts::default(),
             holds: Holds::default(),
             spills: Spills::default(),
-            kv: config.new_kv_cache(),
-            slots: SlotPool::new(config.max_num_seqs),
+            kv: KvCache::new(config.num_pages, config.page_size, &config.kv_groups),
+            outlook: Outlook::new(&config),
             inflight: InflightSteps::default(),
-            outputs: VecDeque::new(),
-            now_us: 0,
             pace: Pace::default(),
-            output_lengths: OutputLengths::new(),
-            forecast: PageForecast::new(
-                config.page_size,
-                config.num_groups_without_window(),
-                is_timed,
-            ),
-            head_room_share: config.head_room.first_share(),
-            deadlines: Deadlines::default(),
-            counters: SchedulerStats::default(),
+            journal: Journal::default(),
             config,
         })
     }
 
     /// Queues the requests of one API call, one for each of its choices: all of them or none.
     pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
-        self.check_queue(&requests)?;
+        self.waiting.check_room(&requests, &self.config)?;
         self.queue_requests(requests, Self::check_objectives)
     }
 
@@ -159,7 +153,7 @@ impl Scheduler {
         for request in requests {
             let max_tokens = self.config.check_request(&request)?;
             check(self, &request)?;
-            let is_known = |other: &RequestState| other.request.id == request.id;
+            let is_known = |other: &RequestState| other.id() == request.id;
             if states.iter().any(is_known) {
                 return Err(AdmissionError::DuplicateId(request.id));
             }
@@ -167,14 +161,15 @@ impl Scheduler {
         }
         for state in states {
             let index = self.requests.insert(state);
-            self.note_drawn_elsewhere(index);
-            self.wait(index);
+            let state = &mut self.requests[index];
+            self.outlook.note_drawn_elsewhere(state);
+            self.waiting.add(index, state, &self.pace);
         }
         Ok(())
     }
 
     /// Creates the state of a request that comes behind `num_before` others of its call.
-    pub(crate) fn new_state(
+    fn new_state(
         &self,
         request: Request,
         max_tokens: u32,
@@ -188,11 +183,7 @@ impl Scheduler {
             arrival_us: request.arrival_us,
             arrival: self.requests.num_inserted() + num_before as u64,
         };
-        let mut state = RequestState::new(request, rank, max_tokens);
-        if !state.request.is_masked {
-            state.speculator = Speculator::new(&self.config);
-        }
-        Ok(state)
+        Ok(RequestState::new(request, rank, max_tokens, &self.config))
     }
 
     /// Ends a request with one terminal output. Returns false if it had already ended.
@@ -206,7 +197,7 @@ impl Scheduler {
         let Some(index) = self.requests.find(id) else {
             return false;
         };
-        if self.requests[index].stage == Stage::Leaving(Leaving::Finished) {
+        if self.requests[index].stage() == Stage::Leaving(Leaving::Finished) {
             return false;
         }
         self.finish(index, reason, None);
@@ -224,17 +215,36 @@ impl Scheduler {
         }
     }
 
+    /// Keeps the whole blocks of `tokens` in the prefix cache for good, even through
+    /// [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. In groups with windows, only the
+    /// pages stay that a query behind those tokens reads. Returns the number of pages that were not pinned
+    /// before.
+    ///
+    /// A page loses its pin if its contents turn out to be undefined: it was pinned while the
+    /// request that computed it was running, and the request then ended because its logits were not
+    /// numbers.
+    pub fn pin_prefix(
+        &mut self,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+    ) -> Result<usize, PinError> {
+        let last_returned = self.inflight.last_returned();
+        let max_pages = self.config.max_pinned_pages;
+        self.kv
+            .pin_prefix(namespace, tokens, last_returned, max_pages)
+    }
+
     /// Plans the next step: decodes, requests whose KV has arrived, prompts that have been started,
     /// waiting requests, and finally drafts. Returns `None`
     /// when there is nothing to do, or when `max_inflight_steps` steps have not returned yet.
     pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
-        self.now_us = now_us;
+        self.pace.set_now(now_us);
         self.end_late_receipts();
-        self.end_leases();
+        self.holds.end_leases(now_us);
         if self.inflight.len() >= self.config.max_inflight_steps as usize {
             return None;
         }
-        self.pace.note_time(now_us);
+        self.pace.time_returned();
         self.drop_late();
         let mut plan = StepPlan::new(self.inflight.next_step(), &self.config, self.running.len());
         self.preempt_less_urgent(&mut plan);
@@ -266,7 +276,7 @@ impl Scheduler {
         let prefills = self.running.prefilling().to_vec();
         for &index in &prefills {
             let state = &self.requests[index];
-            let rest = state.prefill_end - state.num_scheduled_tokens;
+            let rest = state.num_left_to_prefill();
             let chunk = self.chunk_len(rest, &plan.budget);
             if chunk == 0 {
                 break;
@@ -278,7 +288,7 @@ impl Scheduler {
         }
         for index in prefills {
             // The forecast's clock has advanced, although these requests have not decoded.
-            self.recount_running(index);
+            self.outlook.recount(&mut self.requests[index]);
         }
     }
 
@@ -294,7 +304,7 @@ impl Scheduler {
             if !state.is_prefilling() {
                 continue;
             }
-            let rest = state.prefill_end - state.num_scheduled_tokens;
+            let rest = state.num_left_to_prefill();
             let num_tokens = rest.min(plan.budget.prefill_tokens());
             if num_tokens == 0 {
                 return;
@@ -311,14 +321,14 @@ impl Scheduler {
     }
 
     /// Adds the request's next tokens to the step and publishes the pages that they fill.
-    pub(crate) fn plan_span(&mut self, index: RequestIndex, num_tokens: u32, plan: &mut StepPlan) {
+    fn plan_span(&mut self, index: RequestIndex, num_tokens: u32, plan: &mut StepPlan) {
         let state = &mut self.requests[index];
         let was_prefilling = state.is_prefilling();
         plan.add_span(index, state, num_tokens);
         let num_rows = state.num_rows();
-        let contribution = state.contribution.as_ref();
+        let contribution = state.contribution();
         if contribution.is_some_and(|contribution| num_rows >= contribution.max_rows) {
-            self.recount_running(index);
+            self.outlook.recount(&mut self.requests[index]);
         }
         if was_prefilling {
             self.note_prefilled(index);
@@ -338,39 +348,20 @@ impl Scheduler {
         if plan.batch.is_empty() {
             return None;
         }
-        plan.batch.released = self.slots.take_released();
-        self.lower_share();
-        self.counters.num_steps += 1;
-        self.counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
+        plan.batch.released = self.running.take_released_slots();
+        self.outlook.lower_share();
+        let counters = self.journal.counters();
+        counters.num_steps += 1;
+        counters.num_scheduled_tokens += plan.batch.num_tokens() as u64;
         self.announce_exports(plan.batch.step, &plan.entries);
         self.inflight.push(InflightStep {
             step: plan.batch.step,
             spans: plan.entries,
-            planned_us: self.now_us,
+            planned_us: self.pace.now_us(),
             num_tokens: plan.batch.num_tokens() as u32,
             num_prefill_tokens: plan.budget.num_prefill_tokens,
         });
         Some(plan.batch)
-    }
-
-    pub fn poll_output(&mut self) -> Option<RequestOutput> {
-        self.outputs.pop_front()
-    }
-
-    /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
-    /// returns its events, beginning with what the cache holds now. `salt` seeds the page hashes.
-    pub fn watch_kv(&mut self, salt: u64) {
-        self.kv.watch(salt);
-    }
-
-    pub fn unwatch_kv(&mut self) {
-        self.kv.unwatch();
-    }
-
-    /// Returns the next KV event, if there is one. No more events are kept for a slow reader than a
-    /// new subscription would bring.
-    pub fn poll_kv_event(&mut self) -> Option<KvEvent> {
-        self.kv.poll_event(self.last_returned())
     }
 
     pub fn stats(&self) -> SchedulerStats {
@@ -389,9 +380,9 @@ impl Scheduler {
             num_pinned_pages: self.kv.num_pinned(),
             num_evicted_pages: self.kv.num_evicted(),
             num_queued_tokens: self.waiting.num_new_tokens(),
-            head_room_share: self.head_room_share,
+            head_room_share: self.outlook.share(),
             prefill_us: self.pace.prefill_us(1024),
-            ..self.counters
+            ..self.journal.counts()
         }
     }
 
@@ -415,26 +406,21 @@ impl Scheduler {
         inflight.map_or(0, |inflight| inflight.num_prefill_tokens)
     }
 
-    pub(crate) fn emit(
-        &mut self,
-        index: RequestIndex,
-        sample: Option<Sample>,
-        finish: Option<FinishReason>,
-    ) {
+    fn emit(&mut self, index: RequestIndex, sample: Option<Sample>, finish: Option<FinishReason>) {
         let output = self.output(index, sample, finish);
-        self.outputs.push_back(output);
+        self.journal.emit(output);
     }
 
-    pub(crate) fn emit_logprobs(&mut self, index: RequestIndex, logprobs: &[PromptLogprob]) {
+    fn emit_logprobs(&mut self, index: RequestIndex, logprobs: &[PromptLogprob]) {
         let mut output = self.output(index, None, None);
         output.prompt_logprobs = logprobs.to_vec();
-        self.outputs.push_back(output);
+        self.journal.emit(output);
     }
 
-    pub(crate) fn emit_hidden_state(&mut self, index: RequestIndex, state: &HiddenState) {
+    fn emit_hidden_state(&mut self, index: RequestIndex, state: &HiddenState) {
         let mut output = self.output(index, None, None);
         output.hidden_state = Some(state.clone());
-        self.outputs.push_back(output);
+        self.journal.emit(output);
     }
 
     fn output(
@@ -444,22 +430,37 @@ impl Scheduler {
         finish: Option<FinishReason>,
     ) -> RequestOutput {
         let state = &self.requests[index];
-        let waited_us = self.now_us.saturating_sub(state.request.arrival_us);
         RequestOutput {
-            request: state.request.id,
+            request: state.id(),
             sample,
             prompt_logprobs: Vec::new(),
             hidden_state: None,
             finish,
-            num_prompt_tokens: state.num_prompt_tokens,
-            num_cached_tokens: state.num_cached_tokens.unwrap_or(0),
+            num_prompt_tokens: state.num_prompt_tokens(),
+            num_cached_tokens: state.num_cached_tokens(),
             num_output_tokens: state.num_output_tokens(),
-            queue_us: state.queue_us.unwrap_or(waited_us),
+            queue_us: state.queue_us(self.pace.now_us()),
         }
     }
 
-    pub(crate) fn now_us(&self) -> u64 {
-        self.now_us
+    /// The pages that a rule which does not go by time keeps change with every token, so they are added up
+    /// whenever they are about to be used. Requests without a slot are counted anew: the clock goes on, and they
+    /// take no rows.
+    fn keep_pages_of_running(&mut self) {
+        for index in self.receipts.iter() {
+            self.outlook.recount(&mut self.requests[index]);
+        }
+        let counted = self.running.iter().chain(self.receipts.iter());
+        let requests = &self.requests;
+        self.outlook
+            .keep_pages(counted.map(|index| &requests[index]));
+    }
+
+    /// Raises the share of the head room after a preemption.
+    fn raise_share(&mut self) {
+        let requests = &self.requests;
+        let running = self.running.iter().map(|index| &requests[index]);
+        self.outlook.raise_share(running);
     }
 }
 
@@ -468,7 +469,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{BatchOutput, RequestError};
+    use crate::{BatchOutput, HeadRoom, RequestError};
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)

@@ -3,7 +3,7 @@
 use alloc::vec::Vec;
 
 use crate::cache::page_table::PageTable;
-use crate::queue::admission::AdmissionRound;
+use crate::queue::patience::AdmissionRound;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
     Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
@@ -104,7 +104,7 @@ impl StepPlan {
 
     /// Announces a request's slot, with the tokens that its pages hold already.
     pub fn start_slot(&mut self, state: &RequestState, slot: SlotId) {
-        let num_cached_tokens = state.num_scheduled_tokens as usize;
+        let num_cached_tokens = state.num_scheduled_tokens() as usize;
         let start = state.slot_start(slot, num_cached_tokens);
         self.batch.started.push(start);
     }
@@ -121,7 +121,7 @@ impl StepPlan {
         slot: SlotId,
         first: impl Fn(usize, &PageTable) -> usize,
     ) {
-        for (group, table) in state.tables.iter().enumerate() {
+        for (group, table) in state.tables().iter().enumerate() {
             let first = first(group, table);
             if first >= table.len() {
                 continue;
@@ -144,22 +144,22 @@ impl StepPlan {
 
     /// Adds the next `num_tokens` tokens of a request and advances its counters.
     pub fn add_span(&mut self, index: RequestIndex, state: &mut RequestState, num_tokens: u32) {
-        let slot = state.slot.expect("a running request has a slot");
-        let start = state.num_scheduled_tokens;
+        let slot = state.held_slot();
+        let start = state.num_scheduled_tokens();
         let end = start + num_tokens;
         let first = self.batch.tokens.len() as u32;
         if state.is_prefilling() {
-            let known = &state.tokens[start as usize..end as usize];
+            let known = &state.tokens()[start as usize..end as usize];
             let known = known.iter().copied().map(InputToken::Known);
             self.batch.tokens.extend(known);
             self.budget.prefill_seqs_left -= 1;
             self.budget.take_prefill(num_tokens);
         } else {
             self.budget.tokens_left -= num_tokens;
-            let token = match state.tokens.get(start as usize) {
+            let token = match state.tokens().get(start as usize) {
                 Some(&token) => InputToken::Known(token),
                 None => InputToken::FromStep {
-                    step: state.last_sample_step,
+                    step: state.last_sample_step(),
                     slot,
                 },
             };
@@ -183,19 +183,14 @@ impl StepPlan {
             yields,
             num_drafts: 0,
         });
-        state.num_scheduled_tokens = end;
-        state.num_inflight_steps += 1;
-        if draws {
-            state.num_inflight_samples += 1;
-            state.last_sample_step = self.batch.step;
-        }
+        state.schedule_tokens(num_tokens, self.batch.step, draws);
     }
 
     /// Lengthens the prefill span at `at` by the request's next `num_tokens` tokens.
     pub fn lengthen_span(&mut self, at: usize, state: &mut RequestState, num_tokens: u32) {
-        let start = state.num_scheduled_tokens as usize;
-        let end = state.num_scheduled_tokens + num_tokens;
-        let known = &state.tokens[start..end as usize];
+        let start = state.num_scheduled_tokens() as usize;
+        let end = state.num_scheduled_tokens() + num_tokens;
+        let known = &state.tokens()[start..end as usize];
         let known = known.iter().copied().map(InputToken::Known);
         let behind = self.batch.spans[at].tokens.end as usize;
         self.batch.tokens.splice(behind..behind, known);
@@ -211,11 +206,7 @@ impl StepPlan {
         (entry.end, entry.draws, entry.num_logprobs) = (end, draws, num_logprobs);
         entry.has_hidden_state = has_hidden_state;
         self.budget.take_prefill(num_tokens);
-        state.num_scheduled_tokens = end;
-        if draws {
-            state.num_inflight_samples += 1;
-            state.last_sample_step = self.batch.step;
-        }
+        state.schedule_more(num_tokens, self.batch.step, draws);
     }
 
     /// Inserts the requests' drafts behind their tokens. All drafts are inserted in one pass,
@@ -229,7 +220,7 @@ impl StepPlan {
             let first = tokens.len() as u32;
             tokens.extend_from_slice(&self.batch.tokens[known]);
             if entry.num_drafts > 0 {
-                let drafts = requests[entry.index].drafts.iter();
+                let drafts = requests[entry.index].drafts().iter();
                 tokens.extend(drafts.copied().map(InputToken::Known));
             }
             span.tokens = first..tokens.len() as u32;

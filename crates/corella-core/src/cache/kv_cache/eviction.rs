@@ -1,0 +1,186 @@
+//! Eviction: which cached pages go first when others are needed, and how blocks and pages leave the cache.
+//!
+//! The least recently used pages go first. In groups without a window those are pages of leaves of the prefix
+//! tree, each together with its block; in groups with one, pages go alone.
+
+use alloc::vec::Vec;
+
+use crate::cache::kv_cache::KvCache;
+use crate::{BlockId, PageId};
+
+/// Where all groups have windows, blocks without pages lead to others that have some. A block takes a
+/// small part of a page's memory, so there may be more of them than pages.
+const MAX_BLOCKS_PER_PAGE: usize = 64;
+
+/// Blocks that have left the tree, and the pages that they had.
+#[derive(Debug, Default)]
+pub(crate) struct Removed {
+    pub blocks: Vec<BlockId>,
+    pub pages: Vec<PageId>,
+    /// How many paths ended at those blocks.
+    pub num_ends: u32,
+}
+
+impl Removed {
+    pub(super) fn clear(&mut self) {
+        self.blocks.clear();
+        self.pages.clear();
+        self.num_ends = 0;
+    }
+}
+
+impl KvCache {
+    /// Makes sure that the tree can take `num_blocks` blocks more. Returns false when it has too many that
+    /// lead to pages in use.
+    pub(crate) fn make_room_for_blocks(&mut self, num_blocks: usize) -> bool {
+        let max_blocks = self.pool.num_pages() * MAX_BLOCKS_PER_PAGE;
+        while self.tree.num_blocks() + num_blocks > max_blocks {
+            if self.num_cached == 0 {
+                return false;
+            }
+            self.evict_one();
+        }
+        true
+    }
+
+    /// Evicts everything that no table holds and that is not pinned.
+    pub fn clear(&mut self) {
+        while self.num_cached > 0 {
+            self.evict_one();
+        }
+    }
+
+    /// Removes a block and all that follow it from the prefix tree, pinned or not. Tables that name their
+    /// pages keep them until they are released. The paths of requests that end at one of those blocks
+    /// have to be ended.
+    pub(crate) fn unpublish(&mut self, block: BlockId) -> Removed {
+        self.remove_blocks(block);
+        core::mem::take(&mut self.removed)
+    }
+
+    /// Removes a block and all that follow it, and leaves them in `removed`.
+    fn remove_blocks(&mut self, block: BlockId) {
+        let before = self.tree.block_before(block);
+        self.tree.remove_from(block, &mut self.removed.blocks);
+        self.drop_removed();
+        if let Some(before) = before {
+            self.note_block(before);
+        }
+    }
+
+    /// Takes the pages of a block that has got a child off the list for eviction.
+    pub(super) fn unlist_inner(&mut self, block: BlockId) {
+        for page in self.residency.pages(block) {
+            if !self.is_locked(page) && !self.is_leaf(page) {
+                self.evictable
+                    .remove(&(self.last_used[page.0 as usize], page));
+            }
+        }
+    }
+
+    /// Evicts a page and, in a group without a window, its block with all pages.
+    pub(super) fn evict_one(&mut self) {
+        let (_, page) = self
+            .evictable
+            .first()
+            .copied()
+            .expect("pages are cached, but none is listed for eviction");
+        let resident = self.residency.resident(page).expect("it is cached");
+        match self.residency.has_window(resident) {
+            true => {
+                self.retract_behind(resident.block, usize::from(resident.group()));
+                self.drop_page(page);
+                self.prune(resident.block);
+            }
+            false => self.remove_blocks(resident.block),
+        }
+        self.removed.clear();
+    }
+
+    /// Takes the pages of removed blocks out of the cache.
+    pub(super) fn drop_removed(&mut self) {
+        for at in 0..self.removed.blocks.len() {
+            let block = self.removed.blocks[at];
+            if let Some(watch) = &mut self.watch {
+                watch.note_removed(block);
+            }
+            self.removed.num_ends += core::mem::take(&mut self.num_ends[block.0 as usize]);
+            for group in 0..self.residency.groups().len() {
+                if let Some(page) = self.residency.page(block, group) {
+                    self.drop_page(page);
+                }
+            }
+        }
+    }
+
+    /// Takes a page out of its block, and frees it if no table holds it. It loses its pin.
+    fn drop_page(&mut self, page: PageId) {
+        self.removed.pages.push(page);
+        if self.pins.remove(page) {
+            self.residency.remove(page);
+            if self.pool.unlock(page) == 0 {
+                self.pool.free(page);
+            }
+            return;
+        }
+        if !self.is_locked(page) {
+            self.evictable
+                .remove(&(self.last_used[page.0 as usize], page));
+            self.num_cached -= 1;
+            self.pool.free(page);
+        }
+        self.residency.remove(page);
+    }
+
+    /// Removes a block that has no page, leads nowhere and ends no path, and those before it that then
+    /// do so.
+    pub(crate) fn prune(&mut self, mut block: BlockId) {
+        while self.num_ends[block.0 as usize] == 0
+            && self.residency.pages(block).next().is_none()
+            && self.tree.is_leaf(block)
+        {
+            let before = self.tree.block_before(block);
+            self.tree.remove_from(block, &mut self.removed.blocks);
+            self.removed.blocks.pop();
+            if let Some(watch) = &mut self.watch {
+                watch.note_removed(block);
+            }
+            match before {
+                Some(before) => block = before,
+                None => return,
+            }
+        }
+    }
+
+    pub(super) fn mark_used(&mut self, page: PageId, clock: u64) {
+        let time = self.residency.time(page, clock);
+        let last_used = &mut self.last_used[page.0 as usize];
+        self.evictable.remove(&(*last_used, page));
+        *last_used = time;
+        self.note_leaf(page);
+    }
+
+    /// Whether a page can be evicted, if it is cached.
+    pub(super) fn is_leaf(&self, page: PageId) -> bool {
+        self.residency.resident(page).is_some_and(|resident| {
+            self.residency.has_window(resident) || self.tree.is_leaf(resident.block)
+        })
+    }
+
+    pub(super) fn note_leaf(&mut self, page: PageId) {
+        if !self.is_locked(page) && self.is_leaf(page) {
+            self.evictable
+                .insert((self.last_used[page.0 as usize], page));
+        }
+    }
+
+    /// Lists the pages of a block that has become a leaf.
+    fn note_block(&mut self, block: BlockId) {
+        for group in 0..self.residency.groups().len() {
+            if let Some(page) = self.residency.page(block, group) {
+                self.note_leaf(page);
+            }
+        }
+        self.prune(block);
+    }
+}

@@ -1,0 +1,84 @@
+//! How long steps take: smoothed averages of their times, in whole microseconds.
+
+/// Times steps. The scheduler hears of time only when it plans a step; the engine plans right after
+/// a step has returned, so that is when the step ended.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    now_us: u64,
+    /// The steps that have returned since the last plan.
+    returned: Option<Returned>,
+    last_return_us: u64,
+    /// Microseconds for 1,024 tokens, over steps that mostly prefill; 0 before the first.
+    prefill_us: u64,
+    /// Microseconds of a step in which any request decodes; 0 before the first.
+    decode_step_us: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Returned {
+    planned_us: u64,
+    num_steps: u64,
+    num_tokens: u64,
+    num_prefill_tokens: u64,
+}
+
+impl Pace {
+    /// The time of the latest plan.
+    pub fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
+    pub fn set_now(&mut self, now_us: u64) {
+        self.now_us = now_us;
+    }
+
+    pub fn note_returned(&mut self, planned_us: u64, num_tokens: u32, num_prefill_tokens: u32) {
+        let returned = self.returned.get_or_insert(Returned {
+            planned_us,
+            num_steps: 0,
+            num_tokens: 0,
+            num_prefill_tokens: 0,
+        });
+        returned.num_steps += 1;
+        returned.num_tokens += u64::from(num_tokens);
+        returned.num_prefill_tokens += u64::from(num_prefill_tokens);
+    }
+
+    /// Times the steps that have returned since the last plan: they have ended now.
+    pub fn time_returned(&mut self) {
+        let now_us = self.now_us;
+        let Some(returned) = self.returned.take() else {
+            return;
+        };
+        // A step that was planned ahead begins when the one before it has returned.
+        let began_us = returned.planned_us.max(self.last_return_us);
+        let elapsed_us = now_us.saturating_sub(began_us);
+        self.last_return_us = now_us;
+        if 2 * returned.num_prefill_tokens >= returned.num_tokens {
+            smooth(
+                &mut self.prefill_us,
+                elapsed_us * 1024 / returned.num_tokens.max(1),
+            );
+        }
+        if returned.num_prefill_tokens < returned.num_tokens {
+            smooth(&mut self.decode_step_us, elapsed_us / returned.num_steps);
+        }
+    }
+
+    /// The time that `num_tokens` prompt tokens take, or 0 before any step was timed.
+    pub fn prefill_us(&self, num_tokens: u64) -> u64 {
+        num_tokens.saturating_mul(self.prefill_us) / 1024
+    }
+
+    pub fn decode_step_us(&self) -> u64 {
+        self.decode_step_us
+    }
+}
+
+/// An exponential moving average that gives a new value the weight 1/8.
+pub(crate) fn smooth(mean: &mut u64, value: u64) {
+    *mean = match *mean {
+        0 => value,
+        mean => (7 * mean + value) / 8,
+    };
+}

@@ -1,0 +1,59 @@
+//! How long the output of a request is expected to become.
+
+use crate::cache::page_forecast::Contribution;
+use crate::request_state::RequestState;
+
+/// 2^32 divided by the golden ratio: its multiples modulo 2^32 are spread evenly.
+const GOLDEN_SHARE: u32 = 0x9e37_79b9;
+
+#[derive(Debug)]
+pub(super) struct Expectation {
+    /// How many output tokens it is expected to end with: the `quantile` of the lengths of all
+    /// outputs.
+    expected_output: u32,
+    quantile: u32,
+    /// What the forecast counts for it, while it runs or receives KV.
+    contribution: Option<Contribution>,
+}
+
+impl Expectation {
+    /// `arrival` is the number of requests that were submitted before.
+    pub fn new(arrival: u64) -> Self {
+        Self {
+            expected_output: 0,
+            quantile: (arrival as u32).wrapping_mul(GOLDEN_SHARE),
+            contribution: None,
+        }
+    }
+}
+
+impl RequestState {
+    reads! {
+        expectation:
+        expected_output: u32,
+        quantile: u32,
+    }
+
+    pub fn expect_output(&mut self, num_output_tokens: u32) {
+        self.expectation.expected_output = num_output_tokens;
+    }
+
+    /// Moves on to the next quantile of a low-discrepancy sequence: however many are taken, they
+    /// are spread evenly.
+    pub fn next_quantile(&mut self) {
+        let quantile = &mut self.expectation.quantile;
+        *quantile = quantile.wrapping_add(GOLDEN_SHARE);
+    }
+
+    pub fn contribution(&self) -> Option<&Contribution> {
+        self.expectation.contribution.as_ref()
+    }
+
+    pub fn set_contribution(&mut self, contribution: Contribution) {
+        self.expectation.contribution = Some(contribution);
+    }
+
+    pub fn take_contribution(&mut self) -> Option<Contribution> {
+        self.expectation.contribution.take()
+    }
+}

@@ -1,0 +1,226 @@
+//! The path of a request: the blocks that it has found in the prefix tree or published there.
+//!
+//! In groups without a window it holds a lock on all their pages, so they stay. Where the tree already has the next
+//! block with another request's pages, the path ends until the request lets go of its own pages, and it is a *guest* of
+//! the blocks that follow: it gives them the pages that windows have left them without.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use crate::cache::kv_cache::KvCache;
+use crate::cache::page_table::PageTables;
+use crate::cache::prefix_tree::Parent;
+use crate::request_state::RequestState;
+use crate::{BlockId, Namespace, PageId, StepId};
+
+#[derive(Debug, Default)]
+pub(super) struct Path {
+    /// How many blocks it has. In groups without a window, their pages are those of the request's tables.
+    num_blocks: u32,
+    /// The last of those blocks.
+    end: Option<BlockId>,
+    /// How far it goes on through blocks of other requests.
+    guest: Option<Box<Guest>>,
+}
+
+/// How far a request goes on behind its path.
+#[derive(Clone, Copy, Debug)]
+struct Guest {
+    /// The last block to which it has offered its pages, and the number of the block's insertion, without
+    /// which it is another block.
+    block: BlockId,
+    insertion: u64,
+    /// The number of blocks up to the end of that one.
+    num_blocks: u32,
+    /// The block behind it was not there. The request publishes it when it lets go of its pages.
+    is_at_end: bool,
+}
+
+impl Path {
+    fn parent<'a>(&self, namespace: &'a Namespace) -> Parent<'a> {
+        match self.end {
+            Some(end) => Parent::Block(end),
+            None => Parent::Root(namespace),
+        }
+    }
+
+    /// Its last block or, where the request is a guest, the last to which it has offered its pages, and the number
+    /// of blocks up to there.
+    fn offered(&self) -> (Option<BlockId>, u32) {
+        match &self.guest {
+            Some(guest) => (Some(guest.block), guest.num_blocks),
+            None => (self.end, self.num_blocks),
+        }
+    }
+}
+
+fn page_at(tables: &PageTables, at: usize) -> impl Fn(usize) -> Option<PageId> {
+    move |group| tables.group(group).page(at)
+}
+
+impl RequestState {
+    pub fn path_end(&self) -> Option<BlockId> {
+        self.path.end
+    }
+
+    pub fn num_published_blocks(&self) -> u32 {
+        self.path.num_blocks
+    }
+
+    /// The number of blocks up to the last to which it has offered its pages.
+    pub fn num_offered_blocks(&self) -> u32 {
+        self.path.offered().1
+    }
+
+    /// The block behind which it is going to publish the next, and the number of blocks up to there.
+    pub fn frontier(&self) -> Option<(Option<BlockId>, u32)> {
+        let guest = self.path.guest.as_ref();
+        let goes_on = guest.is_none_or(|guest| !guest.is_at_end);
+        goes_on.then(|| self.path.offered())
+    }
+
+    /// Sets the path to `num_blocks` blocks that were found, up to `end`.
+    pub fn begin_path(&mut self, kv: &mut KvCache, end: Option<BlockId>, num_blocks: u32) {
+        kv.move_end(self.path.end, end);
+        self.path = Path {
+            num_blocks,
+            end,
+            guest: None,
+        };
+    }
+
+    /// Ends the path of a request that has let go of its pages.
+    pub fn leave_path(&mut self, kv: &mut KvCache) {
+        self.begin_path(kv, None, 0);
+    }
+
+    /// If the path leads through blocks that were removed from the tree, it ends before them. Returns whether it
+    /// did.
+    pub fn set_back_path(
+        &mut self,
+        kv: &mut KvCache,
+        end: Option<BlockId>,
+        num_blocks: u32,
+    ) -> bool {
+        let is_removed = |&block: &BlockId| kv.insertion(block).is_none();
+        if !self.path.end.as_ref().is_some_and(is_removed) {
+            return false;
+        }
+        self.path.end = None;
+        self.begin_path(kv, end, num_blocks);
+        true
+    }
+
+    /// Leads the path on to `num_blocks` blocks. Returns false where the tree has another request's block.
+    pub fn publish_path(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
+        let page_size = kv.page_size() as usize;
+        let before = self.path.end;
+        let first = self.path.num_blocks;
+        let num_new = num_blocks.saturating_sub(first) as usize;
+        if num_new == 0 || !kv.make_room_for_blocks(num_new) {
+            return true;
+        }
+        let mut is_whole = true;
+        for at in first as usize..num_blocks as usize {
+            let tokens = &self.progress.tokens()[at * page_size..(at + 1) * page_size];
+            let page = page_at(self.place.tables(), at);
+            let parent = self.path.parent(&self.request.namespace);
+            let Ok(block) = kv.publish(parent, tokens, page, step) else {
+                is_whole = false;
+                break;
+            };
+            self.path.end = Some(block);
+            self.path.num_blocks += 1;
+        }
+        if before != self.path.end {
+            kv.move_end(before, self.path.end);
+            self.path.guest = None;
+        }
+        is_whole
+    }
+
+    /// Offers the request's pages to blocks behind its path, up to `num_blocks` blocks. Returns false where
+    /// there is no such block, or when no block can lack a page.
+    pub fn offer_as_guest(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
+        if !kv.has_windows() {
+            return false;
+        }
+        let page_size = kv.page_size() as usize;
+        let path = &mut self.path;
+        let is_gone = |guest: &mut Box<Guest>| kv.insertion(guest.block) != Some(guest.insertion);
+        path.guest.take_if(is_gone);
+        for at in path.offered().1 as usize..num_blocks as usize {
+            let parent = match &path.guest {
+                Some(guest) => Parent::Block(guest.block),
+                None => path.parent(&self.request.namespace),
+            };
+            let tokens = &self.progress.tokens()[at * page_size..(at + 1) * page_size];
+            let Some(block) = kv.child(parent, tokens) else {
+                if let Some(guest) = &mut path.guest {
+                    guest.is_at_end = true;
+                }
+                return false;
+            };
+            kv.fill_block(block, page_at(self.place.tables(), at), step);
+            let insertion = kv.insertion(block);
+            path.guest = insertion.map(|insertion| {
+                let num_blocks = at as u32 + 1;
+                Box::new(Guest {
+                    block,
+                    insertion,
+                    num_blocks,
+                    is_at_end: false,
+                })
+            });
+        }
+        true
+    }
+
+    /// Publishes the rest of the computed rows before the request lets go of its pages: blocks behind one that the
+    /// tree already has, and the filled rows of the last page. If its pages stay locked, none are published behind
+    /// such a block, whose pages may be without a lock.
+    pub fn publish_computed(&self, kv: &mut KvCache, last_returned: StepId) {
+        let num_rows = self.num_computed_tokens() as usize;
+        let page_size = kv.page_size() as usize;
+        let stays_locked = self.num_spill_pages() + self.export().num_pages() > 0;
+        let blocks = self.path.num_blocks as usize..num_rows.div_ceil(page_size);
+        if !kv.make_room_for_blocks(blocks.len()) {
+            return;
+        }
+        let mut parent = self.path.parent(&self.request.namespace);
+        for at in blocks {
+            let tokens =
+                &self.progress.tokens()[at * page_size..num_rows.min((at + 1) * page_size)];
+            let page = page_at(self.place.tables(), at);
+            let published = kv.publish(parent, tokens, page, last_returned);
+            if published.is_err() && stays_locked {
+                return;
+            }
+            parent = Parent::Block(published.unwrap_or_else(|there| there));
+        }
+        // Behind all windows, the last blocks may have got no page.
+        if let Parent::Block(last) = parent {
+            kv.prune(last);
+        }
+    }
+
+    /// The first block to which it has given a page that `step` or a later one fills. Behind its path, that may be
+    /// another request's block.
+    pub fn first_filled_since(&self, kv: &KvCache, step: StepId) -> Option<BlockId> {
+        if kv.has_windows() {
+            let is_undefined = |block: &BlockId| kv.block_filled_by(*block) >= Some(step);
+            return self.offered_blocks(kv).into_iter().find(is_undefined);
+        }
+        let pages = self.tables().group(0).pages.iter();
+        let mut published = pages.take(self.path.num_blocks as usize);
+        let first = published.find(|&&page| kv.filled_by(page) >= Some(step));
+        first.and_then(|&page| kv.block_of(page))
+    }
+
+    /// The blocks of the request's tokens, as far as it may have given them pages.
+    fn offered_blocks(&self, kv: &KvCache) -> Vec<BlockId> {
+        let num_computed = self.num_computed_tokens().max(self.num_scheduled_tokens());
+        let tokens = &self.progress.tokens()[..self.num_known_tokens().min(num_computed) as usize];
+        kv.match_prefix(&self.request.namespace, tokens).blocks
+    }
+}

@@ -1,0 +1,152 @@
+//! What a request holds: its slot and its pages.
+
+use alloc::vec::Vec;
+
+use crate::cache::hold::Export;
+use crate::cache::kv_cache::Donor;
+use crate::cache::page_table::PageTables;
+use crate::request_state::{RequestState, Stage};
+use crate::{PageId, SlotId, StepId};
+
+#[derive(Debug)]
+pub(super) struct Place {
+    slot: Option<SlotId>,
+    /// The step in which it took its slot.
+    started_step: StepId,
+    tables: PageTables,
+    /// How many pages of groups without a window were already in use when it took its pages.
+    num_shared_pages: u32,
+    /// The most rows that may be in flight while it prefills, so that its windows fit into the pool.
+    num_rows_at_once: u32,
+    /// The pages that a step copies rows from, one of each group. They stay locked until that step has
+    /// returned.
+    donor: Option<(Vec<PageId>, StepId)>,
+    /// The time by which its KV must have arrived, while it is receiving.
+    receipt_deadline_us: u64,
+    /// Whether its prompt was computed on another node. It is never computed here.
+    came_with_kv: bool,
+    /// Pages of host memory that are set aside for it while it is leaving.
+    num_spill_pages: u32,
+    export: Export,
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self {
+            slot: None,
+            started_step: StepId(0),
+            tables: PageTables::default(),
+            num_shared_pages: 0,
+            num_rows_at_once: u32::MAX,
+            donor: None,
+            receipt_deadline_us: 0,
+            came_with_kv: false,
+            num_spill_pages: 0,
+            export: Export::default(),
+        }
+    }
+}
+
+impl Place {
+    pub fn tables(&self) -> &PageTables {
+        &self.tables
+    }
+}
+
+impl RequestState {
+    reads! {
+        place:
+        slot: Option<SlotId>,
+        started_step: StepId,
+        num_shared_pages: u32,
+        num_rows_at_once: u32,
+        receipt_deadline_us: u64,
+        came_with_kv: bool,
+        num_spill_pages: u32,
+    }
+
+    /// # Panics
+    /// Panics when it has no slot.
+    pub fn held_slot(&self) -> SlotId {
+        self.place.slot.expect("a running request has no slot")
+    }
+
+    /// Takes a slot in `step`, and runs.
+    pub fn start(&mut self, slot: SlotId, step: StepId) {
+        self.place.slot = Some(slot);
+        self.place.started_step = step;
+        self.turn.forget_path();
+        self.stage = Stage::Running;
+    }
+
+    pub fn take_slot(&mut self) -> Option<SlotId> {
+        self.place.slot.take()
+    }
+
+    pub fn tables(&self) -> &PageTables {
+        &self.place.tables
+    }
+
+    pub fn tables_mut(&mut self) -> &mut PageTables {
+        &mut self.place.tables
+    }
+
+    /// Takes its first pages. `num_shared_pages` of them, in groups without a window, were in use before.
+    pub fn hold_pages(&mut self, tables: PageTables, num_shared_pages: u32) {
+        self.place.tables = tables;
+        self.place.num_shared_pages = num_shared_pages;
+    }
+
+    pub fn limit_rows_at_once(&mut self, num_rows: u32) {
+        self.place.num_rows_at_once = num_rows;
+    }
+
+    /// `step` copies rows from the pages of `donor`, which stay locked until then.
+    pub fn copy_from(&mut self, donor: &Donor, step: StepId) {
+        self.place.donor = Some((donor.pages.clone(), step));
+    }
+
+    /// The pages that a step in flight copies rows from.
+    pub fn donor_pages(&self) -> impl Iterator<Item = PageId> {
+        let pages = self.place.donor.iter().flat_map(|(pages, _)| pages);
+        pages.copied()
+    }
+
+    /// The pages that `step` has copied rows from.
+    pub fn take_donor_of(&mut self, step: StepId) -> Option<Vec<PageId>> {
+        let donor = self.place.donor.take_if(|(_, by)| *by == step);
+        donor.map(|(pages, _)| pages)
+    }
+
+    /// All its pages, and those that a step copies from.
+    pub fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
+        let donor = self.place.donor.take().map(|(pages, _)| pages);
+        let pages = self.place.tables.take_pages();
+        donor.into_iter().flatten().chain(pages)
+    }
+
+    pub fn receive_until(&mut self, deadline_us: u64) {
+        self.place.receipt_deadline_us = deadline_us;
+    }
+
+    pub fn note_kv_of_other_node(&mut self) {
+        self.place.came_with_kv = true;
+    }
+
+    pub fn set_spill_pages(&mut self, num_pages: u32) {
+        self.place.num_spill_pages = num_pages;
+    }
+
+    pub fn export(&self) -> &Export {
+        &self.place.export
+    }
+
+    pub fn export_mut(&mut self) -> &mut Export {
+        &mut self.place.export
+    }
+
+    /// What it exports, and the pages that hold it.
+    pub fn export_and_tables(&mut self) -> (&mut Export, &PageTables) {
+        (&mut self.place.export, &self.place.tables)
+    }
+}

@@ -1,0 +1,204 @@
+//! How far a request has come: counters, not phases.
+
+use alloc::vec::Vec;
+
+use crate::request_state::RequestState;
+use crate::{StepId, TokenId};
+
+/// The positions of a request's tokens, from left to right:
+///
+/// ```text
+/// 0 ········ computed ········ scheduled ········ known ········ total
+///   KV valid            in flight       to compute      drawn, in flight
+/// ```
+///
+/// Prefill, a chunk of it, decode and a resumed request differ only in where these boundaries are.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// The known tokens: the prompt, then the output that has returned.
+    tokens: Vec<TokenId>,
+    num_prompt_tokens: u32,
+    /// The number of tokens at the beginning of the prompt whose log-probabilities have been emitted
+    /// or are not wanted. The first token has none.
+    num_scored_tokens: u32,
+    /// Positions whose KV is in the pages, from prefix hits or from steps that have returned.
+    num_computed_tokens: u32,
+    /// Computed positions, and those that steps in flight will add.
+    num_scheduled_tokens: u32,
+    /// How many tokens were known when it took its slot. It is prefilling up to this position.
+    prefill_end: u32,
+    /// The number of steps in flight that name it, and how many of them draw a token for it.
+    num_inflight_steps: u32,
+    num_inflight_samples: u32,
+    last_sample_step: StepId,
+    /// Guesses that a step in flight computes behind the scheduled tokens. When the step returns,
+    /// those that hold become known and computed; the others were never counted.
+    drafts: Vec<TokenId>,
+}
+
+impl Progress {
+    pub fn new(tokens: Vec<TokenId>, num_prompt_tokens: u32, num_scored_tokens: u32) -> Self {
+        Self {
+            tokens,
+            num_prompt_tokens,
+            num_scored_tokens,
+            num_computed_tokens: 0,
+            num_scheduled_tokens: 0,
+            prefill_end: 0,
+            num_inflight_steps: 0,
+            num_inflight_samples: 0,
+            last_sample_step: StepId(0),
+            drafts: Vec::new(),
+        }
+    }
+
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+}
+
+impl RequestState {
+    reads! {
+        progress:
+        num_prompt_tokens: u32,
+        num_scored_tokens: u32,
+        num_computed_tokens: u32,
+        num_scheduled_tokens: u32,
+        prefill_end: u32,
+        num_inflight_steps: u32,
+        num_inflight_samples: u32,
+        last_sample_step: StepId,
+    }
+
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.progress.tokens
+    }
+
+    pub fn drafts(&self) -> &[TokenId] {
+        &self.progress.drafts
+    }
+
+    pub fn num_known_tokens(&self) -> u32 {
+        self.progress.tokens.len() as u32
+    }
+
+    pub fn num_output_tokens(&self) -> u32 {
+        self.num_known_tokens() - self.progress.num_prompt_tokens
+    }
+
+    /// The number of known tokens and of those that steps in flight draw.
+    pub fn num_total_tokens(&self) -> u32 {
+        self.num_known_tokens() + self.progress.num_inflight_samples
+    }
+
+    /// The number of output tokens that are known or that steps in flight draw.
+    pub fn num_drawn_tokens(&self) -> u32 {
+        self.num_total_tokens() - self.progress.num_prompt_tokens
+    }
+
+    /// Rows that its tokens need: the last token needs none.
+    pub fn num_rows(&self) -> u32 {
+        self.num_total_tokens() - 1
+    }
+
+    pub fn is_prefilling(&self) -> bool {
+        self.progress.num_scheduled_tokens < self.progress.prefill_end
+    }
+
+    /// Known tokens that it has to be prefilled with yet.
+    pub fn num_left_to_prefill(&self) -> u32 {
+        self.progress.prefill_end - self.progress.num_scheduled_tokens
+    }
+
+    pub fn push_token(&mut self, token: TokenId) {
+        self.progress.tokens.push(token);
+    }
+
+    /// The first `num_tokens` tokens are computed, and no other is scheduled.
+    pub fn begin_at(&mut self, num_tokens: u32) {
+        self.progress.num_computed_tokens = num_tokens;
+        self.progress.num_scheduled_tokens = num_tokens;
+    }
+
+    /// Its tokens up to `end` are those that it is prefilled with.
+    pub fn prefill_to(&mut self, end: u32) {
+        self.progress.prefill_end = end;
+    }
+
+    /// It has no row, and begins anew.
+    pub fn forget_rows(&mut self) {
+        self.begin_at(0);
+        self.progress.num_inflight_samples = 0;
+        self.progress.prefill_end = 0;
+    }
+
+    /// No more than its first `num_rows` rows count as computed.
+    pub fn truncate_computed(&mut self, num_rows: u32) {
+        let num_computed = &mut self.progress.num_computed_tokens;
+        *num_computed = num_rows.min(*num_computed);
+    }
+
+    /// `step` computes the next `num_tokens` tokens, and may draw one behind them.
+    pub fn schedule_tokens(&mut self, num_tokens: u32, step: StepId, draws: bool) {
+        self.progress.num_inflight_steps += 1;
+        self.schedule_more(num_tokens, step, draws);
+    }
+
+    /// `step`, which computes tokens of it already, computes the next `num_tokens` tokens, too.
+    pub fn schedule_more(&mut self, num_tokens: u32, step: StepId, draws: bool) {
+        self.progress.num_scheduled_tokens += num_tokens;
+        if draws {
+            self.progress.num_inflight_samples += 1;
+            self.progress.last_sample_step = step;
+        }
+    }
+
+    /// A step that named it has returned or failed.
+    pub fn forget_span(&mut self, draws: bool, num_drafts: u32) {
+        self.progress.num_inflight_steps -= 1;
+        self.progress.num_inflight_samples -= u32::from(draws);
+        if num_drafts > 0 {
+            self.progress.drafts.clear();
+        }
+    }
+
+    /// A step has computed its tokens up to `end`, and the log-probabilities of `num_logprobs` prompt tokens.
+    pub fn note_computed(&mut self, end: u32, num_logprobs: u32) {
+        self.progress.num_computed_tokens = end;
+        self.progress.num_scored_tokens += num_logprobs;
+    }
+
+    /// A draft held: its row is computed.
+    pub fn note_accepted(&mut self) {
+        self.progress.num_computed_tokens += 1;
+        self.progress.num_scheduled_tokens += 1;
+    }
+
+    /// Guesses up to `max` tokens behind those that are known.
+    pub fn propose_drafts(&mut self, max: u32) {
+        if let Some(speculator) = &mut self.speculator {
+            let Progress { tokens, drafts, .. } = &mut self.progress;
+            speculator.propose(tokens, max, drafts);
+        }
+    }
+
+    pub fn truncate_drafts(&mut self, num_drafts: u32) {
+        self.progress.drafts.truncate(num_drafts as usize);
+    }
+
+    /// The number of guesses to ask a draft model for, at most `max`.
+    pub fn num_drafts_to_ask(&mut self, max: u32) -> u32 {
+        let speculator = self.speculator.as_mut();
+        speculator.map_or(0, |speculator| {
+            speculator.num_to_ask(&self.progress.tokens, max)
+        })
+    }
+
+    /// Takes in what a draft model has drawn behind the known tokens.
+    pub fn give_drafts(&mut self, drafts: Vec<TokenId>) {
+        let num_tokens = self.progress.tokens.len();
+        if let Some(speculator) = &mut self.speculator {
+            speculator.give(num_tokens, drafts);
+        }
+    }
+}

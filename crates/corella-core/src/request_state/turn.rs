@@ -1,0 +1,146 @@
+//! How a request has waited so far, and what it waits for.
+
+use crate::StepId;
+use crate::cache::kv_cache::{FoundPrefix, KvCache};
+use crate::cache::prefix_tree::KnownPath;
+use crate::request_state::{RequestIndex, RequestState};
+
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// What happened when it was first admitted. `None` until then.
+    admission: Option<Admission>,
+    /// When its latency objectives should be checked again, while it waits for its first admission.
+    late_us: Option<u64>,
+    num_preemptions: u32,
+    /// A number that grows with the time at which it began to wait. It takes a new one each time
+    /// that it waits again, unless it has aged.
+    ticket: u64,
+    /// The number of rounds in which packing started requests behind it.
+    num_passed_over: u32,
+    /// It was passed over or preempted so often that `priority` and `lpm` start it before new
+    /// requests, and that no more urgent request may preempt it.
+    is_aged: bool,
+    /// The step by which it should start, while it has aged and waits.
+    due_step: Option<StepId>,
+    /// While it follows a leader: who that is, and how many pages of its path the leader will
+    /// publish.
+    held_by: Option<(RequestIndex, u32)>,
+    /// What was last found for it in the prefix tree, while it waits.
+    known_path: KnownPath,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Admission {
+    /// Prompt tokens that were cached.
+    num_cached_tokens: u32,
+    queue_us: u64,
+}
+
+impl Turn {
+    pub fn forget_path(&mut self) {
+        self.known_path = KnownPath::default();
+    }
+}
+
+impl RequestState {
+    reads! {
+        turn:
+        late_us: Option<u64>,
+        num_preemptions: u32,
+        ticket: u64,
+        num_passed_over: u32,
+        is_aged: bool,
+    }
+
+    /// Whether it has never been admitted.
+    pub fn is_new(&self) -> bool {
+        self.turn.admission.is_none()
+    }
+
+    /// Notes that it is admitted at `now_us`, with `num_cached_tokens` prompt tokens cached. Returns whether this
+    /// is the first time.
+    pub fn admit(&mut self, num_cached_tokens: u32, now_us: u64) -> bool {
+        let is_new = self.is_new();
+        if is_new {
+            self.turn.admission = Some(Admission {
+                num_cached_tokens,
+                queue_us: now_us.saturating_sub(self.request.arrival_us),
+            });
+        }
+        is_new
+    }
+
+    /// Prompt tokens that were cached when it was first admitted.
+    pub fn num_cached_tokens(&self) -> u32 {
+        { self.turn.admission }.map_or(0, |admission| admission.num_cached_tokens)
+    }
+
+    /// How long it waited, or has waited so far, for its first admission.
+    pub fn queue_us(&self, now_us: u64) -> u64 {
+        let waited_us = now_us.saturating_sub(self.request.arrival_us);
+        { self.turn.admission }.map_or(waited_us, |admission| admission.queue_us)
+    }
+
+    pub fn set_late_us(&mut self, late_us: Option<u64>) {
+        self.turn.late_us = late_us;
+    }
+
+    /// Counts a preemption, and returns how many there were.
+    pub fn note_preempted(&mut self) -> u32 {
+        self.turn.num_preemptions += 1;
+        self.turn.num_preemptions
+    }
+
+    pub fn set_ticket(&mut self, ticket: u64) {
+        self.turn.ticket = ticket;
+    }
+
+    /// Counts a round in which others started before it, and returns how many there were.
+    pub fn note_passed_over(&mut self) -> u32 {
+        self.turn.num_passed_over += 1;
+        self.turn.num_passed_over
+    }
+
+    pub fn set_aged(&mut self, is_aged: bool) {
+        self.turn.is_aged = is_aged;
+    }
+
+    /// The step by which it should start. `due` works it out when it is first asked for.
+    pub fn due_step(&mut self, due: impl FnOnce() -> StepId) -> StepId {
+        *self.turn.due_step.get_or_insert_with(due)
+    }
+
+    pub fn leader(&self) -> Option<RequestIndex> {
+        self.turn.held_by.map(|(leader, _)| leader)
+    }
+
+    /// Follows a leader until that has published `num_blocks` blocks.
+    pub fn follow(&mut self, leader: RequestIndex, num_blocks: u32) {
+        self.turn.held_by = Some((leader, num_blocks));
+    }
+
+    /// Returns the leader that it followed, and how many blocks it waited for.
+    pub fn stop_following(&mut self) -> Option<(RequestIndex, u32)> {
+        self.turn.held_by.take()
+    }
+
+    /// It has waited long enough: its turn has come.
+    pub fn end_turn(&mut self) {
+        self.turn.due_step = None;
+        self.turn.forget_path();
+    }
+
+    /// The number of blocks that were last found for it.
+    pub fn num_found_blocks(&self) -> usize {
+        self.turn.known_path.num_blocks()
+    }
+
+    /// Finds its tokens in the prefix tree. A request that waits long is looked up often, so it remembers what
+    /// was found.
+    pub fn find_prefix(&mut self, kv: &KvCache, step: StepId) -> FoundPrefix {
+        let num_tokens = self.max_cached_tokens();
+        let tokens = &self.progress.tokens()[..num_tokens];
+        let known = &mut self.turn.known_path;
+        kv.find_prefix(&self.request.namespace, tokens, step, known)
+    }
+}

@@ -1,0 +1,134 @@
+//! How many pages requests take in the KV groups of a configuration.
+
+use alloc::format;
+
+use crate::{ConfigError, KvGroup, MAX_KV_GROUPS, SchedulerConfig};
+
+impl SchedulerConfig {
+    pub fn has_windows(&self) -> bool {
+        self.kv_groups.iter().any(|group| group.window.is_some())
+    }
+
+    /// The pages that requests can have, however many are pinned.
+    pub(crate) fn num_unpinned_pages(&self) -> u32 {
+        self.num_pages - self.max_pinned_pages
+    }
+
+    pub(crate) fn num_kv_groups(&self) -> u32 {
+        self.kv_groups.len() as u32
+    }
+
+    /// The most pages of all groups that a request needs at once.
+    pub fn num_pages_of(&self, num_rows: u32, num_rows_at_once: u32) -> u32 {
+        let num_pages =
+            |group: &KvGroup| group.num_pages(num_rows, num_rows_at_once, self.page_size);
+        self.kv_groups.iter().map(num_pages).sum()
+    }
+
+    /// The pages that hold all rows of a request, in the groups without a window.
+    pub(crate) fn num_full_pages(&self, num_rows: u32) -> u32 {
+        self.num_groups_without_window() * num_rows.div_ceil(self.page_size)
+    }
+
+    pub(crate) fn num_groups_without_window(&self) -> u32 {
+        let groups = self.kv_groups.iter();
+        groups.filter(|group| group.window.is_none()).count() as u32
+    }
+
+    /// Pages that a request needs at least, to have `num_rows` rows in the end.
+    pub fn num_least_pages(&self, num_rows: u32) -> u32 {
+        self.num_pages_of(num_rows, self.least_rows_at_once(num_rows))
+    }
+
+    /// Without chunked prefill, a request that was preempted computes all its rows in one step.
+    fn least_rows_at_once(&self, num_rows: u32) -> u32 {
+        if self.enable_chunked_prefill {
+            1
+        } else {
+            num_rows
+        }
+    }
+
+    /// The most rows that a request without any may have in flight while it prefills
+    /// `num_known_tokens` tokens, so that its pages fit into the pool.
+    pub(crate) fn num_rows_at_once(&self, num_known_tokens: u32) -> u32 {
+        if !self.has_windows() || !self.enable_chunked_prefill {
+            return u32::MAX;
+        }
+        let num_step_rows = self.max_prefill_tokens.min(self.max_num_batched_tokens);
+        let most = num_step_rows.saturating_mul(self.max_inflight_steps);
+        let num_pages = self.num_unpinned_pages();
+        let fits = |num_rows| self.num_pages_of(num_known_tokens, num_rows) <= num_pages;
+        largest(1, most, fits)
+    }
+
+    /// How long a table of a group is when its request starts: as long as its known tokens or, with a
+    /// window, as the rows that one step may compute.
+    pub(crate) fn first_table_len(
+        &self,
+        num_known_tokens: u32,
+        num_rows_at_once: u32,
+        num_ready_rows: u32,
+        group: usize,
+    ) -> usize {
+        let num_rows = match self.kv_groups[group].window {
+            Some(_) if self.enable_chunked_prefill => {
+                let num_step_rows = self.max_prefill_tokens.min(self.max_num_batched_tokens);
+                let num_step_rows = num_step_rows.min(num_rows_at_once);
+                num_known_tokens.min(num_ready_rows.saturating_add(num_step_rows))
+            }
+            _ => num_known_tokens,
+        };
+        num_rows.div_ceil(self.page_size) as usize
+    }
+
+    /// The most tokens that a request may have in the end, so that its pages fit into `num_pages`.
+    pub fn max_len_in(&self, num_pages: u32) -> u32 {
+        if !self.has_windows() {
+            return (num_pages / self.num_kv_groups()).saturating_mul(self.page_size);
+        }
+        largest(0, self.max_model_len, |len| {
+            self.num_least_pages(len) <= num_pages
+        })
+    }
+
+    pub(super) fn validate_kv_groups(&self) -> Result<(), ConfigError> {
+        let num_groups = self.kv_groups.len();
+        if num_groups == 0 || num_groups > MAX_KV_GROUPS {
+            return Err(ConfigError(format!(
+                "there are {num_groups} KV groups; a model has 1 to {MAX_KV_GROUPS}"
+            )));
+        }
+        if self.kv_groups.iter().any(|group| group.window == Some(0)) {
+            return Err(ConfigError(
+                "the window of a KV group must be at least 1".into(),
+            ));
+        }
+        // Nodes exchange the pages of one table from its first row on.
+        if self.kv_groups == [KvGroup::default()] {
+            return Ok(());
+        }
+        let value = self.max_held_pages;
+        if value > 0 {
+            return Err(ConfigError(format!(
+                "max_held_pages is {value}, and KV of several groups or with a window cannot be sent \
+                 to other nodes yet; use 0"
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// The largest of `least..=most` for which `holds`, which holds up to some number and not beyond, or
+/// `least`.
+fn largest(least: u32, most: u32, holds: impl Fn(u32) -> bool) -> u32 {
+    let (mut low, mut high) = (least, most.max(least));
+    while low < high {
+        let middle = high - (high - low) / 2;
+        match holds(middle) {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    low
+}

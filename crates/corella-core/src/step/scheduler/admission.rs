@@ -1,0 +1,326 @@
+//! What starting a waiting request takes, and how one starts.
+
+use crate::cache::kv_cache::{Donor, FoundPrefix};
+use crate::cache::page_forecast::PageDemand;
+use crate::cache::page_table::PageTables;
+use crate::queue::follower::{leader_of, num_shared_blocks};
+use crate::request_state::{RequestIndex, RequestState};
+use crate::step::step_plan::{StepBudget, StepPlan};
+use crate::{PageCopy, PageId, Scheduler, StepId};
+
+/// The most requests that one step may find to be followers. A request that is found to be one
+/// leaves the queue, so that later steps need not look at it again.
+pub(crate) const MAX_FOLLOWERS: usize = 64;
+
+/// The reason why a waiting request does not start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// The step has no tokens left for it, or there are not enough pages, or no slot is free.
+    NoRoom,
+    /// Another request is computing the page that it needs next.
+    ByLeader,
+    /// It would delay a request that was passed over too often.
+    ByPatient,
+}
+
+/// What starting a waiting request in this step would take.
+pub(crate) struct Candidate {
+    pub index: RequestIndex,
+    pub found: FoundPrefix,
+    num_matched_tokens: u32,
+    /// The rows that are there when the request starts or, if it was stored, when it is restored.
+    num_ready_rows: u32,
+    pub num_uncached_tokens: u32,
+    /// Pages that are available now and are not any more once the request has started.
+    pub num_new_pages: usize,
+    /// What the request will want after that.
+    pub demand: PageDemand,
+}
+
+impl Candidate {
+    /// Pages that are available now and that the request is expected to hold when it ends.
+    pub fn num_needed_pages(&self) -> usize {
+        self.num_new_pages + self.demand.num_future_pages() as usize
+    }
+}
+
+impl Scheduler {
+    pub(super) fn try_start(
+        &mut self,
+        index: RequestIndex,
+        plan: &mut StepPlan,
+    ) -> Result<(), Held> {
+        if !self.has_room_to_start(plan) {
+            return Err(Held::NoRoom);
+        }
+        if self.spills.has(self.requests[index].id()) {
+            return self.try_restore(index, plan);
+        }
+        let candidate = self.candidate(index, plan)?;
+        let chunk = self.chunk_len(candidate.num_uncached_tokens, &plan.budget);
+        let chunk = chunk.min(self.requests[index].num_rows_at_once());
+        let has_room_for_facts =
+            !self.requests[index].request().exports_kv || self.holds.has_room_for_facts();
+        if chunk == 0 || !has_room_for_facts || !self.has_pages_for(&candidate) {
+            return Err(Held::NoRoom);
+        }
+        if self.would_delay_patient(&candidate, plan) {
+            return Err(Held::ByPatient);
+        }
+        self.start(candidate, chunk, plan);
+        Ok(())
+    }
+
+    pub(super) fn has_room_to_start(&self, plan: &StepPlan) -> bool {
+        self.running.num_free_slots() > self.spills.num_restoring()
+            && plan.budget.prefill_room() > 0
+            && plan.round.num_followers < MAX_FOLLOWERS
+    }
+
+    pub(super) fn has_pages_for(&mut self, candidate: &Candidate) -> bool {
+        let num_available = self.kv.num_available();
+        candidate.num_new_pages <= num_available
+            && candidate.num_new_pages + self.outlook.forecast_mut().peak_with(&candidate.demand)
+                <= num_available
+    }
+
+    /// How many of the `rest` prompt tokens of one request the step may compute.
+    pub(super) fn chunk_len(&self, rest: u32, budget: &StepBudget) -> u32 {
+        let room = budget.prefill_room();
+        if !self.config.enable_chunked_prefill {
+            let is_alone = room > 0 && budget.num_prefill_tokens == 0;
+            let fits = rest <= room || is_alone && rest <= budget.tokens_left;
+            return if fits { rest } else { 0 };
+        }
+        match self.config.long_prefill_token_threshold {
+            0 => rest.min(room),
+            threshold => rest.min(room).min(threshold),
+        }
+    }
+
+    /// Looks a waiting request up in the prefix tree and counts what it needs. A request that turns
+    /// out to be a follower waits for its leader from then on.
+    pub(super) fn candidate(
+        &mut self,
+        index: RequestIndex,
+        plan: &mut StepPlan,
+    ) -> Result<Candidate, Held> {
+        let state = &self.requests[index];
+        let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
+        if self.spills.has(state.id()) {
+            found = self.ready_prefix(index, state.num_rows());
+        } else if self.config.enable_prefix_caching {
+            found = self.find_waiting(index, plan.batch.step);
+            if let Some(leader) = self.leader_of(index, &found) {
+                plan.round.num_followers += 1;
+                self.follow(index, leader, found.path.len());
+                return Err(Held::ByLeader);
+            }
+        }
+        self.outlook.expect_output(&mut self.requests[index]);
+        let state = &mut self.requests[index];
+        state.limit_rows_at_once(self.config.num_rows_at_once(state.num_known_tokens()));
+        let candidate = self.count_candidate(index, found);
+        let num_cached = self.num_cached_donors(&candidate.found);
+        if num_cached == 0 || self.has_pages_for(&candidate) {
+            return Ok(candidate);
+        }
+        // The request can compute those rows itself, in pages that it takes anyway.
+        let mut found = candidate.found;
+        found.donor = None;
+        found.tables = self.kv.tables_of(&found.path);
+        Ok(self.count_candidate(index, found))
+    }
+
+    /// The prefilling request, if any, that is about to publish the block that this one needs next.
+    fn leader_of(&self, index: RequestIndex, found: &FoundPrefix) -> Option<RequestIndex> {
+        let prefilling = self.running.prefilling();
+        let page_size = self.config.page_size;
+        let state = &self.requests[index];
+        leader_of(state, found, prefilling, &self.requests, page_size)
+    }
+
+    /// Takes a waiting request out of the queue until `leader` has published all blocks that the two share.
+    fn follow(&mut self, index: RequestIndex, leader: RequestIndex, num_found: usize) {
+        let (ahead, state) = (&self.requests[leader], &self.requests[index]);
+        let num_blocks = num_shared_blocks(state, ahead, num_found, self.config.page_size);
+        let state = &mut self.requests[index];
+        self.waiting.follow(index, state, leader, num_blocks);
+    }
+
+    /// A cached page is available until the request locks it.
+    fn num_cached_donors(&self, found: &FoundPrefix) -> usize {
+        let donors = found.donor.iter().flat_map(|donor| &donor.pages);
+        donors.filter(|&&page| !self.kv.is_locked(page)).count()
+    }
+
+    /// Counts the pages that a request needs behind its found prefix.
+    fn count_candidate(&self, index: RequestIndex, mut found: FoundPrefix) -> Candidate {
+        let state = &self.requests[index];
+        let num_matched_tokens = found.num_rows(self.config.page_size);
+        let num_ready_rows = match self.spills.has(state.id()) {
+            true => state.num_rows(),
+            false => num_matched_tokens,
+        };
+        let groups = self.config.kv_groups.iter();
+        for (group, table) in groups.zip(found.tables.iter_mut()) {
+            // Behind rows that are copied or restored, a window begins later.
+            let first = group.first_page_read(num_ready_rows, self.config.page_size);
+            table.take_before(first as usize);
+        }
+        let (num_in_use, num_shared) = self.num_found_in_use(&found.tables);
+        let num_pages = self.num_first_pages(state, &found.tables, num_ready_rows);
+        let num_donors = self.num_cached_donors(&found);
+        Candidate {
+            index,
+            num_matched_tokens,
+            num_ready_rows,
+            num_uncached_tokens: state.num_known_tokens() - num_matched_tokens,
+            num_new_pages: num_pages - num_in_use + num_donors,
+            demand: self
+                .outlook
+                .page_demand(state, num_pages as u32, num_shared as u32),
+            found,
+        }
+    }
+
+    /// Finds a waiting request's tokens in the prefix tree. A request that waits long is looked up
+    /// often, so it remembers what was found.
+    pub(super) fn find_waiting(&mut self, index: RequestIndex, step: StepId) -> FoundPrefix {
+        let state = &mut self.requests[index];
+        state.find_prefix(&self.kv, step)
+    }
+
+    /// How many of the pages found for a candidate are in use, and how many others go on holding when
+    /// it ends.
+    fn num_found_in_use(&self, found: &PageTables) -> (usize, usize) {
+        let (mut num_in_use, mut num_shared) = (0, 0);
+        for (group, table) in self.config.kv_groups.iter().zip(found.iter()) {
+            let is_locked = |page: &PageId| self.kv.is_locked(*page);
+            if group.window.is_some() {
+                num_in_use += table.pages.iter().filter(|page| is_locked(page)).count();
+                continue;
+            }
+            // The locked pages of a path come before the others.
+            let count = table.pages.partition_point(is_locked);
+            num_in_use += count;
+            num_shared += count;
+        }
+        (num_in_use, num_shared)
+    }
+
+    /// The pages that a request holds when it starts: those that were found, and those to fill.
+    fn num_first_pages(&self, state: &RequestState, found: &PageTables, num_rows: u32) -> usize {
+        let first_len = |group| self.first_table_len(state, num_rows, group);
+        let tables = found.iter().enumerate();
+        let num_pages = tables.map(|(group, table)| first_len(group) - table.num_gone);
+        num_pages.sum()
+    }
+
+    fn first_table_len(&self, state: &RequestState, num_ready_rows: u32, group: usize) -> usize {
+        let (num_known, at_once) = (state.num_known_tokens(), state.num_rows_at_once());
+        self.config
+            .first_table_len(num_known, at_once, num_ready_rows, group)
+    }
+
+    fn count_hits(&mut self, candidate: &Candidate, step: StepId) {
+        let state = &self.requests[candidate.index];
+        let num_matched_tokens = u64::from(candidate.num_matched_tokens);
+        let counters = self.journal.counters();
+        counters.num_prefix_query_tokens += u64::from(state.num_known_tokens());
+        counters.num_prefix_hit_tokens += num_matched_tokens;
+        let hits = &mut counters.prefix_hits;
+        if !state.is_new() {
+            hits.num_resumed_tokens += num_matched_tokens;
+            return;
+        }
+        let FoundPrefix { path, donor, .. } = &candidate.found;
+        // On a path, the blocks that this step fills come after those of earlier steps.
+        let blocks = path.iter().rev();
+        let filled_by = blocks.map(|&block| self.kv.block_filled_by(block));
+        let num_shared_pages = filled_by.take_while(|filled_by| *filled_by == Some(step));
+        let num_shared_pages = num_shared_pages.count();
+        let num_shared_pages = num_shared_pages as u64;
+        let num_shared_tokens = num_shared_pages * u64::from(self.config.page_size);
+        let num_copied_tokens = { donor.as_ref() }.map_or(0, |donor| u64::from(donor.num_rows));
+        hits.num_shared_tokens += num_shared_tokens;
+        hits.num_copied_tokens += num_copied_tokens;
+        hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
+    }
+
+    /// Takes a request out of the queue and gives it the pages that it starts with.
+    pub(super) fn take_pages(&mut self, candidate: &Candidate, plan: &mut StepPlan) {
+        let Candidate { index, found, .. } = candidate;
+        let index = *index;
+        self.waiting.take_out(index, &mut self.requests[index]);
+        for page in found.tables.pages() {
+            self.kv.lock(page);
+        }
+        // Its blocks stay when pages are evicted for its own.
+        let state = &mut self.requests[index];
+        let num_blocks = found.path.len() as u32;
+        state.begin_path(&mut self.kv, found.path.last().copied(), num_blocks);
+        if let Some(donor) = &found.donor {
+            for &page in &donor.pages {
+                self.kv.lock(page);
+            }
+            state.copy_from(donor, plan.batch.step);
+        }
+        let mut tables = found.tables.clone();
+        state.end_turn();
+        plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket()));
+        if self.config.scheduling_policy.overtakes() {
+            let num_passed_over = self.waiting.num_passed_over(state.ticket());
+            let max = &mut self.journal.counters().max_passed_over;
+            *max = num_passed_over.max(*max);
+        }
+        let config = &self.config;
+        let (num_known, at_once) = (state.num_known_tokens(), state.num_rows_at_once());
+        let has_pages = self.kv.try_extend(&mut tables, |group| {
+            config.first_table_len(num_known, at_once, candidate.num_ready_rows, group)
+        });
+        state.hold_pages(tables, candidate.demand.num_shared_pages);
+        assert!(
+            has_pages,
+            "fewer pages are free than were counted for a candidate"
+        );
+        state.begin_at(candidate.num_matched_tokens);
+    }
+
+    /// Gives a request a slot and all pages of its known tokens, and plans the first chunk.
+    fn start(&mut self, candidate: Candidate, chunk: u32, plan: &mut StepPlan) {
+        if self.config.enable_prefix_caching {
+            self.count_hits(&candidate, plan.batch.step);
+        }
+        self.take_pages(&candidate, plan);
+        let Candidate { index, found, .. } = candidate;
+        let now_us = self.pace.now_us();
+        let slot = self.running.take_slot();
+        let state = &mut self.requests[index];
+        state.start(slot, plan.batch.step);
+        state.prefill_to(state.num_known_tokens());
+        plan.start_slot(state, slot);
+        plan.start_tables(state, slot);
+        if let Some(Donor { pages, num_rows }) = found.donor {
+            let own = state
+                .tables()
+                .iter()
+                .map(|table| table.page(found.path.len()));
+            for (from, to) in pages.into_iter().zip(own) {
+                let to = to.expect("the table has an entry for the rows that are copied");
+                plan.copy_rows(PageCopy { from, to, num_rows });
+            }
+        }
+
+        if state.admit(candidate.num_matched_tokens, now_us) {
+            self.journal.counters().num_prompt_tokens += u64::from(state.num_prompt_tokens());
+        }
+
+        self.running.insert(index, &self.requests);
+        if self.requests[index].request().exports_kv {
+            self.begin_export(index);
+        }
+        self.plan_span(index, chunk, plan);
+        self.outlook.count(&mut self.requests[index]);
+    }
+}

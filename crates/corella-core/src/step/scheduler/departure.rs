@@ -1,0 +1,88 @@
+//! How a request stops waiting or running, and when it gives up its slot, pages and locks.
+
+use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::{FinishReason, RequestError, Sample, Scheduler};
+
+impl Scheduler {
+    /// Emits the terminal output. The request gives up what it holds as soon as no step names it.
+    pub(super) fn finish(
+        &mut self,
+        index: RequestIndex,
+        reason: FinishReason,
+        sample: Option<Sample>,
+    ) {
+        self.outlook.note_ended(&self.requests[index], &reason);
+        self.emit(index, sample, Some(reason));
+        self.leave(index, Leaving::Finished);
+    }
+
+    /// Takes away a request's slot and pages. It keeps its tokens and waits again, or ends with an
+    /// error if it was preempted too often, or came with KV that cannot be kept.
+    pub(super) fn preempt(&mut self, index: RequestIndex) {
+        self.journal.counters().num_preemptions += 1;
+        let num_preemptions = self.requests[index].note_preempted();
+        if num_preemptions > self.config.max_preemptions {
+            let error = RequestError::PreemptedTooOften { num_preemptions };
+            self.finish(index, FinishReason::Error(error), None);
+        } else if self.reserve_spill(index) || !self.requests[index].came_with_kv() {
+            self.leave(index, Leaving::Preempted);
+        } else {
+            self.hand_back(index, "there is no room for it in host memory");
+        }
+    }
+
+    /// Takes a request out of the waiting queue or the running set.
+    pub(super) fn leave(&mut self, index: RequestIndex, how: Leaving) {
+        let state = &mut self.requests[index];
+        if state.stage() == Stage::Waiting {
+            self.waiting.take_out(index, &mut self.requests[index]);
+        }
+        if how != Leaving::Preempted {
+            self.abandon_spill(index);
+        }
+        let state = &mut self.requests[index];
+        match state.enter(Stage::Leaving(how)) {
+            Stage::Waiting => {}
+            stage @ (Stage::Receiving | Stage::Arrived) => self.leave_receipts(index, stage),
+            Stage::Running => {
+                self.running.remove(index, &self.requests);
+                self.outlook.stop_counting(&mut self.requests[index]);
+                let requests = &mut self.requests;
+                self.waiting.let_go_of_followers(index, u32::MAX, requests);
+            }
+            Stage::Leaving(_) => self.running.note_left(),
+        }
+        self.running.note_leaving();
+        if self.requests[index].num_inflight_steps() == 0 {
+            self.release(index);
+        }
+    }
+
+    /// Frees slot, pages and locks, now that no step in flight names them. What was computed stays
+    /// in the prefix tree.
+    pub(super) fn release(&mut self, index: RequestIndex) {
+        if let Some(last_returned) = self.inflight.last_returned()
+            && self.config.enable_prefix_caching
+        {
+            self.requests[index].publish_computed(&mut self.kv, last_returned);
+        }
+        self.hold_exported(index);
+        self.store_spill(index);
+        self.running.note_left();
+        let state = &mut self.requests[index];
+        self.kv.unlock_all(state.take_pages());
+        self.requests[index].leave_path(&mut self.kv);
+        let state = &mut self.requests[index];
+        if let Some(slot) = state.take_slot() {
+            self.running.give_back_slot(slot);
+        }
+        if state.stage() == Stage::Leaving(Leaving::Finished) {
+            self.requests.remove(index);
+            return;
+        }
+        state.enter(Stage::Waiting);
+        state.forget_rows();
+        self.waiting
+            .add(index, &mut self.requests[index], &self.pace);
+    }
+}

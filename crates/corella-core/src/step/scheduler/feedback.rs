@@ -1,0 +1,348 @@
+//! Takes in what comes back from the executor: the tokens that a step drew, or its failure.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::step::scheduler::publication::Undefined;
+use crate::step::step_plan::{InflightSpan, InflightStep};
+use crate::{
+    BatchOutput, FinishReason, HiddenState, PromptLogprob, RequestError, Sample, Scheduler, SlotId,
+    StepId,
+};
+
+type Drawn = (SlotId, Sample);
+
+impl Scheduler {
+    /// Takes in what the oldest step in flight returns.
+    ///
+    /// # Panics
+    /// Panics when `output` does not belong to that step. Steps return in order, with one sample
+    /// for each span that draws and for each of its drafts that holds, and all log-probabilities of
+    /// each span that yields them and its hidden state, or the reason why a span has none of it.
+    pub fn update_from_output(&mut self, output: &BatchOutput) {
+        let returned = self.take_oldest(output.step);
+        let mut undrawn = output.undrawn.iter().peekable();
+        let mut failed = Vec::new();
+        for span in &returned.spans {
+            let yields = span.draws || span.num_logprobs > 0 || span.has_hidden_state;
+            let is_its = |(slot, _): &&(SlotId, _)| yields && *slot == span.slot;
+            if let Some((_, reason)) = undrawn.next_if(is_its) {
+                failed.push((span, &**reason));
+            }
+        }
+        assert!(
+            undrawn.next().is_none(),
+            "the executor gives a reason for a span that yields nothing"
+        );
+        self.handle_undrawn(&failed, returned.step);
+        let mut failed = failed.iter().peekable();
+        let mut samples = &output.samples[..];
+        let mut logprobs = output.logprobs.iter();
+        let mut hidden_states = output.hidden_states.iter();
+        for span in &returned.spans {
+            if failed
+                .next_if(|(other, _)| other.slot == span.slot)
+                .is_some()
+            {
+                continue;
+            }
+            let (own, others) = match span.draws {
+                true => self.split_samples(span, samples),
+                false => (&[][..], samples),
+            };
+            samples = others;
+            let scored = match span.num_logprobs {
+                0 => &[][..],
+                _ => logprobs_of(span, logprobs.next()),
+            };
+            if span.has_hidden_state {
+                self.take_hidden_state(span, hidden_states.next());
+            }
+            self.update_request(span, (scored, own), returned.step);
+        }
+        assert!(
+            hidden_states.next().is_none(),
+            "the executor returns a hidden state of a span that yields none"
+        );
+        assert!(
+            logprobs.next().is_none(),
+            "the executor returns log-probabilities of a span that yields none"
+        );
+        assert!(
+            samples.is_empty(),
+            "the executor returns a sample for a span that does not draw"
+        );
+    }
+
+    /// Splits off the samples of a span that draws; the others belong to the spans behind it.
+    fn split_samples<'a>(
+        &self,
+        span: &InflightSpan,
+        samples: &'a [Drawn],
+    ) -> (&'a [Drawn], &'a [Drawn]) {
+        let drafts = &self.requests[span.index].drafts()[..span.num_drafts as usize];
+        let own = samples.iter().take_while(|(slot, _)| *slot == span.slot);
+        let num_own = own.take(1 + drafts.len()).count();
+        assert!(
+            num_own > 0,
+            "the executor returns no sample for a span that draws, or returns them out of order"
+        );
+        let (own, others) = samples.split_at(num_own);
+        let held = own.iter().zip(drafts);
+        assert!(
+            { held }
+                .take(num_own - 1)
+                .all(|((_, sample), draft)| sample.token == *draft),
+            "the executor drew behind a draft that it had not drawn itself"
+        );
+        (own, others)
+    }
+
+    /// Ends the requests whose logits are not numbers with an error. Everything that they have
+    /// computed since they took their slots may be undefined too and is unpublished, and requests
+    /// that have read it start over. If such a request had drafts in its span, one of the drafts
+    /// may be to blame, because even an attention weight of 0 lets a NaN through. So it starts over
+    /// without speculation instead of ending.
+    fn handle_undrawn(&mut self, failed: &[(&InflightSpan, &str)], step: StepId) {
+        if failed.is_empty() {
+            return;
+        }
+        let mut undefined = Undefined::new(self.config.num_pages);
+        // Others can have read those pages only since then, possibly before being preempted.
+        let mut first_started = step;
+        for (span, _) in failed {
+            self.forget_span(span, step);
+            let started = self.requests[span.index].started_step();
+            first_started = first_started.min(started);
+            self.unpublish_undefined(span.index, started, &mut undefined);
+        }
+        let mut others: Vec<_> = self.requests.indices().collect();
+        let failed_indices: BTreeSet<_> = failed.iter().map(|(span, _)| span.index).collect();
+        others.retain(|index| !failed_indices.contains(index));
+        // A reader may have published what it computed from undefined rows, and others may have
+        // read that.
+        loop {
+            let is_reader = |&index: &RequestIndex| self.reads_any(index, &undefined);
+            let (readers, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(is_reader);
+            for &index in &readers {
+                self.unpublish_undefined(index, first_started, &mut undefined);
+                self.reset(index);
+            }
+            if readers.is_empty() {
+                break;
+            }
+            others = rest;
+        }
+        for (span, reason) in failed {
+            // It may itself have started from pages of one of those readers.
+            self.unpublish_undefined(span.index, first_started, &mut undefined);
+            self.end_undrawn(span, reason);
+        }
+    }
+
+    /// Passes on the hidden state that a span yields, unless its request has ended.
+    fn take_hidden_state(&mut self, span: &InflightSpan, returned: Option<&(SlotId, HiddenState)>) {
+        let Some((_, state)) = returned.filter(|(slot, _)| *slot == span.slot) else {
+            panic!("the executor returns other hidden states than the spans yield");
+        };
+        let has_ended = matches!(
+            self.requests[span.index].stage(),
+            Stage::Leaving(Leaving::Finished | Leaving::Reset)
+        );
+        if !has_ended {
+            self.emit_hidden_state(span.index, state);
+        }
+    }
+
+    fn end_undrawn(&mut self, span: &InflightSpan, reason: &str) {
+        let index = span.index;
+        match self.requests[index].stage() {
+            Stage::Leaving(Leaving::Finished | Leaving::Reset) => self.release_if_drained(index),
+            Stage::Running | Stage::Leaving(Leaving::Preempted) if span.num_drafts > 0 => {
+                self.requests[index].stop_speculating();
+                self.reset(index);
+            }
+            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+                let error = match span.has_hidden_state {
+                    true => RequestError::NoHiddenState(reason.into()),
+                    false => RequestError::NotDrawn(reason.into()),
+                };
+                self.finish(index, FinishReason::Error(error), None);
+            }
+            Stage::Waiting | Stage::Receiving | Stage::Arrived => {
+                unreachable!("a step names a request without a slot")
+            }
+        }
+    }
+
+    fn update_request(
+        &mut self,
+        span: &InflightSpan,
+        (logprobs, samples): (&[PromptLogprob], &[Drawn]),
+        step: StepId,
+    ) {
+        let index = span.index;
+        self.forget_span(span, step);
+        let state = &mut self.requests[index];
+        match state.stage() {
+            Stage::Leaving(Leaving::Finished | Leaving::Reset) => {}
+            Stage::Running | Stage::Leaving(Leaving::Preempted) => {
+                state.note_computed(span.end, span.num_logprobs);
+                if let Some(speculator) = state.speculator_mut()
+                    && span.num_drafts > 0
+                {
+                    speculator.note_checked(span.num_drafts, samples.len() as u32 - 1);
+                }
+                let is_last = state.max_tokens() == 0 && span.end == state.num_prompt_tokens();
+                if !logprobs.is_empty() {
+                    self.emit_logprobs(index, logprobs);
+                }
+                match is_last {
+                    true => self.finish(index, FinishReason::Length, None),
+                    false => self.append_tokens(index, samples),
+                }
+                self.give_back_pages(index);
+            }
+            Stage::Waiting | Stage::Receiving | Stage::Arrived => {
+                unreachable!("a step names a request without a slot")
+            }
+        }
+        self.release_if_drained(index);
+    }
+
+    /// Appends tokens one by one, as separate steps would bring them, until one ends the request.
+    /// All but the last were drafts in the step, so their rows are in the pages. Tokens behind the
+    /// end are dropped.
+    fn append_tokens(&mut self, index: RequestIndex, samples: &[Drawn]) {
+        for (at, (_, sample)) in samples.iter().enumerate() {
+            if at > 0 {
+                self.requests[index].note_accepted();
+                self.journal.counters().num_accepted_draft_tokens += 1;
+            }
+            if !self.append_token(index, sample.clone()) {
+                return;
+            }
+        }
+    }
+
+    /// Returns false when the token ends the request.
+    fn append_token(&mut self, index: RequestIndex, sample: Sample) -> bool {
+        self.journal.counters().num_generated_tokens += 1;
+        let state = &mut self.requests[index];
+        state.push_token(sample.token);
+        self.outlook.note_grown(state);
+        match state.finish_reason() {
+            Some(reason) => {
+                self.finish(index, reason, Some(sample));
+                false
+            }
+            None => {
+                self.emit(index, Some(sample), None);
+                true
+            }
+        }
+    }
+
+    /// Handles the failure of the oldest step in flight. Its requests end with an error, what it
+    /// would have written is unpublished, and requests of later steps that read it start over.
+    ///
+    /// # Panics
+    /// Panics when `step` is not the oldest step in flight.
+    pub fn handle_step_failed(&mut self, step: StepId, reason: &str) {
+        let failed = self.take_oldest(step);
+        let mut undefined = Undefined::new(self.config.num_pages);
+        for span in &failed.spans {
+            self.forget_span(span, step);
+            self.unpublish_undefined(span.index, step, &mut undefined);
+        }
+        // A reader comes after what it reads, even within a step, so one pass is enough.
+        let later = self.inflight.iter().flat_map(|step| &step.spans);
+        let later: Vec<_> = later.map(|span| span.index).collect();
+        for index in later {
+            let is_failed = failed.spans.iter().any(|span| span.index == index);
+            if !is_failed && self.reads_any(index, &undefined) {
+                self.unpublish_undefined(index, step, &mut undefined);
+                self.reset(index);
+            }
+        }
+        for span in &failed.spans {
+            let index = span.index;
+            if self.requests[index].stage() == Stage::Leaving(Leaving::Finished) {
+                self.release_if_drained(index);
+            } else {
+                let error = RequestError::from(reason);
+                self.finish(index, FinishReason::Error(error), None);
+            }
+        }
+    }
+
+    /// Sends a request back to the queue without its KV and without what steps in flight compute for
+    /// it.
+    fn reset(&mut self, index: RequestIndex) {
+        let reason = "what it shares with other requests is undefined";
+        let state = &self.requests[index];
+        let has_spill = self.spills.has(state.id());
+        match state.stage() {
+            Stage::Leaving(Leaving::Finished | Leaving::Reset) => {}
+            Stage::Waiting if !has_spill => {}
+            _ if state.came_with_kv() => self.hand_back(index, reason),
+            Stage::Running | Stage::Arrived | Stage::Leaving(Leaving::Preempted) => {
+                self.leave(index, Leaving::Reset)
+            }
+            Stage::Receiving if has_spill => self.leave(index, Leaving::Reset),
+            Stage::Receiving => {
+                let error = RequestError::KvNotReceived(reason.into());
+                self.finish(index, FinishReason::Error(error), None);
+            }
+            Stage::Waiting => self.abandon_spill(index),
+        }
+    }
+
+    fn take_oldest(&mut self, step: StepId) -> InflightStep {
+        let oldest = self
+            .inflight
+            .take_oldest()
+            .expect("a step returns while none is in flight");
+        assert_eq!(oldest.step, step, "steps return out of order");
+        self.pace.note_returned(
+            oldest.planned_us,
+            oldest.num_tokens,
+            oldest.num_prefill_tokens,
+        );
+        oldest
+    }
+
+    /// Forgets that a step names the request.
+    fn forget_span(&mut self, span: &InflightSpan, step: StepId) {
+        let state = &mut self.requests[span.index];
+        state.forget_span(span.draws, span.num_drafts);
+        if let Some(pages) = state.take_donor_of(step) {
+            self.kv.unlock_all(pages);
+        }
+    }
+
+    fn release_if_drained(&mut self, index: RequestIndex) {
+        let is_drained = self.requests.get(index).is_some_and(|state| {
+            matches!(state.stage(), Stage::Leaving(_)) && state.num_inflight_steps() == 0
+        });
+        if is_drained {
+            self.release(index);
+        }
+    }
+}
+
+/// The log-probabilities that a span yields.
+fn logprobs_of<'a>(
+    span: &InflightSpan,
+    returned: Option<&'a (SlotId, Vec<PromptLogprob>)>,
+) -> &'a [PromptLogprob] {
+    match returned {
+        Some((slot, logprobs))
+            if *slot == span.slot && logprobs.len() == span.num_logprobs as usize =>
+        {
+            logprobs
+        }
+        _ => panic!("the executor returns other log-probabilities than the spans yield"),
+    }
+}

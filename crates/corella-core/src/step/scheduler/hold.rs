@@ -1,0 +1,133 @@
+//! Exchange of KV with other nodes, as far as it needs no request to receive: facts, holds and their leases.
+
+use crate::request_state::RequestIndex;
+use crate::step::step_plan::InflightSpan;
+use crate::{RequestId, Scheduler, StepId};
+
+impl Scheduler {
+    /// Reports that nobody reads or writes the request's held pages any more, and releases them. If
+    /// the request is still exporting, it stops doing so and its pages will not be held; returns
+    /// false if nothing is held or exported for it.
+    pub fn release_hold(&mut self, request: RequestId) -> bool {
+        let Some(pages) = self.holds.remove(request) else {
+            return self.stop_exporting(request);
+        };
+        self.kv.unlock_all(pages);
+        true
+    }
+
+    fn stop_exporting(&mut self, request: RequestId) -> bool {
+        let Some(index) = self.requests.find(request) else {
+            return false;
+        };
+        let state = &mut self.requests[index];
+        self.holds.stop_export(state.export_mut());
+        state.stop_exporting()
+    }
+
+    /// Extends the lease of a hold to `lease_us`. Returns false if there is no such hold or its
+    /// lease is already over.
+    pub fn renew_hold(&mut self, request: RequestId, lease_us: u64) -> bool {
+        self.holds.renew(request, lease_us)
+    }
+
+    /// A request that exports its KV has taken its pages.
+    pub(super) fn begin_export(&mut self, index: RequestIndex) {
+        let state = &mut self.requests[index];
+        let num_pages = state.tables().num_pages();
+        let max_pages = self.config.max_held_pages;
+        let id = state.id();
+        let export = state.export_mut();
+        if !self.holds.begin_export(id, export, num_pages, max_pages) {
+            state.stop_exporting();
+        }
+    }
+
+    /// Announces which of the rows to be exported a planned step computes.
+    pub(super) fn announce_exports(&mut self, step: StepId, spans: &[InflightSpan]) {
+        if !self.holds.is_exporting() {
+            return;
+        }
+        for span in spans {
+            let state = &mut self.requests[span.index];
+            let end_row = state.num_scheduled_tokens().min(state.prefill_end());
+            let rows = (end_row, self.config.page_size);
+            let id = state.id();
+            let (export, tables) = state.export_and_tables();
+            self.holds.announce(step, id, export, rows, tables);
+        }
+    }
+
+    /// Keeps the pages of a request that exports its KV, when it lets go of them.
+    pub(super) fn hold_exported(&mut self, index: RequestIndex) {
+        let lease_us = { self.pace.now_us() }.saturating_add(self.config.hold_lease_us);
+        let state = &mut self.requests[index];
+        if state.export().num_pages() == 0 {
+            return;
+        }
+        state.stop_exporting();
+        let pages = state.tables_mut().take_pages();
+        let num_computed_rows = state.num_computed_tokens();
+        self.holds.hold_exported(
+            state.id(),
+            state.export_mut(),
+            num_computed_rows,
+            pages,
+            lease_us,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+    use alloc::vec::Vec;
+
+    use super::*;
+    use crate::{BatchOutput, Request, Sample, SchedulerConfig};
+
+    /// Plans and returns steps until there is nothing to do.
+    fn run(scheduler: &mut Scheduler) {
+        while let Some(batch) = scheduler.schedule(0) {
+            let sample = Sample {
+                token: 7,
+                logprobs: None,
+            };
+            let drawing = batch.spans.iter().filter(|span| span.yields.draws());
+            scheduler.update_from_output(&BatchOutput {
+                step: batch.step,
+                samples: drawing.map(|span| (span.slot, sample.clone())).collect(),
+                logprobs: Vec::new(),
+                hidden_states: Vec::new(),
+                undrawn: Vec::new(),
+            });
+            scheduler.check_invariants();
+        }
+    }
+
+    fn num_ended(scheduler: &mut Scheduler) -> usize {
+        let outputs = core::iter::from_fn(|| scheduler.poll_output());
+        outputs.filter(|output| output.finish.is_some()).count()
+    }
+
+    /// No page may be held, so each request leaves the fact that it exports nothing.
+    #[test]
+    fn requests_that_export_wait_for_a_driver_that_reads_nothing() {
+        let mut config = SchedulerConfig::new(64, 4, 64);
+        config.max_held_pages = 0;
+        config.max_queued_requests = 2000;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        for id in 0..1500 {
+            let mut request = Request::greedy(RequestId(id), vec![1, 2, 3], 1);
+            request.exports_kv = true;
+            scheduler.add_requests(vec![request]).unwrap();
+        }
+        run(&mut scheduler);
+        assert_eq!(num_ended(&mut scheduler), 1024);
+        let facts = core::iter::from_fn(|| scheduler.poll_kv_fact());
+        assert_eq!(facts.count(), 1024);
+        run(&mut scheduler);
+        assert_eq!(num_ended(&mut scheduler), 1500 - 1024);
+        assert!(!scheduler.has_unfinished());
+    }
+}

@@ -1,0 +1,156 @@
+//! Invariants of the scheduler. They hold between any two calls; a failed check says which one does
+//! not.
+
+use alloc::collections::BTreeMap;
+
+use crate::request_state::Stage;
+use crate::{PageId, Scheduler};
+
+impl Scheduler {
+    /// # Panics
+    /// Panics when the scheduler's state contradicts itself.
+    pub fn check_invariants(&self) {
+        self.check_locks();
+        self.check_requests();
+        self.check_receipts();
+        self.check_spills();
+        self.check_forecast();
+        self.kv.check_invariants();
+        let ends = self.requests.iter().filter_map(|state| state.path_end());
+        self.kv.check_ends(ends);
+    }
+
+    /// A page has one lock for each table, each hold and each copy to or from host memory that names
+    /// it, one for a step that copies from it, and one if it is pinned.
+    fn check_locks(&self) {
+        let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
+        for state in self.requests.iter() {
+            for page in state.tables().pages().chain(state.donor_pages()) {
+                *locks.entry(page).or_default() += 1;
+            }
+        }
+        for page in self.holds.pages().chain(self.spills.locked_pages()) {
+            *locks.entry(page).or_default() += 1;
+        }
+        for page in (0..self.config.num_pages).map(PageId) {
+            let num_pins = u32::from(self.kv.is_pinned(page));
+            let expected = locks.get(&page).copied().unwrap_or(0) + num_pins;
+            let found = self.kv.num_locks(page);
+            assert_eq!(
+                found, expected,
+                "the number of locks of page {page} differs from its uses"
+            );
+        }
+    }
+
+    fn check_requests(&self) {
+        for state in self.requests.iter() {
+            let id = state.id();
+            let index = self.requests.find(id);
+            assert!(index.is_some(), "request {id} cannot be found by its id");
+            state.check_invariants(&self.kv, &self.config.kv_groups);
+            let inflight = self.inflight.iter().flat_map(|step| &step.spans);
+            let spans = inflight.filter(|span| self.requests[span.index].id() == id);
+            let in_flight = spans.fold((0, 0), |(num_spans, num_drafts), span| {
+                (num_spans + 1, num_drafts + span.num_drafts)
+            });
+            assert_eq!(
+                in_flight,
+                (state.num_inflight_steps(), state.drafts().len() as u32),
+                "request {id} counts other spans or drafts than those in flight"
+            );
+        }
+        self.waiting.check_invariants(&self.requests);
+        self.running
+            .check_invariants(&self.requests, self.config.max_num_seqs);
+        let num_unslotted = self.waiting.len() + self.receipts.len();
+        let listed = self.running.len() + self.running.num_leaving() + num_unslotted;
+        assert_eq!(
+            listed,
+            self.requests.len(),
+            "a request is in no list or in two"
+        );
+    }
+
+    fn check_receipts(&self) {
+        let mut num_receiving = 0;
+        let mut num_arrived = 0;
+        let mut num_exporting_pages = 0;
+        for state in self.requests.iter() {
+            num_receiving += usize::from(state.stage() == Stage::Receiving);
+            num_arrived += usize::from(state.stage() == Stage::Arrived);
+            num_exporting_pages += state.export().num_pages() as usize;
+        }
+        let stats = self.stats();
+        assert_eq!(
+            (num_receiving, num_arrived),
+            (stats.num_receiving, stats.num_arrived),
+            "receiving and arrived requests"
+        );
+        self.holds.check_invariants(num_exporting_pages);
+    }
+
+    fn check_spills(&self) {
+        let mut num_reserved_pages = 0;
+        let mut num_spilled = 0;
+        for state in self.requests.iter() {
+            let id = state.id();
+            num_reserved_pages += state.num_spill_pages() as usize;
+            let has_spill = self.spills.has(id);
+            num_spilled += usize::from(has_spill);
+            assert!(
+                state.num_spill_pages() == 0 || matches!(state.stage(), Stage::Leaving(_)),
+                "request {id} has host memory set aside, and is not leaving"
+            );
+            assert!(
+                !has_spill || matches!(state.stage(), Stage::Waiting | Stage::Receiving),
+                "request {id} has KV in host memory, and its pages too"
+            );
+            assert!(
+                !state.came_with_kv() || state.stage() != Stage::Waiting || has_spill,
+                "request {id} came with KV and would be computed here"
+            );
+        }
+        self.spills.check_invariants(
+            self.config.max_spilled_pages,
+            num_reserved_pages,
+            num_spilled,
+        );
+    }
+
+    /// The forecast has every request that runs, or receives KV, and nobody else, as it was when it was counted, and
+    /// all pages that those hold. Whoever has come so far that it is due has been counted anew.
+    fn check_forecast(&self) {
+        let running = self.running.iter();
+        let holders = running.chain(self.receipts.iter());
+        let counted = holders.map(|index| {
+            let state = &self.requests[index];
+            let id = state.id();
+            let contribution = state.contribution();
+            let contribution =
+                contribution.unwrap_or_else(|| panic!("request {id} is not counted"));
+            (contribution, state.tables().num_pages())
+        });
+        self.outlook.forecast().check_invariants(counted);
+        for state in self.requests.iter() {
+            let id = state.id();
+            let is_holder = matches!(
+                state.stage(),
+                Stage::Running | Stage::Receiving | Stage::Arrived
+            );
+            assert_eq!(
+                is_holder,
+                state.contribution().is_some(),
+                "request {id} is not counted while it holds pages, or is without any"
+            );
+            // What drafts bring is seen when the next step is planned.
+            let is_planned = state.num_inflight_samples() > 0
+                && state.last_sample_step().0 + 1 == self.inflight.next_step().0;
+            let max_rows = state.contribution().map_or(0, |counted| counted.max_rows);
+            assert!(
+                !is_planned || !state.is_running() || state.num_rows() <= max_rows,
+                "request {id} should have been counted anew"
+            );
+        }
+    }
+}

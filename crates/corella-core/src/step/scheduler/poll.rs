@@ -1,0 +1,66 @@
+//! What a driver asks the scheduler for.
+//!
+//! After it has planned a step, taken in one that has returned, or passed on commands, a driver empties the queues in
+//! this order:
+//!
+//! 1. [`poll_spill_task`](Scheduler::poll_spill_task): copies that begin early free pages early.
+//! 2. [`poll_kv_fact`](Scheduler::poll_kv_fact): what has become of a request's KV is told before the request's end,
+//!    so that a reader of both knows by then which rows there are.
+//! 3. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) that are shown are taken before: a caller
+//!    that sees its request end then also sees what it left behind.
+//! 4. [`poll_kv_event`](Scheduler::poll_kv_event): events are made of what the cache holds when they are asked for,
+//!    so the later they are, the fewer there are.
+//!
+//! What it does because of them may fill the queues again. When all are empty and
+//! [`schedule`](Scheduler::schedule) plans nothing, it sleeps until [`poll_deadline`](Scheduler::poll_deadline) at the
+//! latest.
+
+use crate::{KvEvent, KvFact, RequestOutput, Scheduler, SpillTask};
+
+impl Scheduler {
+    /// The next copy to be made between KV pages and host memory.
+    pub fn poll_spill_task(&mut self) -> Option<SpillTask> {
+        self.spills.pop_task()
+    }
+
+    /// What has become of KV that is wanted elsewhere, in order. While too many facts are unread,
+    /// requests that export KV wait.
+    pub fn poll_kv_fact(&mut self) -> Option<KvFact> {
+        self.holds.pop_fact()
+    }
+
+    /// The next output, in the order in which they came about.
+    pub fn poll_output(&mut self) -> Option<RequestOutput> {
+        self.journal.pop()
+    }
+
+    /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
+    /// returns its events, beginning with what the cache holds now. `salt` seeds the page hashes.
+    pub fn watch_kv(&mut self, salt: u64) {
+        self.kv.watch(salt);
+    }
+
+    pub fn unwatch_kv(&mut self) {
+        self.kv.unwatch();
+    }
+
+    /// Returns the next KV event, if there is one. No more events are kept for a slow reader than a
+    /// new subscription would bring.
+    pub fn poll_kv_event(&mut self) -> Option<KvEvent> {
+        self.kv.poll_event(self.inflight.last_returned())
+    }
+
+    /// The next time at which something ends by itself. Whoever drives the scheduler calls
+    /// [`schedule`](Self::schedule) by then.
+    pub fn poll_deadline(&self) -> Option<u64> {
+        let receipt_us = self.receipts.next_deadline_us();
+        let lease_us = self.holds.next_lease_us();
+        receipt_us.into_iter().chain(lease_us).min()
+    }
+
+    /// Whether pages are still to be filled, copied or let go of by others, so that requests which
+    /// are stuck now may be able to continue later.
+    pub fn waits_for_kv(&self) -> bool {
+        self.receipts.num_receiving() > 0 || !self.holds.is_empty() || self.spills.is_copying()
+    }
+}

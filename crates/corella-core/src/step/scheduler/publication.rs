@@ -1,0 +1,108 @@
+//! Publication: how the blocks that requests compute come into the prefix tree, and go when their rows turn out to be
+//! undefined.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use crate::request_state::RequestIndex;
+use crate::{BlockId, PageId, Scheduler, StepId};
+
+/// Published blocks whose rows turned out to be undefined.
+pub(super) struct Undefined {
+    /// Indexed by page.
+    is_undefined: Vec<bool>,
+    /// Requests whose path led through such a block. They may have read pages that they have given back
+    /// since.
+    requests: BTreeSet<RequestIndex>,
+}
+
+impl Undefined {
+    pub fn new(num_pages: u32) -> Self {
+        Self {
+            is_undefined: alloc::vec![false; num_pages as usize],
+            requests: BTreeSet::new(),
+        }
+    }
+
+    fn contains(&self, page: PageId) -> bool {
+        self.is_undefined[page.0 as usize]
+    }
+}
+
+impl Scheduler {
+    /// Publishes the request's whole blocks of known tokens in the prefix tree. They are pending until
+    /// `step` has returned. Followers that find all that they wait for go back into the queue.
+    pub(super) fn publish_filled(&mut self, index: RequestIndex, step: StepId) {
+        if !self.config.enable_prefix_caching {
+            return;
+        }
+        let state = &mut self.requests[index];
+        let num_rows = state.num_scheduled_tokens().min(state.num_known_tokens());
+        let num_blocks = num_rows / self.config.page_size;
+        let kv = &mut self.kv;
+        let goes_on =
+            state.publish_path(kv, num_blocks, step) || state.offer_as_guest(kv, num_blocks, step);
+        let num_blocks = match goes_on && state.is_prefilling() {
+            true => state.num_offered_blocks(),
+            // Followers will find the other request's blocks.
+            false => u32::MAX,
+        };
+        let requests = &mut self.requests;
+        self.waiting
+            .let_go_of_followers(index, num_blocks, requests);
+    }
+
+    /// Takes the blocks that `step` or a later one fills, and all blocks behind them, out of the prefix
+    /// tree, and sets the request back to the position before them.
+    pub(super) fn unpublish_undefined(
+        &mut self,
+        index: RequestIndex,
+        step: StepId,
+        undefined: &mut Undefined,
+    ) {
+        if let Some(first) = self.requests[index].first_filled_since(&self.kv, step) {
+            self.unpublish_from(first, index, undefined);
+        }
+        let state = &mut self.requests[index];
+        let num_rows = state.num_published_blocks() * self.config.page_size;
+        state.truncate_computed(num_rows);
+    }
+
+    /// Unpublishes a block of a request and all behind it, and ends before it every path that leads through
+    /// it.
+    fn unpublish_from(&mut self, first: BlockId, index: RequestIndex, undefined: &mut Undefined) {
+        let before = self.kv.block_before(first);
+        // It stays, even if it has no page, until the paths have been set back to it.
+        self.kv.move_end(None, before);
+        let removed = self.kv.unpublish(first);
+        let num_blocks = self.kv.path_len(before) as u32;
+        for page in removed.pages {
+            undefined.is_undefined[page.0 as usize] = true;
+        }
+        // Most often, the request's own path is the only one.
+        let mut num_left = removed.num_ends;
+        let own = core::iter::once(index);
+        for index in own.chain(self.requests.indices().collect::<Vec<_>>()) {
+            if num_left == 0 {
+                break;
+            }
+            if self.requests[index].set_back_path(&mut self.kv, before, num_blocks) {
+                undefined.requests.insert(index);
+                num_left -= 1;
+            }
+        }
+        self.kv.move_end(before, None);
+    }
+
+    /// Whether a request has read something undefined.
+    pub(super) fn reads_any(&self, index: RequestIndex, undefined: &Undefined) -> bool {
+        let state = &self.requests[index];
+        let spilled = self.spills.source(state.id());
+        let mut read = state
+            .tables()
+            .pages()
+            .chain(state.donor_pages())
+            .chain(spilled);
+        undefined.requests.contains(&index) || read.any(|page| undefined.contains(page))
+    }
+}

@@ -1,0 +1,334 @@
+//! Requests whose prompt another node computes: their pages are taken before their KV comes.
+//!
+//! ```text
+//! reserve ──▶ Receiving ──handle_kv_arrived──▶ Arrived ──a slot is free──▶ Running
+//!                 │ handle_kv_lost
+//!                 └──▶ Waiting, to be computed here, or ended
+//! ```
+//!
+//! A node that computes a prompt usually draws the first token as well. If it does not,
+//! [`handle_rows_arrived`](Scheduler::handle_rows_arrived) takes the place of
+//! [`handle_kv_arrived`](Scheduler::handle_kv_arrived), and the last row is computed again for its
+//! logits.
+//!
+//! A reservation takes all pages of the prompt at once, so that two requests that each have half of
+//! their pages never wait for each other. It counts in the page forecast like a running request.
+//! Received pages are in no batch and not in the prefix tree before all of them have arrived.
+
+use alloc::vec::Vec;
+
+use crate::cache::kv_cache::FoundPrefix;
+use crate::cache::prefix_tree::KnownPath;
+use crate::request_state::{RequestIndex, Stage};
+use crate::step::step_plan::StepPlan;
+use crate::{
+    AdmissionError, BlockId, FinishReason, PageId, Request, RequestError, RequestId, Scheduler,
+    TokenId,
+};
+
+/// The pages that a request was given for KV to come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// The pages of all tokens of the request, in order.
+    pub pages: Vec<PageId>,
+    /// The first rows, in whole pages, are there already and must not be written.
+    pub num_cached_rows: u32,
+    /// The number of this reservation among all that were granted, counted from 1.
+    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) reaches it
+    /// together with the page counts that include its pages.
+    pub granted_as: u64,
+}
+
+/// What becomes of a request whose KV does not come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LostKv {
+    /// It waits to be computed here.
+    Recompute,
+    /// It ends with this reason.
+    End(alloc::boxed::Box<str>),
+}
+
+impl Scheduler {
+    /// Reserves pages, until `deadline_us`, for a request whose KV another node computes. The pages
+    /// cover its prompt and any tokens already drawn for it, and the head-room forecast also allows
+    /// for the pages that its output is expected to need.
+    /// If the request is aborted, or the deadline passes before
+    /// [`handle_kv_arrived`](Self::handle_kv_arrived) is called, the request ends. Its pages stay
+    /// taken until [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any
+    /// more.
+    ///
+    /// [`AdmissionError::NoRoom`] says that another node may have room, and
+    /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because KV groups cannot
+    /// be received yet, or because log-probabilities or a hidden state of the prompt are wanted, which only
+    /// the node that computes it has.
+    pub fn reserve(
+        &mut self,
+        request: Request,
+        deadline_us: u64,
+    ) -> Result<Reservation, AdmissionError> {
+        if self.config.num_kv_groups() > 1
+            || self.config.has_windows()
+            || request.sampling.is_told_of_prompt()
+        {
+            return Err(AdmissionError::NoDecodeNode);
+        }
+        let max_tokens = self.config.check_request(&request)?;
+        let state = self.new_state(request, max_tokens, 0)?;
+        let index = self.requests.insert(state);
+        let num_rows = self.requests[index].num_known_tokens();
+        let found = self.ready_prefix(index, num_rows);
+        self.outlook.expect_output(&mut self.requests[index]);
+        let matched: Vec<_> = found.tables.pages().collect();
+        let num_in_use = matched.partition_point(|&page| self.kv.is_locked(page));
+        let state = &self.requests[index];
+        let num_pages = num_rows.div_ceil(self.config.page_size);
+        let num_new_pages = num_pages as usize - num_in_use;
+        let demand = self
+            .outlook
+            .page_demand(state, num_pages, num_in_use as u32);
+        self.keep_pages_of_running();
+        let num_needed_pages = num_new_pages + self.outlook.forecast_mut().peak_with(&demand);
+        let num_available_pages = self.kv.num_available();
+        let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
+        if num_needed_pages > num_available_pages || num_new_pages > num_available_pages || is_full
+        {
+            self.requests.remove(index);
+            return Err(AdmissionError::NoRoom {
+                num_needed_pages,
+                num_available_pages,
+            });
+        }
+        for &page in &matched {
+            self.kv.lock(page);
+        }
+        let state = &mut self.requests[index];
+        let num_matched_pages = matched.len() as u32;
+        let num_cached_rows = num_matched_pages * self.config.page_size;
+        state.hold_pages(found.tables, num_in_use as u32);
+        let has_pages = self
+            .kv
+            .try_extend(state.tables_mut(), |_| num_pages as usize);
+        assert!(
+            has_pages,
+            "fewer pages are free than were counted for a reservation"
+        );
+        state.enter(Stage::Receiving);
+        state.begin_at(num_cached_rows);
+        state.prefill_to(num_rows);
+        let pages = state.tables().pages().collect();
+        state.begin_path(&mut self.kv, found.path.last().copied(), num_matched_pages);
+        self.begin_receiving(index, deadline_us);
+        let num_reservations = &mut self.journal.counters().num_reservations;
+        *num_reservations += 1;
+        Ok(Reservation {
+            pages,
+            num_cached_rows,
+            granted_as: *num_reservations,
+        })
+    }
+
+    pub(super) fn begin_receiving(&mut self, index: RequestIndex, deadline_us: u64) {
+        let state = &mut self.requests[index];
+        self.receipts.begin(index, state, deadline_us);
+        self.outlook.count(state);
+    }
+
+    /// The whole pages of its first `num_rows` tokens that the prefix tree has, as far as they are
+    /// computed.
+    pub(super) fn ready_prefix(&self, index: RequestIndex, num_rows: u32) -> FoundPrefix {
+        let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
+        if !self.config.enable_prefix_caching {
+            return found;
+        }
+        let state = &self.requests[index];
+        let namespace = &state.request().namespace;
+        let tokens = &state.tokens()[..num_rows as usize];
+        let known = &mut KnownPath::default();
+        let step = self.inflight.next_step();
+        let last_returned = self.inflight.last_returned();
+        let is_ready = |block: &BlockId| self.kv.block_filled_by(*block) <= last_returned;
+        let path = self.kv.find_prefix(namespace, tokens, step, known).path;
+        found.path = path.into_iter().take_while(is_ready).collect();
+        found.tables = self.kv.tables_of(&found.path);
+        found
+    }
+
+    /// Reports that all rows of a reserved request are in its pages and that `token` was drawn
+    /// after them; the request now waits for a slot. Returns false if the request has already
+    /// ended, for example at its deadline, in which case [`handle_kv_lost`](Self::handle_kv_lost)
+    /// must be called to release its pages.
+    pub fn handle_kv_arrived(&mut self, id: RequestId, token: TokenId) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return false;
+        };
+        let state = &mut self.requests[index];
+        let num_rows = state.num_known_tokens();
+        state.push_token(token);
+        state.note_kv_of_other_node();
+        let is_last = state.finish_reason();
+        self.outlook.note_drawn_elsewhere(state);
+        self.receipts.arrive(index, num_rows, &mut self.requests);
+        if let Some(reason) = is_last {
+            self.finish(index, reason, None);
+        }
+        true
+    }
+
+    /// Reports that all rows of a reserved request are in its pages, and that no token was drawn after
+    /// them: its last known token is computed again, and the next one is drawn here. The return value
+    /// is that of [`handle_kv_arrived`](Self::handle_kv_arrived).
+    pub fn handle_rows_arrived(&mut self, id: RequestId) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return false;
+        };
+        let state = &self.requests[index];
+        let num_rows = state.num_known_tokens();
+        if state.num_published_blocks() * self.config.page_size == num_rows {
+            // The row to compute again is in a page that others may read at this moment. The request
+            // starts like any other whose tokens are all cached, from a copy.
+            self.stop_receiving(index);
+        } else {
+            self.receipts
+                .arrive(index, num_rows - 1, &mut self.requests);
+        }
+        true
+    }
+
+    /// Reports that nobody writes to a reserved request's pages any more, although not all of its
+    /// KV has arrived. If the request has ended in the meantime, its held pages are released;
+    /// returns false if there was nothing to release.
+    pub fn handle_kv_lost(&mut self, id: RequestId, how: LostKv) -> bool {
+        let Some(index) = self.receiving(id) else {
+            return self.release_hold(id);
+        };
+        match how {
+            LostKv::Recompute => self.stop_receiving(index),
+            LostKv::End(reason) => {
+                self.stop_receiving(index);
+                let error = RequestError::KvNotReceived(reason);
+                self.finish(index, FinishReason::Error(error), None);
+            }
+        }
+        true
+    }
+
+    fn receiving(&self, id: RequestId) -> Option<RequestIndex> {
+        let index = self.requests.find(id)?;
+        let is_receiving = self.requests[index].stage() == Stage::Receiving;
+        (is_receiving && !self.spills.is_restoring(id)).then_some(index)
+    }
+
+    /// Lets go of a receiving request's pages, which nobody writes to, and has it wait.
+    pub(super) fn stop_receiving(&mut self, index: RequestIndex) {
+        let state = &mut self.requests[index];
+        self.receipts.end(index, state);
+        self.outlook.stop_counting(state);
+        let pages = state.tables_mut().take_pages();
+        self.kv.unlock_all(pages);
+        state.enter(Stage::Waiting);
+        state.forget_rows();
+        state.leave_path(&mut self.kv);
+        self.waiting.add(index, state, &self.pace);
+    }
+
+    /// Removes a request that is leaving from the receipts. If its KV had not arrived yet, late
+    /// writes may still land in its pages, so those are held.
+    pub(super) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
+        let state = &mut self.requests[index];
+        self.outlook.stop_counting(state);
+        if stage == Stage::Arrived {
+            self.receipts.remove_arrived(index);
+            return;
+        }
+        self.receipts.end(index, state);
+        let pages = state.tables_mut().take_pages();
+        state.truncate_computed(0);
+        let request = state.id();
+        match self.spills.is_restoring(request) {
+            true => self.spills.keep_for_writer(request, pages),
+            false => self.holds.insert(request, pages, None),
+        }
+        state.leave_path(&mut self.kv);
+    }
+
+    /// Ends the requests whose KV has not come in time.
+    pub(super) fn end_late_receipts(&mut self) {
+        while let Some(index) = self.receipts.first_late(self.pace.now_us()) {
+            let reason = "it was not there at the deadline".into();
+            let error = RequestError::KvNotReceived(reason);
+            self.finish(index, FinishReason::Error(error), None);
+        }
+    }
+
+    /// Gives slots to requests whose KV is there, by rank, and plans their next token.
+    pub(super) fn start_arrived(&mut self, plan: &mut StepPlan) {
+        while let Some(index) = self.receipts.first_arrived() {
+            let has_budget = plan.budget.tokens_left > 0
+                && plan.entries.len() < self.config.max_decode_seqs as usize;
+            if self.running.num_free_slots() == 0
+                || !has_budget
+                || !self.has_page_for_row(index, plan)
+            {
+                return;
+            }
+            self.receipts.remove_arrived(index);
+            self.start_with_kv(index, plan);
+        }
+    }
+
+    /// Makes sure that the page table of a request without a slot has room for its next position.
+    /// If no page is free and no running or leaving request could free one, the youngest arrived
+    /// requests are preempted for their pages.
+    fn has_page_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
+        loop {
+            let state = &mut self.requests[index];
+            let num_rows = state.tables().len() as u32 * self.config.page_size;
+            if state.num_scheduled_tokens() < num_rows {
+                return true;
+            }
+            let num_entries = state.tables().len();
+            if self.kv.try_extend(state.tables_mut(), |_| num_entries + 1) {
+                let num_pages = state.tables().num_groups();
+                self.outlook.note_taken(state, num_pages);
+                return true;
+            }
+            plan.is_short_of_pages = true;
+            let is_quiet = self.running.is_empty() && self.inflight.is_empty();
+            let is_leaving = self.running.num_leaving() > 0 || self.spills.is_storing();
+            let last = self.receipts.last_arrived();
+            match last.filter(|_| is_quiet && !is_leaving) {
+                Some(last) if last != index => self.preempt(last),
+                Some(_) if !self.waits_for_kv() => {
+                    let num_pages = self.config.num_pages;
+                    let error = RequestError::PoolExhausted { num_pages };
+                    self.finish(index, FinishReason::Error(error), None);
+                    return false;
+                }
+                _ => return false,
+            }
+        }
+    }
+
+    /// Gives a slot to a request that has its KV, and computes its last token.
+    fn start_with_kv(&mut self, index: RequestIndex, plan: &mut StepPlan) {
+        let slot = self.running.take_slot();
+        let state = &mut self.requests[index];
+        state.start(slot, plan.batch.step);
+        state.prefill_to(state.num_scheduled_tokens());
+        plan.start_slot(state, slot);
+        plan.start_tables(state, slot);
+        self.note_admitted(index);
+        self.running.insert(index, &self.requests);
+        self.plan_span(index, 1, plan);
+        self.outlook.recount(&mut self.requests[index]);
+    }
+    /// Counts the prompt of a request with KV when it first gets a slot, or loses its pages before.
+    pub(super) fn note_admitted(&mut self, index: RequestIndex) {
+        let now_us = self.pace.now_us();
+        let state = &mut self.requests[index];
+        let num_cached_tokens = state.num_published_blocks() * self.config.page_size;
+        if state.admit(num_cached_tokens, now_us) {
+            self.journal.counters().num_prompt_tokens += u64::from(state.num_prompt_tokens());
+        }
+    }
+}
