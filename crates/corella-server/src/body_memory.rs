@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// From this size on, bodies leave room for others.
-const LARGE_BODY_BYTES: usize = 256 << 10;
+use crate::text_thread::{LARGE_BODY_BYTES, MIDDLING_BODY_BYTES};
 
-/// The bytes that bodies may have together. Large ones leave a quarter of it to the others.
+/// The bytes that bodies may have together. Large ones leave a quarter of it to all others, and middling ones an
+/// eighth to small ones.
 #[derive(Debug)]
 pub struct BodyMemory {
     max_bytes: usize,
@@ -39,9 +39,10 @@ impl BodyMemory {
 impl BodyShare {
     /// Takes memory for more bytes of the body. False if there is none; the share is empty then.
     pub fn try_grow(&mut self, num_more: usize) -> bool {
-        let limit = match self.num_bytes + num_more < LARGE_BODY_BYTES {
-            true => self.memory.max_bytes,
-            false => self.memory.max_bytes / 4 * 3,
+        let limit = match self.num_bytes + num_more {
+            0..MIDDLING_BODY_BYTES => self.memory.max_bytes,
+            MIDDLING_BODY_BYTES..LARGE_BODY_BYTES => self.memory.max_bytes / 8 * 7,
+            LARGE_BODY_BYTES.. => self.memory.max_bytes / 4 * 3,
         };
         let taken = &self.memory.num_bytes;
         let has_room = taken
@@ -86,10 +87,15 @@ mod tests {
         assert!(!second.try_grow(1));
         assert!(first.try_grow(MIB));
         assert!(!second.try_grow(MIB));
-        for _ in 0..8 {
-            assert!(small.try_grow(LARGE_BODY_BYTES / 8 - 1));
-        }
-        drop((first, second));
+        // A middling body has room beside them, and a small one beside that.
+        let middling = [0; 2].map(|_| {
+            let mut share = memory.share();
+            assert!(share.try_grow(MIB / 2));
+            share
+        });
+        assert!(!second.try_grow(MIB / 2));
+        assert!(small.try_grow(MIDDLING_BODY_BYTES - 1));
+        drop((first, second, middling));
         assert_eq!(memory.num_bytes.load(Ordering::Relaxed), small.num_bytes);
         drop(small);
         assert_eq!(memory.num_bytes.load(Ordering::Relaxed), 0);

@@ -1,8 +1,14 @@
 //! Answers requests 503 while the model is loaded.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
+use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, HttpBody};
+use axum::extract::Request;
+use axum::http::header::EXPECT;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -13,6 +19,8 @@ use crate::tls::ServerTls;
 
 /// Enough for clients that are answered at once.
 const MAX_CONNECTIONS: usize = 256;
+/// A body is read for as long before its request is refused.
+const MAX_READING: Duration = Duration::from_secs(5);
 
 /// Answers every request 503 until it ends. Each connection is closed behind the answer, so that the next request
 /// reaches the server.
@@ -25,7 +33,7 @@ impl Loading {
     /// Shares the queue of connections with `listener`, which must accept none before the end.
     pub fn start(listener: &Listener, tls: Option<ServerTls>) -> io::Result<Self> {
         let own = listener.try_clone()?;
-        let router = Router::new().fallback(|| async { ApiError::loading() });
+        let router = Router::new().fallback(refuse);
         let limits = ConnectionLimits {
             max_num_connections: MAX_CONNECTIONS,
             keep_alive: false,
@@ -49,4 +57,17 @@ impl Loading {
         drop(self.ends);
         let _ = self.accepting.await;
     }
+}
+
+/// Reads the body and forgets it. A client whose connection is closed while it writes sees a broken connection instead
+/// of the answer. One that waits to be asked for its body has not begun to write.
+async fn refuse(request: Request) -> ApiError {
+    if !request.headers().contains_key(EXPECT) {
+        let _ = tokio::time::timeout(MAX_READING, read_to_end(request.into_body())).await;
+    }
+    ApiError::loading()
+}
+
+async fn read_to_end(mut body: Body) {
+    while let Some(Ok(_)) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {}
 }

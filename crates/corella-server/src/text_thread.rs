@@ -37,9 +37,9 @@ pub struct TextWork {
 }
 
 /// Bodies of at least this size are middling; they may take a tenth of a second to tokenise.
-const MIDDLING_BODY_BYTES: usize = 256 << 10;
+pub const MIDDLING_BODY_BYTES: usize = 256 << 10;
 /// Bodies of at least this size are large.
-const LARGE_BODY_BYTES: usize = 1 << 20;
+pub const LARGE_BODY_BYTES: usize = 1 << 20;
 
 /// Tells work whether its client still waits for the result.
 pub struct Caller {

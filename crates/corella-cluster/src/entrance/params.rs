@@ -205,6 +205,13 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
         Some(_) => return Err(ParamError::new("remote_block_ids", "must be an array")),
     };
     let host = text(fields, "remote_host", MAX_HOST_BYTES)?;
+    // The log names the host, and must not have lines that a client wrote.
+    if host.is_some_and(|host| host.contains(char::is_control)) {
+        return Err(ParamError::new(
+            "remote_host",
+            "must not have control characters",
+        ));
+    }
     let port = match fields.get("remote_port") {
         None | Some(Value::Null) => None,
         Some(port) => {
@@ -411,6 +418,8 @@ mod tests {
             ("remote_block_ids", json!(null), "remote_block_ids"),
             ("remote_host", json!(""), "remote_host"),
             ("remote_host", json!("h".repeat(256)), "remote_host"),
+            ("remote_host", json!("a\nERROR forged"), "remote_host"),
+            ("remote_host", json!("\u{1b}[2J"), "remote_host"),
             ("remote_host", json!(null), "remote_host"),
             ("remote_port", json!(65536), "remote_port"),
             ("remote_port", json!(-1), "remote_port"),

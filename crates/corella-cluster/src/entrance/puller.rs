@@ -10,14 +10,13 @@ use corella_core::session::SessionConfig;
 use corella_core::{AdmissionError, FinishReason, LostKv, RequestError, RequestOutput};
 use corella_engine::{
     Engine, Entry, Generate, KvExchange, Receipt, StreamEvent, StreamRelay, Submission,
-    SubmitError, TokenStream, relayed_stream,
+    SubmitError, TokenStream, rare_line, relayed_stream,
 };
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use super::allowed_peers::AllowedPeers;
 use super::params::{KeptRows, Source, prompt_digest};
-use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
 /// The reservation outlives the load by so much, so that the load's end is always known first.
@@ -67,7 +66,6 @@ pub struct Puller {
     model_fingerprint: u128,
     times: SessionConfig,
     runtime: Handle,
-    log: PeerLog,
     num_outcomes: [AtomicU64; PullOutcome::ALL.len()],
     num_rows: AtomicU64,
 }
@@ -110,7 +108,6 @@ impl Puller {
             model_fingerprint,
             times,
             runtime: Handle::current(),
-            log: PeerLog::default(),
             num_outcomes: Default::default(),
             num_rows: AtomicU64::new(0),
         })
@@ -207,14 +204,13 @@ impl Puller {
     fn note(&self, outcome: PullOutcome, source: &Source, name: &str, reason: impl ToString) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
         let (peer, reason) = (source.peer(), reason.to_string());
-        if self.log.is_due(&peer, Instant::now()) {
-            tracing::warn!(
-                id = name,
-                "cannot use what {peer} has computed, and computes it here: {reason}"
-            );
-        } else {
-            tracing::debug!(id = name, peer, reason, "a prompt is computed here");
-        }
+        // A client chooses the peer, so that a line for each peer would be a line for each request.
+        rare_line!(
+            warn,
+            id = name,
+            "cannot use what {peer} has computed, and computes it here: {reason}"
+        );
+        tracing::debug!(id = name, peer, reason, "a prompt is computed here");
     }
 
     fn note_good(&self, outcome: PullOutcome, num_rows: u32, name: &str) {

@@ -1,6 +1,7 @@
 //! Fields that `/api/chat` and `/api/generate` share: the model, how tokens are drawn, and what the answer
 //! is to look like.
 
+use corella_engine::rare_line;
 use corella_text::GrammarSource;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -214,7 +215,8 @@ impl OptionFields {
         if let Some(num_ctx) = self.num_ctx
             && num_ctx > i64::from(max_model_len)
         {
-            tracing::info!(
+            rare_line!(
+                info,
                 "options.num_ctx {num_ctx} is more than the context of {max_model_len} tokens (--max-model-len), which holds"
             );
         }

@@ -347,6 +347,12 @@ async fn while_the_model_is_loaded_every_answer_says_so() {
         assert_eq!(reply.error()["code"], "loading");
         assert_eq!(reply.header("retry-after"), Some("1"));
     }
+    // A client that sends a long prompt reads the answer, too.
+    let long = vec![b' '; 8 << 20];
+    let mut client = open(address, &head("POST", PATH, &[], Some(long.len())), &long).await;
+    let mut answer = String::new();
+    let read = client.read_to_string(&mut answer).await;
+    assert!(read.is_ok() && answer.starts_with("HTTP/1.1 503"), "{read:?}: {answer}");
     loading.end().await;
     let Listener::Tcp(listener) = listener else {
         unreachable!("it is TCP")
