@@ -139,38 +139,26 @@ impl ServedAdapters {
         Ok((load, unloaded))
     }
 
-    /// Reads an adapter on a thread of its own. One that takes too long is given up; its thread ends when the file
-    /// system answers.
+    /// Reads an adapter on a thread of its own. One that takes too long is given up, whether or not its caller still
+    /// waits; its thread ends when the file system answers.
     async fn load(&self, name: &str, path: &str) -> Result<(), ApiError> {
         let (load, unloaded) = self.begin(name, path)?;
-        let number = load.number;
+        let wait = Wait {
+            table: self.table.clone(),
+            timeout: self.load_timeout,
+            name: name.to_owned(),
+            path: path.to_owned(),
+            number: load.number,
+        };
         let (sender, ended) = oneshot::channel();
         let thread = thread::Builder::new().name("corella-adapter".to_owned());
         let started = thread.spawn(move || {
             let _ = sender.send(load.run());
         });
         started.map_err(|error| ApiError::engine(format!("No thread can be started: {error}.")))?;
-        let end = async {
-            tokio::select! {
-                result = ended => {
-                    result.unwrap_or_else(|_| Err(ApiError::engine("Loading the adapter failed.")))
-                }
-                // A sender that was dropped means that the load has ended by itself.
-                Ok(()) = unloaded => Err(unloaded_meanwhile(name)),
-            }
-        };
-        match timeout(self.load_timeout, end).await {
-            Ok(result) => result,
-            Err(_) => {
-                self.lock().forget(name, number);
-                let problem = format!(
-                    "was not read within {} s, and is given up; look at the file system of {path}, \
-                     or raise --adapter-load-timeout",
-                    self.load_timeout.as_secs()
-                );
-                Err(ApiError::invalid("lora_path", problem))
-            }
-        }
+        let waiting = tokio::spawn(wait.end(ended, unloaded));
+        let failed = |_| Err(ApiError::engine("Loading the adapter failed."));
+        waiting.await.unwrap_or_else(failed)
     }
 
     /// Takes no new requests for an adapter, or gives up loading it. Requests that run go on with it.
@@ -208,6 +196,46 @@ impl Table {
 
     fn is_loading(&self, name: &str, number: u64) -> bool {
         matches!(self.by_name.get(name), Some(Place::Loading { number: other, .. }) if *other == number)
+    }
+}
+
+/// Waits for the end of a load.
+struct Wait {
+    table: Arc<Mutex<Table>>,
+    timeout: Duration,
+    name: String,
+    path: String,
+    number: u64,
+}
+
+impl Wait {
+    async fn end(
+        self,
+        ended: oneshot::Receiver<Result<(), ApiError>>,
+        unloaded: oneshot::Receiver<()>,
+    ) -> Result<(), ApiError> {
+        let end = async {
+            tokio::select! {
+                result = ended => {
+                    result.unwrap_or_else(|_| Err(ApiError::engine("Loading the adapter failed.")))
+                }
+                // A sender that was dropped means that the load has ended by itself.
+                Ok(()) = unloaded => Err(unloaded_meanwhile(&self.name)),
+            }
+        };
+        match timeout(self.timeout, end).await {
+            Ok(result) => result,
+            Err(_) => {
+                lock(&self.table).forget(&self.name, self.number);
+                let problem = format!(
+                    "was not read within {} s, and is given up; look at the file system of {}, or raise \
+                     --adapter-load-timeout",
+                    self.timeout.as_secs(),
+                    self.path
+                );
+                Err(ApiError::invalid("lora_path", problem))
+            }
+        }
     }
 }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 use corella_engine::{Engine, LoadedAdapter};
 use corella_model::Adapter;
 use corella_server::AdapterLoader;
-use corella_test::wait_until_async;
+use corella_test::{wait_until_asked, wait_until_async};
 use serde_json::{Value, json};
 
-use crate::client::{get, post};
+use crate::client::{get, open_post, post};
 use crate::fixture::{MODEL, Setup, TestServer};
 
 const PATH: &str = "/v1/completions";
@@ -281,5 +281,26 @@ async fn a_load_that_takes_too_long_is_given_up() {
         assert_eq!(reply.status, 400);
         assert!(reply.text().contains("given up"), "{}", reply.text());
     }
+    mount.go_on();
+}
+
+#[tokio::test]
+async fn a_load_whose_caller_has_left_is_given_up_too() {
+    let mount = Arc::new(Mount::default());
+    let mut setup = setup_with(mount.clone());
+    setup.serve.adapter_load_timeout = Duration::from_secs(1);
+    let server = setup.start().await;
+    let address = server.address;
+    let body = json!({"lora_name": "red", "lora_path": "stalled"});
+    let client = open_post(address, LOAD, &body).await;
+    let is_stalled = || mount.num_stalled.load(Ordering::Relaxed) == 1;
+    wait_until_async("a thread is stalled", is_stalled).await;
+    drop(client);
+    let other = json!({"lora_name": "red", "lora_path": "missing"});
+    wait_until_asked("its name is free again", async || {
+        let reply = post(address, LOAD, &other).await;
+        !reply.text().contains("loaded already")
+    })
+    .await;
     mount.go_on();
 }

@@ -352,7 +352,10 @@ async fn while_the_model_is_loaded_every_answer_says_so() {
     let mut client = open(address, &head("POST", PATH, &[], Some(long.len())), &long).await;
     let mut answer = String::new();
     let read = client.read_to_string(&mut answer).await;
-    assert!(read.is_ok() && answer.starts_with("HTTP/1.1 503"), "{read:?}: {answer}");
+    assert!(
+        read.is_ok() && answer.starts_with("HTTP/1.1 503"),
+        "{read:?}: {answer}"
+    );
     loading.end().await;
     let Listener::Tcp(listener) = listener else {
         unreachable!("it is TCP")
