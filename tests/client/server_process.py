@@ -31,8 +31,10 @@ class ServerProcess:
         self.context = ssl.create_default_context(cafile=authority) if authority else None
         self._model = None
         self._log = tempfile.TemporaryFile("w+")
+        arguments = [str(argument) for argument in arguments]
+        is_patient = not any(argument.startswith("--drain-timeout") for argument in arguments)
         self.process = subprocess.Popen(
-            [BINARY, "serve", *PATIENT, *map(str, arguments), "--port", str(self.port)],
+            [BINARY, "serve", *(PATIENT if is_patient else ()), *arguments, "--port", str(self.port)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

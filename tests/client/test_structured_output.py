@@ -7,6 +7,7 @@ import re
 import tarfile
 from collections import Counter
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import jsonschema
@@ -120,8 +121,19 @@ def is_valid(value, schema):
     # RFC 3339 has a year 0000, Python's dates have not.
     is_date = lambda text: not isinstance(text, str) or bool(date.fromisoformat(re.sub("^0000", "2000", text)))  # noqa: E731
     checker.checks("date", raises=ValueError)(is_date)
-    validator = jsonschema.Draft202012Validator(schema, format_checker=checker)
-    return validator.is_valid(value)
+    validator = jsonschema.Draft202012Validator(exact(schema), format_checker=checker)
+    return validator.is_valid(exact(value))
+
+
+def exact(value):
+    """Numbers as they are written: 5305.5305 is a multiple of 0.0001, but not in floating point."""
+
+    def number(text):
+        written = Decimal(text)
+        whole = written.to_integral_value()
+        return int(whole) if whole == written else written
+
+    return json.loads(json.dumps(value), parse_float=number)
 
 
 def assert_beginning(text, schema, at):
