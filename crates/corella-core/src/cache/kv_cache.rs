@@ -369,6 +369,12 @@ impl KvCache {
         self.residency.filled_by(block)
     }
 
+    /// Whether `step` or a later one publishes a block. Where all groups have windows, none counts as new, because
+    /// each page goes alone.
+    pub(crate) fn is_new_since(&self, block: BlockId, step: StepId) -> bool {
+        self.residency.fills_all_blocks() && self.residency.filled_by_without_window(block) >= step
+    }
+
     /// What the cache itself knows of a page: free, cached or in use.
     pub(crate) fn page_state(&self, page: PageId) -> PageState {
         if self.is_locked(page) {

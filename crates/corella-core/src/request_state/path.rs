@@ -5,6 +5,7 @@
 //! the blocks that follow: it gives them the pages that windows have left them without.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::KvCache;
@@ -34,6 +35,15 @@ struct Guest {
     num_blocks: u32,
     /// The block behind it was not there. The request publishes it when it lets go of its pages.
     is_at_end: bool,
+}
+
+/// Blocks to which a request has given pages since some step.
+#[derive(Default)]
+pub(crate) struct FilledBlocks {
+    /// Blocks that were there before, most of them of other requests. Windows had left them without those pages.
+    pub earlier: Vec<BlockId>,
+    /// The first block that is new, as all behind it are.
+    pub first_new: Option<BlockId>,
 }
 
 impl Path {
@@ -204,17 +214,35 @@ impl RequestState {
         }
     }
 
-    /// The first block to which it has given a page that `step` or a later one fills. Behind its path, that may be
-    /// another request's block.
-    pub fn first_filled_since(&self, kv: &KvCache, step: StepId) -> Option<BlockId> {
-        if kv.has_windows() {
-            let is_undefined = |block: &BlockId| kv.block_filled_by(*block) >= Some(step);
-            return self.offered_blocks(kv).into_iter().find(is_undefined);
+    /// The blocks to which it has given pages that `step` or a later one fills.
+    pub fn filled_since(&self, kv: &KvCache, step: StepId) -> FilledBlocks {
+        let mut filled = FilledBlocks::default();
+        if !kv.has_windows() {
+            let pages = self.tables().group(0).pages.iter();
+            let mut published = pages.take(self.path.num_blocks as usize);
+            let first = published.find(|&&page| kv.filled_by(page) >= Some(step));
+            filled.first_new = first.and_then(|&page| kv.block_of(page));
+            return filled;
         }
-        let pages = self.tables().group(0).pages.iter();
-        let mut published = pages.take(self.path.num_blocks as usize);
-        let first = published.find(|&&page| kv.filled_by(page) >= Some(step));
-        first.and_then(|&page| kv.block_of(page))
+        for block in self.offered_blocks(kv) {
+            if kv.is_new_since(block, step) {
+                filled.first_new = Some(block);
+                break;
+            }
+            if kv.block_filled_by(block) >= Some(step) {
+                filled.earlier.push(block);
+            }
+        }
+        filled
+    }
+
+    /// Whether it has read the rows of any of these blocks, as far as its tokens tell.
+    pub fn leads_through(&self, kv: &KvCache, blocks: &BTreeSet<BlockId>) -> bool {
+        if blocks.is_empty() {
+            return false;
+        }
+        let path = self.offered_blocks(kv);
+        path.iter().any(|block| blocks.contains(block))
     }
 
     /// The blocks of the request's tokens, as far as it may have given them pages.

@@ -14,6 +14,15 @@ fn first_seeds_break_no_rule() {
     assert_eq!(totals.missing(), [""; 0], "{totals:?}");
 }
 
+/// In this run a step fails that gives pages to earlier blocks of a model with windows. They lose those pages only.
+#[test]
+fn pinned_prefixes_outlast_a_failed_step_of_another_request() {
+    let seed = 200_969;
+    if let Err(violation) = simulate(&Load::from_seed(seed), seed) {
+        panic!("{violation}");
+    }
+}
+
 /// A failing seed is useful only if it fails again.
 #[test]
 fn a_seed_plays_the_same_run_again() {

@@ -6,7 +6,7 @@
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::KvCache;
-use crate::{BlockId, PageId};
+use crate::{BlockId, PageId, StepId};
 
 /// Where all groups have windows, blocks without pages lead to others that have some. A block takes a
 /// small part of a page's memory, so there may be more of them than pages.
@@ -56,6 +56,19 @@ impl KvCache {
     pub(crate) fn unpublish(&mut self, block: BlockId) -> Removed {
         self.remove_blocks(block);
         core::mem::take(&mut self.removed)
+    }
+
+    /// Takes from a block the pages that `step` or a later one fills. The block stays with the others.
+    pub(crate) fn drop_filled_since(&mut self, block: BlockId, step: StepId) -> Vec<PageId> {
+        for group in 0..self.residency.groups().len() {
+            if let Some(page) = self.residency.page(block, group)
+                && self.filled_by(page) >= Some(step)
+            {
+                self.retract_behind(block, group);
+                self.drop_page(page);
+            }
+        }
+        core::mem::take(&mut self.removed).pages
     }
 
     /// Removes a block and all that follow it, and leaves them in `removed`.

@@ -14,6 +14,8 @@ pub(super) struct Undefined {
     /// Requests whose path led through such a block. They may have read pages that they have given back
     /// since.
     requests: BTreeSet<RequestIndex>,
+    /// Blocks that have lost only such pages. Requests whose path leads through one may have given it back, too.
+    blocks: BTreeSet<BlockId>,
 }
 
 impl Undefined {
@@ -21,6 +23,7 @@ impl Undefined {
         Self {
             is_undefined: alloc::vec![false; num_pages as usize],
             requests: BTreeSet::new(),
+            blocks: BTreeSet::new(),
         }
     }
 
@@ -52,16 +55,27 @@ impl Scheduler {
             .let_go_of_followers(index, num_blocks, requests);
     }
 
-    /// Takes the blocks that `step` or a later one fills, and all blocks behind them, out of the prefix
-    /// tree, and sets the request back to the position before them.
+    /// Takes the blocks that `step` or a later one publishes, and all blocks behind them, out of the prefix
+    /// tree, and sets the request back to the position before them. Earlier blocks, which may be pinned, only lose
+    /// the pages that such a step fills.
     pub(super) fn unpublish_undefined(
         &mut self,
         index: RequestIndex,
         step: StepId,
         undefined: &mut Undefined,
     ) {
-        if let Some(first) = self.requests[index].first_filled_since(&self.kv, step) {
+        let filled = self.requests[index].filled_since(&self.kv, step);
+        for &block in &filled.earlier {
+            for page in self.kv.drop_filled_since(block, step) {
+                undefined.is_undefined[page.0 as usize] = true;
+            }
+            undefined.blocks.insert(block);
+        }
+        if let Some(first) = filled.first_new {
             self.unpublish_from(first, index, undefined);
+        }
+        if let Some(&last) = filled.earlier.last() {
+            self.kv.prune(last);
         }
         let state = &mut self.requests[index];
         let num_rows = state.num_published_blocks() * self.config.page_size;
@@ -103,6 +117,8 @@ impl Scheduler {
             .pages()
             .chain(state.donor_pages())
             .chain(spilled);
-        undefined.requests.contains(&index) || read.any(|page| undefined.contains(page))
+        undefined.requests.contains(&index)
+            || read.any(|page| undefined.contains(page))
+            || state.leads_through(&self.kv, &undefined.blocks)
     }
 }
