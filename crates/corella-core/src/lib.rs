@@ -22,9 +22,9 @@
 //! * `cache`: pages and their owners, and the blocks of the prefix tree.
 //! * `scheduler_config`: limits and policies, and what follows from them for one request.
 //! * `draft`: guesses of what will be drawn.
-//! * `request_state`: what is known of one request, and the table of all.
-//! * `request_view`: what is shown of one request.
-//! * `queue`: requests without a slot, and what is expected of all.
+//! * `request_state`: the state of one request, and the table of all.
+//! * `request_view`: a request as it is shown.
+//! * `queue`: requests without a slot, and the expectations of all requests.
 //! * `step`: the scheduler, and what runs.
 //! * `fleet`: nodes, and which of them decodes a request.
 //! * `session`: both ends of a request that two nodes serve.

@@ -1,4 +1,4 @@
-//! Requests without a slot: those that wait, those whose pages others fill, and what is expected of all of them.
+//! Requests without a slot: those that wait, those whose pages others fill, and the expectations of all requests.
 
 pub(crate) mod deadline;
 pub(crate) mod follower;

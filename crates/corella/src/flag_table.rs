@@ -217,7 +217,7 @@ pub fn verbs() -> Vec<(String, Verb)> {
     verbs
 }
 
-/// Verbs of other programs, of which no list is published here, and what to type instead.
+/// Verbs of programs without a published list, and their counterparts here.
 pub fn unlisted_verbs() -> Vec<(String, Verb)> {
     let refused = entries(&toml_value(OTHERS)["refused_verbs"]).into_iter();
     refused

@@ -1,12 +1,12 @@
-//! Variables of other servers that are set. They are not read: both programs may run on one machine. But who has only
-//! replaced the program is told, and no server is open because its key has another name.
+//! Variables of other servers that are set. Corella does not read them, because both programs may run on one machine.
+//! A start names those with a counterpart, and a server whose only key has another's name is not opened to the network.
 
 use std::net::IpAddr;
 
 use crate::Error;
 use crate::flag_table::{self, Variable};
 
-/// Keys of other servers, of which each would lock them.
+/// Either of these locks another server.
 const KEYS: [&str; 2] = ["VLLM_API_KEY", "LLAMA_API_KEY"];
 
 /// A server that is about to start.

@@ -198,7 +198,7 @@ fn parse_error(body: &[u8]) -> (String, String) {
     let known = [&error["message"], error, &json["message"], &json["detail"]];
     let message = known.iter().find_map(|message| message.as_str());
     let text = String::from_utf8_lossy(body);
-    // A page in HTML tells nobody in a terminal anything.
+    // A page in HTML is no message for a terminal.
     let is_page = text.trim_start().starts_with('<');
     let message = message.unwrap_or(if is_page { "" } else { &text });
     let words = message.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -99,7 +99,7 @@ impl<'a> ModuleGraph<'a> {
         })
     }
 
-    /// The largest sets of files of which each leads to all others.
+    /// The largest sets of files in which each file leads to all others.
     fn circles(&self) -> Vec<Vec<&'a str>> {
         let modules: Vec<&str> = self.files().map(|(module, _)| module).collect();
         let is_child = |module: &str, other: &str| {

@@ -1,5 +1,5 @@
-//! KV rows that a node's engine computes for other nodes: which there are, who reads them, and when
-//! their pages may go.
+//! The books of KV rows that a node's engine computes for other nodes: the rows, their readers, and the end of their
+//! pages.
 
 mod kept_prompt;
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! | part | what it owns |
 //! |---|---|
 //! | [`RequestTable`] | the live requests; `request_state.rs` says what is known of each |
-//! | [`WaitingQueue`] | who waits, in order; followers, and when latency objectives are checked |
-//! | [`RunningSet`] | who runs, by rank, who prefills, and the slots |
+//! | [`WaitingQueue`] | waiting requests in order, followers, and the times at which latency objectives are checked |
+//! | [`RunningSet`] | running requests by rank, those that prefill, and the slots |
 //! | [`Receipts`] | who has pages and no slot, because others fill them |
 //! | [`Holds`] | pages that other nodes still read or write |
 //! | [`Spills`] | KV of preempted requests in host memory |

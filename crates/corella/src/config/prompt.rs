@@ -16,7 +16,7 @@ pub enum Prompt {
 /// More than any context holds.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
 
-/// The text of a prompt. `-`, or none at all, is what is piped in; with `with_input` that comes before a
+/// Returns the text of a prompt. `-` or no text reads standard input; with `with_input`, piped input comes before the
 /// typed text.
 pub fn text(typed: Option<String>, with_input: bool) -> Result<String, Error> {
     match typed.as_deref() {

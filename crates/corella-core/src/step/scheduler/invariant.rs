@@ -118,8 +118,8 @@ impl Scheduler {
         );
     }
 
-    /// The forecast has every request that runs, or receives KV, and nobody else, as it was when it was counted, and
-    /// all pages that those hold. Whoever has come so far that it is due has been counted anew.
+    /// The forecast has exactly the requests that run or receive KV, as they were when they were counted, and all pages
+    /// that those hold. A request whose count is due has been counted anew.
     fn check_forecast(&self) {
         let running = self.running.iter();
         let holders = running.chain(self.receipts.iter());

@@ -50,7 +50,7 @@ impl Scheduler {
         self.kv.poll_event(self.inflight.last_returned())
     }
 
-    /// The next time at which something ends by itself. Whoever drives the scheduler calls
+    /// The next time at which something ends by itself. The driver calls
     /// [`schedule`](Self::schedule) by then.
     pub fn poll_deadline(&self) -> Option<u64> {
         let receipt_us = self.receipts.next_deadline_us();
