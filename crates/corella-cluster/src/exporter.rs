@@ -1,4 +1,4 @@
-//! Does what the books of exported rows ask of this node's sender and engine.
+//! Carries out the tasks of the books of exported rows on this node's sender and engine.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub struct Exporter {
     pub clock: Clock,
 }
 
-/// What the owner of the books does about a task that has been carried out.
+/// The outcome of a task, for the owner of the books.
 pub enum Exported {
     Nothing,
     /// An offer is open, and says what becomes of it.

@@ -1,4 +1,4 @@
-//! Drafts: guesses of what will be drawn, each for one request.
+//! Drafts: guesses of the tokens that a request will draw.
 
 pub(crate) mod draft_length;
 pub(crate) mod speculator;

@@ -160,7 +160,7 @@ impl KeptPrompts {
         is_own
     }
 
-    /// Tells the books something, and does what they ask for.
+    /// Updates the books and carries out their tasks.
     fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut ExportBook, u64) -> T) -> T {
         let mut book = self.lock();
         let told = tell(&mut book, self.exporter.clock.now_us());

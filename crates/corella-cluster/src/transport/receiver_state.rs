@@ -63,8 +63,7 @@ impl ReceiverState {
         Some(peers.entry(address.clone()).or_insert_with(make).clone())
     }
 
-    /// A connection may have ended while nobody used it, which shows only now: a load that it
-    /// brought nothing is tried once more.
+    /// Runs a load. An idle connection may have ended unnoticed, so a load that received nothing is tried once more.
     pub async fn run(self: &Arc<Self>, load: &Arc<Incoming>, slot: SlotGuard) {
         for _ in 0..2 {
             match slot.connection(self).await {

@@ -89,7 +89,7 @@ impl Speculator {
         }
     }
 
-    /// Drops the given drafts after one step, of which `num_planned` were in that step.
+    /// Drops the given drafts after one step. `num_planned` of them were in that step.
     pub fn drop_given(&mut self, num_planned: u32) {
         if let Proposer::Given { drafts, .. } = &mut self.proposer {
             let num_given = core::mem::take(drafts).len() as u32;
