@@ -20,7 +20,10 @@ pub struct Part {
     run: fn(&Repository) -> Result<(), String>,
 }
 
-pub const PARTS: [Part; 17] = [
+/// Takes as long as many other files of `tests/client` together.
+const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
+
+pub const PARTS: [Part; 18] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -86,6 +89,11 @@ pub const PARTS: [Part; 17] = [
         "clients and faults that take long: frameworks, Node, coding agents, routers, deployment, soaks of a minute",
         night_clients,
     ),
+    part(
+        "requests",
+        "requests that /openapi.json allows and rules out, sent to the binary",
+        |repository| fuzz_requests(repository, None),
+    ),
     long_part(
         "soak",
         "12 minutes of mixed traffic with kills on a fleet",
@@ -101,7 +109,7 @@ pub const PARTS: [Part; 17] = [
         "5 minutes for each parser, and 10 minutes of requests to the binary",
         |repository| {
             fuzz(repository, 300)?;
-            fuzz_requests(repository, 600)
+            fuzz_requests(repository, Some(600))
         },
     ),
     long_part(
@@ -251,7 +259,9 @@ fn fuzz(repository: &Repository, seconds: u32) -> Result<(), String> {
 
 fn night_clients(repository: &Repository) -> Result<(), String> {
     set_up::for_night_clients(repository)?;
-    clients(repository, "night", &[])
+    // Part `requests` runs this file.
+    let requests = format!("--ignore={FUZZED_REQUESTS}");
+    clients(repository, "night", &[requests])
 }
 
 fn client_script(repository: &Repository, arguments: &[&str]) -> Result<(), String> {
@@ -262,12 +272,14 @@ fn client_script(repository: &Repository, arguments: &[&str]) -> Result<(), Stri
     run(&mut command, "the soak failed, above")
 }
 
-/// Sends the binary what `/openapi.json` allows and rules out.
-fn fuzz_requests(repository: &Repository, seconds: u32) -> Result<(), String> {
+/// Sends the binary what `/openapi.json` allows and rules out: the same requests every time, or new ones for a while.
+fn fuzz_requests(repository: &Repository, seconds: Option<u32>) -> Result<(), String> {
     test::binaries(repository)?;
     let python = python::environment(repository)?;
-    let mut command = python::pytest(repository, &python, "tests/client/test_fuzz.py");
-    command.env("CORELLA_FUZZ_SECONDS", seconds.to_string());
+    let mut command = python::pytest(repository, &python, FUZZED_REQUESTS);
+    if let Some(seconds) = seconds {
+        command.env("CORELLA_FUZZ_SECONDS", seconds.to_string());
+    }
     command.env("CORELLA_BIN", repository.binary());
     run(&mut command, "a request broke the server, above")
 }
