@@ -119,6 +119,21 @@ impl ApiError {
         }
     }
 
+    /// The same error of a tool or of the choice of one, at an endpoint where its members have no `function` around them.
+    pub fn without_function(self) -> Self {
+        let param = self.param().unwrap_or_default();
+        let is_of_tool = ["tools[", "tool_choice."]
+            .iter()
+            .any(|field| param.starts_with(field));
+        match param.split_once(".function").filter(|_| is_of_tool) {
+            Some((tool, _)) => {
+                let tool = tool.to_owned();
+                self.renamed(&format!("{tool}.function"), &tool)
+            }
+            None => self,
+        }
+    }
+
     /// The same error with the tool's place in the request. `places` are the places of the kept tools.
     pub fn of_kept_tools(self, places: &[usize]) -> Self {
         let param = self.param().unwrap_or_default();

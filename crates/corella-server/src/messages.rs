@@ -140,11 +140,11 @@ fn template_kwargs(
     thinking_switch(state, "thinking.type", is_on)
 }
 
-/// An error of a chat, with the names that this API has for the members of a tool.
+/// An error of a chat, with the names of this API's fields.
 fn in_own_names(error: ApiError) -> ApiError {
-    error
-        .within_tools("function.name", "name")
-        .within_tools("function.description", "description")
+    { error.without_function() }
+        .within_tools("parameters", "input_schema")
+        .renamed("continue_final_message", "messages")
 }
 
 /// The template's variable for how much a model thinks.
@@ -204,7 +204,7 @@ impl Endpoint for Messages {
         let mut chat = fields.chat(state, check)?;
         let prompt = chat.tokenize(state, check, caller).map_err(in_own_names)?;
         let held = params.set_reply_constraint(state, &prompt);
-        held.map_err(|error| error.within_tools("function.parameters", "input_schema"))?;
+        held.map_err(in_own_names)?;
         Ok(Call {
             prompts: vec![prompt.into()],
             params,

@@ -34,7 +34,7 @@ use event::ResponseEvents;
 use input::{InputField, conversation};
 use kept::Keeping;
 use object::{Echo, Output, Status};
-use tool::{chat_tool_choice, chat_tools};
+use tool::{chat_tool_choice, chat_tools, in_own_names};
 
 pub use kept::{delete_response, list_input_items, retrieve_response};
 
@@ -188,7 +188,11 @@ impl Endpoint for Responses {
         };
         let messages = conversation(&before, &input, fields.instructions.as_deref(), check)?;
         let tools = fields.tools.unwrap_or_default();
-        let choice = fields.tool_choice.as_ref().map(chat_tool_choice);
+        let choice = fields
+            .tool_choice
+            .as_ref()
+            .map(chat_tool_choice)
+            .transpose()?;
         let kept_tools = chat_tools(&tools, check)?;
         let mut chat = ChatFields::conversation(messages, false, template_kwargs).with_tools(
             Some(kept_tools.list),
@@ -196,16 +200,10 @@ impl Endpoint for Responses {
             fields.parallel_tool_calls,
         );
         let prompt = chat.tokenize(state, check, caller);
-        let prompt = prompt.map_err(|error| {
-            { error.within_tools("function.name", "name") }
-                .of_kept_tools(&kept_tools.places)
-                .renamed("messages", "input")
-        })?;
+        let in_own_names = |error| in_own_names(error, &kept_tools.places);
+        let prompt = prompt.map_err(in_own_names)?;
         let held = params.set_reply_constraint(state, &prompt);
-        held.map_err(|error| {
-            { error.within_tools("function.parameters", "parameters") }
-                .of_kept_tools(&kept_tools.places)
-        })?;
+        held.map_err(in_own_names)?;
         let is_kept = fields.store != Some(false) && state.responses.is_on();
         let keeping = is_kept.then(|| Keeping {
             owner: context.owner(),

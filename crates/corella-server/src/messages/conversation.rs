@@ -147,11 +147,16 @@ fn assistant(
                     let message = "must be an object";
                     return Err(ApiError::invalid(format!("{path}.input"), message));
                 }
+                let name = required_text(block, "name", &path)?;
+                if name.is_empty() {
+                    let message = "must be the name of a tool";
+                    return Err(ApiError::invalid(format!("{path}.name"), message));
+                }
                 calls.push(json!({
                     "id": required_text(block, "id", &path)?,
                     "type": "function",
                     "function": {
-                        "name": required_text(block, "name", &path)?,
+                        "name": name,
                         "arguments": block["input"].to_string(),
                     },
                 }));

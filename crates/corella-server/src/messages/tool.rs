@@ -67,10 +67,13 @@ pub fn chat_tool_choice(
         Some("auto") => json!("auto"),
         Some("none") => json!("none"),
         Some("any") => json!("required"),
-        Some("tool") => json!({
-            "type": "function",
-            "function": {"name": choice.get("name").cloned().unwrap_or_default()},
-        }),
+        Some("tool") => {
+            let Some(name) = choice.get("name").and_then(Value::as_str) else {
+                let message = "must be the name of a tool where the type is \"tool\"";
+                return Err(ApiError::invalid("tool_choice.name", message));
+            };
+            json!({"type": "function", "function": {"name": name}})
+        }
         _ => {
             return Err(ApiError::invalid(
                 "tool_choice.type",

@@ -72,7 +72,9 @@ impl Endpoint for OllamaChat {
             // This asks for the model to be loaded, which it is.
             chat.check_tools(state, check)?;
         } else {
-            let prompt = chat.tokenize(state, check, caller)?;
+            let prompt = chat.tokenize(state, check, caller);
+            let prompt =
+                prompt.map_err(|error| error.renamed("continue_final_message", "messages"))?;
             params.set_reply_constraint(state, &prompt)?;
             let prompt = prompt.into();
             end_with_context(&mut params, state, &prompt);

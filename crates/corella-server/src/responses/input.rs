@@ -171,11 +171,16 @@ fn push_call(
     check: FieldCheck,
 ) -> Result<(), ApiError> {
     check.check(&CALL, path, item)?;
+    let name = required_text(item, "name", path)?;
+    if name.is_empty() {
+        let message = "must be the name of a tool";
+        return Err(ApiError::invalid(format!("{path}.name"), message));
+    }
     let call = json!({
         "id": required_text(item, "call_id", path)?,
         "type": "function",
         "function": {
-            "name": required_text(item, "name", path)?,
+            "name": name,
             "arguments": required_text(item, "arguments", path)?,
         },
     });

@@ -84,17 +84,33 @@ pub fn chat_tools(tools: &[Map<String, Value>], check: FieldCheck) -> Result<Kep
 }
 
 /// The choice in the shape that a chat has it.
-pub fn chat_tool_choice(choice: &Value) -> Value {
+pub fn chat_tool_choice(choice: &Value) -> Result<Value, ApiError> {
     let function = |tool: &Value| json!({"type": "function", "function": {"name": tool["name"]}});
     match choice["type"].as_str() {
-        Some("function") => function(choice),
+        Some("function") if choice["name"].is_string() => Ok(function(choice)),
+        Some("function") => {
+            let message = "must be the name of a tool";
+            Err(ApiError::invalid("tool_choice.name", message))
+        }
         Some("allowed_tools") => {
             let tools = choice["tools"].as_array();
             let tools: Option<Vec<_>> = tools.map(|tools| tools.iter().map(function).collect());
             let allowed = json!({"mode": choice["mode"], "tools": tools});
-            json!({"type": "allowed_tools", "allowed_tools": allowed})
+            Ok(json!({"type": "allowed_tools", "allowed_tools": allowed}))
         }
-        // The check of a chat says what is wrong with others.
-        _ => choice.clone(),
+        _ if matches!(choice.as_str(), Some("none" | "auto" | "required")) => Ok(choice.clone()),
+        _ => Err(ApiError::invalid(
+            "tool_choice",
+            "must be \"none\", \"auto\", \"required\", {\"type\": \"function\", \"name\": NAME} or \
+             {\"type\": \"allowed_tools\", \"mode\": MODE, \"tools\": TOOLS}",
+        )),
     }
+}
+
+/// An error of a chat, with the names of this API's fields. `places` are those of the kept tools.
+pub fn in_own_names(error: ApiError, places: &[usize]) -> ApiError {
+    { error.renamed("tool_choice.allowed_tools", "tool_choice") }
+        .without_function()
+        .of_kept_tools(places)
+        .renamed("messages", "input")
 }

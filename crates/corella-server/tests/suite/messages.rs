@@ -132,6 +132,54 @@ async fn a_tool_may_have_a_long_name_and_an_error_names_its_place() {
 }
 
 #[tokio::test]
+async fn errors_about_tools_have_the_names_of_this_api() {
+    let server = hermes(&[CALLS]).start().await;
+    let call = |name: &str| {
+        let block = json!({"type": "tool_use", "id": "a", "name": name, "input": {}});
+        json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": [block]}])
+    };
+    for (field, value, expected) in [
+        (
+            "tool_choice",
+            json!({"type": "tool", "name": "no_such_tool"}),
+            "tool_choice.name: is not the name of one of the tools",
+        ),
+        (
+            "tool_choice",
+            json!({"type": "tool"}),
+            "tool_choice.name: must be the name of a tool",
+        ),
+        ("messages", call(""), "messages[1].content[0].name: "),
+    ] {
+        let mut body = body_with_tools();
+        body[field] = value;
+        for path in [PATH, COUNT] {
+            let reply = post(server.address, path, &body).await;
+            assert_error(&reply, 400, "invalid_request_error", expected);
+        }
+    }
+}
+
+/// A template that leaves the last message out cannot continue it.
+#[tokio::test]
+async fn a_message_that_cannot_be_continued_is_named_by_this_api() {
+    let mut setup = Setup::new();
+    setup.template =
+        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
+    let server = setup.start().await;
+    let messages =
+        json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well"}]);
+    let body = json!({"messages": messages, "max_tokens": 5});
+    let reply = post(server.address, PATH, &body).await;
+    assert_error(&reply, 400, "invalid_request_error", "messages: ");
+    let body = json!({"model": MODEL, "messages": messages});
+    let reply = post(server.address, "/api/chat", &body).await;
+    let error = reply.json()["error"].clone();
+    let error = error.as_str().expect("a text");
+    assert!(error.starts_with("messages: "), "{error}");
+}
+
+#[tokio::test]
 async fn tokens_from_the_cache_are_counted_apart() {
     let server = TestServer::start().await;
     let text = "a long text that fills some pages of the cache, so that there is something to find";

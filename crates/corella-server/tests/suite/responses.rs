@@ -92,6 +92,46 @@ async fn an_error_names_a_tool_by_its_place_in_the_request() {
     }
 }
 
+/// The choice of a tool has no `function` around its name, either.
+#[tokio::test]
+async fn an_error_names_the_choice_of_a_tool_as_this_api_does() {
+    let server = hermes(&[CALLS]).start().await;
+    let some = |mode: &str, name: &str| {
+        let tools = json!([{"type": "function", "name": name}]);
+        json!({"type": "allowed_tools", "mode": mode, "tools": tools})
+    };
+    for (choice, param) in [
+        (
+            json!({"type": "function", "name": "none_such"}),
+            "tool_choice.name",
+        ),
+        (json!({"type": "function"}), "tool_choice.name"),
+        (some("any", "time"), "tool_choice.mode"),
+        (some("auto", "none_such"), "tool_choice.tools[0].name"),
+        (json!({"type": "web_search"}), "tool_choice"),
+        (json!("any"), "tool_choice"),
+    ] {
+        let tools = json!([{"type": "function", "name": "time", "parameters": {}}]);
+        let body = json!({"input": "hi", "tools": tools, "tool_choice": choice});
+        let reply = post(server.address, PATH, &body).await;
+        assert_eq!(reply.status, 400, "{choice}: {}", reply.text());
+        assert_eq!(reply.error()["param"], param);
+        let message = reply.error()["message"].to_string();
+        assert!(!message.contains("function\\\": {"), "{message}");
+    }
+    let call = json!([{"type": "function_call", "call_id": "a", "name": "", "arguments": "{}"}]);
+    let reply = post(server.address, PATH, &json!({"input": call})).await;
+    assert_eq!(reply.error()["param"], "input[0].name");
+    let tools = json!([{"type": "function", "name": "time", "description": 3}]);
+    let reply = post(
+        server.address,
+        PATH,
+        &json!({"input": "hi", "tools": tools}),
+    )
+    .await;
+    assert_eq!(reply.error()["param"], "tools[0].description");
+}
+
 /// A chat and a response ask for an effort by other fields.
 #[tokio::test]
 async fn an_effort_reaches_the_template_as_in_a_chat() {
