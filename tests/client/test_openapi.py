@@ -29,6 +29,8 @@ REQUESTS = [
     ("/api/show", {}),
     ("/tokenize", {"prompt": "a fox", "return_token_strs": True}),
     ("/tokenize", CHAT),
+    ("/tokenize", {"content": "a fox"}),
+    ("/tokenize", {"content": "a fox", "with_pieces": True, "add_special": True}),
     ("/detokenize", {"tokens": [268, 1527]}),
     ("/completion", {"prompt": "Once", "n_predict": 3, "n_probs": 1, "repeat_last_n": -1}),
     ("/completions", {"prompt": ["Once", [1, 2, 3]], "n_predict": 3, "json_schema": None}),

@@ -183,14 +183,15 @@ impl ChatFields {
         self
     }
 
-    /// Checks a request that has a prompt in place of a conversation.
-    pub fn check_beside_prompt(
+    /// Checks a request whose field `other` has a text in place of a conversation.
+    pub fn check_beside(
         mut self,
+        other: &str,
         state: &ServerState,
         check: FieldCheck,
     ) -> Result<(), ApiError> {
         if self.messages.is_some() {
-            let message = "cannot be combined with prompt";
+            let message = format!("cannot be combined with {other}");
             return Err(ApiError::invalid("messages", message));
         }
         self.check_tools(state, check)

@@ -193,7 +193,7 @@ fn num_edits(a: &[char], b: &[char]) -> usize {
 mod tests {
     use super::*;
     use crate::field_table::{
-        BODY, CONTENT_PART, MESSAGE, llama_server, messages, ollama, pooling, responses,
+        BODY, CONTENT_PART, MESSAGE, TOKENIZE, llama_server, messages, ollama, pooling, responses,
     };
 
     #[test]
@@ -218,6 +218,7 @@ mod tests {
     fn every_name_is_in_a_table_once() {
         let tables = [
             &BODY,
+            &TOKENIZE,
             &STREAM_OPTIONS,
             &MESSAGE,
             &CONTENT_PART,

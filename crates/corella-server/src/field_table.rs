@@ -41,6 +41,7 @@ pub struct FieldTable {
     read: &'static [&'static str],
     read_at: &'static [(&'static str, &'static [Endpoint])],
     no_effect: &'static [(&'static str, &'static [&'static str])],
+    /// A table that goes on from another may read some of the fields that the other refuses.
     refused: &'static [Refused],
 }
 
@@ -70,7 +71,8 @@ impl FieldTable {
             .no_effect
             .iter()
             .flat_map(|(_, names)| names.iter().copied());
-        let refused = self.refused.iter().map(|refused| refused.name);
+        let refused = { self.refused.iter().map(|refused| refused.name) }
+            .filter(|name| !self.read.contains(name));
         read.chain(read_at).chain(no_effect).chain(refused)
     }
 }
@@ -143,6 +145,9 @@ pub static BODY: FieldTable = FieldTable {
         ("parallel_tool_calls", &[Endpoint::Chat, Endpoint::Tokenize]),
         ("tokens", &[Endpoint::Detokenize]),
         ("return_token_strs", &[Endpoint::Tokenize]),
+        // llama.cpp.
+        ("add_special", &[Endpoint::Tokenize]),
+        ("with_pieces", &[Endpoint::Tokenize]),
     ],
     no_effect: &[
         (
@@ -302,6 +307,7 @@ pub static BODY: FieldTable = FieldTable {
         instead("sampling_params", "put its fields beside it"),
         // llama.cpp.
         instead("content", "use prompt or messages"),
+        refused("parse_special", is_true),
         instead("n_predict", "use max_tokens"),
         instead("repeat_penalty", "use repetition_penalty").unless(is_one),
         refused("repeat_last_n", is_minus_one),
@@ -379,6 +385,24 @@ pub static BODY: FieldTable = FieldTable {
         // A client library should have taken this one apart.
         instead("extra_body", "put its fields beside it").unless(is_empty),
     ],
+};
+
+/// The fields of `/tokenize`, which reads a text under llama-server's name too.
+pub static TOKENIZE: FieldTable = FieldTable {
+    read: &READ_WITH_CONTENT,
+    read_at: BODY.read_at,
+    no_effect: BODY.no_effect,
+    refused: BODY.refused,
+};
+
+static READ_WITH_CONTENT: [&str; BODY.read.len() + 1] = {
+    let mut names = ["content"; BODY.read.len() + 1];
+    let mut at = 0;
+    while at < BODY.read.len() {
+        names[at + 1] = BODY.read[at];
+        at += 1;
+    }
+    names
 };
 
 pub static STREAM_OPTIONS: FieldTable = FieldTable {

@@ -163,7 +163,9 @@ fn body_schema(operation: &Operation, schemas: &FieldSchemas) -> Value {
 fn is_heeded(endpoint: Endpoint, name: &str, treatment: &Treatment) -> bool {
     match treatment {
         Treatment::Read => match endpoint {
-            Endpoint::Tokenize => matches!(name, "model" | "add_special_tokens"),
+            Endpoint::Tokenize => {
+                matches!(name, "model" | "content" | "add_special_tokens")
+            }
             Endpoint::Detokenize => name == "model",
             Endpoint::ApplyTemplate => name == "model",
             Endpoint::CountTokens => matches!(name, "model" | "messages" | "system" | "thinking"),

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, which answer as in vLLM.
+//! `/tokenize` and `/detokenize`, which answer as in vLLM, and a text under llama-server's name as in llama-server.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use corella_core::TokenId;
+use corella_text::Tokenizer;
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
@@ -25,6 +26,10 @@ struct TokenizeFields {
     prompt: Option<String>,
     add_special_tokens: Option<bool>,
     return_token_strs: Option<bool>,
+    /// The text under llama-server's name, and its options.
+    content: Option<String>,
+    add_special: Option<bool>,
+    with_pieces: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -33,6 +38,61 @@ struct Tokenized {
     max_model_len: u32,
     tokens: Vec<TokenId>,
     token_strs: Option<Vec<Option<String>>>,
+}
+
+/// llama-server's answer.
+#[derive(Serialize)]
+struct ContentTokens<T> {
+    tokens: Vec<T>,
+}
+
+#[derive(Serialize)]
+struct TokenPiece {
+    id: TokenId,
+    piece: Piece,
+}
+
+/// What a token adds to a text. A part of a character is a list of bytes.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Piece {
+    Text(String),
+    Bytes(Vec<u8>),
+}
+
+impl Piece {
+    fn of(tokenizer: &Tokenizer, token: TokenId) -> Self {
+        let spelled = || {
+            { tokenizer.id_to_token(token) }
+                .unwrap_or_default()
+                .into_bytes()
+        };
+        let bytes = match tokenizer.token_bytes(token) {
+            Some(bytes) if !tokenizer.is_special(token) => bytes.to_vec(),
+            _ => spelled(),
+        };
+        String::from_utf8(bytes).map_or_else(|error| Self::Bytes(error.into_bytes()), Self::Text)
+    }
+}
+
+impl TokenizeFields {
+    /// Refuses fields beside those that decide what is tokenised.
+    fn check_together(&self) -> Result<(), ApiError> {
+        let has = |field: &str, is_set: bool| is_set.then(|| field.to_owned());
+        let (wrong, reason) = match self.content {
+            Some(_) => (
+                has("prompt", self.prompt.is_some())
+                    .or_else(|| has("return_token_strs", self.return_token_strs == Some(true))),
+                "cannot be combined with content",
+            ),
+            None => (
+                has("add_special", self.add_special.is_some())
+                    .or_else(|| has("with_pieces", self.with_pieces.is_some())),
+                "only allowed with content",
+            ),
+        };
+        wrong.map_or(Ok(()), |field| Err(ApiError::invalid(field, reason)))
+    }
 }
 
 #[derive(Deserialize)]
@@ -61,11 +121,34 @@ pub async fn tokenize(
         let check = state.field_check(Endpoint::Tokenize);
         body.check_fields(check)?;
         check_model(state, fields.model.as_deref())?;
+        fields.check_together()?;
         let tokenizer = &state.text.tokenizer;
         let mut chat = ChatFields::parse(&body, state)?;
+        if let Some(content) = &fields.content {
+            chat.check_beside("content", state, check)?;
+            let add_special_tokens = fields.add_special.or(fields.add_special_tokens);
+            let tokens = state.encode(
+                "content",
+                content,
+                add_special_tokens.unwrap_or(false),
+                caller,
+            )?;
+            return Ok(match fields.with_pieces {
+                Some(true) => {
+                    let pieces = tokens.iter().map(|&id| TokenPiece {
+                        id,
+                        piece: Piece::of(tokenizer, id),
+                    });
+                    json_response(&ContentTokens {
+                        tokens: pieces.collect(),
+                    })
+                }
+                _ => json_response(&ContentTokens { tokens }),
+            });
+        }
         let tokens = match &fields.prompt {
             Some(prompt) => {
-                chat.check_beside_prompt(state, check)?;
+                chat.check_beside("prompt", state, check)?;
                 let add_special_tokens = fields.add_special_tokens.unwrap_or(true);
                 state.encode("prompt", prompt, add_special_tokens, caller)?
             }

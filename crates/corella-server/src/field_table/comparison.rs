@@ -8,7 +8,9 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{BODY, CALL, CALLED_FUNCTION, CONTENT_PART, FUNCTION, MESSAGE, STREAM_OPTIONS, TOOL};
+use super::{
+    BODY, CALL, CALLED_FUNCTION, CONTENT_PART, FUNCTION, MESSAGE, STREAM_OPTIONS, TOKENIZE, TOOL,
+};
 use super::{
     Endpoint, FieldTable, Treatment, batch, llama_server, messages, ollama, pooling, responses,
 };
@@ -62,7 +64,12 @@ const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 49] = [
     ),
     ("chat tool", "Tool of a chat", &TOOL, None),
     ("chat function", "Function of a tool", &FUNCTION, None),
-    ("tokenize", "`/tokenize`", &BODY, Some(Endpoint::Tokenize)),
+    (
+        "tokenize",
+        "`/tokenize`",
+        &TOKENIZE,
+        Some(Endpoint::Tokenize),
+    ),
     (
         "detokenize",
         "`/detokenize`",

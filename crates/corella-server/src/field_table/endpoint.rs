@@ -1,6 +1,8 @@
 //! The endpoints that take a body with fields.
 
-use super::{BODY, FieldTable, batch, llama_server, messages, ollama, pooling, responses};
+use super::{
+    BODY, FieldTable, TOKENIZE, batch, llama_server, messages, ollama, pooling, responses,
+};
 
 /// An endpoint that takes a body with fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,11 +80,8 @@ impl Endpoint {
     /// The fields of its body.
     pub fn table(self) -> &'static FieldTable {
         match self {
-            Self::Chat
-            | Self::Completions
-            | Self::Tokenize
-            | Self::Detokenize
-            | Self::ApplyTemplate => &BODY,
+            Self::Chat | Self::Completions | Self::Detokenize | Self::ApplyTemplate => &BODY,
+            Self::Tokenize => &TOKENIZE,
             Self::LlamaCompletion => &llama_server::COMPLETION,
             Self::Infill => &llama_server::INFILL,
             Self::LlamaEmbedding => &llama_server::EMBEDDING,

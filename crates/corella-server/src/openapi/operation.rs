@@ -179,7 +179,7 @@ pub const OPERATIONS: &[Operation] = &[
         id: "tokenize",
         summary: "Converts a text or a conversation to token ids.",
         required: &[],
-        answer: "Tokenized",
+        answer: "TokenizeAnswer",
         may_stream: false,
     },
     Operation {

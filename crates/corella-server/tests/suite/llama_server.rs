@@ -292,6 +292,51 @@ async fn a_template_writes_what_tokenize_counts() {
     assert_eq!(reply.error()["param"], "prompt");
 }
 
+/// A character of several bytes has several tokens here, which are no text by themselves.
+#[tokio::test]
+async fn content_is_tokenised_as_in_llama_server() {
+    let server = TestServer::start().await;
+    let tokens = server.encode("abé");
+    let found = answer(&server, "/tokenize", json!({"content": "abé"})).await;
+    assert_eq!(found, json!({"tokens": tokens}));
+    let text = answer(&server, "/detokenize", found).await;
+    assert_eq!(text["content"], "abé");
+
+    let body = json!({"content": "abé<|end|>", "with_pieces": true});
+    let found = answer(&server, "/tokenize", body).await;
+    let pieces = found["tokens"].as_array().expect("an array");
+    let pieces: Vec<_> = pieces.iter().map(|token| token["piece"].clone()).collect();
+    let expected = json!(["ab", [0xc3], [0xa9], "<|end|>"]);
+    assert_eq!(json!(pieces), expected);
+    assert_eq!(found["tokens"][0]["id"], tokens[0]);
+
+    for (body, param) in [
+        (json!({"content": "a", "prompt": "a"}), "prompt"),
+        (
+            json!({"content": "a", "messages": [{"role": "user", "content": "a"}]}),
+            "messages",
+        ),
+        (
+            json!({"content": "a", "return_token_strs": true}),
+            "return_token_strs",
+        ),
+        (
+            json!({"content": "a", "parse_special": false}),
+            "parse_special",
+        ),
+        (json!({"prompt": "a", "with_pieces": true}), "with_pieces"),
+        (json!({"content": 5}), "content"),
+    ] {
+        let reply = post(server.address, "/tokenize", &body).await;
+        assert_eq!(reply.status, 400, "{body}: {}", reply.text());
+        assert_eq!(reply.error()["param"], param, "{body}");
+    }
+    // Elsewhere, the field is explained.
+    let reply = post(server.address, "/v1/completions", &json!({"content": "a"})).await;
+    let message = reply.error()["message"].to_string();
+    assert!(message.contains("use prompt or messages"), "{message}");
+}
+
 #[tokio::test]
 async fn the_server_tells_its_properties_and_slots() {
     let mut setup = Setup::new().holding_behind(0);
