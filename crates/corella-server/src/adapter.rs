@@ -17,6 +17,7 @@ use tokio::time::timeout;
 
 use crate::api_error::ApiError;
 use crate::call::json_response;
+use crate::metrics::AdapterUses;
 use crate::request_body::RequestBody;
 use crate::server_state::{ServerState, unix_now_s};
 
@@ -36,6 +37,7 @@ pub struct ServedAdapters {
     max_adapters: usize,
     load_timeout: Duration,
     table: Arc<Mutex<Table>>,
+    uses: Arc<AdapterUses>,
 }
 
 #[derive(Default)]
@@ -75,7 +77,17 @@ impl ServedAdapters {
             max_adapters,
             load_timeout,
             table: Arc::default(),
+            uses: Arc::new(AdapterUses::new(max_adapters)),
         }
+    }
+
+    /// Whether the server takes adapters.
+    pub fn is_on(&self) -> bool {
+        self.loader.is_some()
+    }
+
+    pub fn uses(&self) -> &Arc<AdapterUses> {
+        &self.uses
     }
 
     pub fn get(&self, name: &str) -> Option<ServedAdapter> {

@@ -160,7 +160,7 @@ pub async fn serve_call<E: Endpoint>(
     body: Body,
 ) -> Result<Response, ApiError> {
     let CallContext { name, account, .. } = &context;
-    let timer = CallTimer::new(state.metrics.clone(), &context);
+    let mut timer = CallTimer::new(state.metrics.clone(), &context);
     if state.is_draining() {
         return Err(ApiError::draining());
     }
@@ -179,6 +179,9 @@ pub async fn serve_call<E: Endpoint>(
         call.params.priority = priority;
     }
     let adapter = state.adapters.get(&call.model);
+    if adapter.is_some() {
+        timer.count_adapter(state.adapters.uses().begin(&call.model));
+    }
     call.params.adapter = adapter.map(|adapter| adapter.loaded);
     let transfer = match &call.params.kv_transfer_params {
         Some(params) => begin_transfer(&state, params, name, call.params.stream)?,

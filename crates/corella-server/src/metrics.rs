@@ -1,29 +1,40 @@
 //! The metrics that `/metrics` reports, under Corella's names and under vLLM's.
 
+mod adapter_use;
 mod call_timer;
+mod process;
 mod text_format;
 
+pub use self::adapter_use::{AdapterMetrics, AdapterUses};
 pub use self::call_timer::{CallTimer, ChoiceTimes};
 pub use self::text_format::{prefers_open_metrics, prometheus_text};
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use corella_core::SchedulerConfig;
 use corella_engine::{Engine, EngineStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
 use crate::recent_latency::RecentLatency;
+use crate::serve_config::ServeConfig;
 use crate::text_thread::TextWork;
+
+use self::process::ProcessMetrics;
 
 /// Metrics of requests, counted as clients see them. The counts of the engine are read at each scrape.
 pub struct Metrics {
     registry: Registry,
+    /// Metrics of the process, which have no model.
+    process: Registry,
     engine: EngineMetrics,
     text_work_waiting: Gauge,
     text_work_oldest: Gauge<f64, AtomicU64>,
@@ -80,9 +91,20 @@ const REQUEST_BUCKETS: [f64; 16] = [
 
 impl Metrics {
     /// `collectors` add metrics of parts that the server knows nothing of.
-    pub fn new(model_name: &str, collectors: Vec<Box<dyn Collector>>) -> Self {
-        let label = ("model_name".into(), model_name.to_owned().into());
+    pub fn new(
+        config: &ServeConfig,
+        limits: &SchedulerConfig,
+        collectors: Vec<Box<dyn Collector>>,
+    ) -> Self {
+        let label = ("model_name".into(), config.model_name().to_owned().into());
         let mut registry = Registry::with_labels([label].into_iter());
+        let mut process = Registry::default();
+        process.register_collector(Box::new(ProcessMetrics));
+        let cache_config = || Info::new(cache_labels(limits, &config.model_facts.kv_format));
+        for name in ["corella_cache_config", "vllm:cache_config"] {
+            let help = "The KV cache; blocks are its pages, wherever they are";
+            registry.register(name, help, cache_config());
+        }
         for collector in collectors {
             registry.register_collector(collector);
         }
@@ -210,6 +232,7 @@ impl Metrics {
                 Histogram::new(REQUEST_BUCKETS),
             ),
             recent_latency: RecentLatency::default(),
+            process,
             registry,
         }
     }
@@ -227,9 +250,25 @@ impl Metrics {
         self.text_work_waiting.set(text_work.num_waiting as i64);
         self.text_work_oldest.set(text_work.oldest.as_secs_f64());
         let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.registry)?;
+        encode_registry(&mut text, &self.process)?;
+        encode_eof(&mut text)?;
         Ok(text)
     }
+}
+
+/// The labels of vLLM's `cache_config_info` that dashboards read. Switches are written as Python writes them.
+fn cache_labels(limits: &SchedulerConfig, kv_format: &str) -> Vec<(&'static str, String)> {
+    let switch = match limits.enable_prefix_caching {
+        true => "True",
+        false => "False",
+    };
+    vec![
+        ("block_size", limits.page_size.to_string()),
+        ("num_gpu_blocks", limits.num_pages.to_string()),
+        ("cache_dtype", kv_format.to_owned()),
+        ("enable_prefix_caching", switch.to_owned()),
+    ]
 }
 
 /// Registers one metric as `corella_NAME`.

@@ -135,6 +135,9 @@ pub async fn pool(
 ) -> Result<PooledStates, ApiError> {
     context.check_model(state, model)?;
     params.adapter = { state.adapters.get(model) }.map(|adapter| adapter.loaded);
+    if params.adapter.is_some() {
+        timer.count_adapter(state.adapters.uses().begin(model));
+    }
     let account = context.account.as_ref();
     if let Some(priority) = context.priority() {
         params.priority = priority;

@@ -147,6 +147,8 @@ pub struct ModelFacts {
     pub gpu_weight_bytes: u64,
     /// The format of its weights in memory, such as `int8`.
     pub weight_format: String,
+    /// The format of keys and values, such as `bf16`.
+    pub kv_format: String,
 }
 
 /// Sampling defaults from the model's `generation_config.json`. What is `None` is OpenAI's default.

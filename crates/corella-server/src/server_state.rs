@@ -19,7 +19,7 @@ use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
 use crate::kv_transfer::KvTransfer;
-use crate::metrics::Metrics;
+use crate::metrics::{AdapterMetrics, Metrics};
 use crate::response_store::ResponseStore;
 use crate::role::RoleControl;
 use crate::serve_config::{ServeConfig, TextModel};
@@ -98,18 +98,22 @@ impl ServerState {
             roles,
             adapters,
             batches,
-            collectors,
+            mut collectors,
         } = backend;
+        let adapters = ServedAdapters::new(
+            adapters,
+            config.max_num_adapters,
+            config.adapter_load_timeout,
+        );
+        if adapters.is_on() {
+            collectors.push(Box::new(AdapterMetrics(adapters.uses().clone())));
+        }
         Arc::new(Self {
             batches,
             responses: ResponseStore::new(config.max_stored_response_bytes),
             body_memory: BodyMemory::new(config.max_body_memory),
-            adapters: ServedAdapters::new(
-                adapters,
-                config.max_num_adapters,
-                config.adapter_load_timeout,
-            ),
-            metrics: Arc::new(Metrics::new(config.model_name(), collectors)),
+            adapters,
+            metrics: Arc::new(Metrics::new(&config, engine.limits(), collectors)),
             engine_feed: EngineFeed::default(),
             api_keys: ApiKeys::new(config.api_keys.clone(), config.clock.clone()),
             config,

@@ -10,6 +10,7 @@ use crate::api_key::Account;
 use crate::auth::CallContext;
 use crate::request_line::RequestLine;
 
+use super::adapter_use::AdapterCall;
 use super::{FinishLabels, Metrics};
 
 /// Times one API call, from the arrival of its request.
@@ -18,6 +19,7 @@ pub struct CallTimer {
     /// Whoever pays for the tokens.
     account: Option<Arc<Account>>,
     trace: Option<TraceScope>,
+    adapter: Option<AdapterCall>,
     line: Option<Arc<RequestLine>>,
     arrival: Instant,
     submission: Instant,
@@ -52,6 +54,7 @@ impl CallTimer {
             metrics,
             account: context.account.clone(),
             trace: context.trace.clone(),
+            adapter: None,
             line: context.line.clone(),
             arrival,
             submission: arrival,
@@ -63,6 +66,11 @@ impl CallTimer {
     /// The span of the call, if anybody wants to see it.
     pub fn trace(&self) -> Option<&TraceScope> {
         self.trace.as_ref()
+    }
+
+    /// The call uses an adapter.
+    pub fn count_adapter(&mut self, adapter: AdapterCall) {
+        self.adapter = Some(adapter);
     }
 
     /// The prompts have been tokenised and are now submitted to the engine.
@@ -81,6 +89,9 @@ impl CallTimer {
     }
 
     pub fn handle_output(&mut self, choice: usize, output: &RequestOutput) {
+        if let Some(adapter) = &mut self.adapter {
+            adapter.handle_output();
+        }
         if output.sample.is_none() {
             if output.finish == Some(FinishReason::Length) {
                 // It was asked for log-probabilities of its prompt and for no token.

@@ -304,3 +304,45 @@ async fn a_load_whose_caller_has_left_is_given_up_too() {
     .await;
     mount.go_on();
 }
+
+/// The labels of vLLM's metric, by which gateways choose a server.
+#[tokio::test]
+async fn adapters_at_work_are_told_as_in_vllm() {
+    const NAME: &str = "vllm:lora_requests_info";
+    let plain = TestServer::start().await;
+    assert_eq!(plain.metric(NAME, &[]).await, None);
+
+    let mut setup = setup().holding_behind(1);
+    setup.scheduler.max_num_seqs = 1;
+    let server = setup.start().await;
+    load(&server, "red").await;
+    load(&server, "blue").await;
+    let labels = |running: &str, waiting: &str| {
+        [
+            "max_lora=\"2\"".to_owned(),
+            format!("running_lora_adapters=\"{running}\""),
+            format!("waiting_lora_adapters=\"{waiting}\""),
+        ]
+    };
+    let is_told = async |running: &str, waiting: &str| {
+        let labels = labels(running, waiting);
+        let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+        wait_until_asked("the adapters are told", async || {
+            server.metric(NAME, &labels).await.is_some()
+        })
+        .await;
+    };
+    is_told("", "").await;
+    let call = |model: &str| json!({"model": model, "prompt": "hi", "max_tokens": 5});
+    let first = open_post(server.address, PATH, &call("red")).await;
+    is_told("red", "").await;
+    let second = open_post(server.address, PATH, &call("blue")).await;
+    is_told("red", "blue").await;
+    // A client that leaves takes its call along.
+    drop(second);
+    is_told("red", "").await;
+    server.gate().open();
+    is_told("", "").await;
+    drop(first);
+    server.assert_at_rest().await;
+}

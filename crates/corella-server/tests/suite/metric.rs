@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::client::{get, post};
-use crate::fixture::{MODEL, TestServer};
+use crate::fixture::{MODEL, Setup, TestServer};
 
 #[tokio::test]
 async fn counts_appear_under_both_names() {
@@ -82,4 +82,54 @@ async fn counts_appear_under_both_names() {
     assert_eq!(server.num_counted("/v1/completions", 400).await, 1.0);
     // Unknown paths share one label, so that a scanner cannot fill memory.
     assert_eq!(server.num_counted("other", 404).await, 1.0);
+}
+
+#[tokio::test]
+async fn the_cache_is_described_as_in_vllm() {
+    let mut setup = Setup::new();
+    setup.scheduler.enable_prefix_caching = false;
+    setup.serve.model_facts.kv_format = "bf16".to_owned();
+    let (page_size, num_pages) = (setup.scheduler.page_size, setup.scheduler.num_pages);
+    let server = setup.start().await;
+    let labels = [
+        format!("model_name=\"{MODEL}\""),
+        format!("block_size=\"{page_size}\""),
+        format!("num_gpu_blocks=\"{num_pages}\""),
+        "cache_dtype=\"bf16\"".to_owned(),
+        "enable_prefix_caching=\"False\"".to_owned(),
+    ];
+    let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+    for prefix in ["corella_", "vllm:"] {
+        let name = format!("{prefix}cache_config_info");
+        assert_eq!(server.metric(&name, &labels).await, Some(1.0), "{name}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_process_has_its_usual_metrics() {
+    let server = TestServer::start().await;
+    let reply = get(server.address, "/metrics").await;
+    let text = reply.text();
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        let number = line.unwrap_or_else(|| panic!("{name} is missing:\n{text}"));
+        number.trim().parse().expect("a number without labels")
+    };
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.expect("it is past 1970").as_secs_f64();
+    let (start, day) = (value("process_start_time_seconds "), 86_400.0);
+    // The start is a multiple of a tick behind a whole second.
+    assert!(start > now - day && start < now + 2.0, "{start} at {now}");
+    let cpu = value("process_cpu_seconds_total ");
+    assert!((0.0..day).contains(&cpu), "{cpu}");
+    let (resident, mapped) = (
+        value("process_resident_memory_bytes "),
+        value("process_virtual_memory_bytes "),
+    );
+    assert!(resident > 1e6 && resident < mapped, "{resident} {mapped}");
+    let (open, most) = (value("process_open_fds "), value("process_max_fds "));
+    assert!(open > 3.0 && open < most, "{open} {most}");
+    assert!(text.contains("# TYPE process_cpu_seconds_total counter\n"));
+    assert!(!text.contains("# EOF"));
 }

@@ -182,6 +182,7 @@ async fn a_model_is_pulled_that_is_there_and_has_its_facts() {
         weight_bytes: 2_469_135_780,
         gpu_weight_bytes: 1_000_000_000,
         weight_format: "bf16".to_owned(),
+        kv_format: "bf16".to_owned(),
     };
     let server = setup.start().await;
     for model in [MODEL, "mock:1b", "mock:latest"] {

@@ -60,6 +60,7 @@ impl RequestOptions {
                     false => 0,
                 },
                 weight_format: llm.hardware.weight_format.name().to_owned(),
+                kv_format: llm.hardware.kv_format.name().to_owned(),
             },
             seed: self.seed,
             has_head: llm.config.has_head,

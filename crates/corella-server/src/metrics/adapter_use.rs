@@ -1,0 +1,131 @@
+//! The adapters that calls use: vLLM's `lora_requests_info`, by which gateways choose a server that has an adapter
+//! at work.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+
+use crate::server_state::unix_now_s;
+
+/// Counts the calls of each adapter. There are at most as many names as adapters and calls.
+#[derive(Debug)]
+pub struct AdapterUses {
+    max_adapters: usize,
+    by_name: Mutex<BTreeMap<String, CallCount>>,
+}
+
+#[derive(Debug, Default)]
+struct CallCount {
+    /// Calls without an output.
+    num_waiting: usize,
+    /// Calls that have one.
+    num_running: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct UseLabels {
+    max_lora: String,
+    running_lora_adapters: String,
+    waiting_lora_adapters: String,
+}
+
+impl AdapterUses {
+    pub fn new(max_adapters: usize) -> Self {
+        Self {
+            max_adapters,
+            by_name: Mutex::default(),
+        }
+    }
+
+    /// Counts a call that is submitted, until the value is dropped.
+    pub fn begin(self: &Arc<Self>, name: &str) -> AdapterCall {
+        self.lock().entry(name.to_owned()).or_default().num_waiting += 1;
+        AdapterCall {
+            uses: self.clone(),
+            name: name.to_owned(),
+            is_running: false,
+        }
+    }
+
+    fn labels(&self) -> UseLabels {
+        let by_name = self.lock();
+        let names = |is_one: fn(&CallCount) -> bool| {
+            let names = by_name.iter().filter(|(_, count)| is_one(count));
+            names
+                .map(|(name, _)| name.as_str())
+                .collect::<Vec<_>>()
+                .join(",")
+        };
+        UseLabels {
+            max_lora: self.max_adapters.to_string(),
+            running_lora_adapters: names(|count| count.num_running > 0),
+            waiting_lora_adapters: names(|count| count.num_waiting > 0),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, CallCount>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What registers with the metrics.
+#[derive(Debug)]
+pub struct AdapterMetrics(pub Arc<AdapterUses>);
+
+impl Collector for AdapterMetrics {
+    /// As in vLLM, the value is the time of the scrape, by which a gateway knows the latest of several series.
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let family = Family::<UseLabels, Gauge>::default();
+        family
+            .get_or_create(&self.0.labels())
+            .set(unix_now_s() as i64);
+        let help = "Adapters of calls that wait for their first output, and of those that have one";
+        for name in ["corella_lora_requests_info", "vllm:lora_requests_info"] {
+            let metric_type = family.metric_type();
+            family.encode(encoder.encode_descriptor(name, help, None, metric_type)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// A call that uses an adapter.
+#[derive(Debug)]
+pub struct AdapterCall {
+    uses: Arc<AdapterUses>,
+    name: String,
+    is_running: bool,
+}
+
+impl AdapterCall {
+    /// Notes an output. Only the first takes the lock.
+    pub fn handle_output(&mut self) {
+        if self.is_running {
+            return;
+        }
+        self.is_running = true;
+        if let Some(count) = self.uses.lock().get_mut(&self.name) {
+            count.num_waiting -= 1;
+            count.num_running += 1;
+        }
+    }
+}
+
+impl Drop for AdapterCall {
+    fn drop(&mut self) {
+        let mut by_name = self.uses.lock();
+        if let Some(count) = by_name.get_mut(&self.name) {
+            match self.is_running {
+                true => count.num_running -= 1,
+                false => count.num_waiting -= 1,
+            }
+            if (count.num_waiting, count.num_running) == (0, 0) {
+                by_name.remove(&self.name);
+            }
+        }
+    }
+}
