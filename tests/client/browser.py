@@ -27,7 +27,7 @@ def chromium():
 
 
 @contextlib.contextmanager
-def page_of(browser, server, size=DESKTOP, scheme="light", faults=None):
+def page_of(browser, server, size=DESKTOP, scheme="light", faults=None, path="/"):
     """Opens the page of a server. What goes wrong in it fails the test, unless `faults` collects it."""
     context = browser.new_context(viewport=size, color_scheme=scheme)
     context.set_default_timeout(1000 * PATIENCE_S)
@@ -36,7 +36,7 @@ def page_of(browser, server, size=DESKTOP, scheme="light", faults=None):
     page.on("console", lambda message: message.type == "error" and collected.append(message.text))
     page.on("pageerror", lambda error: collected.append(str(error)))
     try:
-        page.goto(server.base_url + "/")
+        page.goto(server.base_url + path)
         wait(page, "!document.getElementById('model').disabled || !document.getElementById('key-form').hidden")
         yield page
         if faults is None:

@@ -517,3 +517,15 @@ def test_nodes_are_shown_with_their_sessions(browser):
                 answer.result()
             wait(page, "/KV sent[1-9]/.test(document.getElementById('node-figures').textContent)")
             assert violations(page) == [] and violations(other) == []
+
+
+@pytest.mark.parametrize("path", ["/llm", "/llm/"])
+def test_the_page_stays_below_the_path_of_a_proxy(browser, path):
+    with ServerProcess("--threads", 1, "--root-path", "/llm") as server:
+        with page_of(browser, server, path=path) as page:
+            set_control(page, "max_tokens", "4")
+            say(page, "Hello.")
+            wait_answered(page)
+            names = page.evaluate("performance.getEntriesByType('resource').map((entry) => entry.name)")
+            assert len(names) > 20
+            assert [name for name in names if not name.startswith(f"{server.base_url}/llm/")] == []

@@ -4,6 +4,9 @@ import { readText, writeText } from "./storage.js";
 
 const KEY = "corella.key";
 
+/** The server, with the path that a proxy has before all others: this file is at `page/api.js` below it. */
+const SERVER = new URL("..", import.meta.url);
+
 let key = readText("tab", KEY) ?? "";
 
 /** The key is forgotten with the tab. */
@@ -25,7 +28,7 @@ export class CallError extends Error {
   }
 }
 
-/** Calls a path with the API key. Throws a CallError, or the signal's AbortError. */
+/** Calls a path, such as `/v1/models`, with the API key. Throws a CallError, or the signal's AbortError. */
 export async function call(path, { body, signal } = {}) {
   const headers = {};
   if (apiKey.get() !== "") {
@@ -39,7 +42,7 @@ export async function call(path, { body, signal } = {}) {
   }
   let response;
   try {
-    response = await fetch(path, options);
+    response = await fetch(new URL(`.${path}`, SERVER), options);
   } catch (error) {
     if (error.name === "AbortError") {
       throw error;

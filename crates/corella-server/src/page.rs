@@ -1,7 +1,9 @@
 //! The page at `/`: the chat and the picture of the engine, from files that are part of the binary.
 
+use std::sync::Arc;
+
 use axum::body::Body;
-use axum::extract::Path;
+use axum::extract::{Path, State};
 use axum::http::HeaderValue;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
@@ -9,6 +11,7 @@ use axum::http::header::{
 use axum::response::Response;
 
 use crate::api_error::ApiError;
+use crate::server_state::ServerState;
 
 /// A file of the page.
 struct Asset {
@@ -65,8 +68,17 @@ const ASSETS: &[Asset] = assets![
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-pub async fn page() -> Response {
-    response(&INDEX)
+/// The page. Its files are relative to it, or below the path that is before all others: a browser may know that path
+/// with or without a slash at its end, and a proxy may take it away.
+pub async fn page(State(state): State<Arc<ServerState>>) -> Response {
+    match &*state.config.root_path {
+        "" => response(INDEX.name, INDEX.bytes.into()),
+        root_path => {
+            let html = String::from_utf8_lossy(INDEX.bytes);
+            let html = html.replace("=\"page/", &format!("=\"{root_path}/page/"));
+            response(INDEX.name, html.into())
+        }
+    }
 }
 
 /// A file that the page is made of.
@@ -74,14 +86,14 @@ pub async fn page_asset(Path(name): Path<String>) -> Result<Response, ApiError> 
     let asset = ASSETS.iter().find(|asset| asset.name == name);
     let asset = asset
         .ok_or_else(|| ApiError::unknown_path(&format!("/page/{name}"), "The page is at GET /."))?;
-    Ok(response(asset))
+    Ok(response(asset.name, asset.bytes.into()))
 }
 
-fn response(asset: &'static Asset) -> Response {
-    let mut response = Response::new(Body::from(asset.bytes));
+fn response(name: &str, body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
     for (name, value) in [
-        (CONTENT_TYPE, content_type(asset.name)),
+        (CONTENT_TYPE, content_type(name)),
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
@@ -116,9 +128,9 @@ mod tests {
         });
         let mut named: Vec<&str> = texts
             .flat_map(|(_, text)| {
-                let absolute = text.split("\"/page/").skip(1);
-                let relative = text.split("from \"./").skip(1);
-                absolute.chain(relative)
+                let of_the_page = text.split("=\"page/").skip(1);
+                let of_a_script = text.split("from \"./").skip(1);
+                of_the_page.chain(of_a_script)
             })
             .filter_map(|rest| rest.split('"').next())
             .collect();
@@ -126,6 +138,17 @@ mod tests {
         named.dedup();
         let served: Vec<_> = ASSETS.iter().map(|asset| asset.name).collect();
         assert_eq!(named, served);
+    }
+
+    /// A path from the root would leave out what a proxy has before it.
+    #[test]
+    fn no_reference_begins_at_the_root() {
+        for asset in ASSETS.iter().chain([&INDEX]) {
+            let text = std::str::from_utf8(asset.bytes).expect("files are text");
+            for reference in ["=\"/", "\"/page/", "fetch(\"", "fetch(`", "url("] {
+                assert!(!text.contains(reference), "{}: {reference}", asset.name);
+            }
+        }
     }
 
     /// What the policy forbids would fail in the browser alone.

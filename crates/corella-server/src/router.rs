@@ -38,11 +38,13 @@ use crate::unread_body::read_rest;
 
 pub fn router(state: Arc<ServerState>) -> Router {
     let root_path = state.config.root_path.clone();
-    let plain = plain_router(state);
+    let plain = plain_router(state.clone());
     match root_path.is_empty() {
         true => plain,
         false => Router::new()
             .nest(&root_path, plain.clone())
+            // A nested route has no slash at its end.
+            .route(&format!("{root_path}/"), get(page).with_state(state))
             .fallback_service(plain),
     }
 }

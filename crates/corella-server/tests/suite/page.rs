@@ -3,7 +3,7 @@
 use corella_server::ApiKey;
 
 use crate::client::get;
-use crate::fixture::Setup;
+use crate::fixture::{Setup, TestServer};
 
 #[tokio::test]
 async fn page_and_its_files_need_no_key() {
@@ -41,4 +41,52 @@ async fn page_and_its_files_need_no_key() {
     ] {
         assert_eq!(get(server.address, path).await.status, 404, "{path}");
     }
+}
+
+/// The files of the page below a path, as a browser finds them from where it is.
+async fn files_from(server: &TestServer, path: &str) -> Vec<String> {
+    let page = get(server.address, path).await;
+    assert_eq!(page.status, 200, "{path}");
+    assert!(page.header("content-security-policy").is_some());
+    let (folder, _) = path.rsplit_once('/').expect("a path");
+    let text = page.text();
+    let references = ["src=\"", "href=\""].map(|attribute| text.split(attribute).skip(1));
+    let references = references.into_iter().flatten();
+    let references = references.filter_map(|rest| rest.split('"').next());
+    let files = references.filter(|reference| !reference.starts_with('#'));
+    let found = files.map(|file| match file.starts_with('/') {
+        true => file.to_owned(),
+        false => format!("{folder}/{file}"),
+    });
+    let found: Vec<_> = found.collect();
+    assert!(found.len() > 5, "{text}");
+    found
+}
+
+/// A proxy passes the path on or takes it away, and a browser may end it with a slash.
+#[tokio::test]
+async fn the_page_finds_its_files_behind_a_proxy() {
+    let mut setup = Setup::new();
+    setup.serve.root_path = "/llm".to_owned();
+    let server = setup.start().await;
+    for path in ["/llm", "/llm/", "/"] {
+        for file in files_from(&server, path).await {
+            let stripped = file.strip_prefix("/llm").expect("it is below the path");
+            for file in [&file, stripped] {
+                assert_eq!(
+                    get(server.address, file).await.status,
+                    200,
+                    "{path}: {file}"
+                );
+            }
+        }
+    }
+    // A proxy of which the server knows nothing takes away `/other`.
+    let server = TestServer::start().await;
+    for file in files_from(&server, "/").await {
+        assert!(file.starts_with("/page/"), "{file}");
+        assert_eq!(get(server.address, &file).await.status, 200);
+    }
+    let html = get(server.address, "/").await;
+    assert!(!html.text().contains("=\"/"), "{}", html.text());
 }
