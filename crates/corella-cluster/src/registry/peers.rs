@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
-use corella_core::{PeerChange, PeerId, PeerTable, PeerTableConfig};
+use corella_core::{PeerChange, PeerId, PeerStanding, PeerTable, PeerTableConfig};
 use tokio::sync::watch;
 
 use super::NodeRecord;
@@ -26,6 +26,8 @@ struct State {
     listed: BTreeMap<String, NodeRecord>,
     /// The records of exactly those peers that are in the table.
     records: BTreeMap<PeerId, NodeRecord>,
+    /// Peers that are listed and have not answered yet. A list of addresses names nodes that do not run, too.
+    unreached: BTreeMap<PeerId, String>,
 }
 
 impl Peers {
@@ -36,6 +38,7 @@ impl Peers {
                 table: PeerTable::new(config),
                 listed: BTreeMap::new(),
                 records: BTreeMap::new(),
+                unreached: BTreeMap::new(),
             }),
             version: watch::Sender::new(0),
         }
@@ -106,17 +109,23 @@ impl Peers {
                     instance_id,
                     peer_id,
                 } => {
-                    tracing::info!("node {instance_id} has joined");
+                    tracing::info!("node {instance_id} is listed, and joins when it answers");
                     if let Some(record) = state.listed.get(&instance_id) {
                         state.records.insert(peer_id, record.clone());
                     }
+                    state.unreached.insert(peer_id, instance_id);
                 }
                 PeerChange::Restarted {
                     instance_id,
                     old,
                     new,
                 } => {
-                    tracing::info!("node {instance_id} was restarted");
+                    match state.unreached.remove(&old) {
+                        None => tracing::info!("node {instance_id} was restarted"),
+                        Some(_) => {
+                            state.unreached.insert(new, instance_id.clone());
+                        }
+                    }
                     let record = state.records.remove(&old);
                     let record = state.listed.get(&instance_id).cloned().or(record);
                     if let Some(record) = record {
@@ -127,11 +136,26 @@ impl Peers {
                     instance_id,
                     peer_id,
                 } => {
-                    tracing::info!("node {instance_id} is gone");
+                    match state.unreached.remove(&peer_id) {
+                        None => tracing::info!("node {instance_id} is gone"),
+                        Some(_) => tracing::info!("node {instance_id} is no longer listed"),
+                    }
                     state.records.remove(&peer_id);
                 }
             }
         }
+        let State {
+            table, unreached, ..
+        } = state;
+        unreached.retain(|&peer_id, instance_id| match table.standing(peer_id) {
+            Some(PeerStanding::Healthy | PeerStanding::Draining) => {
+                tracing::info!("node {instance_id} has joined");
+                false
+            }
+            // A warning tells of one that is incompatible.
+            Some(PeerStanding::Suspect | PeerStanding::Incompatible) => true,
+            None => false,
+        });
         if has_changed {
             self.version.send_modify(|version| *version += 1);
         }
@@ -147,5 +171,43 @@ impl Peers {
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corella_core::PeerFacts;
+
+    use super::*;
+
+    fn unreached(peers: &Peers) -> Vec<String> {
+        peers.lock().unreached.values().cloned().collect()
+    }
+
+    fn answer(peers: &Peers, name: &str, incarnation: u64) {
+        let facts = PeerFacts {
+            incarnation,
+            page_size: 16,
+        };
+        peers.with_table(|table, now_us| {
+            let peer_id = table.peer_id(name).expect("it is listed");
+            table.handle_hello(peer_id, facts, now_us);
+        });
+    }
+
+    /// Fixed addresses list nodes that do not run.
+    #[test]
+    fn a_node_joins_when_it_answers() {
+        let peers = Peers::new(PeerTableConfig::default());
+        let list = || ["a:1", "b:1"].map(|address| NodeRecord::at(address, address));
+        peers.handle_list(list().into());
+        assert_eq!(unreached(&peers), ["a:1", "b:1"]);
+        answer(&peers, "b:1", 1);
+        assert_eq!(unreached(&peers), ["a:1"]);
+        answer(&peers, "b:1", 2);
+        peers.handle_list(list().into());
+        assert_eq!(unreached(&peers), ["a:1"]);
+        peers.handle_list(vec![NodeRecord::at("b:1", "b:1")]);
+        assert_eq!(unreached(&peers), [""; 0]);
     }
 }
