@@ -148,3 +148,35 @@ def test_threads_run_while_another_waits(llm):
 def test_the_model_is_described(llm):
     assert llm.name == "corella-nano" and llm.max_model_len == 2048
     assert llm.summary.startswith("corella-nano on cpu") and repr(llm) == "<LLM corella-nano>"
+
+
+class Bar:
+    """Counts what it is told, as tqdm does."""
+
+    def __init__(self, total, desc):
+        self.total, self.done, self.is_closed = total, 0, False
+
+    def update(self, number):
+        self.done += number
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_vllms_switch_for_a_progress_bar_is_taken(llm):
+    params = SamplingParams(max_tokens=4, temperature=0)
+    question = [{"role": "user", "content": PROMPTS[0]}]
+    expected = [choices(output) for output in llm.generate(PROMPTS, params)]
+    for use_tqdm in (False, True):
+        assert [choices(output) for output in llm.generate(PROMPTS, params, use_tqdm=use_tqdm)] == expected
+        assert len(llm.chat(question, params, use_tqdm=use_tqdm)) == 1
+    bars = []
+
+    def make(**options):
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    llm.generate(PROMPTS, params, use_tqdm=make)
+    llm.chat([question, question], params, make)
+    llm.embed(PROMPTS, use_tqdm=make)
+    assert [(bar.total, bar.done, bar.is_closed) for bar in bars] == [(5, 5, True), (2, 2, True), (5, 5, True)]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Union
 from corella._corella import Engine, Job, stop_courier
 from corella.errors import EngineError, OptionError
 from corella.output import EmbeddingOutput, EmbeddingRequestOutput, RequestOutput, read_answer
+from corella.progress import UseTqdm, progress_bar
 from corella.sampling_params import SamplingParams
 from corella.stream import AsyncStream, Item, Stream, next_item, read_item
 from corella.tokenizer import Tokenizer
@@ -66,17 +67,23 @@ class LLM:
             raise EngineError(str(error)) from None
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, **fields: Any
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: UseTqdm = False,
+        **fields: Any,
     ) -> list[RequestOutput]:
         """Continues each prompt, and returns the answers in the order of the prompts.
 
         All prompts are one batch: the engine computes as many at once as it has room for. `sampling_params` are
-        for all prompts, or a list with those of each. `fields` are further fields of `/v1/completions`.
+        for all prompts, or a list with those of each. With `use_tqdm`, a bar shows how many prompts are answered,
+        if tqdm is installed. `fields` are further fields of `/v1/completions`.
 
         Raises a `RequestError` if a prompt cannot be answered; the others are cancelled then.
         """
         requests = _completions(prompts, sampling_params, fields)
-        return self._answer(_COMPLETIONS, requests)
+        return self._answer(_COMPLETIONS, requests, use_tqdm)
 
     async def agenerate(
         self, prompts: Prompt | Sequence[Prompt], sampling_params: Params = None, **fields: Any
@@ -89,6 +96,7 @@ class LLM:
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: Params = None,
+        use_tqdm: UseTqdm = False,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -96,7 +104,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Writes the next message of a conversation, or of each of several.
 
-        `fields` are further fields of `/v1/chat/completions`, such as `tool_choice` and `response_format`.
+        `use_tqdm` is as in `generate`. `fields` are further fields of `/v1/chat/completions`, such as `tool_choice` and `response_format`.
 
         >>> from corella import LLM, SamplingParams
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -106,7 +114,7 @@ class LLM:
         'length'
         """
         requests = _chats(messages, sampling_params, tools, chat_template_kwargs, fields)
-        return self._answer(_CHAT, requests)
+        return self._answer(_CHAT, requests, use_tqdm)
 
     async def achat(
         self,
@@ -144,10 +152,12 @@ class LLM:
         engine = self._open_engine()
         return AsyncStream(_start(engine, path, body), text, engine.token_texts)
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], **fields: Any) -> list[EmbeddingRequestOutput]:
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: UseTqdm = False, **fields: Any
+    ) -> list[EmbeddingRequestOutput]:
         """Makes a vector of each prompt, in the order of the prompts.
 
-        `fields` are further fields of `/v1/embeddings`, such as `pooling`, `dimensions` and `normalize`.
+        `use_tqdm` is as in `generate`. `fields` are further fields of `/v1/embeddings`, such as `pooling`, `dimensions` and `normalize`.
 
         >>> from corella import LLM
         >>> with LLM(kv_cache_memory="64M") as llm:
@@ -166,7 +176,7 @@ class LLM:
                 prompt_token_ids=own,
                 outputs=EmbeddingOutput(answer["data"][0]["embedding"]),
             )
-            for answer, content, own in zip(self._post_all(_EMBEDDINGS, bodies), contents, ids)
+            for answer, content, own in zip(self._post_all(_EMBEDDINGS, bodies, use_tqdm), contents, ids)
         ]
 
     def get_tokenizer(self) -> Tokenizer:
@@ -231,27 +241,31 @@ class LLM:
             raise EngineError("this LLM is closed")
         return self._engine
 
-    def _answer(self, path: str, requests: list[tuple[str, str | None]]) -> list[RequestOutput]:
+    def _answer(self, path: str, requests: list[tuple[str, str | None]], use_tqdm: UseTqdm) -> list[RequestOutput]:
         engine = self._open_engine()
         job = _start_all(engine, path, [body for body, _ in requests])
         answers = _Answers(engine, requests)
         try:
-            while not answers.are_all_there():
-                answers.read(job.next())
+            with progress_bar(use_tqdm, len(requests)) as advance:
+                while not answers.are_all_there():
+                    answers.read(job.next())
+                    advance()
         finally:
             job.cancel()
         return answers.in_order()
 
-    def _post_all(self, path: str, bodies: list[str]) -> list[dict[str, Any]]:
+    def _post_all(self, path: str, bodies: list[str], use_tqdm: UseTqdm) -> list[dict[str, Any]]:
         """The whole answers to bodies, in their order."""
         job = _start_all(self._open_engine(), path, bodies)
         answers: dict[int, dict[str, Any]] = {}
         try:
-            while len(answers) < len(bodies):
-                item = job.next()
-                if item is None:
-                    raise _lost()
-                answers[item[0]] = read_item(item)
+            with progress_bar(use_tqdm, len(bodies)) as advance:
+                while len(answers) < len(bodies):
+                    item = job.next()
+                    if item is None:
+                        raise _lost()
+                    answers[item[0]] = read_item(item)
+                    advance()
         finally:
             job.cancel()
         return [answers[index] for index in range(len(bodies))]
