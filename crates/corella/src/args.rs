@@ -4,6 +4,7 @@ mod adapter;
 mod admission;
 mod batch;
 mod bench;
+mod byte_size;
 mod chat;
 mod cluster;
 mod config_file;
@@ -33,6 +34,7 @@ pub use bench::{
     BenchCacheArgs, BenchCommand, BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs,
     BenchSchedulerArgs, BenchServeArgs, BenchTransferArgs, EndpointArg, LenRange, ReportArgs,
 };
+use byte_size::{parse_size, parse_size_or_zero};
 pub use chat::ChatArgs;
 pub use cluster::{ClusterArgs, FallbackArg, RoleArg, TransportArg};
 pub use config_file::ConfigFileArgs;
@@ -54,7 +56,8 @@ use token_count::{parse_count, parse_large_count};
     name = "corella",
     version,
     max_term_width = 100,
-    propagate_version = true
+    propagate_version = true,
+    args_override_self = true
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -459,29 +462,31 @@ fn parse_draft_tokens(text: &str) -> Result<u32, String> {
     }
 }
 
-fn parse_size_or_zero(text: &str) -> Result<u64, String> {
-    match text.trim() {
-        "0" => Ok(0),
-        text => parse_size(text),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn parse_size(text: &str) -> Result<u64, String> {
-    let text = text.trim();
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit: u64 = match text[digits.len()..].to_ascii_uppercase().as_str() {
-        "" | "B" => 1,
-        "K" | "KB" | "KIB" => 1 << 10,
-        "M" | "MB" | "MIB" => 1 << 20,
-        "G" | "GB" | "GIB" => 1 << 30,
-        "T" | "TB" | "TIB" => 1 << 40,
-        unit => return Err(format!("unknown unit `{unit}`; use K, M, G or T")),
-    };
-    let number: f64 = digits
-        .parse()
-        .map_err(|_| format!("`{digits}` is not a number"))?;
-    if !(number > 0.0 && number * unit as f64 <= u64::MAX as f64) {
-        return Err("must be more than 0".to_owned());
+    fn serve(line: &str) -> ServeArgs {
+        let words = line.split_whitespace();
+        match Cli::try_parse_from(words).map(|cli| cli.command) {
+            Ok(Command::Serve(args)) => *args,
+            Ok(_) => panic!("{line} is another command"),
+            Err(error) => panic!("{error}"),
+        }
     }
-    Ok((number * unit as f64) as u64)
+
+    /// Start scripts add options behind those of a wrapper, as they can with other servers.
+    #[test]
+    fn the_last_of_several_values_counts_and_lists_grow() {
+        let args = serve(
+            "corella serve x --port 1 --threads 2 --port 3 --threads=4 --pin-threads --pin-threads \
+             --served-model-name a --pin-prefix p --served-model-name b --pin-prefix q \
+             --enable-prefix-caching --no-enable-prefix-caching --enable-prefix-caching",
+        );
+        assert_eq!((args.server.port, args.device.threads), (3, Some(4)));
+        assert!(args.device.pin_threads);
+        assert_eq!(args.request.served_model_name, ["a", "b"]);
+        assert_eq!(args.cache.pin_prefix, ["p", "q"]);
+        assert!(args.cache.enable_prefix_caching);
+    }
 }
