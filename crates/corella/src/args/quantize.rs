@@ -1,7 +1,9 @@
 //! The command line of `corella quantize`.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use super::IsaArg;
@@ -11,8 +13,8 @@ pub struct QuantizeArgs {
     /// Hugging Face folder, GGUF file or name of a model on the hub, to read; it may be quantised already
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
-    /// Folder to write, which must not exist yet
-    #[arg(value_name = "OUT")]
+    /// Folder to write, which must not exist yet; it holds safetensors files, and is served like any other
+    #[arg(value_name = "OUT", value_parser = PathBufValueParser::new().try_map(folder))]
     pub out: PathBuf,
     /// Download nothing: a named model must be in the hub's cache. HF_HUB_OFFLINE=1 does the same
     #[arg(long)]
@@ -96,6 +98,18 @@ pub enum MethodArg {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLen(pub Option<usize>);
 
+/// llama.cpp's programs write one file, so that such a name is a misunderstanding.
+fn folder(path: PathBuf) -> Result<PathBuf, &'static str> {
+    let extension = path.extension().and_then(OsStr::to_str);
+    let is_file = |kind: &str| { ["gguf", "safetensors", "bin"] }.contains(&kind);
+    match extension.map(str::to_ascii_lowercase) {
+        Some(kind) if is_file(&kind) => Err(
+            "it is written as a folder of safetensors files, and not as one file: give a name without that ending",
+        ),
+        _ => Ok(path),
+    }
+}
+
 fn parse_group_len(text: &str) -> Result<GroupLen, String> {
     match text {
         "32" => Ok(GroupLen(Some(32))),
@@ -103,5 +117,20 @@ fn parse_group_len(text: &str) -> Result<GroupLen, String> {
         "128" => Ok(GroupLen(Some(128))),
         "channel" => Ok(GroupLen(None)),
         _ => Err("must be 32, 64, 128 or channel".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_file_is_refused_for_a_folder() {
+        for name in ["out.gguf", "a/B.GGUF", "model.safetensors"] {
+            assert!(folder(name.into()).is_err(), "{name}");
+        }
+        for name in ["out", "qwen3-0.6B-int8", "x.gguf/out", ".gguf"] {
+            assert_eq!(folder(name.into()), Ok(PathBuf::from(name)));
+        }
     }
 }
