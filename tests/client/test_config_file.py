@@ -32,9 +32,22 @@ def test_a_server_reads_its_file_and_what_is_typed_wins(tmp_path):
         assert [model.id for model in server.client.models.list()] == ["typed"]
 
 
+def test_flags_of_other_servers_may_be_in_a_file(tmp_path):
+    file = tmp_path / "corella.toml"
+    file.write_text(
+        'device = "mock"\nctx-size = 512\ntrust-remote-code = true\nallowed-origins = ["https://chat.example.org"]\n'
+        'speculative-config = { method = "ngram", num_speculative_tokens = 3 }\n'
+    )
+    with ServerProcess("--config", file) as server:
+        assert server.client.models.list().data[0].max_model_len == 512
+        for told in ("line 2: --ctx-size is --max-model-len", "line 3: --trust-remote-code has no effect"):
+            assert f"corella.toml, {told}" in server.log()
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("port = 1\nmiddleware = \"x\"\n", "line 2: there is no option --middleware: code of others"),
         ("threads = 1\nprot = 1\n", "line 2: `corella serve` has no option `prot`; did you mean `port`?"),
         ("\nport = 70000\n", "line 2: invalid value '70000' for '--port <PORT>'"),
         ('host = "no such host"\n', "line 1: --host no such host is neither"),

@@ -539,7 +539,11 @@ async fn what_cannot_run_says_why() {
         (options(closed), "refused"),
         (
             options("https://127.0.0.1".into()),
-            "only http is supported",
+            "no authority of certificates is known",
+        ),
+        (
+            options("ftp://127.0.0.1".into()),
+            "only http and https are supported",
         ),
         (options("127.0.0.1:8000".into()), "--base-url"),
         (

@@ -21,7 +21,7 @@ pub fn command_line() -> clap::Command {
 pub fn run_command(words: Vec<OsString>) -> ! {
     let mut program = Cli::command();
     program.build();
-    let (words, warnings) = match foreign_flag::translate(&program, words) {
+    let (words, mut warnings) = match foreign_flag::translate(&program, words) {
         Ok(translation) => (translation.words, translation.warnings),
         Err(reasons) => refuse(&reasons.join("\nerror: ")),
     };
@@ -29,6 +29,7 @@ pub fn run_command(words: Vec<OsString>) -> ! {
         Ok(arguments) => arguments,
         Err(reason) => refuse(&reason),
     };
+    warnings.extend(arguments.warnings.iter().cloned());
     let cli = match Cli::try_parse_from(&arguments.words) {
         Ok(cli) => cli,
         Err(error) => match arguments.explain(&error) {
@@ -76,7 +77,7 @@ fn run(mut command: Command) -> Result<i32, Box<dyn Error>> {
 
 fn run_benchmark(command: BenchCommand) -> Result<(), Box<dyn Error>> {
     match command {
-        BenchCommand::Serve(args) => bench::serve(config::bench_serve(args)),
+        BenchCommand::Serve(args) => bench::serve(config::bench_serve(args)?),
         BenchCommand::Offline(args) => bench::offline(config::bench_offline(*args)?),
         BenchCommand::Kernels(args) => bench::kernels(config::bench_kernels(&args)?),
         BenchCommand::Perplexity(args) => bench::perplexity(config::bench_perplexity(args)?),

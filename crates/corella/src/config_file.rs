@@ -14,14 +14,16 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use crate::environment::{self, Environment};
+use crate::foreign_key;
 use crate::nearest_name::nearest_name;
 use crate::option_value::{self, OptionValue};
-use crate::{flag_table, foreign_flag};
 
 /// The arguments of the process, of its environment and of its file.
 #[derive(Debug)]
 pub struct Arguments {
     pub words: Vec<OsString>,
+    /// One sentence for each flag of another server that the file sets.
+    pub warnings: Vec<String>,
     /// Where each option was found that was not typed.
     origins: Vec<Origin>,
 }
@@ -41,8 +43,13 @@ pub fn expand(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Result<Arguments, String> {
     let mut origins = Vec::new();
+    let mut warnings = Vec::new();
     let Some((command, matches)) = configurable_command(program, &words) else {
-        return Ok(Arguments { words, origins });
+        return Ok(Arguments {
+            words,
+            warnings,
+            origins,
+        });
     };
     let environment = Environment::new(variables);
     let mut given: HashSet<&str> = { command.get_arguments() }
@@ -85,7 +92,7 @@ pub fn expand(
             shown,
             text: &text,
         };
-        for setting in file.settings()? {
+        for setting in file.settings(&mut warnings)? {
             let arguments = file.arguments(&setting, &given)?;
             origins.extend(arguments.first().map(|_| Origin {
                 option: format!("--{}", setting.arg.get_long().unwrap_or_default()),
@@ -97,7 +104,11 @@ pub fn expand(
     let name = words.iter().position(|word| *word == *command.get_name());
     let behind = name.map_or(words.len(), |at| at + 1);
     words.splice(behind..behind, added);
-    Ok(Arguments { words, origins })
+    Ok(Arguments {
+        words,
+        warnings,
+        origins,
+    })
 }
 
 impl Arguments {
@@ -166,13 +177,13 @@ struct Setting<'a> {
     arg: &'a Arg,
     /// As it is written.
     name: String,
-    value: DeValue<'a>,
+    value: OptionValue,
     line: usize,
 }
 
 impl<'a> ConfigFile<'a> {
     /// The options that concern this command. Those in the command's own table win.
-    fn settings(&self) -> Result<Vec<Setting<'a>>, String> {
+    fn settings(&self, warnings: &mut Vec<String>) -> Result<Vec<Setting<'a>>, String> {
         let table = DeTable::parse(self.text).map_err(|error| {
             let message = error.message().replace('\n', " ");
             let hint = match self.shown.ends_with(".yaml") || self.shown.ends_with(".yml") {
@@ -193,10 +204,10 @@ impl<'a> ConfigFile<'a> {
             match value.into_inner() {
                 DeValue::Table(table) if **name.get_ref() == *self.command.get_name() => {
                     for (name, value) in table {
-                        own.push(self.setting(name, value.into_inner(), &[])?);
+                        own.extend(self.setting(name, value.into_inner(), &[], warnings)?);
                     }
                 }
-                DeValue::Table(_) => {
+                DeValue::Table(_) if !foreign_key::is_known(name.get_ref()) => {
                     let known = self.program.find_subcommand(name.get_ref().as_ref());
                     if !known.is_some_and(takes_file) {
                         let tables = self.configurable().map(|command| command.get_name());
@@ -211,19 +222,42 @@ impl<'a> ConfigFile<'a> {
                 }
                 value => {
                     let others: Vec<_> = self.configurable().collect();
-                    shared.push(self.setting(name, value, &others)?);
+                    shared.extend(self.setting(name, value, &others, warnings)?);
                 }
             }
         }
-        let own: Vec<Setting> = own.into_iter().flatten().collect();
+        self.check_once(&own)?;
+        self.check_once(&shared)?;
         let is_replaced = |shared: &Setting| {
             own.iter()
                 .any(|own| own.arg.get_id() == shared.arg.get_id())
         };
-        let mut settings: Vec<Setting> = shared.into_iter().flatten().collect();
-        settings.retain(|setting| !is_replaced(setting));
-        settings.extend(own);
-        Ok(settings)
+        shared.retain(|setting| !is_replaced(setting));
+        shared.extend(own);
+        Ok(shared)
+    }
+
+    /// An option may have several names, and only one of them counts.
+    fn check_once(&self, settings: &[Setting]) -> Result<(), String> {
+        for (index, setting) in settings.iter().enumerate() {
+            let same = |other: &&Setting| {
+                other.arg.get_id() == setting.arg.get_id() && other.line != setting.line
+            };
+            if let Some(other) = settings[..index].iter().find(same) {
+                let (first, second) = match other.line < setting.line {
+                    true => (other, setting),
+                    false => (setting, other),
+                };
+                return Err(format!(
+                    "{}: `{}` is the same option as `{}` in line {}",
+                    self.place(second.line),
+                    second.name,
+                    first.name,
+                    first.line
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The commands that read such a file.
@@ -233,39 +267,54 @@ impl<'a> ConfigFile<'a> {
             .filter(|command| takes_file(command))
     }
 
-    /// `None` if the option is not one of this command, but of one of `others`.
+    /// None if the option is not one of this command, but of one of `others`. A flag of another server may become
+    /// several options.
     fn setting(
         &self,
         name: Spanned<std::borrow::Cow<'a, str>>,
         value: DeValue<'a>,
         others: &[&Command],
-    ) -> Result<Option<Setting<'a>>, String> {
+        warnings: &mut Vec<String>,
+    ) -> Result<Vec<Setting<'a>>, String> {
         let line = self.line(name.span().start);
         let name = name.into_inner().into_owned();
-        let Some(arg) = find(self.command, &name) else {
-            if others.iter().any(|other| find(other, &name).is_some()) {
-                return Ok(None);
-            }
-            let known = self.command.get_arguments().filter_map(Arg::get_long);
-            let near = nearest_name(&name, known.filter(|known| is_setting(known)));
-            let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
-            let flag = flag_table::find(&format!("--{}", name.replace('_', "-")));
-            let advice = flag
-                .and_then(foreign_flag::advice)
-                .map(|advice| format!(": {advice}"));
-            let advice = advice.unwrap_or(near);
+        if let Some(arg) = find(self.command, &name) {
+            return Ok(vec![Setting {
+                arg,
+                name,
+                value: option_value(&value),
+                line,
+            }]);
+        }
+        if others.iter().any(|other| find(other, &name).is_some()) {
+            return Ok(Vec::new());
+        }
+        if is_setting(&name) && foreign_key::is_known(&name) {
             let command = self.command.get_name();
-            return Err(format!(
-                "{}: `corella {command}` has no option `{name}`{advice}",
-                self.place(line)
-            ));
-        };
-        Ok(Some(Setting {
-            arg,
-            name,
-            value,
-            line,
-        }))
+            let translated = foreign_key::translate(self.program, command, &name, &value)
+                .map_err(|reason| format!("{}: {reason}", self.place(line)))?;
+            let told = translated.warnings.into_iter();
+            warnings.extend(told.map(|warning| format!("{}: {warning}", self.place(line))));
+            let settings = translated.options.into_iter().filter_map(|(long, value)| {
+                let arg = find(self.command, &long)?;
+                let name = name.clone();
+                Some(Setting {
+                    arg,
+                    name,
+                    value,
+                    line,
+                })
+            });
+            return Ok(settings.collect());
+        }
+        let known = self.command.get_arguments().filter_map(Arg::get_long);
+        let near = nearest_name(&name, known.filter(|known| is_setting(known)));
+        let near = near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
+        let command = self.command.get_name();
+        Err(format!(
+            "{}: `corella {command}` has no option `{name}`{near}",
+            self.place(line)
+        ))
     }
 
     /// The option as arguments; none if it was given otherwise too, or something that excludes it.
@@ -279,7 +328,7 @@ impl<'a> ConfigFile<'a> {
         if is_given(self.command, arg, given) {
             return Ok(Vec::new());
         }
-        let arguments = option_value(value).arguments(self.command, arg);
+        let arguments = value.arguments(self.command, arg);
         arguments.map_err(|what| format!("{}: `{name}` {what}", self.place(*line)))
     }
 
@@ -306,9 +355,10 @@ fn is_given(command: &Command, arg: &Arg, given: &HashSet<&str>) -> bool {
     })
 }
 
-/// The option of a command that a file may set by this name.
+/// The option of a command that a file may set by this name. As on the command line, `_` stands for `-`.
 fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
-    option_value::find(command, name).filter(|_| is_setting(name))
+    let name = name.replace('_', "-");
+    option_value::find(command, &name).filter(|_| is_setting(&name))
 }
 
 fn is_setting(name: &str) -> bool {
@@ -383,7 +433,7 @@ mod tests {
         let text = "
             model = \"models/x\"
             port = 8_080
-            pin-threads = true
+            pin_threads = true
             allow-unknown-fields = false
             enable-prefix-caching = false
             kv-cache-memory = \"1G\"
@@ -439,7 +489,7 @@ mod tests {
                 2,
                 "has no option `prot`; did you mean `port`?",
             ),
-            ("max_num_seqs = 2", 1, "did you mean `max-num-seqs`?"),
+            ("max_num_seq = 2", 1, "did you mean `max-num-seqs`?"),
             ("\n\nwarp-drive = true", 3, "has no option `warp-drive`"),
             ("[serve]\nprompt = \"x\"", 2, "has no option `prompt`"),
             (
@@ -453,6 +503,31 @@ mod tests {
             ("port = [1, 2]", 1, "`port` takes one value"),
             ("port = true", 1, "`port` takes a text or a number"),
             ("config = \"other.toml\"", 1, "has no option `config`"),
+            (
+                "block-size = 16\npage-size = 16",
+                2,
+                "the same option as `block-size`",
+            ),
+            (
+                "port = 1\nmiddleware = \"x\"",
+                2,
+                "there is no option --middleware: code of others is not loaded",
+            ),
+            (
+                "tensor-parallel-size = 2",
+                1,
+                "--tensor-parallel-size 2: matrices are not split",
+            ),
+            (
+                "max-model-len = 5\n\nctx-size = 6",
+                3,
+                "`ctx-size` is the same option as `max-model-len` in line 1",
+            ),
+            (
+                "[speculative-config]\nmethod = \"eagle\"",
+                1,
+                "the method eagle is not there",
+            ),
         ] {
             let error = expand_file("mistake", text, "corella serve").unwrap_err();
             let place = format!("mistake.toml, line {line}: ");
@@ -462,6 +537,53 @@ mod tests {
             );
             assert_eq!(error.lines().count(), 1, "{error}");
         }
+    }
+
+    /// They mean the same as on the command line.
+    #[test]
+    fn flags_of_other_servers_are_keys_too() {
+        let text = "
+            trust-remote-code = true
+            enforce_eager = false
+            ctx-size = 4096
+            gpu-layers = 99
+            allowed-origins = [\"https://a\", \"https://b\"]
+            enable-chunked-prefill = false
+            tensor-parallel-size = 1
+            cudagraph-capture-sizes = [1, 2]
+            speculative-config = { method = \"ngram\", num_speculative_tokens = 4 }
+            [serve]
+            parallel = 3
+        ";
+        let arguments = expand_file("foreign", text, "corella serve x --port=1").unwrap();
+        let mut words = arguments.words.clone();
+        words.truncate(words.len() - 3);
+        words.sort();
+        let mut expected = [
+            "corella",
+            "serve",
+            "--max-model-len=4096",
+            "--cors-allow-origin=https://a",
+            "--cors-allow-origin=https://b",
+            "--no-chunked-prefill",
+            "--speculate=ngram",
+            "--draft-tokens=4",
+            "--max-num-seqs=3",
+        ];
+        expected.sort();
+        assert_eq!(words, expected);
+        let warnings = arguments.warnings.join("\n");
+        for warning in [
+            "foreign.toml, line 2: --trust-remote-code has no effect: ",
+            "foreign.toml, line 4: --ctx-size is --max-model-len",
+            "foreign.toml, line 5: --gpu-layers has no effect: ",
+            "foreign.toml, line 12: --parallel is --max-num-seqs",
+        ] {
+            assert!(warnings.contains(warning), "{warnings}");
+        }
+        // What is typed wins here, too.
+        let typed = "corella serve --max-model-len 8192";
+        assert_eq!(added("typed-foreign", "ctx-size = 4096", typed), [""; 0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::endpoint_table::{Service, endpoints, servers_of};
-use crate::flag_table::{self, ENGINES, Engine, Flag, NoOp, Treatment, Variable, Verb};
+use crate::flag_table::{self, BENCHMARK, ENGINES, Engine, Flag, NoOp, Treatment, Variable, Verb};
 
 const PAGE: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -29,7 +29,9 @@ WARN --jinja has no effect: chat templates are always used
 
 A flag that would change what clients get, or what the machine does, is refused with the reason, and all that are
 refused are told at once. `_` in a long flag is the same as `-`, and `--no-` in front of a flag that is refused has no
-effect. Other commands take these flags too, where they have the option.
+effect. Other commands take these flags too, where they have the option. [Configuration files](../configuration-file.md)
+take them as keys. `corella bench serve` takes those of [`vllm bench serve`](#vllm-bench-serve). Of a flag that is given twice,
+the last value counts, unless it collects values.
 
 [Endpoints](#endpoints) of these servers are answered at the same paths.
 ";
@@ -51,21 +53,22 @@ fn the_page_in_the_book_is_current() {
 
 fn render() -> String {
     let mut text = HEAD.to_owned();
-    for engine in &ENGINES {
-        engine_section(&mut text, engine);
+    let titles = [
+        "vllm serve",
+        "llama-server",
+        "SGLang and text-generation-inference",
+    ];
+    for (engine, title) in ENGINES.iter().zip(titles) {
+        engine_section(&mut text, engine, title);
     }
+    engine_section(&mut text, &BENCHMARK, "vllm bench serve");
     vllm_variable_section(&mut text);
     ollama_section(&mut text);
     endpoint_section(&mut text);
     text
 }
 
-fn engine_section(text: &mut String, engine: &Engine) {
-    let title = match engine.key {
-        Some("vllm") => "vllm serve",
-        Some(_) => "llama-server",
-        None => "SGLang and text-generation-inference",
-    };
+fn engine_section(text: &mut String, engine: &Engine, title: &str) {
     let _ = writeln!(text, "\n## {title}\n");
     if let Some(version) = engine.version() {
         let _ = writeln!(text, "Version: {version}, and flags of earlier versions.\n");
@@ -87,6 +90,7 @@ fn engine_section(text: &mut String, engine: &Engine) {
         let values: Vec<_> = { other.values.iter() }
             .map(|(theirs, own)| format!("{theirs} is {own}"))
             .collect();
+        notes.extend(other.form.map(|form| form.note().to_owned()));
         if !values.is_empty() {
             notes.push(format!("{}; others are refused", values.join(", ")));
         } else if !other.is_taken {

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use toml::de::{DeTable, DeValue};
 
+use crate::foreign_value::ValueForm;
+
 /// Names and kinds of the flags, as their own sources have them.
 const PUBLISHED: &str = include_str!("../flags/published.json");
 
@@ -24,6 +26,12 @@ pub const ENGINES: [Engine; 3] = [
         table: OTHERS,
     },
 ];
+
+/// The flags of vLLM's load generator, which `corella bench serve` takes.
+pub const BENCHMARK: Engine = Engine {
+    key: None,
+    table: include_str!("../flags/vllm_bench.toml"),
+};
 
 /// Why `--no-x` has no effect where `--x` is refused.
 pub const OFF: &str = "it is off unless it is switched on";
@@ -69,6 +77,8 @@ pub struct OtherName {
     pub example: Option<String>,
     /// Whether values are written alike, so that the flag can stand for the option.
     pub is_taken: bool,
+    /// The form of all values, if it is another one.
+    pub form: Option<ValueForm>,
     /// Values that are written differently, with Corella's.
     pub values: Vec<(String, String)>,
     /// The treatment by a command that lacks the option.
@@ -176,7 +186,19 @@ impl Engine {
 /// readily.
 pub fn find(name: &str) -> Option<&'static Flag> {
     static FLAGS: OnceLock<Vec<Flag>> = OnceLock::new();
-    let flags = FLAGS.get_or_init(|| ENGINES.iter().flat_map(Engine::flags).collect());
+    find_among(
+        FLAGS.get_or_init(|| ENGINES.iter().flat_map(Engine::flags).collect()),
+        name,
+    )
+}
+
+/// The flag of vLLM's load generator with a name.
+pub fn find_of_benchmark(name: &str) -> Option<&'static Flag> {
+    static FLAGS: OnceLock<Vec<Flag>> = OnceLock::new();
+    find_among(FLAGS.get_or_init(|| BENCHMARK.flags()), name)
+}
+
+fn find_among<'a>(flags: &'a [Flag], name: &str) -> Option<&'a Flag> {
     // `--compilation-config.level 3` sets a field of the flag's value.
     let plain = match name.starts_with("--") {
         true => name.split('.').next().unwrap_or(name),
@@ -279,13 +301,7 @@ fn treatments(table: &Value) -> HashMap<String, Treatment> {
         all.insert(name, Treatment::OtherName(other_name(&entry)));
     }
     for group in table["no_op"].as_array().into_iter().flatten() {
-        let no_op = NoOp {
-            values: group["values"].is_array().then(|| texts(&group["values"])),
-            most: group["most"].as_f64(),
-            otherwise: text(&group["otherwise"]),
-            may_be_bare: group["bare"] == true,
-            ..NoOp::of(&text(&group["why"]))
-        };
+        let no_op = no_op(group, &text(&group["why"]));
         for name in texts(&group["flags"]) {
             all.insert(name, Treatment::NoOp(no_op.clone()));
         }
@@ -298,12 +314,23 @@ fn treatments(table: &Value) -> HashMap<String, Treatment> {
     all
 }
 
+fn no_op(entry: &Value, why: &str) -> NoOp {
+    NoOp {
+        values: entry["values"].is_array().then(|| texts(&entry["values"])),
+        most: entry["most"].as_f64(),
+        otherwise: entry["otherwise"].as_str().unwrap_or_default().to_owned(),
+        may_be_bare: entry["bare"] == true,
+        ..NoOp::of(why)
+    }
+}
+
 fn other_name(entry: &Value) -> OtherName {
     let text = |name: &str| entry[name].as_str().map(str::to_owned);
     OtherName {
         option: text("option").unwrap_or_default(),
         example: text("value"),
         is_taken: entry["taken"] != false,
+        form: entry["form"].as_str().and_then(ValueForm::named),
         values: { entries(&entry["values"]).into_iter() }
             .filter_map(|(theirs, own)| Some((theirs, own.as_str()?.to_owned())))
             .collect(),
@@ -319,7 +346,7 @@ fn unlisted(table: &Value) -> Vec<Flag> {
             names: texts(&entry["names"]),
             takes_value: entry["takes_value"] == true,
             treatment: match (entry["no_op"].as_str(), entry["refused"].as_str()) {
-                (Some(why), _) => Treatment::NoOp(NoOp::of(why)),
+                (Some(why), _) => Treatment::NoOp(no_op(entry, why)),
                 (None, Some(why)) => Treatment::Refused(why.to_owned()),
                 (None, None) => Treatment::OtherName(other_name(entry)),
             },
@@ -349,7 +376,8 @@ pub fn toml_value(text: &str) -> Value {
     table.map_or(Value::Null, |table| json(&DeValue::Table(table)))
 }
 
-fn json(value: &DeValue) -> Value {
+/// A value of TOML in JSON.
+pub fn json(value: &DeValue) -> Value {
     match value {
         DeValue::Table(table) => {
             let entries = table.iter();
@@ -360,7 +388,9 @@ fn json(value: &DeValue) -> Value {
         DeValue::Array(values) => values.iter().map(|value| json(value.get_ref())).collect(),
         DeValue::String(text) => Value::from(text.as_ref()),
         DeValue::Boolean(switch) => Value::from(*switch),
-        DeValue::Integer(number) => Value::from(number.as_str().parse::<i64>().unwrap_or(0)),
+        DeValue::Integer(number) => {
+            Value::from(i64::from_str_radix(number.as_str(), number.radix()).unwrap_or(0))
+        }
         DeValue::Float(number) => Value::from(number.as_str().parse::<f64>().unwrap_or(0.0)),
         DeValue::Datetime(_) => Value::Null,
     }
@@ -379,23 +409,24 @@ mod tests {
     use crate::foreign_flag::{Translation, translate};
     use crate::option_value;
 
-    fn serve(words: &[String]) -> Result<Translation, Vec<String>> {
+    /// `command` is the name of a command, or of two with a space between them.
+    fn translated(command: &str, words: &[String]) -> Result<Translation, Vec<String>> {
         static PROGRAM: LazyLock<clap::Command> = LazyLock::new(|| {
             let mut program = Cli::command();
             program.build();
             program
         });
-        let words = [String::from("corella"), String::from("serve")]
-            .into_iter()
-            .chain(words.iter().cloned());
+        let command = ["corella"].into_iter().chain(command.split(' '));
+        let words = command.map(str::to_owned).chain(words.iter().cloned());
         translate(&PROGRAM, words.map(Into::into).collect())
     }
 
     /// Whether the real parser takes the translated words. Options that need a second one are not at
     /// fault.
     #[track_caller]
-    fn assert_parsed(words: &[String]) {
-        let translation = serve(words).unwrap_or_else(|reasons| panic!("{words:?}: {reasons:?}"));
+    fn assert_parsed(command: &str, words: &[String]) {
+        let translation =
+            translated(command, words).unwrap_or_else(|reasons| panic!("{words:?}: {reasons:?}"));
         if let Err(error) = Cli::try_parse_from(&translation.words) {
             let is_fine = matches!(
                 error.kind(),
@@ -409,7 +440,9 @@ mod tests {
 
     fn has_option(command: &str, option: &str) -> bool {
         let program = Cli::command();
-        let command = program.find_subcommand(command).expect("it is a command");
+        let command = command.split(' ').fold(&program, |command, name| {
+            command.find_subcommand(name).expect("it is a command")
+        });
         option_value::find(command, option.trim_start_matches('-')).is_some()
     }
 
@@ -456,7 +489,13 @@ mod tests {
                     shadowed.push(name.clone());
                     continue;
                 }
-                check_row(name, &flag);
+                check_row("serve", name, &flag);
+            }
+        }
+        for flag in BENCHMARK.flags() {
+            for name in &flag.names {
+                assert!(!has_option("bench serve", name), "{name} is an option");
+                check_row("bench serve", name, &flag);
             }
         }
         // Names that mean different things to two servers have one meaning here.
@@ -474,26 +513,26 @@ mod tests {
     ];
 
     #[track_caller]
-    fn check_row(name: &str, flag: &Flag) {
+    fn check_row(command: &str, name: &str, flag: &Flag) {
+        let serve = |words: &[String]| translated(command, words);
         let with = |value: &str| match flag.takes_value {
             true => vec![name.to_owned(), value.to_owned()],
             false => vec![name.to_owned()],
         };
         match &flag.treatment {
-            Treatment::Same { example } => assert_parsed(&with(example)),
+            Treatment::Same { example } => assert_parsed(command, &with(example)),
             Treatment::OtherName(other) => {
-                let commands = ["serve", "generate", "chat"];
-                let command = commands
-                    .iter()
-                    .find(|command| has_option(command, &other.option));
-                assert!(command.is_some(), "{name}: no command has {}", other.option);
-                match (other.is_taken, has_option("serve", &other.option)) {
+                let commands = [command, "generate", "chat"];
+                let is_there =
+                    { commands.iter() }.any(|command| has_option(command, &other.option));
+                assert!(is_there, "{name}: no command has {}", other.option);
+                match (other.is_taken, has_option(command, &other.option)) {
                     (true, true) => {
-                        assert_parsed(&with(other.example.as_deref().unwrap_or("1")));
+                        assert_parsed(command, &with(other.example.as_deref().unwrap_or("1")));
                     }
                     _ => {
                         for (theirs, _) in &other.values {
-                            assert_parsed(&with(theirs));
+                            assert_parsed(command, &with(theirs));
                         }
                         let reasons = serve(&with("1")).unwrap_err();
                         assert_eq!(reasons.len(), 1, "{reasons:?}");
@@ -512,7 +551,7 @@ mod tests {
                     .values
                     .as_ref()
                     .map_or("1", |values| values[0].as_str());
-                assert_parsed(&with(value));
+                assert_parsed(command, &with(value));
                 let warnings = serve(&with(value)).expect("it is taken").warnings;
                 assert!(warnings[0].contains(&no_op.why), "{warnings:?}");
                 if (no_op.values.is_some() || no_op.most.is_some()) && !no_op.may_be_bare {
@@ -533,13 +572,19 @@ mod tests {
     #[test]
     fn advice_can_be_followed() {
         let program = Cli::command();
+        let bench = program.find_subcommand("bench").expect("it is a command");
         let is_option = |word: &str| {
             let long = word.trim_start_matches('-');
             program
                 .get_subcommands()
+                .chain(bench.get_subcommands())
                 .any(|command| option_value::find(command, long).is_some())
+                || BENCHMARK
+                    .flags()
+                    .iter()
+                    .any(|flag| flag.names.contains(&word.to_owned()))
         };
-        for flag in ENGINES.iter().flat_map(Engine::flags) {
+        for flag in ENGINES.iter().chain([&BENCHMARK]).flat_map(Engine::flags) {
             let texts = match flag.treatment {
                 Treatment::Same { .. } => vec![],
                 Treatment::OtherName(other) => other.elsewhere.into_iter().collect(),

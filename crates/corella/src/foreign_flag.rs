@@ -1,14 +1,15 @@
 //! Takes flags and verbs of other servers. Those with a meaning here are translated for the parser; the
 //! others are refused, all at once.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 
-use clap::error::ErrorKind;
 use clap::{Arg, Command};
 
-use crate::flag_table::{self, Flag, NoOp, OtherName, Treatment, Verb};
-use crate::nearest_name::nearest_name;
+use crate::flag_table::{self, Flag, NoOp, OtherName, Treatment};
+use crate::foreign_value::ValueForm;
+use crate::foreign_verb::translate_verb;
 use crate::option_value;
+use crate::unknown_flag::nearest_option;
 
 /// A command line in terms of Corella.
 #[derive(Debug)]
@@ -38,8 +39,12 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
         translated: words[..begin.min(words.len())].to_vec(),
         warnings,
         refusals: Vec::new(),
+        num_positionals: 0,
+        last_name: None,
+        translated_values: Vec::new(),
     };
     walk.translate(&words[begin.min(words.len())..]);
+    walk.free_model();
     match walk.refusals.is_empty() {
         true => Ok(Translation {
             words: walk.translated,
@@ -47,81 +52,6 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
         }),
         false => Err(walk.refusals),
     }
-}
-
-/// The message for an unknown option. It explains the flag of another server, or names the nearest of
-/// `known`, which have no dashes.
-pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    match flag_table::find(option).and_then(advice) {
-        Some(advice) => format!("there is no option {option}: {advice}"),
-        None => {
-            let near = nearest_name(option.trim_start_matches('-'), known);
-            let near = near.map_or_else(String::new, |near| format!("; did you mean --{near}?"));
-            format!("there is no option {option}{near}")
-        }
-    }
-}
-
-/// Advice for a flag that is refused.
-pub fn advice(flag: &Flag) -> Option<String> {
-    match &flag.treatment {
-        Treatment::Same { .. } => None,
-        Treatment::OtherName(other) => Some(format!("use {}", other.option)),
-        Treatment::NoOp(no_op) if no_op.otherwise.is_empty() => {
-            Some(format!("leave it out: {}", no_op.why))
-        }
-        Treatment::NoOp(no_op) => Some(no_op.otherwise.clone()),
-        Treatment::Refused(why) => Some(why.clone()),
-    }
-}
-
-/// Replaces a verb of another server.
-fn translate_verb(
-    mut words: Vec<OsString>,
-    warnings: &mut Vec<String>,
-) -> Result<Vec<OsString>, Vec<String>> {
-    let typed = words.get(1).and_then(|word| word.to_str());
-    let Some(typed) = typed
-        .filter(|word| !word.starts_with('-'))
-        .map(str::to_owned)
-    else {
-        return Ok(words);
-    };
-    let mut verbs = flag_table::verbs()
-        .into_iter()
-        .chain(flag_table::unlisted_verbs());
-    match verbs.find(|(name, _)| *name == typed) {
-        None | Some((_, Verb::Same(_))) => Ok(words),
-        Some((_, Verb::Refused(why))) => Err(vec![format!("there is no command `{typed}`: {why}")]),
-        Some((_, Verb::Command { mut command, .. })) => {
-            if typed == "run" && take_prompt(&mut words) {
-                command = "generate".to_owned();
-            }
-            warnings.push(format!("`corella {typed}` is `corella {command}`"));
-            words[1] = command.into();
-            Ok(words)
-        }
-    }
-}
-
-/// `ollama run MODEL PROMPT` answers once, without measurements. The prompt may be several words, and what is piped in
-/// is part of it.
-fn take_prompt(words: &mut Vec<OsString>) -> bool {
-    let behind = words.get(3..).unwrap_or_default();
-    let num_words = { behind.iter() }
-        .take_while(|word| word.to_str().is_some_and(|word| !word.starts_with('-')))
-        .count();
-    if num_words == 0 {
-        return false;
-    }
-    let prompt = behind[..num_words].join(OsStr::new(" "));
-    let mut option = OsString::from("--prompt=");
-    option.push(prompt);
-    let is_profiled = behind.iter().any(|word| word == "--profile");
-    let limits = (!is_profiled).then(|| "--no-limits".into());
-    let replacement = [option, "--with-input".into()].into_iter().chain(limits);
-    words.splice(3..3 + num_words, replacement);
-    true
 }
 
 /// The command that is typed, and the number of words until there.
@@ -137,6 +67,8 @@ fn subcommand<'a>(program: &'a Command, words: &[OsString]) -> (&'a Command, usi
     (command, begin)
 }
 
+const NAMES: &str = "--served-model-name";
+
 struct Walk<'a> {
     command: &'a Command,
     /// The command as it was typed, for errors.
@@ -146,6 +78,11 @@ struct Walk<'a> {
     translated: Vec<OsString>,
     warnings: Vec<String>,
     refusals: Vec<String>,
+    num_positionals: usize,
+    /// The last of several names behind one `--served-model-name`, which may be the model.
+    last_name: Option<OsString>,
+    /// Flags whose value was translated, with the option's word that it became.
+    translated_values: Vec<(String, OsString)>,
 }
 
 impl<'a> Walk<'a> {
@@ -155,11 +92,15 @@ impl<'a> Walk<'a> {
             at += 1;
             match word.to_str() {
                 Some("--") => {
+                    self.num_positionals += words[at..].len();
                     self.translated.extend_from_slice(&words[at - 1..]);
                     return;
                 }
                 Some(text) if is_flag(text) => at += self.flag(text, &words[at..]),
-                _ => self.translated.push(word.clone()),
+                _ => {
+                    self.num_positionals += 1;
+                    self.translated.push(word.clone());
+                }
             }
         }
     }
@@ -181,18 +122,26 @@ impl<'a> Walk<'a> {
         if let Some(arg) = self.option(&name) {
             let replaced = word.replacen(typed, &name, 1);
             self.translated.push(replaced.into());
-            let takes_value = arg.get_action().takes_values();
-            let mut num_taken = 0;
-            if takes_value && inline.is_none() && behind.first().is_some_and(is_value) {
-                self.translated.push(behind[0].clone());
-                num_taken = 1;
+            if !arg.get_action().takes_values() || inline.is_some() {
+                return 0;
             }
-            if name == "--served-model-name" && inline.is_none() {
-                num_taken += self.further_names(&behind[num_taken..]);
+            let takes_many = arg
+                .get_num_args()
+                .is_some_and(|range| range.max_values() > 1);
+            let values = behind.iter().take_while(|word| is_value(word));
+            let most = match takes_many || name == NAMES {
+                true => usize::MAX,
+                false => 1,
+            };
+            let values: Vec<_> = values.take(most).cloned().collect();
+            let num_taken = values.len();
+            match name == NAMES {
+                true => self.push_names(values),
+                false => self.translated.extend(values),
             }
             return num_taken;
         }
-        match flag_table::find(&name).filter(|_| self.runs_model) {
+        match self.find(&name) {
             Some(flag) => self.foreign(typed, flag, inline, behind),
             None if self.is_short_with_more(&name) => {
                 self.translated.push(word.into());
@@ -237,26 +186,58 @@ impl<'a> Walk<'a> {
         self.warnings.push(format!(
             "{name} -1 is left out: the default of --{own} holds"
         ));
+        self.forget(own);
         Some(usize::from(inline.is_none()))
     }
 
-    /// vLLM takes several names behind one `--served-model-name`. A word behind the first one may also be
-    /// the model, so that it is a name only if the model was given before.
-    fn further_names(&mut self, behind: &[OsString]) -> usize {
+    /// Takes back an option that was set before.
+    fn forget(&mut self, own: &str) {
+        let option = format!("--{own}");
+        let mut has_its_value_behind = false;
+        self.translated.retain(|word| {
+            if std::mem::take(&mut has_its_value_behind) {
+                return false;
+            }
+            let text = word.to_string_lossy();
+            let (name, value) = match text.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (&*text, None),
+            };
+            let is_it = name == option;
+            has_its_value_behind = is_it && value.is_none();
+            !is_it
+        });
+    }
+
+    /// vLLM takes several names behind one `--served-model-name`, which is in place already.
+    fn push_names(&mut self, names: Vec<OsString>) {
+        for (index, name) in names.into_iter().enumerate() {
+            if index > 0 {
+                self.last_name = Some(name.clone());
+                self.translated.push(NAMES.into());
+            }
+            self.translated.push(name);
+        }
+    }
+
+    /// Makes the last of several names the model if nothing else is.
+    fn free_model(&mut self) {
+        let mut positionals = self.command.get_positionals();
+        let Some(before_model) = positionals.position(|arg| arg.get_id() == "model") else {
+            return;
+        };
         let is_model = |word: &OsString| {
             let text = word.to_string_lossy();
-            text == "-m" || text.split('=').next() == Some("--model")
+            text.starts_with("-m") || text.split('=').next() == Some("--model")
         };
-        let begins_with_model = self.translated.get(2).is_some_and(is_value);
-        if !begins_with_model && !self.translated.iter().any(is_model) {
-            return 0;
+        let has_model = self.num_positionals > before_model || self.translated.iter().any(is_model);
+        let Some(name) = self.last_name.take().filter(|_| !has_model) else {
+            return;
+        };
+        let is_last = |pair: &[OsString]| pair[0] == NAMES && pair[1] == name;
+        if let Some(at) = self.translated.windows(2).rposition(is_last) {
+            self.translated.remove(at);
         }
-        let names: Vec<_> = behind.iter().take_while(|word| is_value(word)).collect();
-        for name in &names {
-            self.translated.push("--served-model-name".into());
-            self.translated.push((*name).clone());
-        }
-        names.len()
     }
 
     /// Takes a flag of another server, and returns how many of the words behind it belong to it.
@@ -302,14 +283,14 @@ impl<'a> Walk<'a> {
                 let has_option = self.option(&other.option).is_some();
                 let translated = { other.values.iter() }
                     .find(|(theirs, _)| value.as_ref().is_some_and(|value| *value == **theirs));
-                if let Some((theirs, own)) = translated.filter(|_| has_option) {
+                if let Some(form) = other.form.filter(|_| has_option) {
+                    let value = value.map(|value| value.to_string_lossy().into_owned());
+                    self.take_form(form, other, typed, &value.unwrap_or_default());
+                } else if let Some((theirs, own)) = translated.filter(|_| has_option) {
                     self.warnings
                         .push(format!("{typed} {theirs} is {} {own}", other.option));
                     let word = OsString::from(format!("{}={own}", other.option));
-                    // Keys and values have one type, which llama-server sets by two flags.
-                    if !self.translated.contains(&word) {
-                        self.translated.push(word);
-                    }
+                    self.push_translated(typed, &flag.names[0], theirs, word);
                 } else if has_option && other.is_taken {
                     self.warnings.push(format!("{typed} is {}", other.option));
                     self.push(&other.option, value);
@@ -365,6 +346,57 @@ impl<'a> Walk<'a> {
             Treatment::Refused(why) => self.refusals.push(refusal(why.clone())),
         }
         num_taken
+    }
+
+    /// Takes a value that has another name here. Two flags of llama-server set the types of keys and values, for which
+    /// Corella has one option.
+    fn push_translated(&mut self, typed: &str, flag: &str, theirs: &str, word: OsString) {
+        let option = |word: &OsString| {
+            let text = word.to_string_lossy();
+            text.split('=').next().unwrap_or_default().to_owned()
+        };
+        let differs = |(other, set): &&(String, OsString)| {
+            other != flag && *set != word && option(set) == option(&word)
+        };
+        // As elsewhere, the last of several values of one flag counts.
+        self.translated_values.retain(|(other, _)| other != flag);
+        if let Some((other, _)) = self.translated_values.iter().find(differs) {
+            self.refusals.push(format!(
+                "{typed} {theirs}: it is {} as {other} is, which has another value",
+                option(&word)
+            ));
+        }
+        self.translated_values.push((flag.to_owned(), word.clone()));
+        self.translated.push(word);
+    }
+
+    /// Takes a value that is written in another form.
+    fn take_form(&mut self, form: ValueForm, other: &OtherName, typed: &str, value: &str) {
+        let member = typed.split_once('.').map(|(_, member)| member);
+        match form.options(&other.option, member, value) {
+            Ok(own) => {
+                self.warnings.push(match own.words.is_empty() {
+                    true => format!("{typed} has no effect: it names nothing"),
+                    false => format!("{typed} is {}", own.words.join(" ")),
+                });
+                if !own.ignored.is_empty() {
+                    let ignored = own.ignored.join(", ");
+                    self.warnings
+                        .push(format!("{ignored} of {typed} has no effect"));
+                }
+                self.translated
+                    .extend(own.words.into_iter().map(OsString::from));
+            }
+            Err(reason) => self.refusals.push(format!("{typed} {value}: {reason}")),
+        }
+    }
+
+    /// The flag of another program that the command stands for.
+    fn find(&self, name: &str) -> Option<&'static Flag> {
+        match self.name == "bench serve" {
+            true => flag_table::find_of_benchmark(name),
+            false => flag_table::find(name).filter(|_| self.runs_model),
+        }
     }
 
     fn serves(&self) -> bool {
@@ -425,43 +457,12 @@ impl<'a> Walk<'a> {
             }
             return;
         }
-        let known = self
-            .command
-            .get_arguments()
-            .filter(|arg| !arg.is_hide_set());
-        let known = known.flat_map(|arg| {
-            let aliases = arg.get_visible_aliases().unwrap_or_default();
-            arg.get_long().into_iter().chain(aliases)
-        });
-        let near = typed
-            .strip_prefix("--")
-            .and_then(|long| nearest_name(long, known));
-        let near = near.filter(|near| self.takes(near, value));
+        let near = nearest_option(self.command, typed, value);
         let meant = near.map_or_else(String::new, |near| format!("did you mean --{near}? "));
         let name = &self.name;
         self.refusals.push(format!(
             "there is no option {typed}; {meant}`corella {name} --help` names all"
         ));
-    }
-
-    /// Whether an option takes the value that was written behind another name, or takes none. A suggestion
-    /// must not be refused.
-    fn takes(&self, long: &str, value: Option<&str>) -> bool {
-        let Some(arg) = option_value::find(self.command, long) else {
-            return false;
-        };
-        // Behind a switch, the word may as well be a positional argument.
-        let Some(value) = value.filter(|_| arg.get_action().takes_values()) else {
-            return true;
-        };
-        let command = self.command.clone().no_binary_name(true);
-        let result = command.try_get_matches_from([format!("--{long}={value}")]);
-        !result.is_err_and(|error| {
-            matches!(
-                error.kind(),
-                ErrorKind::InvalidValue | ErrorKind::ValueValidation
-            )
-        })
     }
 }
 
@@ -548,7 +549,27 @@ mod tests {
             ("corella serve --seed -1 -np -1", "corella serve"),
             (
                 "corella serve -ctk q8_0 -ctv q8_0",
-                "corella serve --kv-cache-dtype=int8",
+                "corella serve --kv-cache-dtype=int8 --kv-cache-dtype=int8",
+            ),
+            (
+                "corella serve -ctk q8_0 -ctk f16 -ctv f16",
+                "corella serve --kv-cache-dtype=int8 --kv-cache-dtype=f16 --kv-cache-dtype=f16",
+            ),
+            (
+                "corella serve --seed 3 --seed=4 -np 2 --seed -1",
+                "corella serve --max-num-seqs=2",
+            ),
+            (
+                "corella serve --allowed-origins [\"*\"] --cors-origins https://a,https://b",
+                "corella serve --cors-allow-origin=* --cors-allow-origin=https://a --cors-allow-origin=https://b",
+            ),
+            (
+                "corella serve --speculative-config {\"method\":\"ngram\",\"num_speculative_tokens\":4}",
+                "corella serve --speculate=ngram --draft-tokens=4",
+            ),
+            (
+                "corella serve --speculative_config.method ngram --speculative_config.num_speculative_tokens=4",
+                "corella serve --speculate=ngram --draft-tokens=4",
             ),
             ("corella generate -p x -n -1", "corella generate -p x"),
             (
@@ -557,24 +578,74 @@ mod tests {
             ),
             ("corella ls", "corella list"),
             ("corella serve -mx", "corella serve -mx"),
+            (
+                "corella bench serve --backend openai-chat --endpoint /v1/chat/completions --dataset-name random \
+                 --random-input-len 64 --random-output-len 8 --percentile-metrics ttft,tpot --save-result \
+                 --result-filename a.json",
+                "corella bench serve --endpoint=chat --endpoint /v1/chat/completions --random-input-len 64 \
+                 --max-tokens=8 --output-json=a.json",
+            ),
         ] {
             assert_eq!(words(line), expected, "{line}");
         }
     }
 
-    /// A word behind the names is the model unless there is one already.
+    /// The last of several names is the model if nothing else is.
     #[test]
     fn several_names_may_follow_one_option() {
-        let several =
-            "corella serve --model x --served-model-name a --served-model-name b --port 1";
+        for (line, expected) in [
+            ("x --served-model-name a b", "x NAME a NAME b"),
+            (
+                "--port 1 x --served-model-name a b",
+                "--port 1 x NAME a NAME b",
+            ),
+            (
+                "--model x --served-model-name a b c --port 1",
+                "--model x NAME a NAME b NAME c --port 1",
+            ),
+            (
+                "--served-model-name a b --model=x",
+                "NAME a NAME b --model=x",
+            ),
+            (
+                "--served-model-name a b -hf x/y",
+                "NAME a NAME b --model=x/y",
+            ),
+            (
+                "--served-model-name a b --port 1 x",
+                "NAME a NAME b --port 1 x",
+            ),
+            (
+                "x --served-model-name a --served-model-name b",
+                "x NAME a NAME b",
+            ),
+            ("--served-model-name a x", "NAME a x"),
+            ("--served-model-name a b x", "NAME a NAME b x"),
+            ("--served-model-name a b -- x", "NAME a NAME b -- x"),
+            ("--seed 3 --served-model-name a x --seed -1", "NAME a x"),
+            (
+                "--served-model-name a --lora-modules b=c d=e --port 1",
+                "NAME a --lora-modules b=c d=e --port 1",
+            ),
+            ("--served-model-name=a x", "--served-model-name=a x"),
+        ] {
+            let expected = expected.replace("NAME", "--served-model-name");
+            let found = words(&format!("corella serve {line}"));
+            assert_eq!(found, format!("corella serve {expected}"), "{line}");
+        }
+        // Here, a file of requests comes before the model.
+        let batch = "corella batch in.jsonl -o out --served-model-name a";
+        assert_eq!(words(&format!("{batch} x")), format!("{batch} x"));
+    }
+
+    /// Keys and values have one type.
+    #[test]
+    fn two_flags_for_one_option_must_agree() {
+        let reasons = typed("corella serve -ctk q8_0 -ctv f16").unwrap_err();
         assert_eq!(
-            words("corella serve --model x --served-model-name a b --port 1"),
-            several
+            reasons,
+            ["-ctv f16: it is --kv-cache-dtype as --cache-type-k is, which has another value"]
         );
-        let behind = "corella serve x --served-model-name a --served-model-name b";
-        assert_eq!(words("corella serve x --served-model-name a b"), behind);
-        let one = "corella serve --served-model-name a x";
-        assert_eq!(words(one), one);
     }
 
     #[test]

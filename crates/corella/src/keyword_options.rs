@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 use crate::args::LlmArgs;
 use crate::config;
 use crate::flag_table::{self, Treatment};
-use crate::foreign_flag;
 use crate::local_server::LocalServer;
 use crate::log_format;
 use crate::model_lookup;
 use crate::option_value::{OptionValue, find};
+use crate::unknown_flag;
 
 /// Loads the model that `keywords` name, as they say. A keyword that is null is the same as none.
 ///
@@ -82,7 +82,7 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
             }
             let known = command.get_arguments().filter_map(Arg::get_long);
             let known = known.filter(|name| is_known(name));
-            return Err(foreign_flag::refusal(&option, known));
+            return Err(unknown_flag::refusal(&option, known));
         };
         let is_json = { arg.get_value_names().unwrap_or_default() }
             .iter()

@@ -12,7 +12,10 @@ use hyper::{Method, Request, Response, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::event::{Event, EventReader, Usage};
 use super::load::{Item, Prompt};
@@ -27,6 +30,7 @@ const MAX_ERROR_CHARS: usize = 300;
 pub(super) struct Client {
     /// The server's address, `HOST:PORT`.
     address: String,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
     host: HeaderValue,
     /// What precedes `/v1` in every path, mostly nothing.
     prefix: String,
@@ -46,14 +50,26 @@ impl Client {
             ))
         };
         let uri: Uri = options.base_url.parse().map_err(|_| wrong("not a URL"))?;
-        if uri.scheme_str() != Some("http") {
-            return Err(wrong("only http is supported"));
-        }
+        let is_encrypted = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            _ => return Err(wrong("only http and https are supported")),
+        };
         let host = uri
             .host()
             .filter(|host| !host.is_empty())
             .ok_or_else(|| wrong("no host"))?;
-        let address = format!("{host}:{}", uri.port_u16().unwrap_or(80));
+        let tls = match (is_encrypted, &options.tls) {
+            (false, _) => None,
+            (true, None) => return Err(wrong("no authority of certificates is known")),
+            (true, Some(config)) => {
+                let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
+                let name = name.map_err(|_| wrong("not the name of a host"))?;
+                Some((TlsConnector::from(config.clone()), name))
+            }
+        };
+        let default_port = if is_encrypted { 443 } else { 80 };
+        let address = format!("{host}:{}", uri.port_u16().unwrap_or(default_port));
         let path = uri.path().trim_end_matches('/');
 
         let authorization = match &options.api_key {
@@ -75,6 +91,7 @@ impl Client {
         Ok(Self {
             host: HeaderValue::try_from(&address).map_err(|_| wrong("not a host name"))?,
             address,
+            tls,
             prefix: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
             authorization,
             endpoint: options.endpoint,
@@ -89,8 +106,16 @@ impl Client {
 
     /// The first model that the server lists.
     pub(super) async fn served_model(&self) -> Result<String, BenchError> {
-        let error =
-            |reason| BenchError::Server(format!("no model from http://{}: {reason}", self.address));
+        let scheme = match self.tls {
+            None => "http",
+            Some(_) => "https",
+        };
+        let error = |reason| {
+            BenchError::Server(format!(
+                "no model from {scheme}://{}: {reason}",
+                self.address
+            ))
+        };
         let models = self.list_models().await.map_err(error)?;
         match models["data"][0]["id"].as_str() {
             Some(id) => Ok(id.to_owned()),
@@ -239,6 +264,22 @@ impl Client {
         stream
             .set_nodelay(true)
             .map_err(|error| error.to_string())?;
+        match &self.tls {
+            None => self.handshake(stream).await,
+            Some((connector, name)) => {
+                let encrypted = self.in_time(connector.connect(name.clone(), stream)).await;
+                let encrypted = encrypted.map_err(|reason| {
+                    format!("{reason}; SSL_CERT_FILE names the file of an authority of your own")
+                })?;
+                self.handshake(encrypted).await
+            }
+        }
+    }
+
+    async fn handshake(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> Result<http1::SendRequest<Full<Bytes>>, String> {
         let (sender, connection) = self.in_time(http1::handshake(TokioIo::new(stream))).await?;
         // The task ends with the sender and the body, which also receive its errors.
         tokio::spawn(connection);

@@ -70,7 +70,8 @@ pub(super) fn load(options: &BenchServeOptions, run: usize) -> Result<Vec<Item>,
 fn check_endpoint(endpoint: Endpoint, items: Vec<Item>) -> Result<Vec<Item>, BenchError> {
     let has_tokens = |item: &Item| matches!(item.prompt, Prompt::Tokens(_));
     if endpoint == Endpoint::Chat && items.iter().any(has_tokens) {
-        let reason = "--endpoint chat cannot send token ids, and these prompts are token ids";
+        let reason = "--endpoint chat cannot send token ids, and these prompts are token ids; --prompt-words makes \
+                      random texts";
         return Err(BenchError::Option(reason.into()));
     }
     Ok(items)

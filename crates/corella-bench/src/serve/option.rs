@@ -1,15 +1,20 @@
 //! The options of `bench serve`. Their names follow `vllm bench serve`.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+use tokio_rustls::rustls::ClientConfig;
 
 use super::random_prompt::RandomPrompts;
 use crate::{BenchError, Objective, ReportFiles};
 
 #[derive(Debug, Clone)]
 pub struct BenchServeOptions {
-    /// The server's URL, `http://HOST:PORT`, with or without `/v1`.
+    /// The server's URL, `http://HOST:PORT` or `https://HOST:PORT`, with or without `/v1`.
     pub base_url: String,
+    /// How a server is known by its certificate, which `https://` needs.
+    pub tls: Option<Arc<ClientConfig>>,
     /// The model to ask for. Without one, the first that the server lists.
     pub model: Option<String>,
     pub endpoint: Endpoint,
@@ -50,6 +55,7 @@ impl Default for BenchServeOptions {
     fn default() -> Self {
         Self {
             base_url: "http://127.0.0.1:8000".into(),
+            tls: None,
             model: None,
             endpoint: Endpoint::Completions,
             prompts: PromptSource::Random(RandomPrompts::default()),

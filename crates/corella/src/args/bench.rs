@@ -51,9 +51,16 @@ pub enum BenchCommand {
 
 #[derive(Args)]
 pub struct BenchServeArgs {
-    /// URL of the server, with or without /v1
-    #[arg(long, value_name = "URL", default_value_t = bench_defaults().base_url)]
-    pub base_url: String,
+    /// URL of the server, with or without /v1. https:// checks its certificate; SSL_CERT_FILE names the
+    /// file of an authority of your own [default: http://127.0.0.1:8000]
+    #[arg(long, value_name = "URL")]
+    pub base_url: Option<String>,
+    /// Host of the server, in place of --base-url
+    #[arg(long, value_name = "HOST", conflicts_with = "base_url")]
+    pub host: Option<String>,
+    /// Port of the server, in place of --base-url [default: 8000]
+    #[arg(long, value_name = "PORT", conflicts_with = "base_url")]
+    pub port: Option<u16>,
     /// Model to request [default: the first that the server lists]
     #[arg(long, value_name = "NAME")]
     pub model: Option<String>,
@@ -145,7 +152,8 @@ pub struct BenchServeArgs {
     pub trace: Option<PathBuf>,
     #[command(flatten)]
     pub scale: TraceScaleArgs,
-    /// Send this many requests per second on average [default: as many as --max-concurrency allows]
+    /// Send this many requests per second on average; inf is the default [default: as many as
+    /// --max-concurrency allows]
     #[arg(
         long,
         value_name = "X",
@@ -238,7 +246,7 @@ pub struct BenchServeArgs {
     #[command(flatten)]
     pub report: ReportArgs,
     /// Count the requests that stay within these limits in milliseconds, e.g. ttft:500,tpot:50
-    #[arg(long, value_name = "NAME:MS,…", value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
+    #[arg(long, value_name = "NAME:MS,…", num_args = 1.., value_delimiter = ',', value_parser = parse_objective, help_heading = "Report")]
     pub goodput: Vec<Objective>,
 }
 

@@ -17,9 +17,22 @@ use crate::args::{
     BenchKernelsArgs, BenchOfflineArgs, BenchPerplexityArgs, BenchServeArgs, EndpointArg, LenRange,
     ReportArgs,
 };
+use crate::tls_client::client_tls;
 use crate::{Device, Error, LlmOptions, ModelSource};
 
-pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
+pub fn bench_serve(args: BenchServeArgs) -> Result<BenchServeOptions, Error> {
+    let base_url = args.base_url.unwrap_or_else(|| {
+        // An IPv6 address has colons of its own.
+        let host = match args.host.as_deref().unwrap_or("127.0.0.1") {
+            host if host.contains(':') && !host.starts_with('[') => format!("[{host}]"),
+            host => host.to_owned(),
+        };
+        format!("http://{host}:{}", args.port.unwrap_or(8000))
+    });
+    let tls = match base_url.starts_with("https://") {
+        true => Some(client_tls().map_err(Error::Config)?),
+        false => None,
+    };
     let prompts = match (args.prompts, args.trace) {
         (Some(file), _) => PromptSource::File(file),
         (_, Some(file)) => PromptSource::Trace {
@@ -47,8 +60,9 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
             num_prefixes: args.num_prefixes,
         }),
     };
-    BenchServeOptions {
-        base_url: args.base_url,
+    Ok(BenchServeOptions {
+        base_url,
+        tls,
         model: args.model,
         endpoint: match args.endpoint {
             EndpointArg::Completions => Endpoint::Completions,
@@ -57,7 +71,7 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         prompts,
         pre_tokenize: args.pre_tokenize,
         num_prompts: args.num_prompts,
-        request_rate: args.request_rate,
+        request_rate: args.request_rate.filter(|rate| *rate != f64::INFINITY),
         burstiness: args.burstiness,
         submit_interval: args.submit_interval,
         max_concurrency: args.max_concurrency,
@@ -71,7 +85,7 @@ pub fn bench_serve(args: BenchServeArgs) -> BenchServeOptions {
         files: report_files(args.report),
         goodput: args.goodput,
         ..BenchServeOptions::default()
-    }
+    })
 }
 
 /// The number of threads and the instruction set to measure.

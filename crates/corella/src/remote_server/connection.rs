@@ -2,7 +2,6 @@
 
 use std::future::Future;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
@@ -14,11 +13,10 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
-use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::event_stream::ChunkedBody;
+use crate::tls_client::client_tls;
 
 /// A server that is not there answers nothing at all; one that computes may take any time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
@@ -79,7 +77,7 @@ impl Address {
             true => {
                 let name = ServerName::try_from(host.clone());
                 let name = name.map_err(|_| wrong("not the name of a host"))?;
-                Some((connector()?, name))
+                Some((TlsConnector::from(client_tls()?), name))
             }
             false => None,
         };
@@ -255,17 +253,6 @@ fn broken(shown: &str, error: &hyper::Error) -> String {
         false => "see the server's log",
     };
     format!("the connection to {shown} broke ({reason}); {hint}")
-}
-
-fn connector() -> Result<TlsConnector, String> {
-    let mut roots = RootCertStore::empty();
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
 }
 
 #[cfg(test)]

@@ -1,0 +1,255 @@
+//! Values that other servers write in another form than Corella's options: lists and objects in JSON.
+
+use serde_json::{Map, Value};
+
+/// The form of a flag's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueForm {
+    /// Texts in a JSON array, as vLLM has them.
+    JsonList,
+    /// Texts with commas between them, as llama-server has them.
+    CommaList,
+    /// vLLM's JSON object about speculation.
+    SpeculativeConfig,
+}
+
+/// A value as options of Corella.
+#[derive(Debug, PartialEq)]
+pub struct OwnOptions {
+    /// Each is one word, such as `--draft-tokens=4`.
+    pub words: Vec<String>,
+    /// Members that change nothing.
+    pub ignored: Vec<String>,
+}
+
+impl ValueForm {
+    /// The form of this name in the tables.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "json_list" => Some(Self::JsonList),
+            "comma_list" => Some(Self::CommaList),
+            "speculative_config" => Some(Self::SpeculativeConfig),
+            _ => None,
+        }
+    }
+
+    /// What the book says of it.
+    #[cfg(test)]
+    pub fn note(self) -> &'static str {
+        match self {
+            Self::JsonList => "each text of the JSON list is an origin",
+            Self::CommaList => "commas separate origins",
+            Self::SpeculativeConfig => {
+                "of the JSON object, `method`, `model` and `num_speculative_tokens` become `--speculate`, \
+                 `--draft-model` and `--draft-tokens`; methods but `ngram` and `draft_model` are refused"
+            }
+        }
+    }
+
+    /// The value as options. vLLM's `--flag.member` sets one member of an object. `Err` says why the value cannot be
+    /// taken.
+    pub fn options(
+        self,
+        option: &str,
+        member: Option<&str>,
+        value: &str,
+    ) -> Result<OwnOptions, String> {
+        let repeated = |texts: Vec<String>| OwnOptions {
+            words: { texts.iter() }
+                .map(|text| format!("{option}={text}"))
+                .collect(),
+            ignored: Vec::new(),
+        };
+        match (self, member) {
+            (Self::JsonList, _) => match serde_json::from_str(value) {
+                Ok(texts) => Ok(repeated(texts)),
+                // A single text needs no brackets here.
+                Err(_) if !value.trim_start().starts_with('[') => {
+                    Ok(repeated(vec![value.to_owned()]))
+                }
+                Err(_) => Err("the value must be a list of texts in JSON".to_owned()),
+            },
+            (Self::CommaList, _) => {
+                let texts = value.split(',').map(|text| text.trim().to_owned());
+                Ok(repeated(texts.filter(|text| !text.is_empty()).collect()))
+            }
+            (Self::SpeculativeConfig, None) => match serde_json::from_str(value) {
+                Ok(config) => speculative_config(&config, false),
+                Err(_) => Err(
+                    "the value must be an object in JSON, such as {\"method\": \"ngram\", \
+                     \"num_speculative_tokens\": 4}"
+                        .to_owned(),
+                ),
+            },
+            (Self::SpeculativeConfig, Some(member)) => {
+                let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+                let config = Map::from_iter([(member.replace('-', "_"), value)]);
+                speculative_config(&config, true)
+            }
+        }
+    }
+}
+
+/// Members that adjust how vLLM runs a draft model, or how its lookup of n-grams is done.
+const WITHOUT_EFFECT: [&str; 14] = [
+    "attention_backend",
+    "code_revision",
+    "disable_padded_drafter_batch",
+    "draft_load_config",
+    "draft_tensor_parallel_size",
+    "enforce_eager",
+    "max_model_len",
+    "moe_backend",
+    "parallel_drafting",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "quantization",
+    "tensor_parallel_size",
+    "use_local_argmax_reduction",
+];
+
+/// `is_part`: other members come by other flags.
+fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnOptions, String> {
+    let mut own = OwnOptions {
+        words: Vec::new(),
+        ignored: Vec::new(),
+    };
+    let members = config.iter().filter(|(_, value)| !value.is_null());
+    let (mut method, mut model, mut num_tokens) = (None, None, None);
+    for (name, value) in members {
+        match (name.as_str(), value) {
+            ("method", Value::String(text)) => method = Some(text.as_str()),
+            ("model", Value::String(text)) => model = Some(text.as_str()),
+            ("num_speculative_tokens", Value::Number(number)) => num_tokens = Some(number),
+            ("method" | "model", _) => return Err(format!("{name} must be a text")),
+            ("num_speculative_tokens", _) => return Err(format!("{name} must be a number")),
+            (name, _) if WITHOUT_EFFECT.contains(&name) => own.ignored.push(name.to_owned()),
+            (name, _) => return Err(format!("Corella has nothing like {name}; leave it out")),
+        }
+    }
+    // Older versions name the method in place of a model.
+    if let Some(name) = model.filter(|name| matches!(*name, "ngram" | "[ngram]")) {
+        method = method.or(Some(name.trim_matches(['[', ']'])));
+        model = None;
+    }
+    match (method, model) {
+        (Some("ngram" | "ngram_gpu"), _) => own.words.push("--speculate=ngram".to_owned()),
+        (Some("draft_model"), None) if !is_part => {
+            return Err("draft_model needs a model".to_owned());
+        }
+        (Some("draft_model"), _) | (None, Some(_)) => {
+            own.words.push("--speculate=draft".to_owned());
+            own.words
+                .extend(model.map(|model| format!("--draft-model={model}")));
+        }
+        (Some(method), _) => return Err(missing_method(method)),
+        (None, None) if is_part => {}
+        (None, None) => {
+            return Err("it needs a method: \"ngram\", or \"draft_model\" with a model".to_owned());
+        }
+    }
+    own.words
+        .extend(num_tokens.map(|number| format!("--draft-tokens={number}")));
+    Ok(own)
+}
+
+/// Why a method of vLLM is refused.
+fn missing_method(method: &str) -> String {
+    let has_heads = ["eagle", "medusa", "mlp_speculator", "mtp", "dflash"];
+    let why = match method {
+        "suffix" => "; ngram guesses from the prompt and the answer too",
+        method if has_heads.iter().any(|head| method.contains(head)) => {
+            ", because heads that are trained with a model are not read; use \"ngram\", or \"draft_model\" with a \
+             smaller model"
+        }
+        _ => "; use \"ngram\", or \"draft_model\" with a smaller model",
+    };
+    format!("the method {method} is not there{why}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn speculation(value: &str) -> Result<String, String> {
+        let options = ValueForm::SpeculativeConfig.options("--speculate", None, value);
+        options.map(|own| own.words.join(" "))
+    }
+
+    #[test]
+    fn a_speculative_config_is_three_options() {
+        for (value, expected) in [
+            (
+                r#"{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}"#,
+                "--speculate=ngram --draft-tokens=4",
+            ),
+            (
+                r#"{"model": "[ngram]", "num_speculative_tokens": 5}"#,
+                "--speculate=ngram --draft-tokens=5",
+            ),
+            (
+                r#"{"model": "owner/small", "num_speculative_tokens": 3}"#,
+                "--speculate=draft --draft-model=owner/small --draft-tokens=3",
+            ),
+            (
+                r#"{"method": "draft_model", "model": "folder", "revision": null}"#,
+                "--speculate=draft --draft-model=folder",
+            ),
+        ] {
+            assert_eq!(speculation(value).as_deref(), Ok(expected), "{value}");
+        }
+        let form = ValueForm::SpeculativeConfig;
+        let value = r#"{"method": "ngram", "prompt_lookup_max": 4}"#;
+        let own = form.options("--speculate", None, value).unwrap();
+        assert_eq!(own.ignored, ["prompt_lookup_max"]);
+        let member = |name, value| form.options("--speculate", Some(name), value);
+        let words = member("num_speculative_tokens", "4").map(|own| own.words);
+        assert_eq!(words, Ok(vec!["--draft-tokens=4".to_owned()]));
+        let words = member("method", "ngram").map(|own| own.words);
+        assert_eq!(words, Ok(vec!["--speculate=ngram".to_owned()]));
+    }
+
+    #[test]
+    fn what_corella_lacks_is_refused_by_name() {
+        for (value, reason) in [
+            (
+                r#"{"method": "eagle3", "model": "x"}"#,
+                "the method eagle3 is not there, because heads",
+            ),
+            (
+                r#"{"method": "deepseek_mtp"}"#,
+                "the method deepseek_mtp is not there, because heads",
+            ),
+            (
+                r#"{"method": "suffix"}"#,
+                "the method suffix is not there; ngram",
+            ),
+            (r#"{"method": "oracle"}"#, "the method oracle is not there"),
+            (r#"{"method": "draft_model"}"#, "draft_model needs a model"),
+            (r#"{"num_speculative_tokens": 4}"#, "it needs a method"),
+            (
+                r#"{"method": "ngram", "num_speculative_tokens": "4"}"#,
+                "num_speculative_tokens must be a number",
+            ),
+            (
+                r#"{"method": "ngram", "acceptance": "typical"}"#,
+                "Corella has nothing like acceptance",
+            ),
+            ("ngram", "the value must be an object in JSON"),
+        ] {
+            let refusal = speculation(value).unwrap_err();
+            assert!(refusal.starts_with(reason), "{value}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn a_list_repeats_the_option() {
+        let list = |form: ValueForm, value| form.options("--x", None, value).map(|own| own.words);
+        let both = Ok(vec!["--x=a".to_owned(), "--x=b".to_owned()]);
+        assert_eq!(list(ValueForm::JsonList, r#"["a", "b"]"#), both);
+        assert_eq!(list(ValueForm::CommaList, "a, b"), both);
+        let all = Ok(vec!["--x=*".to_owned()]);
+        assert_eq!(list(ValueForm::JsonList, "*"), all);
+        assert!(list(ValueForm::JsonList, "[*]").is_err());
+    }
+}
