@@ -581,7 +581,7 @@ mod tests {
         ] {
             assert!(warnings.contains(warning), "{warnings}");
         }
-        // What is typed wins here, too.
+        // The command line wins here, too.
         let typed = "corella serve --max-model-len 8192";
         assert_eq!(added("typed-foreign", "ctx-size = 4096", typed), [""; 0]);
     }

@@ -1,4 +1,4 @@
-//! What is said of a flag that cannot be taken: the advice of the tables, or the option that was meant.
+//! Explains a flag that cannot be taken: by the advice of the tables, or by the option that was meant.
 
 use clap::Command;
 use clap::error::ErrorKind;

@@ -81,7 +81,7 @@ async fn the_page_finds_its_files_behind_a_proxy() {
             }
         }
     }
-    // A proxy of which the server knows nothing takes away `/other`.
+    // The server is not told of this proxy, which takes away `/other`.
     let server = TestServer::start().await;
     for file in files_from(&server, "/").await {
         assert!(file.starts_with("/page/"), "{file}");
