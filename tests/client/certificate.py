@@ -1,9 +1,24 @@
 """Makes the certificates of a test with openssl."""
 
+import datetime
 import shutil
 import subprocess
 
 KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+# What `openssl ca` needs, which alone takes the second at which a certificate expires.
+CA_CONFIGURATION = """
+[ca]
+default_ca = own
+[own]
+database = {folder}/index.txt
+new_certs_dir = {folder}
+rand_serial = yes
+default_md = sha256
+policy = any
+[any]
+commonName = supplied
+"""
 
 
 class Authority:
@@ -27,18 +42,42 @@ class Authority:
 
     def issue(self, name, host="IP:127.0.0.1", days=2):
         """Returns the files of a new certificate and of its key."""
-        paths = {end: self.folder / f"{name}.{end}" for end in ("key", "csr", "ext", "pem")}
-        self._run(
-            ["req", "-new", *KEY, "-subj", f"/CN={name}"],
-            ["-keyout", paths["key"], "-out", paths["csr"]],
-        )
-        paths["ext"].write_text(f"subjectAltName={host}\n")
+        paths = self._request(name, host)
         self._run(
             ["x509", "-req", "-in", paths["csr"], "-days", str(days), "-extfile", paths["ext"]],
             ["-CA", self.certificate, "-CAkey", self.folder / f"{self.name}.key"],
             ["-CAcreateserial", "-out", paths["pem"]],
         )
         return paths["pem"], paths["key"]
+
+    def issue_for_seconds(self, name, seconds, host="IP:127.0.0.1"):
+        """Like `issue`, and the certificate expires so soon."""
+        paths = self._request(name, host)
+        configuration = self.folder / "ca.cnf"
+        configuration.write_text(CA_CONFIGURATION.format(folder=self.folder))
+        (self.folder / "index.txt").touch()
+        end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)
+        self._run(
+            ["ca", "-batch", "-notext", "-config", configuration, "-enddate", f"{end:%Y%m%d%H%M%SZ}"],
+            ["-cert", self.certificate, "-keyfile", self.folder / f"{self.name}.key"],
+            ["-in", paths["csr"], "-extfile", paths["ext"], "-out", paths["pem"]],
+        )
+        return paths["pem"], paths["key"]
+
+    def _request(self, name, host):
+        paths = {end: self.folder / f"{name}.{end}" for end in ("key", "csr", "ext", "pem")}
+        self._run(
+            ["req", "-new", *KEY, "-subj", f"/CN={name}"],
+            ["-keyout", paths["key"], "-out", paths["csr"]],
+        )
+        paths["ext"].write_text(f"subjectAltName={host}\n")
+        return paths
+
+    @staticmethod
+    def is_expired(certificate):
+        """Asks openssl, by the clock of this machine. The last second of a certificate is good."""
+        command = ["openssl", "x509", "-checkend", "-1", "-noout", "-in", str(certificate)]
+        return subprocess.run(command, capture_output=True).returncode != 0
 
     def _run(self, *arguments):
         command = ["openssl", *(str(argument) for part in arguments for argument in part)]

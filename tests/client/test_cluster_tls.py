@@ -6,10 +6,12 @@ import tempfile
 
 import pytest
 from certificate import Authority
+from patience import wait_until
 from server_process import ServerProcess
 from fleet import THREADS, Fleet, complete, node, num_steps, wait_for_decode_nodes
 
 PROMPT = list(range(400, 440))
+USED = "renewed --cluster-tls files"
 
 
 @pytest.fixture
@@ -61,14 +63,57 @@ def test_renewed_files_are_used_without_a_restart(authority, tmp_path):
     over_tcp = ("--transport", "tcp", *THREADS)
     with Fleet() as fleet:
         decode = fleet.decode(*over_tcp, *own)
-        for old, new in zip(own[1::2], successor.options("renewed")[1::2]):
-            shutil.copy(new, old)
+        replace(own, successor.options("renewed"))
         prefill = fleet.node("prefill", *over_tcp, *successor.options("newcomer"))
         # Files are looked at every ten seconds, and so is a node that did not answer every five.
         wait_for_decode_nodes(prefill, 1)
         complete(prefill, PROMPT, max_tokens=5, temperature=0)
         assert prefill.metric("corella_remote_tokens_total") == 4
-        assert "renewed --cluster-tls files" in decode.log()
+        assert USED in decode.log()
+
+
+@pytest.mark.night
+def test_a_certificate_that_expires_in_use_is_refused_until_it_is_renewed(authority):
+    own = authority.options("own")
+    over_tcp = ("--transport", "tcp", *THREADS)
+    with Fleet() as fleet:
+        decode = fleet.decode(*over_tcp, *own)
+        earlier = fleet.prefill(*over_tcp, *authority.options("earlier"))
+        certificate = put_into_use(authority, decode, own)
+        wait_until(lambda: authority.is_expired(certificate), "it expires")
+        later = fleet.node("prefill", *over_tcp, *authority.options("later"))
+        reason = "its certificate has expired: renew it"
+        later.wait_until(lambda: reason in later.log(), "the later node says why it does not use the other")
+        alone = complete(later, PROMPT, max_tokens=5, temperature=0)
+        assert later.metric("corella_remote_tokens_total") == 0
+        # Connections that were made before stay.
+        assert complete(earlier, PROMPT, max_tokens=5, temperature=0) == alone
+        assert earlier.metric("corella_remote_tokens_total") == 4
+        replace(own, authority.options("renewed"))
+        wait_for_decode_nodes(later, 1)
+        assert complete(later, PROMPT, max_tokens=5, temperature=0) == alone
+        assert later.metric("corella_remote_tokens_total") == 4
+
+
+def replace(old, new):
+    """Overwrites the files that a node has."""
+    for old_file, new_file in zip(old[1::2], new[1::2]):
+        if old_file != new_file:
+            shutil.copy(new_file, old_file)
+
+
+def put_into_use(authority, node, options):
+    """Gives a node a certificate that expires soon, but not before the node uses it. Returns its file."""
+    num_seconds, num_used = 20, node.log().count(USED)
+    while True:
+        certificate, key = authority.issue_for_seconds(f"brief{num_seconds}", num_seconds)
+        replace(options, ("", certificate, "", key))
+        node.wait_until(
+            lambda: node.log().count(USED) > num_used or authority.is_expired(certificate), "the node looks at its files"
+        )
+        if node.log().count(USED) > num_used:
+            return certificate
+        num_seconds *= 2
 
 
 def strangers(authority, folder):
