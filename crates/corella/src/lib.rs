@@ -58,6 +58,7 @@ mod limit_share;
 mod load_display;
 mod local_server;
 mod log_format;
+mod malloc_arena;
 mod manual;
 mod model_lookup;
 mod nearest_name;

@@ -15,6 +15,7 @@ use crate::adapter_loader::FolderLoader;
 use crate::cluster::{Cluster, ClusterListener};
 use crate::config::Serve;
 use crate::log_format::announce;
+use crate::malloc_arena;
 use crate::open_files;
 use crate::otlp::OtlpExporter;
 use crate::reload::Reload;
@@ -23,6 +24,7 @@ use crate::supervisor;
 use crate::{Error, Llm};
 
 pub fn run(config: Serve) -> Result<(), Error> {
+    malloc_arena::limit_number();
     let runtime =
         Runtime::new().map_err(|error| Error::Io("starting the server".to_owned(), error))?;
     let done = runtime.block_on(serve(config));
