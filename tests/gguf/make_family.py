@@ -19,6 +19,8 @@ import torch
 
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
+# gpt-oss with quantised experts, whose blocks the converter repacks.
+MXFP4 = HERE.parent / "quantized" / "mxfp4"
 FAMILIES = (
     "ernie4-5",
     "ernie4-5-moe",
@@ -29,6 +31,7 @@ FAMILIES = (
     "glm",
     "glm4",
     "glm4-moe",
+    "gpt-oss",
     "gpt2",
     "granite",
     "minimax-m2",
@@ -46,7 +49,13 @@ FAMILIES = (
 
 
 def convert(source, name):
+    """Converts a golden model of a family."""
+    convert_folder(source, GOLDEN / name, HERE / "family" / f"{name}.gguf")
+
+
+def convert_folder(source, stored, out):
     """Runs the converter in this process, with no vocabulary for the families that would ask for one."""
+    name = stored.name
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     from conversion.base import TextModel
 
@@ -55,11 +64,10 @@ def convert(source, name):
 
     # Families are imported later, when the converter knows which one it needs.
     TextModel.__init_subclass__ = classmethod(without_vocabulary)
-    out = HERE / "family" / f"{name}.gguf"
     with tempfile.TemporaryDirectory() as copied:
         # The converter names the model after its folder, and looks for a tokenizer beside its weights.
         folder = Path(copied) / name
-        shutil.copytree(GOLDEN / name, folder)
+        shutil.copytree(stored, folder)
         config = json.loads((folder / "config.json").read_text())
         # The published GPT-2 says its context twice, and today's Transformers only once.
         if "n_positions" in config:
@@ -113,11 +121,14 @@ def write_chatglm(folder, config):
 
 def main():
     source = Path(sys.argv[1])
+    if len(sys.argv) > 2 and sys.argv[2] == MXFP4.name:
+        convert_folder(source, MXFP4, HERE / f"{MXFP4.name}.gguf")
+        return
     if len(sys.argv) > 2:
         convert(source, sys.argv[2])
         return
     (HERE / "family").mkdir(exist_ok=True)
-    for name in FAMILIES:
+    for name in (*FAMILIES, MXFP4.name):
         subprocess.run([sys.executable, __file__, source, name], check=True)
 
 

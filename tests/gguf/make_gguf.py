@@ -85,6 +85,12 @@ def make_blocks(path):
         stored = gguf.quantize(numbers, kind)
         writer.add_tensor(kind.name, stored, raw_dtype=kind)
         writer.add_tensor(f"{kind.name}.values", gguf.dequantize(stored, kind).astype(np.float32))
+    # A block begins with the exponent of its scale. The two least ones are those of denormal numbers.
+    blocks = generator.integers(0, 256, (columns // 32, 17), dtype=np.uint8)
+    blocks[:, 0] = [0, 1, 2, 100, 126, 127, 128, 250]
+    blocks = blocks.reshape(rows, -1)
+    writer.add_tensor(Type.MXFP4.name, blocks, raw_dtype=Type.MXFP4)
+    writer.add_tensor(f"{Type.MXFP4.name}.values", gguf.dequantize(blocks, Type.MXFP4).astype(np.float32))
     finish(writer)
 
 

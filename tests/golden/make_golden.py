@@ -341,6 +341,23 @@ FAMILIES = {
         "MiniMaxM2Config",
         small(intermediate_size=12, num_local_experts=6, num_experts_per_tok=2, head_dim=12, rotary_dim=6),
     ),
+    "gpt-oss": (
+        "GptOssConfig",
+        small(
+            intermediate_size=20,
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            sliding_window=WINDOW,
+            swiglu_limit=1.5,
+            rope_parameters={
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "rope_theta": 30000.0,
+                "original_max_position_embeddings": 64,
+                "truncate": False,
+            },
+        ),
+    ),
     "mixtral": (
         "MixtralConfig",
         small(intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
@@ -366,6 +383,8 @@ def make_module(name, seed):
             # Without sharp attention, greedy tokens end in a loop soon.
             is_sharp = name.endswith(("q_norm.weight", "k_norm.weight"))
             return generator.normal(mean + 0.8 * is_sharp, 0.2, shape)
+        if name.endswith("sinks"):
+            return generator.normal(1.0, 1.0, shape)
         if isinstance(owner, torch.nn.Embedding):
             # Gemma multiplies embeddings by the root of their length. Larger ones would decide alone
             # what is generated.
@@ -374,7 +393,8 @@ def make_module(name, seed):
         gain = 2.5 if "down" in name or name.endswith("mlp.c_proj.weight") else 1.5
         gain = 3.0 if "lm_head" in name else gain
         gain = 3.0 if mean == 0.0 and ("q_proj" in name or "k_proj" in name) else gain
-        inputs = shape[0] if type(owner).__name__ == "Conv1D" else shape[-1]
+        is_transposed = type(owner).__name__ in ("Conv1D", "GptOssExperts")
+        inputs = shape[-2] if is_transposed else shape[-1]
         return generator.normal(0.0, gain / inputs**0.5, shape)
 
     with torch.no_grad():

@@ -21,7 +21,7 @@ pub use self::packed_adapter::{
 pub use self::packed_image::PackedImage;
 pub use self::packed_layer::{PackedExperts, PackedFeedForward, PackedLayer, PackedMlp};
 pub use self::packed_size::packed_bytes;
-pub use self::panel::PackedMatrix;
+pub use self::panel::{PackedMatrix, Packing};
 pub use self::spec_check::check_spec;
 
 use std::fs::File;
@@ -29,17 +29,16 @@ use std::io;
 use std::sync::Arc;
 
 use corella_model::{
-    DType, DecoderSpec, DecoderWeights, DeviceError, LayerWeights, OnLayer, StoredMatrices,
-    StoredMatrix, Tensor, WeightFormat,
+    DType, DecoderSpec, DecoderWeights, DeviceError, LayerTensor, LayerWeights, OnLayer,
+    StoredMatrices, StoredMatrix, Tensor, WeightFormat,
 };
 
-use crate::kernels::Kernels;
+use crate::kernels::{Form, Kernels};
 use crate::system::ThreadPool;
 
 use self::image_reader::ImageReader;
 use self::lane::elements;
 use self::packed_layer::lanes;
-use self::panel::Packing;
 
 /// The weights of a model, or of one pipeline stage's layers.
 pub struct PackedWeights {
@@ -151,8 +150,8 @@ impl PackedWeights {
         pool: &mut ThreadPool,
     ) -> Result<Self, DeviceError> {
         let stored = StoredMatrices {
-            layers: layer.matrices().map(StoredMatrix::from).collect(),
             head: StoredMatrix::floats(DType::F32),
+            ..StoredMatrices::new([layer], &layer[LayerTensor::O])
         };
         let mut packer = Packer {
             plan: FormatPlan::floats(&stored, kernels.tile_gemm.is_some()),
@@ -183,6 +182,18 @@ impl PackedWeights {
             layers: self.layers.drain(..num_layers).collect(),
             ends: Arc::clone(&self.ends),
         }
+    }
+
+    /// The form of the layers' matrices, or of the head if there are no layers.
+    pub fn form(&self) -> Form {
+        let layer = self.layers.first();
+        layer.map_or(self.ends.head.form, PackedLayer::form)
+    }
+
+    /// The form of the experts' matrices, or that of all others if there are no experts.
+    pub fn expert_form(&self) -> Form {
+        let mut forms = self.layers.iter().filter_map(PackedLayer::expert_form);
+        forms.next().unwrap_or(self.form())
     }
 
     /// All matrices, in the order in which they are packed.
@@ -313,10 +324,10 @@ fn optional<'a>(
 mod tests {
     use std::path::Path;
 
-    use corella_model::{Checkpoint, GroupedRow, LayerTensor};
+    use corella_model::{Checkpoint, GroupedRow};
 
     use super::*;
-    use crate::kernels::{Form, Isa, kernels};
+    use crate::kernels::{Isa, kernels};
 
     #[test]
     fn integers_of_a_checkpoint_are_not_rounded_again() {

@@ -317,6 +317,11 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
             "models with experts do not run on GPUs yet: use --device cpu",
         )));
     }
+    if spec.layers.iter().any(|layer| layer.attention.has_sinks) {
+        return Err(DeviceError(String::from(
+            "models with attention sinks do not run on GPUs yet: use --device cpu",
+        )));
+    }
     if spec.learned_positions && config.max_model_len as usize > spec.max_position {
         return Err(DeviceError(format!(
             "max_model_len is {}, but the model has learned {} positions",

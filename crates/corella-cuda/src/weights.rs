@@ -424,7 +424,7 @@ fn layout_of(tensor: &Tensor, k: usize) -> Option<WeightLayout> {
         8 if !format.has_minimum => Some(WeightLayout::Int8Groups {
             group_len: group_len?,
         }),
-        4 => Some(WeightLayout::Int4Groups {
+        4 if !format.is_fp4 => Some(WeightLayout::Int4Groups {
             group_len: group_len?,
             has_minimum: format.has_minimum,
         }),

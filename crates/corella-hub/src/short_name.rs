@@ -7,7 +7,7 @@ struct Family {
 }
 
 /// The instructed models of each family, by their makers. Tags are Ollama's.
-const FAMILIES: [Family; 22] = [
+const FAMILIES: [Family; 23] = [
     Family {
         name: "qwen3",
         sizes: &[
@@ -111,6 +111,13 @@ const FAMILIES: [Family; 22] = [
             ("9b", "google/gemma-2-9b-it"),
             ("2b", "google/gemma-2-2b-it"),
             ("27b", "google/gemma-2-27b-it"),
+        ],
+    },
+    Family {
+        name: "gpt-oss",
+        sizes: &[
+            ("20b", "openai/gpt-oss-20b"),
+            ("120b", "openai/gpt-oss-120b"),
         ],
     },
     Family {

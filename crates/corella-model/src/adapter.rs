@@ -235,7 +235,7 @@ impl AdapterTensors<'_> {
         self.taken.extend([down_name, up_name]);
         Ok(Some(LowRankUpdate {
             down: down.rows(0..rank, RowOrder::AsStored),
-            up: up.rows(part.rows(shape[0]), part.order),
+            up: up.rows(part.rows(), part.order),
             scale: self.scaling.of(module, rank),
         }))
     }

@@ -10,6 +10,7 @@ mod gemma;
 mod glm;
 mod glm4_moe;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod layout;
 mod llama;
@@ -41,7 +42,7 @@ use crate::decoder_weights;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 26] = [
+const FAMILIES: [&Family; 27] = [
     &cohere::COHERE,
     &ernie4_5::ERNIE4_5,
     &ernie4_5::ERNIE4_5_FIRST,
@@ -54,6 +55,7 @@ const FAMILIES: [&Family; 26] = [
     &glm::GLM4,
     &glm4_moe::GLM4_MOE,
     &gpt2::GPT2,
+    &gpt_oss::GPT_OSS,
     &granite::GRANITE,
     &mixtral::MIXTRAL,
     &llama::LLAMA,

@@ -5,6 +5,7 @@
 
 use half::{bf16, f16};
 
+use crate::group_format::{FP4_LEVELS, fp4_scale};
 use crate::{GroupFormat, GroupedRow};
 
 /// A number format of GGUF files.
@@ -25,6 +26,7 @@ pub enum BlockFormat {
     Q6K,
     Iq4Nl,
     Iq4Xs,
+    Mxfp4,
 }
 
 /// The number of elements in a block of a K format (and of IQ4_XS).
@@ -33,7 +35,7 @@ const K_LEN: usize = 256;
 const LEN: usize = 32;
 
 impl BlockFormat {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -49,6 +51,7 @@ impl BlockFormat {
         Self::Q6K,
         Self::Iq4Nl,
         Self::Iq4Xs,
+        Self::Mxfp4,
     ];
 
     /// The format with the number that GGUF uses in a tensor's entry.
@@ -73,6 +76,7 @@ impl BlockFormat {
             Self::Iq4Nl => 20,
             Self::Iq4Xs => 23,
             Self::Bf16 => 30,
+            Self::Mxfp4 => 39,
         }
     }
 
@@ -94,6 +98,7 @@ impl BlockFormat {
             Self::Q6K => "Q6_K",
             Self::Iq4Nl => "IQ4_NL",
             Self::Iq4Xs => "IQ4_XS",
+            Self::Mxfp4 => "MXFP4",
         }
     }
 
@@ -122,6 +127,7 @@ impl BlockFormat {
             Self::Q5K => 4 + 12 + K_LEN / 8 + K_LEN / 2,
             Self::Q6K => K_LEN / 2 + K_LEN / 4 + K_LEN / 16 + 2,
             Self::Iq4Xs => 2 + 2 + K_LEN / 64 + K_LEN / 2,
+            Self::Mxfp4 => 1 + LEN / 2,
         }
     }
 
@@ -183,6 +189,12 @@ impl BlockFormat {
                     scale * f32::from(UNEVEN_LEVELS[usize::from(q)])
                 });
             }),
+            Self::Mxfp4 => each(|block, values| {
+                let scale = fp4_scale(block[0]);
+                nibbles(&block[1..], values, |q, _| {
+                    scale * f32::from(FP4_LEVELS[usize::from(q)])
+                });
+            }),
             Self::Q2K => each(q2_k),
             Self::Q3K => each(q3_k),
             Self::Q4K => each(q4_k),
@@ -192,11 +204,11 @@ impl BlockFormat {
         }
     }
 
-    /// How blocks can be read as groups of integers. `None` for formats whose values are not evenly
-    /// spaced or have other than 4 or 8 bits.
+    /// How blocks can be read as groups of integers. `None` for formats whose values are unevenly
+    /// spaced, FP4 aside, or have other than 4 or 8 bits.
     pub fn group_format(self) -> Option<GroupFormat> {
         let (bits, has_minimum) = match self {
-            Self::Q4_0 => (4, false),
+            Self::Q4_0 | Self::Mxfp4 => (4, false),
             Self::Q4_1 | Self::Q4K => (4, true),
             Self::Q8_0 => (8, false),
             _ => return None,
@@ -205,6 +217,7 @@ impl BlockFormat {
             bits,
             group_len: LEN,
             has_minimum,
+            is_fp4: self == Self::Mxfp4,
         })
     }
 
@@ -244,6 +257,10 @@ impl BlockFormat {
                     for (q, &byte) in quants.iter_mut().zip(&block[2..]) {
                         *q = byte as i8;
                     }
+                }
+                Self::Mxfp4 => {
+                    out.scales.push(fp4_scale(block[0]));
+                    nibbles(&block[1..], quants, |q, _| FP4_LEVELS[usize::from(q)]);
                 }
                 _ => panic!("{} blocks cannot be read as groups", self.name()),
             }

@@ -35,18 +35,29 @@ pub enum RowOrder {
         /// `num_dims / 2` apart.
         are_neighbours: bool,
     },
+    /// Another tensor's rows lie between these. `first` is 0 or 1.
+    EverySecond { first: usize },
 }
 
 impl RowOrder {
+    /// The number of stored rows among which a tensor's are.
+    pub(crate) fn num_stored(self, num_rows: usize) -> usize {
+        match self {
+            Self::AsStored | Self::Heads { .. } => num_rows,
+            Self::EverySecond { .. } => 2 * num_rows,
+        }
+    }
+
     /// The stored position of a row.
     pub(crate) fn stored(self, row: usize) -> usize {
-        let Self::Heads {
-            head_dim,
-            num_dims,
-            are_neighbours,
-        } = self
-        else {
-            return row;
+        let (head_dim, num_dims, are_neighbours) = match self {
+            Self::AsStored => return row,
+            Self::EverySecond { first } => return 2 * row + first,
+            Self::Heads {
+                head_dim,
+                num_dims,
+                are_neighbours,
+            } => (head_dim, num_dims, are_neighbours),
         };
         let (head, i) = (row / head_dim, row % head_dim);
         let (half, pair) = (i / (head_dim / 2), i % (head_dim / 2));
@@ -63,7 +74,8 @@ impl RowOrder {
 }
 
 impl BlockTensor {
-    /// Makes a tensor of `range` of `file`, which holds whole rows of whole blocks. A vector has
+    /// Makes a tensor of `range` of `file`, which holds whole rows of whole blocks, those between the
+    /// tensor's among them. A vector has
     /// rows of one element.
     pub fn tensor(
         file: &Arc<Storage>,
@@ -99,7 +111,8 @@ impl BlockTensor {
             range,
             values: OnceLock::new(),
         };
-        assert_eq!(num_rows * blocks.stored_row_bytes(), blocks.range.len());
+        let num_stored = row_order.num_stored(num_rows);
+        assert_eq!(num_stored * blocks.stored_row_bytes(), blocks.range.len());
         Tensor {
             range: 0..num_rows * blocks.row_bytes(),
             storage: Arc::new(Storage::Blocks(blocks)),
@@ -119,9 +132,9 @@ impl BlockTensor {
         self.num_columns / self.format.block_len() * self.format.block_bytes()
     }
 
-    /// The size of all blocks, in bytes.
+    /// The size of the tensor's blocks, in bytes.
     pub fn stored_bytes(&self) -> usize {
-        self.range.len()
+        self.num_rows * self.stored_row_bytes()
     }
 
     /// The size of a row in the tensor's type, in bytes.

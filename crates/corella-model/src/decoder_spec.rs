@@ -85,6 +85,9 @@ pub struct AttentionSpec {
     pub qk_norm: Option<QkNorm>,
     pub qkv_bias: bool,
     pub output_bias: bool,
+    /// Whether each query head has a score that its softmax counts beside those of positions. No value
+    /// goes with it (gpt-oss).
+    pub has_sinks: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,6 +112,9 @@ pub struct MlpSpec {
     pub activation: Activation,
     pub is_gated: bool,
     pub bias: bool,
+    /// Gates are at most this. What they gate is at most this in magnitude, and 1 is added to it
+    /// (gpt-oss).
+    pub gate_limit: Option<f32>,
 }
 
 /// An activation function.
@@ -119,6 +125,8 @@ pub enum Activation {
     Gelu,
     /// The approximation of `Gelu` with tanh.
     GeluTanh,
+    /// The approximation `x * sigmoid(1.702 * x)` of `Gelu`.
+    GeluSigmoid,
 }
 
 /// A mixture of experts.
@@ -126,6 +134,8 @@ pub enum Activation {
 pub struct ExpertSpec {
     pub num_experts: usize,
     pub num_experts_per_token: usize,
+    /// Whether the router has a bias for each expert (gpt-oss).
+    pub router_bias: bool,
     /// The shape of each expert.
     pub expert: MlpSpec,
     /// An MLP that every token goes through.
@@ -190,6 +200,7 @@ impl AttentionSpec {
             qk_norm: None,
             qkv_bias: false,
             output_bias: false,
+            has_sinks: false,
         }
     }
 

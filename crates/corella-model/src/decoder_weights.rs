@@ -64,12 +64,12 @@ pub struct FileTensor {
 
 impl FileTensor {
     /// Some rows of a tensor, whose last size is the length of a row; a vector has rows of one element.
+    /// The order may name only some of them.
     pub fn rows(self, rows: Range<usize>, order: RowOrder) -> Tensor {
+        let num_rows = rows.len() / order.num_stored(1);
         let (num_columns, shape) = match self.shape[..] {
-            [.., num_columns] if self.shape.len() > 1 => {
-                (num_columns, vec![rows.len(), num_columns])
-            }
-            _ => (1, vec![rows.len()]),
+            [.., num_columns] if self.shape.len() > 1 => (num_columns, vec![num_rows, num_columns]),
+            _ => (1, vec![num_rows]),
         };
         let row_bytes = num_columns / self.format.block_len() * self.format.block_bytes();
         let start = self.range.start + rows.start * row_bytes;
@@ -77,21 +77,34 @@ impl FileTensor {
         BlockTensor::tensor(&self.storage, range, self.format, order, shape)
     }
 
-    /// Some outputs of a matrix that is stored as `[in, out]`.
-    fn columns(self, outputs: Range<usize>) -> Option<Tensor> {
+    /// The vectors of several experts as one.
+    fn flat(mut self) -> Self {
+        self.shape = vec![self.shape.iter().product()];
+        self
+    }
+
+    /// Some outputs of a matrix that is stored as `[in, out]`, or of one of several such matrices.
+    fn columns(self, part: &Part, expert: Option<usize>) -> Option<Tensor> {
         let dtype = match self.format {
             BlockFormat::F32 => DType::F32,
             BlockFormat::F16 => DType::F16,
             BlockFormat::Bf16 => DType::Bf16,
             _ => return None,
         };
-        let shape = [self.shape[0], self.shape[1]];
+        let [.., num_inputs, num_outputs] = self.shape[..] else {
+            return None;
+        };
+        let num_bytes = num_inputs * num_outputs * dtype.size();
+        let start = self.range.start + expert.unwrap_or(0) * num_bytes;
+        // Behind the matrices of other experts, the outputs count from the first one again.
+        let first = expert.map_or(part.first, |expert| part.first - expert * num_outputs);
         Some(TransposedTensor::tensor(
             self.storage,
-            self.range,
+            start..start + num_bytes,
             dtype,
-            shape,
-            outputs,
+            [num_inputs, num_outputs],
+            first..first + part.num_taken,
+            part.order,
         ))
     }
 }
@@ -250,8 +263,11 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
                 }
                 (_, shape) => {
                     let name = self.layout.full_name(self.body, index, tensor);
-                    let whole = self.find(&name, &part.whole(shape))?;
-                    let values = whole.rows(part.rows(shape[0]), part.order);
+                    let mut whole = self.find(&name, &part.whole(shape))?;
+                    if part.num_experts.is_some() {
+                        whole = whole.flat();
+                    }
+                    let values = whole.rows(part.rows(), part.order);
                     match tensor.is_norm() {
                         true => self.whole_norm(values),
                         false => values,
@@ -274,16 +290,21 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         if let Some(tensor) = self.take_integers(name, stored, part, [out, input])? {
             return Ok(tensor);
         }
-        let name = format!("{name}.weight");
+        let name = match stored.is_complete {
+            true => name.to_owned(),
+            false => format!("{name}.weight"),
+        };
         if stored.is_transposed {
-            let tensor = self.find(&name, &[input, part.num_rows])?;
-            return tensor.columns(part.rows(out)).ok_or_else(|| {
+            let mut shape: Vec<usize> = part.num_experts.into_iter().collect();
+            shape.extend([input, part.num_rows]);
+            let tensor = self.find(&name, &shape)?;
+            return tensor.columns(part, stored.expert).ok_or_else(|| {
                 let problem = format!("tensor {name} is stored as [in, out] and in blocks");
                 CheckpointError::new(self.missing_from, problem)
             });
         }
         let tensor = self.find(&name, &part.whole(&[out, input]))?;
-        Ok(tensor.rows(part.rows(out), part.order))
+        Ok(tensor.rows(part.rows(), part.order))
     }
 
     /// Takes a matrix that is stored as integers; `None` if it is not.
@@ -297,7 +318,9 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         let Some(quantization) = &self.config.quantization else {
             return Ok(None);
         };
-        if stored.is_transposed || stored.expert.is_some() {
+        // In this format, the matrices of experts are the only ones that are not `[in, out]`.
+        let is_mxfp4 = *quantization == Quantization::Mxfp4;
+        if (stored.is_transposed || stored.expert.is_some()) != is_mxfp4 {
             return Ok(None);
         }
         let view = RowView {
@@ -306,13 +329,17 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             order: part.order,
         };
         let mut parts = MatrixParts {
-            name,
+            prefix: match stored.is_complete {
+                true => format!("{name}_"),
+                false => format!("{name}."),
+            },
             by_name: &self.by_name,
             taken: &mut self.taken,
             file: None,
         };
+        let num_experts = part.num_experts.unwrap_or(1);
         let whole = [part.num_rows, input];
-        packed_matrix::find(quantization, whole, view, &mut parts).map_err(|problem| {
+        packed_matrix::find(quantization, num_experts, whole, view, &mut parts).map_err(|problem| {
             CheckpointError::new(
                 parts.file.unwrap_or(self.missing_from),
                 format!("matrix {name}: {problem}"),
@@ -393,6 +420,8 @@ pub struct Part {
     num_experts: Option<usize>,
     /// The first row.
     first: usize,
+    /// The number of rows from there on among which the tensor's are.
+    num_taken: usize,
     /// The number of rows of the tensor that is stored, of one expert.
     num_rows: usize,
     pub order: RowOrder,
@@ -404,6 +433,7 @@ impl Part {
         Self {
             num_experts: None,
             first: 0,
+            num_taken: num_rows,
             num_rows,
             order: RowOrder::AsStored,
         }
@@ -431,9 +461,14 @@ impl Part {
             part.first = before.map(|&other| num_rows_of(other)).sum();
             part.num_rows = stored.parts.iter().map(|&other| num_rows_of(other)).sum();
         }
+        if let Some(first) = stored.alternate {
+            part.order = RowOrder::EverySecond { first };
+            part.num_taken = part.order.num_stored(own);
+            part.num_rows = part.num_taken;
+        }
         if let Some(expert) = stored.expert {
             part.num_experts = Some(num_rows_of(LayerTensor::Router));
-            part.first = expert * own;
+            part.first = expert * part.num_rows;
         }
         part
     }
@@ -446,8 +481,8 @@ impl Part {
         whole
     }
 
-    pub fn rows(&self, num_rows: usize) -> Range<usize> {
-        self.first..self.first + num_rows
+    pub fn rows(&self) -> Range<usize> {
+        self.first..self.first + self.num_taken
     }
 }
 
@@ -472,7 +507,8 @@ pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> Row
 }
 
 struct MatrixParts<'a, 's, S> {
-    name: &'a str,
+    /// What comes before the suffix of a part's name.
+    prefix: String,
     by_name: &'a HashMap<String, &'s S>,
     taken: &'a mut HashSet<String>,
     /// The file of the first part that was found.
@@ -481,7 +517,7 @@ struct MatrixParts<'a, 's, S> {
 
 impl<S: TensorSource> Parts for MatrixParts<'_, '_, S> {
     fn take(&mut self, suffix: &str) -> Option<StoredTensor> {
-        let name = format!("{}.{suffix}", self.name);
+        let name = format!("{}{suffix}", self.prefix);
         let file: &_ = *self.by_name.get(&name)?;
         let tensor = file.stored(&name)?;
         self.file.get_or_insert(file.file());

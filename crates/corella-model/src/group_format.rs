@@ -8,8 +8,24 @@ pub struct GroupFormat {
     /// The number of a row's weights that share a scale.
     pub group_len: usize,
     /// Whether a value is `scale * q + minimum` with q from 0 to 15. Otherwise it is `scale * q`
-    /// with q from -8 to 7, or from -128 to 127.
+    /// with q from -8 to 7, from -128 to 127, or one of `FP4_LEVELS`.
     pub has_minimum: bool,
+    /// Whether q is one of `FP4_LEVELS`, which 4 bits number.
+    pub is_fp4: bool,
+}
+
+/// The values of 4-bit floats with 2 bits of exponent and 1 of mantissa (E2M1 of the OCP's
+/// microscaling formats), times 2.
+pub const FP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// Half of the power of two that a byte stands for as the scale of a group of FP4 (E8M0), by which
+/// `FP4_LEVELS` are multiplied.
+pub fn fp4_scale(exponent: u8) -> f32 {
+    f32::from_bits(match exponent {
+        // These are subnormal.
+        0 | 1 => 0x0020_0000 << exponent,
+        _ => (u32::from(exponent) - 1) << 23,
+    })
 }
 
 /// One row of such a matrix.

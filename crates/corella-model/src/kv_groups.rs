@@ -162,6 +162,7 @@ mod tests {
                 activation: Activation::Silu,
                 is_gated: true,
                 bias: false,
+                gate_limit: None,
             }),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,

@@ -21,6 +21,8 @@ pub enum LayerTensor {
     VBias,
     QNorm,
     KNorm,
+    /// A score for each query head.
+    Sinks,
     O,
     OBias,
     /// The norm of attention's output.
@@ -37,6 +39,7 @@ pub enum LayerTensor {
     DownBias(Mlp),
     /// The matrix that scores the experts.
     Router,
+    RouterBias,
     /// A bias for each expert that counts when experts are chosen.
     SelectionBias,
     /// The vector whose product with a row, through a sigmoid, weighs the shared expert.
@@ -145,6 +148,7 @@ impl LayerTensor {
             Self::Gate(mlp) => Self::GateBias(mlp),
             Self::Up(mlp) => Self::UpBias(mlp),
             Self::Down(mlp) => Self::DownBias(mlp),
+            Self::Router => Self::RouterBias,
             Self::MlpOutputNorm => Self::MlpOutputNormBias,
             _ => return None,
         })
@@ -163,6 +167,7 @@ impl LayerTensor {
             Self::GateBias(mlp) => Self::Gate(mlp),
             Self::UpBias(mlp) => Self::Up(mlp),
             Self::DownBias(mlp) => Self::Down(mlp),
+            Self::RouterBias => Self::Router,
             Self::MlpOutputNormBias => Self::MlpOutputNorm,
             _ => return None,
         })
@@ -189,6 +194,7 @@ impl fmt::Display for LayerTensor {
             Self::V => f.write_str("v"),
             Self::QNorm => f.write_str("q_norm"),
             Self::KNorm => f.write_str("k_norm"),
+            Self::Sinks => f.write_str("sinks"),
             Self::O => f.write_str("o"),
             Self::AttentionOutputNorm => f.write_str("attention_output_norm"),
             Self::MlpNorm => f.write_str("mlp_norm"),
@@ -254,12 +260,15 @@ impl LayerSpec {
             }
             None => {}
         }
+        if attention.has_sinks {
+            list.vector(Sinks, attention.num_heads);
+        }
         list.matrix(O, hidden, query, attention.output_bias);
         list.norms(&self.feed_forward_norms, [MlpNorm, MlpOutputNorm], hidden);
         match &self.feed_forward {
             FeedForward::Mlp(mlp) => list.mlp(Mlp::Only, mlp, hidden),
             FeedForward::Experts(experts) => {
-                list.matrix(Router, experts.num_experts, hidden, false);
+                list.matrix(Router, experts.num_experts, hidden, experts.router_bias);
                 if experts.selection_bias {
                     list.vector(SelectionBias, experts.num_experts);
                 }
@@ -394,6 +403,7 @@ mod tests {
             activation: Activation::Silu,
             is_gated,
             bias,
+            gate_limit: None,
         }
     }
 
@@ -414,6 +424,7 @@ mod tests {
         let mut layer = LayerSpec {
             attention: AttentionSpec {
                 qkv_bias: true,
+                has_sinks: true,
                 qk_norm: Some(QkNorm::Whole(norm)),
                 ..attention
             },
@@ -436,6 +447,7 @@ mod tests {
             "v_bias [4]",
             "q_norm [8]",
             "k_norm [4]",
+            "sinks [4]",
             "o [6, 8]",
             "mlp_norm [6]",
             "mlp_norm_bias [6]",
@@ -454,6 +466,7 @@ mod tests {
         layer.feed_forward = FeedForward::Experts(ExpertSpec {
             num_experts: 2,
             num_experts_per_token: 1,
+            router_bias: true,
             expert: mlp(3, true, false),
             shared: Some(SharedExpert {
                 mlp: mlp(5, true, false),
@@ -474,6 +487,7 @@ mod tests {
             "o [6, 8]",
             "mlp_norm [6]",
             "router [2, 6]",
+            "router_bias [2]",
             "selection_bias [2]",
             "expert.0.gate [3, 6]",
             "expert.0.up [3, 6]",

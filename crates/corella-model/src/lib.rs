@@ -81,7 +81,7 @@ pub use executor_factory::{
     BuiltExecutor, DeviceTraits, ExecutorFactory, ExecutorPlan, OnLayer, WeightImage,
 };
 pub use gguf::gguf_model_name;
-pub use group_format::{GroupFormat, GroupedRow};
+pub use group_format::{FP4_LEVELS, GroupFormat, GroupedRow};
 pub use int8_row::{int8_scale, quantise_int8_row};
 pub use kv_groups::{KvGroups, KvLayer};
 pub use kv_pages::{KvGeometry, KvPages, LayerProgress, PageForm};

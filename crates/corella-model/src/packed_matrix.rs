@@ -7,16 +7,19 @@ use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, Sto
 use crate::quantization::Scheme;
 use crate::{Quantization, Tensor};
 
-/// The tensors that belong to one matrix. `suffix` is what follows the matrix's name and a dot.
+/// The tensors that belong to one matrix. `suffix` is what follows the matrix's name and a dot, or an
+/// underscore where the matrix has no module of its own.
 pub trait Parts {
     /// Takes a tensor, which counts as used from then on.
     fn take(&mut self, suffix: &str) -> Option<StoredTensor>;
 }
 
-/// Combines the tensors of a matrix `[out, in]`, of which `view` is wanted; `None` if it is not
-/// stored as integers. `Err` says which of its tensors is wrong, and how.
+/// Combines the tensors of a matrix `[out, in]`, or of such matrices of several experts, of which `view`
+/// is wanted; `None` if they are not stored as integers. `Err` says which of the tensors is wrong, and
+/// how.
 pub fn find(
     quantization: &Quantization,
+    num_experts: usize,
     shape: [usize; 2],
     view: RowView,
     parts: &mut impl Parts,
@@ -33,6 +36,7 @@ pub fn find(
             columns(layout, *group_len, shape, parts)?
         }
         Quantization::Awq { group_len } => columns(PackedLayout::Awq, *group_len, shape, parts)?,
+        Quantization::Mxfp4 => mxfp4(num_experts, shape, parts)?,
     };
     Ok(parts.map(|parts| PackedTensor::tensor(PackedParts { view, ..parts })))
 }
@@ -190,6 +194,42 @@ fn columns(
         scales,
         zeros: Some(zeros),
         group_of,
+    }))
+}
+
+/// Combines the blocks and scales of experts' matrices.
+fn mxfp4(
+    num_experts: usize,
+    [num_rows, num_columns]: [usize; 2],
+    parts: &mut impl Parts,
+) -> Result<Option<PackedParts>, String> {
+    const GROUP_LEN: usize = 32;
+    let Some(blocks) = parts.take("blocks") else {
+        return Ok(None);
+    };
+    if !num_columns.is_multiple_of(GROUP_LEN) {
+        return Err(format!(
+            "{num_columns} inputs are not a multiple of {GROUP_LEN}"
+        ));
+    }
+    let num_groups = num_columns / GROUP_LEN;
+    expect_type("blocks", &blocks, &[Dtype::U8])?;
+    let shape = [num_experts, num_rows, num_groups, GROUP_LEN / 2];
+    expect_shape("blocks", &blocks, &shape)?;
+    let scales = expect("scales", parts.take("scales"))?;
+    expect_type("scales", &scales, &[Dtype::U8])?;
+    expect_shape("scales", &scales, &shape[..3])?;
+    let num_rows = num_experts * num_rows;
+    Ok(Some(PackedParts {
+        layout: PackedLayout::Mxfp4,
+        shape: [num_rows, num_columns],
+        view: RowView::whole(num_rows),
+        num_bits: 4,
+        group_len: GROUP_LEN,
+        integers: blocks,
+        scales,
+        zeros: None,
+        group_of: None,
     }))
 }
 

@@ -1,5 +1,5 @@
 //! Matrices `[out, in]` that a folder stores as integers with group-wise scales, in the layouts of
-//! compressed-tensors, GPTQ and AWQ.
+//! compressed-tensors, GPTQ and AWQ, or in MXFP4.
 //!
 //! Such a matrix is read like any other tensor: as rows in bf16 for any kernel, or as integers and
 //! scales for kernels that compute with them. `packed_matrix.rs` assembles it and checks its parts.
@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock};
 use half::{bf16, f16};
 use safetensors::Dtype;
 
+use crate::group_format::{FP4_LEVELS, fp4_scale};
 use crate::{DType, GroupFormat, GroupedRow, RowOrder, Storage, Tensor};
 
 /// A tensor of any type, as its file stores it.
@@ -38,6 +39,7 @@ impl StoredTensor {
             Dtype::F32 => f32::from_bits(self.word(index)),
             Dtype::F16 => f16::from_le_bytes([at(2)[0], at(2)[1]]).to_f32(),
             Dtype::BF16 => bf16::from_le_bytes([at(2)[0], at(2)[1]]).to_f32(),
+            Dtype::U8 => fp4_scale(self.bytes()[index]),
             other => unreachable!("scales cannot have type {other:?}"),
         }
     }
@@ -58,6 +60,9 @@ pub enum PackedLayout {
     /// AWQ: eight outputs of an input per word, `[in, out / 8]`, the even ones in its lower half.
     /// Zero points are packed in the same way, `[groups, out / 8]`; scales are `[groups, out]`.
     Awq,
+    /// gpt-oss: 4-bit floats along a row, the first of two in the lower half of a byte. Scales are
+    /// powers of two, `[out, groups]`.
+    Mxfp4,
 }
 
 /// A matrix of integers. Kernels that compute with integers read groups; all others read rows of
@@ -157,6 +162,7 @@ impl PackedTensor {
             bits: self.num_bits,
             group_len: self.group_len,
             has_minimum: self.has_minimum,
+            is_fp4: self.layout == PackedLayout::Mxfp4,
         })
     }
 
@@ -216,6 +222,12 @@ impl PackedTensor {
                     }
                 }
             }
+            PackedLayout::Mxfp4 => {
+                let row = &bytes[row * out.len() / 2..][..out.len() / 2];
+                for (pair, byte) in out.as_chunks_mut().0.iter_mut().zip(row) {
+                    *pair = [byte & 15, byte >> 4].map(|code| FP4_LEVELS[usize::from(code)]);
+                }
+            }
             PackedLayout::Gptq { .. } => {
                 for (index, values) in out.chunks_mut(8).enumerate() {
                     let word = self.integers.word(index * self.num_rows + row);
@@ -236,7 +248,9 @@ impl PackedTensor {
 
     fn scale(&self, row: usize, group: usize) -> f32 {
         self.scales.number(match self.layout {
-            PackedLayout::Bytes | PackedLayout::Rows => row * self.num_groups() + group,
+            PackedLayout::Bytes | PackedLayout::Rows | PackedLayout::Mxfp4 => {
+                row * self.num_groups() + group
+            }
             PackedLayout::Gptq { .. } | PackedLayout::Awq => group * self.num_rows + row,
         })
     }
@@ -248,7 +262,7 @@ impl PackedTensor {
         };
         let beside = group * (self.num_rows / 8) + row / 8;
         match self.layout {
-            PackedLayout::Bytes => MIDDLE,
+            PackedLayout::Bytes | PackedLayout::Mxfp4 => MIDDLE,
             PackedLayout::Rows => {
                 let word = zeros.word(row / 8 * self.num_groups() + group);
                 word >> (row % 8 * 4) & 15

@@ -19,6 +19,8 @@ pub enum Quantization {
     },
     /// The `gemm` format of AutoAWQ.
     Awq { group_len: Option<usize> },
+    /// 4-bit floats of which 32 share a power of two, as gpt-oss stores experts.
+    Mxfp4,
 }
 
 /// How some of the matrices are stored.
@@ -43,8 +45,9 @@ impl Quantization {
             Some("compressed-tensors") => compressed_tensors(&config)?,
             Some("gptq") => gptq(&config)?,
             Some("awq") => awq(&config)?,
+            Some("mxfp4") => Quantization::Mxfp4,
             Some(_) => {
-                let why = "supported are compressed-tensors, gptq, awq";
+                let why = "supported are compressed-tensors, gptq, awq, mxfp4";
                 return Err(config.refuse("quant_method", why));
             }
         };

@@ -1,6 +1,8 @@
 //! How a checkpoint stores the matrices that dense layers multiply, and which format keeps them.
 
-use crate::{DType, DecoderWeights, GroupFormat, LayerWeights, Tensor, WeightFormat};
+use crate::{
+    DType, DecoderWeights, GroupFormat, LayerInput, LayerWeights, Tensor, TensorRole, WeightFormat,
+};
 
 /// How a checkpoint stores a matrix.
 #[derive(Clone, Copy, Debug)]
@@ -45,30 +47,45 @@ impl From<&Tensor> for StoredMatrix {
 
 /// The matrices of a checkpoint that dense layers multiply.
 pub struct StoredMatrices {
+    /// The matrices of layers, without those of experts.
     pub layers: Vec<StoredMatrix>,
+    pub experts: Vec<StoredMatrix>,
     pub head: StoredMatrix,
 }
 
 impl StoredMatrices {
     pub fn new<'a>(layers: impl IntoIterator<Item = &'a LayerWeights>, head: &Tensor) -> Self {
-        let matrices = layers.into_iter().flat_map(LayerWeights::matrices);
-        Self {
-            layers: matrices.map(StoredMatrix::from).collect(),
+        let mut stored = Self {
+            layers: Vec::new(),
+            experts: Vec::new(),
             head: StoredMatrix::from(head),
+        };
+        for (tensor, values) in layers.into_iter().flat_map(LayerWeights::iter) {
+            let TensorRole::Matrix(input) = tensor.role() else {
+                continue;
+            };
+            let of_experts = matches!(input, LayerInput::Expert | LayerInput::ExpertOutput);
+            let matrices = match of_experts {
+                true => &mut stored.experts,
+                false => &mut stored.layers,
+            };
+            matrices.push(StoredMatrix::from(values));
         }
+        stored
     }
 
     /// The format of integers that keeps matrices as they are stored, or nearly so; the smallest if
     /// there are several. `None` if matrices of the layers stay floats.
     pub fn integer_format(&self) -> Option<WeightFormat> {
+        let of_layers = || self.layers.iter().chain(&self.experts);
         let group_len = |bits| {
-            let groups = self.layers.iter().chain([&self.head]);
+            let groups = of_layers().chain([&self.head]);
             let groups = groups.filter_map(StoredMatrix::kept_groups);
             let groups = groups.filter(|groups| groups.bits == bits);
             groups.map(|groups| groups.group_len).min()
         };
         let are_quantised =
-            self.layers.iter().all(|matrix| matrix.is_quantised) && !self.layers.is_empty();
+            of_layers().all(|matrix| matrix.is_quantised) && !self.layers.is_empty();
         match (group_len(4), group_len(8)) {
             (Some(group_len), _) => Some(WeightFormat::Int4 { group_len }),
             (None, _) if !are_quantised => None,

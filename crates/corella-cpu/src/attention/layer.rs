@@ -14,6 +14,8 @@ use super::span::{Spans, StepSpan};
 pub struct AttentionLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a AttentionSpec,
+    /// A score for each query head that the softmax counts without a position, or none.
+    pub sinks: &'a [f32],
     pub kv: &'a KvMemory,
     /// Where the layer's keys and values are.
     pub kv_layer: KvLayer,
@@ -28,6 +30,11 @@ impl AttentionLayer<'_> {
     /// The number of query heads that share one KV head.
     pub(super) fn group_len(&self) -> usize {
         self.spec.num_heads / self.spec.num_kv_heads
+    }
+
+    /// The sink of a query head, counted from the layer's first one.
+    pub(super) fn sink(&self, head: usize) -> Option<f32> {
+        self.sinks.get(head).copied()
     }
 
     /// Yields, for each row of the task, the row of the step and the query head.

@@ -83,6 +83,13 @@ impl AttentionLayer<'_> {
         scratch.max = [f32::NEG_INFINITY; MAX_TILE_ROWS];
         scratch.sums = [[0.0; 16]; MAX_TILE_ROWS];
         scratch.out.fill(0.0);
+        for (r, (_, head)) in self.rows(task, span).enumerate() {
+            // A row begins as if it had seen a position with this score, and with a value of zeros.
+            if let Some(sink) = self.sink(head) {
+                scratch.max[r] = sink;
+                scratch.sums[r][0] = 1.0;
+            }
+        }
         let first_end = span.start + task.positions.start + 1;
         let last_end = span.start + task.positions.end;
         // No row of the task sees what lies before.

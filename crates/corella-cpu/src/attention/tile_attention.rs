@@ -440,8 +440,8 @@ impl AttentionLayer<'_> {
     /// Resets the accumulators of the task's rows.
     fn clear_rows(&self, task: &AttentionTask, span: &StepSpan, scratch: &mut TileScratch) {
         let head_dim = self.spec.head_dim;
-        for (r, (row, _)) in self.rows(task, span).enumerate() {
-            scratch.rows[r] = RowSums::NONE;
+        for (r, (row, head)) in self.rows(task, span).enumerate() {
+            scratch.rows[r] = self.sink(head).map_or(RowSums::NONE, RowSums::of_sink);
             let position = span.start + row - span.first_row;
             scratch.row_starts[r] = self.spec.first_seen(position);
             scratch.row_ends[r] = position + 1;

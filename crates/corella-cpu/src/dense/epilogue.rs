@@ -1,6 +1,6 @@
 //! What happens to the outputs of a dense layer, in the same pass that computes them.
 
-use corella_model::Activation;
+use corella_model::{Activation, MlpSpec};
 
 use super::buffer::Buffer;
 use super::packed_rows::PackedRows;
@@ -23,11 +23,11 @@ pub enum Epilogue<'a> {
     /// SwiGLU: lanes 0–15 of a panel are gates, lanes 16–31 the values they gate. `out` is the
     /// input of the next layer.
     SiluMul(&'a PackedRows),
-    /// Any activation function: of all lanes, or of gates as in `SiluMul`.
+    /// What an MLP does with the outputs of its first projection: to all lanes, or to gates and what
+    /// they gate as in `SiluMul`.
     Activate {
         out: &'a PackedRows,
-        activation: Activation,
-        is_gated: bool,
+        mlp: &'a MlpSpec,
     },
 }
 
@@ -53,14 +53,10 @@ impl<'a> Epilogue<'a> {
     }
 
     /// Stores the input of a down projection.
-    pub fn activate(out: &'a PackedRows, activation: Activation, is_gated: bool) -> Self {
-        match (activation, is_gated) {
-            (Activation::Silu, true) => Self::SiluMul(out),
-            _ => Self::Activate {
-                out,
-                activation,
-                is_gated,
-            },
+    pub fn activate(out: &'a PackedRows, mlp: &'a MlpSpec) -> Self {
+        match (mlp.activation, mlp.gate_limit) {
+            (Activation::Silu, None) if mlp.is_gated => Self::SiluMul(out),
+            _ => Self::Activate { out, mlp },
         }
     }
 }

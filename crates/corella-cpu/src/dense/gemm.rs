@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::mem::MaybeUninit;
 use std::ops::{Range, RangeInclusive};
 
-use corella_model::Activation;
+use corella_model::MlpSpec;
 
 use crate::kernels::grouped::{GroupedShape, GroupedTile};
 use crate::kernels::{
@@ -514,11 +514,7 @@ impl Call<'_> {
                     unsafe { out.write(self.kernels, &rows, row, first, products) };
                 }
             }
-            Epilogue::Activate {
-                out,
-                activation,
-                is_gated,
-            } => self.activate(panel, rows, values, out, (activation, is_gated)),
+            Epilogue::Activate { out, mlp } => self.activate(panel, rows, values, out, mlp),
         }
     }
 
@@ -529,15 +525,18 @@ impl Call<'_> {
         rows: Range<usize>,
         values: &mut [Lanes],
         out: &PackedRows,
-        (activation, is_gated): (Activation, bool),
+        mlp: &MlpSpec,
     ) {
         const GATES: usize = PANEL_LANES / 2;
-        let num_lanes = if is_gated { GATES } else { PANEL_LANES };
+        let num_lanes = if mlp.is_gated { GATES } else { PANEL_LANES };
         let first = (panel - self.first_panel) * num_lanes;
         for (row, Lanes(values)) in rows.clone().zip(values) {
+            if let Some(limit) = mlp.gate_limit {
+                limit_gates(values, limit);
+            }
             // SAFETY: the row has as many values.
-            unsafe { (self.kernels.activate)(activation, values.as_mut_ptr(), num_lanes) };
-            if is_gated {
+            unsafe { (self.kernels.activate)(mlp.activation, values.as_mut_ptr(), num_lanes) };
+            if mlp.is_gated {
                 let (gates, gated) = values.split_at_mut(GATES);
                 for (gate, value) in gates.iter_mut().zip(gated) {
                     *gate *= *value;
@@ -547,6 +546,18 @@ impl Call<'_> {
             // SAFETY: each panel's channels of a row belong to one worker.
             unsafe { out.write(self.kernels, &rows, row, first, values) };
         }
+    }
+}
+
+/// See [`MlpSpec::gate_limit`].
+fn limit_gates(values: &mut [f32; PANEL_LANES], limit: f32) {
+    let (gates, gated) = values.split_at_mut(PANEL_LANES / 2);
+    for gate in gates {
+        // Unlike `min`, this keeps NaN.
+        *gate = if *gate > limit { limit } else { *gate };
+    }
+    for value in gated {
+        *value = value.clamp(-limit, limit) + 1.0;
     }
 }
 

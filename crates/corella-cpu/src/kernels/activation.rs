@@ -18,6 +18,7 @@ pub unsafe fn activate(activation: Activation, x: *mut f32, n: usize) {
         Activation::Silu => for_each(x, |x| x / (1.0 + exp_lane(-x))),
         Activation::Gelu => for_each(x, gelu),
         Activation::GeluTanh => for_each(x, gelu_tanh),
+        Activation::GeluSigmoid => for_each(x, |x| x / (1.0 + exp_lane(-1.702 * x))),
     }
 }
 

@@ -9,6 +9,8 @@
 //! halves of its bytes, and the following four k in the upper halves, so that one shift and two
 //! masks unpack it.
 
+use corella_model::FP4_LEVELS;
+
 use super::{INT8_TILE_K, PANEL_LANES};
 
 /// The number of k in a chunk. A row's integers are summed per chunk, once for all panels. A group
@@ -22,10 +24,27 @@ pub const fn chunk_bytes(bits: usize) -> usize {
     CHUNK_K * PANEL_LANES * bits / 8
 }
 
-/// The integer that encodes 0 in weights without minimums.
-pub const fn middle(bits: usize) -> i32 {
-    1 << (bits - 1)
+/// What has been added to weights without minimums, so that they are not negative: the integer that
+/// encodes 0.
+pub const fn middle(bits: usize, is_fp4: bool) -> i32 {
+    match is_fp4 {
+        true => FP4_MIDDLE,
+        false => 1 << (bits - 1),
+    }
 }
+
+const FP4_MIDDLE: i32 = 12;
+
+/// `FP4_LEVELS` plus their middle.
+pub const RAISED_LEVELS: [u8; 16] = {
+    let mut levels = [0; 16];
+    let mut code = 0;
+    while code < 16 {
+        levels[code] = (FP4_LEVELS[code] as i32 + FP4_MIDDLE) as u8;
+        code += 1;
+    }
+    levels
+};
 
 /// The layout of a panel of group-wise scaled weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +56,15 @@ pub struct GroupedShape {
     pub group_chunks: usize,
     /// Whether groups have minimums; possible with 4 bits only.
     pub has_minimum: bool,
+    /// Whether 4 bits are the number of one of `FP4_LEVELS`.
+    pub is_fp4: bool,
 }
 
 impl GroupedShape {
+    pub fn middle(self) -> i32 {
+        middle(self.bits, self.is_fp4)
+    }
+
     pub fn num_groups(self) -> usize {
         self.num_chunks.div_ceil(self.group_chunks)
     }
@@ -145,8 +170,8 @@ impl GroupedTile {
 /// For each tile, `out[row][lane] = Σ_g scale[g][lane] * Σ_k rows[row][k] * q[k][lane]`,
 /// accumulated in f32 in ascending order of g; the sum over a group is an exact integer.
 ///
-/// The panel stores `q + middle(bits)`, where q is from -8 to 7 or from -128 to 127. With minimums
-/// it stores q itself, from 0 to 15, and `minimum[g][lane] * Σ_k rows[row][k]` is added for each
+/// The panel stores `q + middle`, where q is from -8 to 7 or from -128 to 127, or the number of one of
+/// `FP4_LEVELS`, which is q. With minimums it stores q itself, from 0 to 15, and `minimum[g][lane] * Σ_k rows[row][k]` is added for each
 /// group. Where a processor fuses multiply and add, each of these additions is rounded once. With
 /// `fetch_ahead` the panel comes from memory, and the kernel prefetches what lies behind it.
 pub type GroupedGemm =

@@ -152,6 +152,17 @@ impl RowSums {
         sums: [0.0; 16],
         reference: f32::NEG_INFINITY,
     };
+
+    /// The sums of a row that has seen only this score.
+    pub fn of_sink(sink: f32) -> Self {
+        let power = sink * std::f32::consts::LOG2_E;
+        let mut row = Self {
+            reference: power.ceil(),
+            ..Self::NONE
+        };
+        row.sums[0] = (power - row.reference).exp2();
+        row
+    }
 }
 
 /// One softmax block: scores of `TILE_SOFTMAX_BLOCK` positions, which become weights in bf16. If a

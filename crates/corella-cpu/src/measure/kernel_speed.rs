@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use corella_core::PageId;
 use corella_model::{
-    AttentionSpec, DType, DeviceError, KvFormat, KvLayer, PageTable, RotarySpec, Storage,
-    StoredMatrices, StoredMatrix, Tensor, WeightFormat,
+    AttentionSpec, BlockFormat, BlockTensor, DType, DeviceError, KvFormat, KvLayer, PageTable,
+    RotarySpec, RowOrder, Storage, StoredMatrices, StoredMatrix, Tensor, WeightFormat,
 };
 
 use crate::attention::{
@@ -17,7 +17,7 @@ use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
 use crate::kernels::{Isa, Kernels, choose_kernels};
 use crate::kv::{HeadPage, KvMemory, Rows, Side};
 use crate::system::{ThreadPool, Worker};
-use crate::weights::{FormatPlan, Lane, PackedMatrix, Role};
+use crate::weights::{FormatPlan, Lane, PackedMatrix, Packing, Role};
 
 /// The speed of a kernel for one shape, as the median of some runs.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +57,7 @@ pub fn measure_kernels(
     for format in formats {
         bench.dense(format, &mut speeds)?;
     }
+    bench.mxfp4(&mut speeds)?;
     for format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
         for (num_rows, start) in [(512, 0), (2048, 0), (1, 4095), (1, 16_383)] {
             speeds.push(bench.attention(format, num_rows, start)?);
@@ -76,6 +77,7 @@ impl Bench {
         let stored = StoredMatrix::floats(DType::Bf16);
         let model = StoredMatrices {
             layers: vec![stored],
+            experts: Vec::new(),
             head: stored,
         };
         FormatPlan::new(wanted, &model, self.kernels.tile_gemm.is_some())
@@ -97,7 +99,6 @@ impl Bench {
         let packing = self
             .plan(Some(format))?
             .packing(Role::Projection, &[stored], K);
-        let form = packing.form;
         let bytes = (0..K * NUM_LANES).map(|i| i.wrapping_mul(2_654_435_761) >> 7);
         let tensor = Tensor {
             dtype: DType::Bf16,
@@ -110,10 +111,52 @@ impl Bench {
             )),
             range: 0..2 * K * NUM_LANES,
         };
+        self.dense_of(name, &tensor, packing, format, out)
+    }
+
+    /// Measures dense layers with 4-bit floats of a checkpoint.
+    fn mxfp4(&mut self, out: &mut Vec<KernelSpeed>) -> Result<(), DeviceError> {
+        let block = BlockFormat::Mxfp4;
+        let num_blocks = K * NUM_LANES / block.block_len();
+        let bytes = (0..num_blocks * block.block_bytes()).map(|i| {
+            // A block begins with an exponent.
+            match i % block.block_bytes() {
+                0 => 120 + (i / 7 % 8) as u8,
+                _ => (i.wrapping_mul(2_654_435_761) >> 7) as u8,
+            }
+        });
+        let bytes: Vec<u8> = bytes.collect();
+        let range = 0..bytes.len();
+        let storage = Arc::new(Storage::Owned(bytes));
+        let shape = vec![NUM_LANES, K];
+        let tensor = BlockTensor::tensor(&storage, range, block, RowOrder::AsStored, shape);
+        let stored = StoredMatrix::from(&tensor);
+        let model = StoredMatrices {
+            layers: vec![stored],
+            experts: Vec::new(),
+            head: stored,
+        };
+        let plan = FormatPlan::new(None, &model, self.kernels.tile_gemm.is_some())?;
+        let packing = plan.packing(Role::Projection, &[stored], K);
+        let format = WeightFormat::Int4 {
+            group_len: block.block_len(),
+        };
+        self.dense_of("mxfp4", &tensor, packing, format, out)
+    }
+
+    fn dense_of(
+        &mut self,
+        name: &str,
+        tensor: &Tensor,
+        packing: Packing,
+        format: WeightFormat,
+        out: &mut Vec<KernelSpeed>,
+    ) -> Result<(), DeviceError> {
+        let form = packing.form;
         let lanes: Vec<_> = (0..NUM_LANES)
             .map(|row| {
                 Some(Lane {
-                    weight: &tensor,
+                    weight: tensor,
                     bias: None,
                     row,
                 })
@@ -218,6 +261,7 @@ impl Bench {
             let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
             for in_page in 0..NUM_LAYERS {
                 let layer = AttentionLayer {
+                    sinks: &[],
                     kernels,
                     spec: attention,
                     kv: &kv,

@@ -68,14 +68,16 @@ impl Activations {
     ) -> io::Result<Self> {
         let (max_rows, hidden) = (sizes.max_rows, spec.hidden_size);
         let head = &weights.ends.head;
-        let form = weights.layers.first().map_or(head.form, PackedLayer::form);
+        let form = weights.form();
         let has_groups = weights.layers.iter().any(PackedLayer::has_groups);
         let packed = |num_rows, k| PackedRows::new(num_rows, k, form, has_groups);
+        let expert_form = weights.expert_form();
+        let gathered = |num_rows, k| PackedRows::new(num_rows, k, expert_form, has_groups);
         let most = |len: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(len).max();
         let most = |len: &dyn Fn(&LayerSpec) -> usize| most(len).unwrap_or(0);
         let attended = packed(max_rows, most(&|layer| layer.attention.query_len()))?;
         let gated = packed(max_rows, most(&gated_len))?;
-        let experts = ExpertRows::new(spec, kernels, max_rows, packed)?;
+        let experts = ExpertRows::new(spec, kernels, max_rows, gathered)?;
         let layers = spec.layers.iter().map(|layer| LayerRows {
             attended: attended.shortened(layer.attention.query_len()),
             gated: gated.shortened(gated_len(layer)),

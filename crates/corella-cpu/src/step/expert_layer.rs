@@ -192,7 +192,12 @@ impl Forward {
         let (rows, per_token) = (layer.rows, layer.spec.num_experts_per_token);
         // SAFETY: choices are complete since the last barrier.
         let of_row = |row| unsafe { rows.choices.row(row, per_token) };
-        plan.build(layer.spec, layout.rows.rows.len(), self.tile_rows, of_row);
+        plan.build(
+            layer.spec,
+            layout.rows.rows.len(),
+            self.expert_tile_rows,
+            of_row,
+        );
         for row in walk.worker.share(plan.num_rows()) {
             let tiles = plan.expert_of(row).tiles;
             let tile = tiles.rows(tiles.tile_of(row));
@@ -214,7 +219,7 @@ impl Forward {
         let gated = layer.layer_rows.expert_gated.as_ref();
         let gated = gated.expect("a layer has experts, but no rows for them");
         let num_experts = layer.spec.num_experts;
-        let out = Epilogue::activate(gated, mlp.activation, mlp.is_gated);
+        let out = Epilogue::activate(gated, mlp);
         self.expert_gemm(
             &rows.gathered,
             plan,

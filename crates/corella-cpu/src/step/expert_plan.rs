@@ -182,11 +182,13 @@ mod tests {
         ExpertSpec {
             num_experts,
             num_experts_per_token,
+            router_bias: false,
             expert: MlpSpec {
                 intermediate_size: 8,
                 activation: Activation::Silu,
                 is_gated: true,
                 bias: false,
+                gate_limit: None,
             },
             shared: None,
             scoring: ExpertScoring::Softmax,

@@ -33,6 +33,7 @@ pub struct Forward {
     pub(super) kernels: &'static Kernels,
     /// The number of rows in a tile of the layers' GEMMs.
     pub(super) tile_rows: usize,
+    pub(super) expert_tile_rows: usize,
     /// The number of rows in a tile of the head's GEMM.
     head_tile_rows: usize,
     weights: PackedWeights,
@@ -132,7 +133,6 @@ impl Forward {
         } = parts;
         let head_form = weights.ends.head.form;
         let head_tile_rows = kernels.rows_at_once(head_form);
-        let form = weights.layers.first().map_or(head_form, PackedLayer::form);
         let num_page_layers = kv.num_layers();
         let (mut rotaries, mut kinds, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (layer, &kv_layer)) in spec.layers.iter().zip(&kv_layers).enumerate() {
@@ -173,7 +173,8 @@ impl Forward {
             first_layer,
             scratch: scratch.collect::<io::Result<_>>()?,
             kernels,
-            tile_rows: kernels.rows_at_once(form),
+            tile_rows: kernels.rows_at_once(weights.form()),
+            expert_tile_rows: kernels.rows_at_once(weights.expert_form()),
             head_tile_rows,
             weights,
             kv,
@@ -364,6 +365,7 @@ impl Forward {
         AttentionLayer {
             kernels: self.kernels,
             spec: &spec.attention,
+            sinks: &layer.sinks,
             kv: &self.kv,
             kv_layer: self.layers[index].kv,
             spans: &layout.spans,
@@ -422,7 +424,7 @@ impl Forward {
     ) {
         let (rows, grid) = (&self.activations.normed, layout.grid);
         observer.observe(LayerInput::Mlp, rows, grid.tiles, walk.worker);
-        let activated = Epilogue::activate(gated, spec.activation, spec.is_gated);
+        let activated = Epilogue::activate(gated, spec);
         let adapted = |place, rows, matrix, walk: &mut Walk<'_>| match adapted_layer {
             Some(layer) => self.adapted(layout, (layer, place), rows, matrix, walk),
             None => matrix.into(),

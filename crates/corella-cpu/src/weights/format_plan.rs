@@ -1,8 +1,8 @@
 //! Which number format each matrix is computed in. This is decided here only: packing, calibration,
 //! measurement and reports ask the plan.
 //!
-//! Matrices share input rows, and so the form of these: all matrices of the layers have one form, and
-//! the head has one of its own. Three things decide: the wanted format (`--dtype`), what the checkpoint
+//! Matrices share input rows, and so the form of these: all matrices of the layers have one form, those
+//! of experts have one of their own, and so has the head. Three things decide: the wanted format (`--dtype`), what the checkpoint
 //! stores, and whether the kernels multiply bf16.
 //!
 //! | wanted | the checkpoint stores | a matrix is packed as |
@@ -44,6 +44,10 @@ pub enum Role {
     Projection,
     /// The projection of a gated layer's output.
     Down,
+    /// The first projection of experts.
+    Expert,
+    /// The projection of the experts' gated outputs.
+    ExpertDown,
     /// The output head, and with it the embedding that is tied to it. An embedding of its own is read
     /// as the checkpoint stores it.
     Head,
@@ -57,6 +61,7 @@ pub struct FormatPlan {
     grouping: Grouping,
     /// The form of the layers' matrices.
     layers: Form,
+    experts: Form,
     head: Form,
 }
 
@@ -110,6 +115,7 @@ impl FormatPlan {
             dtype,
             grouping,
             layers: form(&stored.layers),
+            experts: form(&stored.experts),
             head: form(&[stored.head]),
         })
     }
@@ -121,6 +127,7 @@ impl FormatPlan {
             dtype: None,
             grouping: Grouping::None,
             layers: float_form(None, &stored.layers, multiplies_bf16),
+            experts: float_form(None, &stored.experts, multiplies_bf16),
             head: float_form(None, &[stored.head], multiplies_bf16),
         }
     }
@@ -129,6 +136,7 @@ impl FormatPlan {
     pub fn form(&self, role: Role) -> Form {
         match role {
             Role::Projection | Role::Down => self.layers,
+            Role::Expert | Role::ExpertDown => self.experts,
             Role::Head => self.head,
         }
     }
@@ -141,7 +149,7 @@ impl FormatPlan {
             let is_it = |groups: &GroupedPacking| groups.is_stored && groups.shape.bits == bits;
             groups.as_ref().is_some_and(is_it)
         };
-        let hadamard = role == Role::Down
+        let hadamard = matches!(role, Role::Down | Role::ExpertDown)
             && form == Form::Int8
             && k.is_multiple_of(HADAMARD_ORDER)
             && !is_stored(4);

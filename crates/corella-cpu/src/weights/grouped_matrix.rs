@@ -5,11 +5,11 @@
 //! the range of f32. Scales that the checkpoint stores as f16 stay exact; the rounding of others
 //! adds less than a thousandth of the error of 4-bit weights.
 
-use corella_model::{GroupFormat, GroupedRow};
+use corella_model::{FP4_LEVELS, GroupFormat, GroupedRow};
 use half::f16;
 
 use crate::kernels::Kernels;
-use crate::kernels::grouped::{CHUNK_K, GroupedShape, LANE_F16_BYTES, middle};
+use crate::kernels::grouped::{CHUNK_K, GroupedShape, LANE_F16_BYTES};
 
 use super::lane::{Lane, decode_lane, round_to_bytes};
 
@@ -32,30 +32,34 @@ impl GroupedPacking {
                 num_chunks: k.div_ceil(CHUNK_K),
                 group_chunks: group_len / CHUNK_K,
                 has_minimum: false,
+                is_fp4: false,
             },
             is_stored: false,
         }
     }
 
     /// Keeps the integers of the checkpoint, given the formats of the matrices that this one
-    /// combines. Returns `None` if one of them is stored in another way, with another number of bits,
-    /// or in groups whose length is not a multiple of 32.
+    /// combines. Returns `None` if one of them is stored in another way, with another number of bits or
+    /// other levels, or in groups whose length is not a multiple of 32.
     pub fn stored(
         bits: usize,
         parts: impl Iterator<Item = Option<GroupFormat>>,
         k: usize,
     ) -> Option<Self> {
+        let mut parts = parts.peekable();
+        let first = parts.peek().copied().flatten();
         let mut shape = GroupedShape {
             bits,
             num_chunks: k.div_ceil(CHUNK_K),
             group_chunks: MAX_GROUP_CHUNKS,
             has_minimum: false,
+            is_fp4: first.is_some_and(|format| format.is_fp4),
         };
         for format in parts {
             let format = format?;
             shape.group_chunks = shape.group_chunks.min(group_chunks(format, k)?);
             shape.has_minimum |= format.has_minimum;
-            if format.bits != bits {
+            if format.bits != bits || format.is_fp4 != shape.is_fp4 {
                 return None;
             }
         }
@@ -80,7 +84,7 @@ impl GroupedPacking {
         let group_len = self.shape.group_chunks * CHUNK_K;
         let padded = num_groups * group_len;
         let mut packed = PackedLane {
-            q: vec![middle(self.shape.bits) as u8; padded],
+            q: vec![zero(self.shape); padded],
             scales: vec![0.0; num_groups],
             minimums: vec![0.0; num_groups],
         };
@@ -124,10 +128,13 @@ impl PackedLane {
         assert_eq!(stored.quants.len(), k);
         let lowest = match format.has_minimum {
             true => 0,
-            false => middle(shape.bits),
+            false => shape.middle(),
         };
         for (q, stored) in self.q.iter_mut().zip(&stored.quants) {
-            *q = (i32::from(*stored) + lowest) as u8;
+            *q = match shape.is_fp4 {
+                true => fp4_code(*stored),
+                false => (i32::from(*stored) + lowest) as u8,
+            };
         }
         for group in 0..shape.num_groups() {
             let from = group * shape.group_chunks * CHUNK_K / format.group_len;
@@ -198,6 +205,30 @@ impl PackedLane {
     }
 }
 
+/// What stands for 0 in a panel without minimums.
+fn zero(shape: GroupedShape) -> u8 {
+    match shape.is_fp4 {
+        true => fp4_code(0),
+        false => shape.middle() as u8,
+    }
+}
+
+/// The number of a level.
+fn fp4_code(level: i8) -> u8 {
+    const LARGEST: i8 = 12;
+    static CODES: [u8; 2 * LARGEST as usize + 1] = {
+        let mut codes = [0; 2 * LARGEST as usize + 1];
+        let mut code = FP4_LEVELS.len();
+        // 0 has two numbers, and gets the lower one.
+        while code > 0 {
+            code -= 1;
+            codes[(FP4_LEVELS[code] + LARGEST) as usize] = code as u8;
+        }
+        codes
+    };
+    CODES[(level + LARGEST) as usize]
+}
+
 /// The power of two that brings `largest` to the upper end of f16's range.
 fn factor(largest: f32) -> f32 {
     let power = f32::from_bits(largest.to_bits() & f32::INFINITY.to_bits());
@@ -222,7 +253,8 @@ pub fn read_lane(panel: &[u8], shape: GroupedShape, lane: usize, factor: f32, ou
             let q = i32::from(panel[at]) >> bit & ((1 << shape.bits) - 1);
             *value = match minimum {
                 Some(minimum) => q as f32 * scale + minimum,
-                None => (q - middle(shape.bits)) as f32 * scale,
+                None if shape.is_fp4 => f32::from(FP4_LEVELS[q as usize]) * scale,
+                None => (q - shape.middle()) as f32 * scale,
             };
         }
     }
@@ -350,7 +382,7 @@ mod tests {
                 .flat_map(|b| [32, 64, 128].map(|g| (b, g)))
             {
                 let packing = Some(GroupedPacking::rounded(bits, k, group_len));
-                let steps = (middle(bits) - 1) as f32;
+                let steps = ((1 << (bits - 1)) - 1) as f32;
                 let rows = packed(&[&scaled], k, packing);
                 for (actual, values) in rows.iter().zip(values.chunks(k)) {
                     for (actual, values) in actual.chunks(group_len).zip(values.chunks(group_len)) {

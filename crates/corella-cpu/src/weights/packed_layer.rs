@@ -19,6 +19,8 @@ pub struct PackedLayer {
     pub qkv: PackedMatrix,
     pub q_norm: Option<PackedNorm>,
     pub k_norm: Option<PackedNorm>,
+    /// A score for each query head, or none.
+    pub sinks: Vec<f32>,
     pub output: PackedMatrix,
     pub feed_forward_norms: PackedNorms,
     pub feed_forward: PackedFeedForward,
@@ -47,7 +49,8 @@ pub struct PackedExperts {
 }
 
 impl PackedLayer {
-    /// The form of all of the layer's matrices, and of their input rows. Routers have their own.
+    /// The form of all of the layer's matrices, and of their input rows. Experts and routers have their
+    /// own.
     pub fn form(&self) -> Form {
         self.qkv.form
     }
@@ -70,10 +73,22 @@ impl PackedLayer {
             .chain(mlps)
     }
 
+    /// The form of the experts' matrices, if there are any.
+    pub fn expert_form(&self) -> Option<Form> {
+        match &self.feed_forward {
+            PackedFeedForward::Mlp(_) => None,
+            PackedFeedForward::Experts(experts) => Some(experts.experts.gate_up.form),
+        }
+    }
+
     pub fn has_groups(&self) -> bool {
         self.matrices().any(PackedMatrix::is_grouped)
     }
 }
+
+/// The roles of the matrices of MLPs that all rows go through, and of experts.
+pub(super) const OF_ALL: [Role; 2] = [Role::Projection, Role::Down];
+pub(super) const OF_EXPERTS: [Role; 2] = [Role::Expert, Role::ExpertDown];
 
 /// The matrices of one MLP.
 struct MlpParts<'a> {
@@ -109,6 +124,7 @@ impl Packer<'_> {
             qkv: self.matrix(Role::Projection, &qkv, hidden)?,
             q_norm: head_norm(LayerTensor::QNorm),
             k_norm: head_norm(LayerTensor::KNorm),
+            sinks: layer.get(LayerTensor::Sinks).map_or(Vec::new(), elements),
             output: self.matrix(Role::Projection, &[output], attention.query_len())?,
             feed_forward_norms: PackedNorms::new(
                 &spec.feed_forward_norms,
@@ -117,7 +133,7 @@ impl Packer<'_> {
             ),
             feed_forward: match &spec.feed_forward {
                 FeedForward::Mlp(spec) => {
-                    PackedFeedForward::Mlp(self.mlps(spec, hidden, layer, [Mlp::Only])?)
+                    PackedFeedForward::Mlp(self.mlps(OF_ALL, spec, hidden, layer, [Mlp::Only])?)
                 }
                 FeedForward::Experts(spec) => {
                     PackedFeedForward::Experts(Box::new(self.experts(spec, hidden, layer)?))
@@ -138,10 +154,10 @@ impl Packer<'_> {
             selection_bias: layer.get(LayerTensor::SelectionBias).map(elements),
             experts: {
                 let experts = (0..spec.num_experts).map(Mlp::Expert);
-                self.mlps(&spec.expert, hidden, layer, experts)?
+                self.mlps(OF_EXPERTS, &spec.expert, hidden, layer, experts)?
             },
             shared: shared
-                .map(|shared| self.mlps(&shared.mlp, hidden, layer, [Mlp::Shared]))
+                .map(|shared| self.mlps(OF_ALL, &shared.mlp, hidden, layer, [Mlp::Shared]))
                 .transpose()?,
         })
     }
@@ -155,14 +171,16 @@ impl Packer<'_> {
             shape: vec![1, k],
             ..weight.clone()
         });
-        let parts = [Some(router), shared.as_ref()].into_iter().flatten();
-        let lanes: Vec<_> = parts.flat_map(|part| lanes((part, None))).collect();
+        let shared = shared.as_ref().map(|weight| (weight, None));
+        let parts = [Some(part(layer, LayerTensor::Router)), shared];
+        let lanes: Vec<_> = parts.into_iter().flatten().flat_map(lanes).collect();
         self.pack_or_read(&lanes, router_packing(router, k))
     }
 
     /// Packs MLPs of the same shape.
     fn mlps(
         &mut self,
+        [first, down]: [Role; 2],
         spec: &MlpSpec,
         hidden: usize,
         layer: &LayerWeights,
@@ -187,8 +205,8 @@ impl Packer<'_> {
         let down_lanes = mlps.iter().map(|mlp| lanes(mlp.down).collect());
         let down_lanes: Vec<_> = down_lanes.flat_map(whole_panels).collect();
         Ok(PackedMlp {
-            gate_up: self.pack(Role::Projection, &ups, &up_lanes, hidden)?,
-            down: self.pack(Role::Down, &downs, &down_lanes, spec.intermediate_size)?,
+            gate_up: self.pack(first, &ups, &up_lanes, hidden)?,
+            down: self.pack(down, &downs, &down_lanes, spec.intermediate_size)?,
         })
     }
 }

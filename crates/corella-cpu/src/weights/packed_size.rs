@@ -9,7 +9,7 @@ use crate::kernels::{Isa, PANEL_LANES, choose_kernels};
 
 use super::check_spec;
 use super::format_plan::{FormatPlan, Role};
-use super::packed_layer::router_packing;
+use super::packed_layer::{OF_ALL, OF_EXPERTS, router_packing};
 
 /// The bytes that each part of a model takes when it is packed for an instruction set, by default the
 /// best one of this machine. Reads no weights. Refuses what packing them would refuse.
@@ -74,7 +74,7 @@ impl Sizes {
         self.bytes.add(ModelPart::Attention, qkv + output);
         let (part, bytes) = match &layer.feed_forward {
             FeedForward::Mlp(mlp) => {
-                let bytes = self.mlps(mlp, hidden, weights, &[Mlp::Only]);
+                let bytes = self.mlps(OF_ALL, mlp, hidden, weights, &[Mlp::Only]);
                 (ModelPart::Mlp, bytes)
             }
             FeedForward::Experts(experts) => {
@@ -89,15 +89,22 @@ impl Sizes {
         let router = router_packing(&weights[LayerTensor::Router], hidden);
         let experts: Vec<_> = (0..spec.num_experts).map(Mlp::Expert).collect();
         let shared = spec.shared.as_ref().map_or(0, |shared| {
-            self.mlps(&shared.mlp, hidden, weights, &[Mlp::Shared])
+            self.mlps(OF_ALL, &shared.mlp, hidden, weights, &[Mlp::Shared])
         });
         router.num_bytes(spec.num_experts + weighed)
-            + self.mlps(&spec.expert, hidden, weights, &experts)
+            + self.mlps(OF_EXPERTS, &spec.expert, hidden, weights, &experts)
             + shared
     }
 
     /// The size of MLPs of the same shape, each of which begins with a panel of its own.
-    fn mlps(&self, spec: &MlpSpec, hidden: usize, weights: &LayerWeights, mlps: &[Mlp]) -> usize {
+    fn mlps(
+        &self,
+        [first, down]: [Role; 2],
+        spec: &MlpSpec,
+        hidden: usize,
+        weights: &LayerWeights,
+        mlps: &[Mlp],
+    ) -> usize {
         let inner = spec.intermediate_size;
         let tensors = |of: fn(Mlp) -> LayerTensor| {
             let tensors = mlps.iter().map(move |&mlp| &weights[of(mlp)]);
@@ -111,8 +118,8 @@ impl Sizes {
         }
         let lanes_of_all = |num_lanes: usize| mlps.len() * num_lanes.next_multiple_of(PANEL_LANES);
         let downs = tensors(LayerTensor::Down);
-        self.matrix(Role::Projection, &ups, lanes_of_all(num_lanes), hidden)
-            + self.matrix(Role::Down, &downs, lanes_of_all(hidden), inner)
+        self.matrix(first, &ups, lanes_of_all(num_lanes), hidden)
+            + self.matrix(down, &downs, lanes_of_all(hidden), inner)
     }
 }
 

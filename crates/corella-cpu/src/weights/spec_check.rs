@@ -84,6 +84,13 @@ fn check_mlp(mlp: &MlpSpec) -> Result<(), String> {
     match mlp.intermediate_size {
         0 => Err(String::from("intermediate_size must not be 0")),
         _ => Ok(()),
+    }?;
+    match mlp.gate_limit {
+        Some(_) if !mlp.is_gated => Err(String::from("an MLP without gates cannot limit them")),
+        Some(limit) if limit.is_nan() || limit < 0.0 => {
+            Err(format!("gates cannot be limited to {limit}"))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -95,6 +95,22 @@ fn windows_and_experts() {
 }
 
 #[test]
+fn sinks_windows_and_experts() {
+    run("gpt-oss", best_isa(), DType::F32, 7);
+}
+
+/// Heads are long enough for matrix tiles.
+#[test]
+fn sinks_and_experts_in_fp4() {
+    let quantized = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/quantized");
+    for isa in isas() {
+        for kv_format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
+            run_stages(quantized.join("mxfp4"), isa, kv_format, 16, 1);
+        }
+    }
+}
+
+#[test]
 fn stages_have_groups_of_their_own() {
     run_stages(golden("gemma2"), best_isa(), DType::F32, 7, 2);
     run_stages(golden("gemma3"), best_isa(), DType::Bf16, 16, 3);

@@ -52,13 +52,15 @@ fn every_feature_is_seen_in_the_logits() {
     gemma.logit_scale = 0.5;
     for layer in &mut gemma.layers {
         layer.residual_scale = 0.5;
+        layer.attention.has_sinks = true;
         layer.attention.qk_norm = Some(QkNorm::Heads(NormSpec::rms(1e-5)));
     }
-    let layers: [Change; 10] = [
+    let layers: [Change; 11] = [
         |layer| layer.attention.window = None,
         |layer| layer.attention.soft_cap = None,
         |layer| layer.attention.scale = AttentionSpec::usual_scale(HEAD),
         |layer| layer.attention.rotary = None,
+        |layer| layer.attention.has_sinks = false,
         |layer| layer.attention.qk_norm = None,
         |layer| layer.attention_norms.before = None,
         |layer| layer.attention_norms.after = None,
@@ -85,8 +87,10 @@ fn every_feature_is_seen_in_the_logits() {
         change(&mut other);
         assert_differ(&gemma, &other, &format!("model {index}"));
     }
-    let mlps: [fn(&mut MlpSpec); 2] = [
+    let mlps: [fn(&mut MlpSpec); 4] = [
         |mlp| mlp.activation = Activation::Silu,
+        |mlp| mlp.activation = Activation::GeluSigmoid,
+        |mlp| mlp.gate_limit = Some(0.5),
         |mlp| mlp.is_gated = false,
     ];
     for (index, change) in mlps.into_iter().enumerate() {
@@ -208,9 +212,34 @@ fn gpt_2_with_learned_positions_and_no_gates() {
             activation: activations[index % 3],
             is_gated: false,
             bias: true,
+            gate_limit: None,
         });
     }
     check_all(&spec, 90);
+}
+
+#[test]
+fn gpt_oss_with_sinks_and_limited_gates() {
+    let mut spec = llama(4);
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        layer.attention.has_sinks = true;
+        layer.attention.qkv_bias = true;
+        layer.attention.output_bias = true;
+        layer.attention.window = (index % 2 == 0).then_some(21);
+        let mut experts = experts(5, 2);
+        experts.router_bias = true;
+        experts.expert.activation = Activation::GeluSigmoid;
+        experts.expert.bias = true;
+        experts.expert.gate_limit = Some(0.8);
+        layer.feed_forward = FeedForward::Experts(experts);
+    }
+    check_all(&spec, 150);
+    // Rounding chooses no other experts where there are none.
+    for layer in &mut spec.layers {
+        let mlp = layer.feed_forward.mlp().clone();
+        layer.feed_forward = FeedForward::Mlp(mlp);
+    }
+    check_all(&spec, 620);
 }
 
 #[test]
@@ -260,6 +289,7 @@ fn layers_of_different_shapes() {
             activation: [Activation::Silu, Activation::Gelu][index % 2],
             is_gated: true,
             bias: index % 2 == 1,
+            gate_limit: None,
         });
         if index == 3 {
             layer.attention.rotary = None;
@@ -351,6 +381,7 @@ fn llama(num_layers: usize) -> DecoderSpec {
             activation: Activation::Silu,
             is_gated: true,
             bias: false,
+            gate_limit: None,
         }),
         feed_forward_norms: norms,
         residual_scale: 1.0,
@@ -389,6 +420,7 @@ fn gemma_2() -> DecoderSpec {
             activation: Activation::GeluTanh,
             is_gated: true,
             bias: false,
+            gate_limit: None,
         });
     }
     spec
@@ -398,11 +430,13 @@ fn experts(num_experts: usize, num_experts_per_token: usize) -> ExpertSpec {
     ExpertSpec {
         num_experts,
         num_experts_per_token,
+        router_bias: false,
         expert: MlpSpec {
             intermediate_size: 40,
             activation: Activation::Silu,
             is_gated: true,
             bias: false,
+            gate_limit: None,
         },
         shared: None,
         scoring: ExpertScoring::Softmax,

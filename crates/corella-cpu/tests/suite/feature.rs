@@ -19,7 +19,7 @@ const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
 
-const FEATURES: [(&str, SwitchOff); 26] = [
+const FEATURES: [(&str, SwitchOff); 29] = [
     ("the scale of embeddings", |spec, _| {
         spec.embedding_scale = 1.0
     }),
@@ -62,6 +62,9 @@ const FEATURES: [(&str, SwitchOff); 26] = [
     ("windows", |spec, _| {
         each_attention(spec, |attention| attention.window = None);
     }),
+    ("sinks", |spec, _| {
+        each_attention(spec, |attention| attention.has_sinks = false);
+    }),
     ("norms of queries and keys", |spec, _| {
         each_attention(spec, |attention| attention.qk_norm = None);
     }),
@@ -92,10 +95,24 @@ const FEATURES: [(&str, SwitchOff); 26] = [
             };
             mlp.activation = match mlp.activation {
                 Activation::Silu => Activation::GeluTanh,
-                Activation::Gelu | Activation::GeluTanh => Activation::Silu,
+                Activation::Gelu | Activation::GeluTanh | Activation::GeluSigmoid => {
+                    Activation::Silu
+                }
             };
         });
     }),
+    ("the limit of gates", |spec, _| {
+        each_experts(spec, |experts| {
+            let limit = &mut experts.expert.gate_limit;
+            *limit = limit.map(|_| f32::INFINITY);
+        });
+    }),
+    (
+        "what is added to what gates are multiplied by",
+        |spec, _| {
+            each_experts(spec, |experts| experts.expert.gate_limit = None);
+        },
+    ),
     ("biases", |spec, weights| {
         for (layer, weights) in spec.layers.iter().zip(&mut weights.layers) {
             for tensor in layer.tensors(spec.hidden_size) {

@@ -122,6 +122,8 @@ fn attention(
             }
         }
     }
+    let sinks = layer.get(LayerTensor::Sinks).filter(|_| spec.has_sinks);
+    let sinks = sinks.map_or(Row::new(), values);
     let rows = q.iter().enumerate().map(|(position, q)| {
         let first = match spec.window {
             Some(window) if position + 1 > window => position + 1 - window,
@@ -135,7 +137,10 @@ fn attention(
                 let score = dot(q, &k[kv..][..dim]) * f64::from(spec.scale);
                 capped(vec![score], spec.soft_cap)[0]
             });
-            let weights = softmax(&scores.collect::<Row>());
+            let mut scores: Row = scores.collect();
+            // A sink is weighed like a position, but has no value.
+            scores.extend(sinks.get(head));
+            let weights = softmax(&scores);
             for (v, weight) in v[first..=position].iter().zip(weights) {
                 let out = &mut attended[head * dim..][..dim];
                 out.iter_mut()
@@ -153,8 +158,13 @@ fn mlp(spec: &MlpSpec, layer: &LayerWeights, which: Mlp, input: &Row) -> Row {
     let inner: Row = match spec.is_gated {
         true => {
             let gate = dense(layer, LayerTensor::Gate(which), input);
-            let gates = gate.iter().map(|&x| activation(spec.activation, x));
-            gates.zip(up).map(|(gate, up)| gate * up).collect()
+            let pairs = gate.into_iter().zip(up);
+            let pairs = pairs.map(|(gate, up)| match spec.gate_limit.map(f64::from) {
+                Some(limit) => (gate.min(limit), up.clamp(-limit, limit) + 1.0),
+                None => (gate, up),
+            });
+            let products = pairs.map(|(gate, up)| activation(spec.activation, gate) * up);
+            products.collect()
         }
         false => up.iter().map(|&x| activation(spec.activation, x)).collect(),
     };
@@ -221,6 +231,7 @@ fn activation(activation: Activation, x: f64) -> f64 {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             0.5 * x * (1.0 + u.tanh())
         }
+        Activation::GeluSigmoid => x * sigmoid(1.702 * x),
     }
 }
 

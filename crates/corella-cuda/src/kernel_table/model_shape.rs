@@ -140,6 +140,7 @@ fn load(
         qk_norm: shape.qk_norm,
         qkv_bias: false,
         output_bias: false,
+        has_sinks: false,
     };
     let geometry = KvGeometry {
         num_layers: 1,

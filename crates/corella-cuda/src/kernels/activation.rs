@@ -91,5 +91,6 @@ pub(super) fn activation_macro(activation: Activation) -> String {
         Activation::Silu => "SILU",
         Activation::Gelu => "GELU",
         Activation::GeluTanh => "GELU_TANH",
+        Activation::GeluSigmoid => "GELU_SIGMOID",
     })
 }

@@ -6,6 +6,7 @@
 #define SILU 0
 #define GELU 1
 #define GELU_TANH 2
+#define GELU_SIGMOID 3
 
 #if ACTIVATION != GELU
 DEVICE float sigmoid(float x) {
@@ -20,6 +21,8 @@ DEVICE float activate(float x) {
 #elif ACTIVATION == GELU
     const float SQRT_HALF = 0.70710678118654752f;
     return 0.5f * x * (1.0f + erff(x * SQRT_HALF));
+#elif ACTIVATION == GELU_SIGMOID
+    return x * sigmoid(1.702f * x);
 #else
     // x * (1 + tanh(u)) / 2 is x times the sigmoid of 2 u.
     const float TWICE_SQRT_2_OVER_PI = 1.5957691216057308f;

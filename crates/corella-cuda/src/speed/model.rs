@@ -60,6 +60,7 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
             activation: Activation::Silu,
             is_gated: true,
             bias: false,
+            gate_limit: None,
         }),
         feed_forward_norms: BranchNorms::before(norm),
         residual_scale: 1.0,

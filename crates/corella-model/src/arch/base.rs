@@ -77,6 +77,7 @@ impl Base {
                 activation: activation(fields, self.activation_field, self.activation)?,
                 is_gated: true,
                 bias: false,
+                gate_limit: None,
             }),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,
@@ -140,6 +141,7 @@ pub fn experts(
     Ok(ExpertSpec {
         num_experts,
         num_experts_per_token,
+        router_bias: false,
         expert,
         shared: None,
         scoring: ExpertScoring::Softmax,
@@ -261,8 +263,10 @@ pub fn activation(
         Some("silu" | "swish") => Activation::Silu,
         Some("gelu") => Activation::Gelu,
         Some("gelu_new" | "gelu_pytorch_tanh" | "gelu_fast") => Activation::GeluTanh,
+        Some("quick_gelu") => Activation::GeluSigmoid,
         Some(_) => {
-            let why = "supported are silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh";
+            let why =
+                "supported are silu, gelu, gelu_new, gelu_fast, gelu_pytorch_tanh, quick_gelu";
             return Err(fields.refuse(field, why));
         }
     })
@@ -480,6 +484,7 @@ pub fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
             Activation::Silu => "silu",
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_pytorch_tanh",
+            Activation::GeluSigmoid => "quick_gelu",
         },
         "rope_theta": rotary.theta,
         "rope_scaling": rotary::scaling_config(rotary)?,

@@ -61,6 +61,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             activation: base::activation(fields, ACTIVATION, Activation::Silu)?,
             is_gated: true,
             bias: false,
+            gate_limit: None,
         }),
         feed_forward_norms: BranchNorms {
             before: None,

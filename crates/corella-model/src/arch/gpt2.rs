@@ -77,6 +77,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             activation: base::activation(fields, ACTIVATION, Activation::GeluTanh)?,
             is_gated: false,
             bias: true,
+            gate_limit: None,
         }),
         feed_forward_norms: BranchNorms::before(norm),
         residual_scale: 1.0,

@@ -42,7 +42,9 @@ pub struct Stored {
     pub is_transposed: bool,
     /// The number of the expert, if the matrices of all experts are stored as one tensor.
     pub expert: Option<usize>,
-    /// Whether the name is complete, without `.weight` behind it.
+    /// The matrix's place where the outputs of two matrices alternate, 0 or 1.
+    pub alternate: Option<usize>,
+    /// Whether the name is complete, without `.weight` behind it. A bias has `_bias` there.
     pub is_complete: bool,
     /// Whether the vector is written as a matrix of one row. Both forms are read.
     pub is_row: bool,
@@ -103,10 +105,13 @@ impl Layout {
     /// The whole name of a layer's tensor behind `body`.
     pub fn full_name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {
         let name = self.name(body, layer, tensor);
-        match tensor.owner() {
-            Some(_) => format!("{name}.bias"),
-            None if (self.of_layer)(tensor).is_complete => name,
-            None => format!("{name}.weight"),
+        let owner = tensor.owner();
+        let is_complete = (self.of_layer)(owner.unwrap_or(tensor)).is_complete;
+        match (owner, is_complete) {
+            (Some(_), false) => format!("{name}.bias"),
+            (Some(_), true) => format!("{name}_bias"),
+            (None, false) => format!("{name}.weight"),
+            (None, true) => name,
         }
     }
 }
@@ -118,6 +123,7 @@ impl Stored {
             parts: &[],
             is_transposed: false,
             expert: None,
+            alternate: None,
             is_complete: false,
             is_row: false,
         }
@@ -154,6 +160,14 @@ impl Stored {
         }
     }
 
+    /// One of two matrices of the same shape whose outputs alternate.
+    pub fn alternating(self, place: usize) -> Self {
+        Self {
+            alternate: Some(place),
+            ..self
+        }
+    }
+
     /// Whether the tensor is a tensor of the file as it is.
     pub fn is_plain(&self) -> bool {
         self.parts.is_empty() && !self.is_transposed && self.expert.is_none()
@@ -182,6 +196,7 @@ pub fn folder_name(tensor: LayerTensor) -> Stored {
         LayerTensor::Up(mlp) => return of_mlp(mlp, "up"),
         LayerTensor::Down(mlp) => return of_mlp(mlp, "down"),
         LayerTensor::Router => "mlp.gate",
+        LayerTensor::Sinks => return Stored::complete("self_attn.sinks"),
         LayerTensor::SelectionBias => {
             return Stored::complete("mlp.gate.e_score_correction_bias");
         }
@@ -216,6 +231,7 @@ pub fn file_name(tensor: LayerTensor) -> Stored {
         LayerTensor::Down(mlp) => return of_mlp(mlp, "down"),
         LayerTensor::Router => "ffn_gate_inp",
         LayerTensor::SelectionBias => return Stored::complete("exp_probs_b.bias"),
+        LayerTensor::Sinks => "attn_sinks",
         LayerTensor::SharedWeight => "ffn_gate_inp_shexp",
         other => return Stored::whole(other.to_string()),
     })

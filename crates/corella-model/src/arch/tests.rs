@@ -159,6 +159,55 @@ fn layers_of_exaone_have_a_window_or_do_not_know_positions() {
     assert_eq!(layers, [(None, true); 4]);
 }
 
+/// OpenAI's own configuration has the older names for RoPE, and lists the types of layers.
+#[test]
+fn gpt_oss_is_what_was_published_where_a_folder_does_not_say() {
+    let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
+    let listed = spec("gpt-oss", json!({}));
+    let alternating = [Some(24), None, Some(24), None];
+    assert_eq!(windows(&listed), alternating);
+    let by_default = spec("gpt-oss", json!({ "layer_types": null }));
+    assert_eq!(by_default, listed);
+    let types = json!([
+        "full_attention",
+        "full_attention",
+        "full_attention",
+        "sliding_attention"
+    ]);
+    let others = spec("gpt-oss", json!({ "layer_types": types }));
+    assert_eq!(windows(&others), [None, None, None, Some(24)]);
+    let published = json!({ "rope_parameters": null, "rope_theta": 30_000.0, "rope_scaling": {
+        "rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64,
+        "beta_fast": 32.0, "beta_slow": 1.0, "truncate": false } });
+    assert_eq!(spec("gpt-oss", published), listed);
+
+    let silent = json!({ "rope_parameters": null, "swiglu_limit": null, "attention_bias": null });
+    let silent = spec("gpt-oss", silent);
+    let scaling = &silent.layers[0].attention.rotary.as_ref().unwrap().scaling;
+    let RotaryScaling::Yarn {
+        factor,
+        original_max_position,
+        truncate,
+        ..
+    } = scaling
+    else {
+        panic!("{scaling:?}");
+    };
+    assert_eq!(
+        (*factor, *original_max_position, *truncate),
+        (32.0, 4096.0, false)
+    );
+    assert_eq!(silent.layers[0].feed_forward.mlp().gate_limit, Some(7.0));
+    assert!(silent.layers[0].attention.qkv_bias && silent.layers[0].attention.output_bias);
+    let plain = spec("gpt-oss", json!({ "attention_bias": false }));
+    assert!(!plain.layers[0].attention.qkv_bias && !plain.layers[0].attention.output_bias);
+
+    let mut config = golden_config("gpt-oss");
+    config["swiglu_alpha"] = json!(1.5);
+    let error = parse(&config).unwrap_err();
+    assert_eq!(error, "swiglu_alpha is 1.5; only 1.702 is supported");
+}
+
 /// MiniMax's own configuration has the number of rotated elements, and Transformers 5 writes their part.
 #[test]
 fn a_part_of_each_head_is_rotated_however_it_is_said() {

@@ -486,7 +486,7 @@ fn configurations_that_are_refused() {
         (
             json!({ "hidden_act": "relu" }),
             "hidden_act is \"relu\"; supported are silu, gelu, gelu_new, gelu_fast, \
-             gelu_pytorch_tanh"
+             gelu_pytorch_tanh, quick_gelu"
                 .into(),
         ),
         (

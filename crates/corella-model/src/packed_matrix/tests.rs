@@ -89,6 +89,7 @@ fn formats_are_found() {
             bits,
             group_len,
             has_minimum,
+            is_fp4: false,
         })
     };
     for (name, expected) in [
@@ -132,7 +133,8 @@ fn configurations_that_are_refused() {
         (
             "/quant_method",
             json!("bitsandbytes"),
-            "quant_method is \"bitsandbytes\"; supported are compressed-tensors, gptq, awq",
+            "quant_method is \"bitsandbytes\"; supported are compressed-tensors, gptq, awq, \
+             mxfp4",
         ),
         (
             "/format",
@@ -311,10 +313,52 @@ fn tensors_that_do_not_fit() {
     folder.check_matrix("weight_scale is missing");
 }
 
+#[test]
+fn mxfp4_tensors_that_do_not_fit() {
+    const DOWN: &str = "model.layers.0.mlp.experts.down_proj";
+    let check = |change: fn(&mut Tensors), problem: &str| {
+        let mut folder = Folder::of("mxfp4");
+        change(&mut folder.tensors);
+        folder.check(&format!("model.safetensors: {problem}"));
+    };
+    let matrix = |problem: &str| format!("matrix {DOWN}: {problem}");
+    fn part<'a>(tensors: &'a mut Tensors, suffix: &str) -> &'a mut (Dtype, Vec<usize>, Vec<u8>) {
+        tensors.get_mut(&format!("{DOWN}_{suffix}")).unwrap()
+    }
+    check(
+        |tensors| drop(tensors.remove(&format!("{DOWN}_scales"))),
+        &matrix("scales is missing"),
+    );
+    check(
+        |tensors| part(tensors, "blocks").1 = vec![4, 32, 6, 16],
+        &matrix("blocks has shape [4, 32, 6, 16]; it should be [4, 64, 3, 16]"),
+    );
+    check(
+        |tensors| part(tensors, "scales").1 = vec![2, 128, 3],
+        &matrix("scales has shape [2, 128, 3]; it should be [4, 64, 3]"),
+    );
+    check(
+        |tensors| part(tensors, "scales").0 = Dtype::I8,
+        &matrix("scales is I8; supported are U8"),
+    );
+    // Without blocks, the experts might be floats.
+    check(
+        |tensors| drop(tensors.remove(&format!("{DOWN}_blocks"))),
+        &format!("tensor {DOWN} is missing; it should have shape [4, 96, 64]"),
+    );
+    let mut folder = Folder::of("mxfp4");
+    let config = folder.config.as_object_mut().unwrap();
+    config.remove("quantization_config");
+    folder.check(
+        "model.safetensors: tensor model.layers.0.mlp.experts.gate_up_proj is missing; it should \
+         have shape [4, 64, 192]",
+    );
+}
+
 /// Whatever the configuration says, the result is an error or a checkpoint, never a panic.
 #[test]
 fn random_damage_does_not_panic() {
-    for name in ["int4-g64-asymmetric", "int8", "gptq", "awq"] {
+    for name in ["int4-g64-asymmetric", "int8", "gptq", "awq", "mxfp4"] {
         let folder = Folder::of(name);
         let config = folder.config.to_string();
         let mut num_loaded = 0;

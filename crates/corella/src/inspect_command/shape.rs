@@ -36,6 +36,7 @@ pub fn attention(layer: &LayerSpec) -> String {
         qk_norm,
         qkv_bias,
         output_bias,
+        has_sinks,
         ..
     } = layer.attention;
     let mut text = format!("{num_heads} heads of {head_dim}, {num_kv_heads} KV heads");
@@ -55,6 +56,9 @@ pub fn attention(layer: &LayerSpec) -> String {
         (true, false) => text += ", biases of queries, keys and values",
         (false, true) => text += ", bias of the output",
         (false, false) => {}
+    }
+    if has_sinks {
+        text += ", a sink for each head";
     }
     text
 }
@@ -137,10 +141,16 @@ fn mlp(spec: &MlpSpec) -> String {
         Activation::Silu => "SiLU",
         Activation::Gelu => "GELU",
         Activation::GeluTanh => "GELU (tanh)",
+        Activation::GeluSigmoid => "GELU (sigmoid)",
     };
     let gated = if spec.is_gated { "gated " } else { "" };
+    let limit = spec.gate_limit.map(|limit| format!(" up to {limit}"));
+    let limit = limit.unwrap_or_default();
     let biases = if spec.bias { ", biases" } else { "" };
-    format!("{}, {gated}{activation}{biases}", spec.intermediate_size)
+    format!(
+        "{}, {gated}{activation}{limit}{biases}",
+        spec.intermediate_size
+    )
 }
 
 fn experts(spec: &ExpertSpec) -> String {

@@ -43,9 +43,12 @@ pub unsafe fn gemm(
             return grouped::gemm(tiles, panel, shape, fetch_ahead);
         }
         match (shape.bits, shape.has_minimum) {
-            (4, false) => gemm_sections::<4, false>(tiles, panel, shape, fetch_ahead),
-            (4, true) => gemm_sections::<4, true>(tiles, panel, shape, fetch_ahead),
-            _ => gemm_sections::<8, false>(tiles, panel, shape, fetch_ahead),
+            (4, false) if shape.is_fp4 => {
+                gemm_sections::<4, true, false>(tiles, panel, shape, fetch_ahead)
+            }
+            (4, false) => gemm_sections::<4, false, false>(tiles, panel, shape, fetch_ahead),
+            (4, true) => gemm_sections::<4, false, true>(tiles, panel, shape, fetch_ahead),
+            _ => gemm_sections::<8, false, false>(tiles, panel, shape, fetch_ahead),
         }
     }
 }
@@ -61,7 +64,7 @@ struct Section {
 
 /// Computes all tiles section by section.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
+unsafe fn gemm_sections<const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool>(
     tiles: &[GroupedTile],
     panel: *const u8,
     shape: GroupedShape,
@@ -82,7 +85,7 @@ unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
         }
         for first in (0..num_groups).step_by(groups_at_once) {
             let groups = first..num_groups.min(first + groups_at_once);
-            expand::<BITS, HAS_MINIMUM>(panel, shape, groups.clone(), fetch_ahead, section);
+            expand::<BITS, IS_FP4, HAS_MINIMUM>(panel, shape, groups.clone(), fetch_ahead, section);
             for tile in tiles {
                 let num_rows = tile.rows.num_rows;
                 if configured_rows != num_rows {
@@ -99,14 +102,17 @@ unsafe fn gemm_sections<const BITS: usize, const HAS_MINIMUM: bool>(
 
 /// Expands the weights of some groups to bytes in tile order.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-unsafe fn expand<const BITS: usize, const HAS_MINIMUM: bool>(
+unsafe fn expand<const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool>(
     panel: *const u8,
     shape: GroupedShape,
     groups: Range<usize>,
     fetch_ahead: bool,
     section: *mut Section,
 ) {
-    let middle = _mm512_set1_epi8(if HAS_MINIMUM { 0 } else { middle(BITS) as i8 });
+    let middle = _mm512_set1_epi8(match HAS_MINIMUM {
+        true => 0,
+        false => middle(BITS, IS_FP4) as i8,
+    });
     let mut chunk = 0;
     // SAFETY: the groups belong to the panel, and have at most as many chunks as the section.
     unsafe {
@@ -128,7 +134,7 @@ unsafe fn expand<const BITS: usize, const HAS_MINIMUM: bool>(
                             _mm_prefetch::<_MM_HINT_T0>(line_ahead(first.add(at)).cast());
                         }
                     }
-                    for (odd, halves) in quads::<BITS>(lines, p).into_iter().enumerate() {
+                    for (odd, halves) in quads::<BITS, IS_FP4>(lines, p).into_iter().enumerate() {
                         for (to, bytes) in to.into_iter().zip(halves) {
                             let to = to.add(p * 128 + odd * 64);
                             _mm512_store_si512(to.cast(), _mm512_sub_epi8(bytes, middle));

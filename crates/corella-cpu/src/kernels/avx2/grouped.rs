@@ -1,12 +1,14 @@
 //! GEMM with group-wise scaled weights in AVX2.
 //!
 //! 4-bit weights are multiplied as unsigned values of at most 15: the products of a whole chunk of
-//! 32 can be summed in 16 bits. 8-bit weights are multiplied by magnitude, and only two products
+//! 32 can be summed in 16 bits, or those of half a chunk of FP4 levels. 8-bit weights are multiplied by magnitude, and only two products
 //! fit in 16 bits.
 
 use std::arch::x86_64::*;
 
-use crate::kernels::grouped::{GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle};
+use crate::kernels::grouped::{
+    GroupedShape, GroupedTile, LANE_F16_BYTES, RAISED_LEVELS, SummedRows, middle,
+};
 use crate::kernels::{INT8_TILE_K, PANEL_LANES, line_ahead, with_rows};
 
 /// The largest number of rows whose sums stay in registers.
@@ -43,16 +45,17 @@ unsafe fn gemm_tile(
         // SAFETY: the caller promises as much.
         unsafe {
             let out = out.add(first * PANEL_LANES);
-            with_rows!(end - first, M in [1 2 3], match shape.bits {
-                4 => gemm_rows::<M, 4>(rows, first, panel, shape, fetch_ahead, out),
-                _ => gemm_rows::<M, 8>(rows, first, panel, shape, fetch_ahead, out),
+            with_rows!(end - first, M in [1 2 3], match (shape.bits, shape.is_fp4) {
+                (4, false) => gemm_rows::<M, 4, false>(rows, first, panel, shape, fetch_ahead, out),
+                (4, true) => gemm_rows::<M, 4, true>(rows, first, panel, shape, fetch_ahead, out),
+                _ => gemm_rows::<M, 8, false>(rows, first, panel, shape, fetch_ahead, out),
             });
         }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gemm_rows<const M: usize, const BITS: usize>(
+unsafe fn gemm_rows<const M: usize, const BITS: usize, const IS_FP4: bool>(
     rows: &SummedRows,
     first: usize,
     panel: *const u8,
@@ -86,8 +89,9 @@ unsafe fn gemm_rows<const M: usize, const BITS: usize>(
                 for (i, chunk) in chunks.clone().enumerate() {
                     let x = rows.chunk(chunk, first);
                     let lines = lines.add(i * shape.chunk_bytes() + q * 32);
-                    let products = match BITS {
-                        4 => products_of_halves::<M>(x, lines),
+                    let products = match (BITS, IS_FP4) {
+                        (4, false) => products_of_halves::<M>(x, lines),
+                        (4, true) => products_of_levels::<M>(x, lines),
                         _ => products_of_bytes::<M>(x, lines),
                     };
                     for r in 0..M {
@@ -98,7 +102,7 @@ unsafe fn gemm_rows<const M: usize, const BITS: usize>(
                 for r in 0..M {
                     let mut sum = sums[r];
                     if BITS == 4 && !shape.has_minimum {
-                        let start = _mm256_set1_epi32(middle(BITS) * row_sums[r]);
+                        let start = _mm256_set1_epi32(middle(BITS, IS_FP4) * row_sums[r]);
                         sum = _mm256_sub_epi32(sum, start);
                     }
                     acc[r][q] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, acc[r][q]);
@@ -142,6 +146,40 @@ unsafe fn products_of_halves<const M: usize>(x: *const i8, lines: *const u8) -> 
         }
     }
     pairs.map(|pairs| _mm256_madd_epi16(pairs, ones))
+}
+
+/// `products_of_halves` for the numbers of FP4 levels.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn products_of_levels<const M: usize>(x: *const i8, lines: *const u8) -> [__m256i; M] {
+    let (low_half, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1));
+    let mut sums = [_mm256_setzero_si256(); M];
+    // SAFETY: there are 16 levels. The addresses are inside the chunk, of the weights and of each row.
+    unsafe {
+        let levels = _mm256_broadcastsi128_si256(_mm_loadu_si128(RAISED_LEVELS.as_ptr().cast()));
+        for half in 0..2 {
+            let mut pairs = [_mm256_setzero_si256(); M];
+            for p in 2 * half..2 * half + 2 {
+                let bytes = _mm256_loadu_si256(lines.add(p * 128).cast());
+                let low = _mm256_and_si256(bytes, low_half);
+                let high = _mm256_and_si256(_mm256_srli_epi16::<4>(bytes), low_half);
+                let low = _mm256_shuffle_epi8(levels, low);
+                let high = _mm256_shuffle_epi8(levels, high);
+                for r in 0..M {
+                    let x = x.add(r * INT8_TILE_K + p * 8).cast::<i32>();
+                    let first = _mm256_set1_epi32(x.read_unaligned());
+                    let second = _mm256_set1_epi32(x.add(1).read_unaligned());
+                    let first = _mm256_maddubs_epi16(low, first);
+                    let second = _mm256_maddubs_epi16(high, second);
+                    pairs[r] = _mm256_add_epi16(pairs[r], _mm256_add_epi16(first, second));
+                }
+            }
+            for r in 0..M {
+                sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs[r], ones));
+            }
+        }
+    }
+    sums
 }
 
 /// Products of a chunk's 8-bit weights for 8 lanes. The lanes' bytes of the chunk's eight quads are

@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 use crate::kernels::grouped::{
-    GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, chunk_bytes, middle,
+    GroupedShape, GroupedTile, LANE_F16_BYTES, RAISED_LEVELS, SummedRows, chunk_bytes, middle,
 };
 use crate::kernels::{INT8_TILE_K, PANEL_LANES, avx2, with_rows};
 
@@ -44,9 +44,10 @@ pub unsafe fn gemm(
                 };
                 with_rows!(end - first, M in [1 2 3 4 5 6],
                 match (shape.bits, shape.has_minimum) {
-                    (4, false) => call.run::<M, 4, false>(),
-                    (4, true) => call.run::<M, 4, true>(),
-                    _ => call.run::<M, 8, false>(),
+                    (4, false) if shape.is_fp4 => call.run::<M, 4, true, false>(),
+                    (4, false) => call.run::<M, 4, false, false>(),
+                    (4, true) => call.run::<M, 4, false, true>(),
+                    _ => call.run::<M, 8, false, false>(),
                 });
             }
         }
@@ -108,12 +109,19 @@ impl Part<'_> {
     /// # Safety
     /// From the first row on there are M rows, and `out` has room for as many.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma")]
-    unsafe fn run<const M: usize, const BITS: usize, const HAS_MINIMUM: bool>(&self) {
+    unsafe fn run<
+        const M: usize,
+        const BITS: usize,
+        const IS_FP4: bool,
+        const HAS_MINIMUM: bool,
+    >(
+        &self,
+    ) {
         // SAFETY: the groups belong to the panel, and the rows have their chunks.
         unsafe {
             let mut acc = [[_mm512_setzero_ps(); 2]; M];
             for group in 0..self.shape.num_groups() {
-                let group = Group::<M, BITS, HAS_MINIMUM> {
+                let group = Group::<M, BITS, IS_FP4, HAS_MINIMUM> {
                     rows: self.rows,
                     first: self.first,
                     chunk: group * self.shape.group_chunks,
@@ -137,7 +145,7 @@ impl Part<'_> {
 }
 
 /// One group of a panel, to be multiplied by M rows.
-struct Group<'a, const M: usize, const BITS: usize, const HAS_MINIMUM: bool> {
+struct Group<'a, const M: usize, const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool> {
     rows: &'a SummedRows,
     /// The first of the M rows.
     first: usize,
@@ -148,7 +156,9 @@ struct Group<'a, const M: usize, const BITS: usize, const HAS_MINIMUM: bool> {
     prefetch: Ahead,
 }
 
-impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BITS, HAS_MINIMUM> {
+impl<const M: usize, const BITS: usize, const IS_FP4: bool, const HAS_MINIMUM: bool>
+    Group<'_, M, BITS, IS_FP4, HAS_MINIMUM>
+{
     /// # Safety
     /// The group has `num_chunks` chunks.
     #[inline]
@@ -166,7 +176,7 @@ impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BI
             }
             let start = |r: usize| match HAS_MINIMUM {
                 true => _mm512_setzero_si512(),
-                false => _mm512_set1_epi32(-middle(BITS) * row_sums[r]),
+                false => _mm512_set1_epi32(-middle(BITS, IS_FP4) * row_sums[r]),
             };
             let mut sums: [[__m512i; 2]; M] = std::array::from_fn(|r| [start(r); 2]);
             // With few rows, every second quad has sums of its own, so that fewer additions wait
@@ -177,7 +187,7 @@ impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BI
                 let x = self.rows.chunk(self.chunk + chunk, self.first);
                 self.prefetch.issue::<BITS>(self.chunk + chunk, lines);
                 for p in 0..4 {
-                    for (odd, lines) in quads::<BITS>(lines, p).into_iter().enumerate() {
+                    for (odd, lines) in quads::<BITS, IS_FP4>(lines, p).into_iter().enumerate() {
                         let sums = if M <= 2 && odd == 1 {
                             &mut odd_sums
                         } else {
@@ -215,7 +225,10 @@ impl<const M: usize, const BITS: usize, const HAS_MINIMUM: bool> Group<'_, M, BI
 /// Loads quads `2 p` and `2 p + 1` of a chunk, one byte per weight, for both halves of the lanes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub unsafe fn quads<const BITS: usize>(lines: *const u8, p: usize) -> [[__m512i; 2]; 2] {
+pub unsafe fn quads<const BITS: usize, const IS_FP4: bool>(
+    lines: *const u8,
+    p: usize,
+) -> [[__m512i; 2]; 2] {
     let load = |line: usize| {
         // SAFETY: the caller promises a chunk.
         unsafe { _mm512_loadu_si512(lines.add(line * 64).cast()) }
@@ -227,14 +240,16 @@ pub unsafe fn quads<const BITS: usize>(lines: *const u8, p: usize) -> [[__m512i;
         ];
     }
     let low_half = _mm512_set1_epi8(15);
-    let [a, b] = [load(p * 2), load(p * 2 + 1)];
-    [
-        [_mm512_and_si512(a, low_half), _mm512_and_si512(b, low_half)],
-        [
-            _mm512_and_si512(_mm512_srli_epi16::<4>(a), low_half),
-            _mm512_and_si512(_mm512_srli_epi16::<4>(b), low_half),
-        ],
-    ]
+    let lines = [load(p * 2), load(p * 2 + 1)];
+    let low = lines.map(|line| _mm512_and_si512(line, low_half));
+    let high = lines.map(|line| _mm512_and_si512(_mm512_srli_epi16::<4>(line), low_half));
+    if !IS_FP4 {
+        return [low, high];
+    }
+    // SAFETY: there are 16 levels.
+    let levels = unsafe { _mm_loadu_si128(RAISED_LEVELS.as_ptr().cast()) };
+    let levels = _mm512_broadcast_i32x4(levels);
+    [low, high].map(|codes| codes.map(|codes| _mm512_shuffle_epi8(levels, codes)))
 }
 
 /// Prefetches as many lines as a chunk has, evenly from four pages, in the pattern of

@@ -3,7 +3,7 @@
 use half::f16;
 
 use crate::kernels::grouped::{
-    CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle,
+    CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, RAISED_LEVELS, SummedRows,
 };
 use crate::kernels::{INT8_TILE_K, PANEL_LANES};
 
@@ -35,8 +35,9 @@ unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, ou
                     let x = *rows.chunk(chunk, row).cast::<[i8; CHUNK_K]>();
                     row_sum += *rows.sums(chunk, row);
                     let lines = head.add(shape.head_bytes() + i * shape.chunk_bytes());
-                    match shape.bits {
-                        4 => add_halves(&x, &*lines.cast(), &mut sums),
+                    match (shape.bits, shape.is_fp4) {
+                        (4, false) => add_halves(&x, &*lines.cast(), &mut sums, i32::from),
+                        (4, true) => add_halves(&x, &*lines.cast(), &mut sums, level),
                         _ => add_bytes(&x, &*lines.cast(), &mut sums),
                     }
                 }
@@ -55,8 +56,7 @@ unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, ou
                 } else {
                     let scales = lanes_of_f16(head);
                     for lane in 0..PANEL_LANES {
-                        acc[lane] +=
-                            (sums[lane] - middle(shape.bits) * row_sum) as f32 * scales[lane];
+                        acc[lane] += (sums[lane] - shape.middle() * row_sum) as f32 * scales[lane];
                     }
                 }
             }
@@ -71,12 +71,21 @@ unsafe fn gemm_tile(rows: &SummedRows, panel: *const u8, shape: GroupedShape, ou
 /// A pair of cache lines, `[half of the lanes][lane][four bytes]`.
 type Line = [[[u8; 4]; 16]; 2];
 
-fn add_halves(x: &[i8; CHUNK_K], lines: &[Line; CHUNK_K / 8], sums: &mut [i32; PANEL_LANES]) {
+fn level(code: u8) -> i32 {
+    i32::from(RAISED_LEVELS[usize::from(code)])
+}
+
+fn add_halves(
+    x: &[i8; CHUNK_K],
+    lines: &[Line; CHUNK_K / 8],
+    sums: &mut [i32; PANEL_LANES],
+    weight: impl Fn(u8) -> i32,
+) {
     for (x, line) in x.as_chunks::<8>().0.iter().zip(lines) {
         for (bytes, sum) in line.as_flattened().iter().zip(&mut *sums) {
             for (k, byte) in bytes.iter().enumerate() {
-                *sum += i32::from(x[k]) * i32::from(byte & 15);
-                *sum += i32::from(x[4 + k]) * i32::from(byte >> 4);
+                *sum += i32::from(x[k]) * weight(byte & 15);
+                *sum += i32::from(x[4 + k]) * weight(byte >> 4);
             }
         }
     }

@@ -22,6 +22,13 @@ fn normal_distribution(x: f64) -> f64 {
     0.5 + sum * (-x * x / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
 }
 
+const ACTIVATIONS: [Activation; 4] = [
+    Activation::Silu,
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::GeluSigmoid,
+];
+
 #[test]
 fn activations_are_what_they_are_called() {
     let silu = |x: f64| x / (1.0 + (-x).exp());
@@ -30,7 +37,7 @@ fn activations_are_what_they_are_called() {
         0.5 * x * (1.0 + u.tanh())
     };
     for (isa, kernels) in tables() {
-        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        for activation in ACTIVATIONS {
             for n in [1, 16, 37, 1001] {
                 let x = line(9.0, n.max(3));
                 let mut out = x.clone();
@@ -42,6 +49,7 @@ fn activations_are_what_they_are_called() {
                         Activation::Silu => silu(wide),
                         Activation::Gelu => wide * normal_distribution(wide),
                         Activation::GeluTanh => gelu_tanh(wide),
+                        Activation::GeluSigmoid => wide / (1.0 + (-1.702 * wide).exp()),
                     };
                     let error = (f64::from(out) - expected).abs();
                     assert!(
@@ -57,7 +65,7 @@ fn activations_are_what_they_are_called() {
 #[test]
 fn activations_of_huge_numbers_are_finite() {
     for (isa, kernels) in tables() {
-        for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+        for activation in ACTIVATIONS {
             let mut x = [1e4, -1e4, f32::NAN];
             // SAFETY: the slice has three elements.
             unsafe { (kernels.activate)(activation, x.as_mut_ptr(), x.len()) };

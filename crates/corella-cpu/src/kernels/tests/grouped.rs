@@ -1,10 +1,9 @@
 //! Tests of the kernels for group-wise scaled weights.
 
+use corella_model::FP4_LEVELS;
 use half::f16;
 
-use super::super::grouped::{
-    CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows, middle,
-};
+use super::super::grouped::{CHUNK_K, GroupedShape, GroupedTile, LANE_F16_BYTES, SummedRows};
 use super::super::{Form, INT8_TILE_K, Isa, PANEL_LANES, QuantiseRow};
 use super::{random, tables};
 
@@ -29,8 +28,13 @@ fn sums_of_groups_are_scaled_in_their_order() {
             (4, 13),
             (4, 27),
         ];
-        let kinds = [(4, false), (4, true), (8, false)];
-        for ((group_chunks, num_chunks), (bits, has_minimum)) in shapes
+        let kinds = [
+            (4, false, false),
+            (4, true, false),
+            (4, false, true),
+            (8, false, false),
+        ];
+        for ((group_chunks, num_chunks), (bits, has_minimum, is_fp4)) in shapes
             .into_iter()
             .flat_map(|shape| kinds.map(|kind| (shape, kind)))
         {
@@ -39,12 +43,13 @@ fn sums_of_groups_are_scaled_in_their_order() {
                 num_chunks,
                 group_chunks,
                 has_minimum,
+                is_fp4,
             };
             let k_len = num_chunks * CHUNK_K;
             let random = |len: usize, seed: usize| random(len, seed as u64);
             let weights = random(k_len * PANEL_LANES, num_chunks);
             // The integers include the largest magnitudes of both signs.
-            let half = middle(bits);
+            let half = 1 << (bits - 1);
             let stored = |w: &f32| (w * half as f32 * 1.2 + half as f32) as i32;
             let weights = weights
                 .iter()
@@ -106,8 +111,12 @@ fn sums_of_groups_are_scaled_in_their_order() {
                         let chunks = shape.chunks(group);
                         for k in chunks.start * CHUNK_K..chunks.end * CHUNK_K {
                             let x = i32::from(a[row * k_len + k]);
-                            let q = i32::from(weights[k * PANEL_LANES + lane]);
-                            sum += x * if has_minimum { q } else { q - middle(bits) };
+                            let stored = weights[k * PANEL_LANES + lane];
+                            sum += x * match (is_fp4, has_minimum) {
+                                (true, _) => i32::from(FP4_LEVELS[usize::from(stored)]),
+                                (false, true) => i32::from(stored),
+                                (false, false) => i32::from(stored) - half,
+                            };
                             row_sum += x;
                         }
                         *acc = multiply_add(sum as f32, head(group, 0, lane).to_f32(), *acc);

@@ -21,6 +21,7 @@ fn groups(bits: usize, group_len: usize) -> StoredMatrix {
             bits,
             group_len,
             has_minimum: false,
+            is_fp4: false,
         }),
         has_int8_rows: bits == 8 && group_len == K,
         ..BF16
@@ -38,6 +39,7 @@ fn other_integers() -> StoredMatrix {
 fn plan(wanted: Option<WeightFormat>, layers: &[StoredMatrix], head: StoredMatrix) -> FormatPlan {
     let stored = StoredMatrices {
         layers: layers.to_vec(),
+        experts: Vec::new(),
         head,
     };
     FormatPlan::new(wanted, &stored, true).unwrap()
@@ -99,11 +101,12 @@ fn floats_are_in_tiles_where_all_are_bf16_and_bf16_is_multiplied() {
     for (wanted, layers, multiplies_bf16, form, dtype) in cases {
         let stored = StoredMatrices {
             layers: layers.clone(),
+            experts: layers.clone(),
             head: BF16,
         };
         let wanted = wanted.map(WeightFormat::Float);
         let plan = FormatPlan::new(wanted, &stored, multiplies_bf16).unwrap();
-        for role in [Role::Projection, Role::Down] {
+        for role in [Role::Projection, Role::Down, Role::Expert, Role::ExpertDown] {
             let packing = plan.packing(role, &layers, K);
             assert_eq!((packing.form, packing.dtype), (form, dtype), "{wanted:?}");
             assert!(packing.groups.is_none() && !packing.hadamard, "{wanted:?}");
@@ -205,6 +208,7 @@ fn wanted_groups_are_rounded_except_4_bits_that_are_stored() {
 fn groups_of_other_lengths_are_refused() {
     let stored = StoredMatrices {
         layers: vec![BF16],
+        experts: Vec::new(),
         head: BF16,
     };
     for format in [
@@ -219,10 +223,44 @@ fn groups_of_other_lengths_are_refused() {
     }
 }
 
+/// gpt-oss stores its experts in FP4, and all else as floats.
+#[test]
+fn experts_have_a_format_of_their_own() {
+    let fp4 = StoredMatrix {
+        groups: Some(GroupFormat {
+            bits: 4,
+            group_len: 32,
+            has_minimum: false,
+            is_fp4: true,
+        }),
+        ..groups(4, 32)
+    };
+    let stored = StoredMatrices {
+        layers: vec![BF16],
+        experts: vec![fp4, fp4],
+        head: BF16,
+    };
+    let plan = FormatPlan::new(None, &stored, true).unwrap();
+    assert_eq!(integers(&plan, Role::Projection, &[BF16]), None);
+    assert_eq!(integers(&plan, Role::Head, &[BF16]), None);
+    for role in [Role::Expert, Role::ExpertDown] {
+        assert_eq!(integers(&plan, role, &[fp4]), Some((4, 32, true, false)));
+        assert!(plan.packing(role, &[fp4], K).groups.unwrap().shape.is_fp4);
+        // These levels and evenly spaced ones cannot share panels.
+        let mixed = integers(&plan, role, &[fp4, groups(4, 32)]).unwrap();
+        assert_eq!(mixed.0, 8);
+    }
+    assert_eq!(
+        stored.integer_format(),
+        Some(WeightFormat::Int4 { group_len: 32 })
+    );
+}
+
 #[test]
 fn calibration_decodes_integers() {
     let stored = StoredMatrices {
         layers: vec![groups(4, 32), BF16],
+        experts: Vec::new(),
         head: BF16,
     };
     let plan = FormatPlan::floats(&stored, true);
@@ -237,8 +275,12 @@ fn calibration_decodes_integers() {
 #[test]
 fn the_smallest_format_is_reported() {
     let format = |layers: &[StoredMatrix], head| {
-        let layers = layers.to_vec();
-        StoredMatrices { layers, head }.integer_format()
+        let stored = StoredMatrices {
+            layers: layers.to_vec(),
+            experts: Vec::new(),
+            head,
+        };
+        stored.integer_format()
     };
     let (four, long, short) = (groups(4, 32), groups(8, 128), groups(8, 32));
     let int4 = Some(WeightFormat::Int4 { group_len: 32 });

@@ -21,6 +21,7 @@ fn exact(activation: Activation, x: f64) -> f64 {
             let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
             0.5 * x * (1.0 + u.tanh())
         }
+        Activation::GeluSigmoid => x / (1.0 + (-1.702 * x).exp()),
     }
 }
 
@@ -64,13 +65,19 @@ fn gates_and_single_values() {
     check(Activation::Gelu, true, Element::Bf16, 2, 13);
     check(Activation::GeluTanh, true, Element::F32, 2, 24);
     check(Activation::GeluTanh, false, Element::Bf16, 5, 8);
+    check(Activation::GeluSigmoid, true, Element::F32, 3, 9);
 }
 
 #[test]
 fn large_values_stay_numbers() {
     let device = device();
     let inputs = [100.0, -100.0, 1e4, -1e4, 0.0, -0.0, 1e30, -1e30];
-    for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+    for activation in [
+        Activation::Silu,
+        Activation::Gelu,
+        Activation::GeluTanh,
+        Activation::GeluSigmoid,
+    ] {
         let input = upload_as(&device, Element::F32, &inputs);
         let kernel = ActivationKernel::load(&device, activation, false, Element::F32).unwrap();
         let step = ActivationStep {
