@@ -36,6 +36,10 @@ id! {
     PageId(u32)
 }
 id! {
+    /// One fetch of blocks from elsewhere. An id is never reused.
+    FetchId(u64)
+}
+id! {
     /// One batch. Steps are numbered from 0 and run in order.
     StepId(u64)
 }

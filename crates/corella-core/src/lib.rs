@@ -55,6 +55,7 @@ pub use batch::{
     Batch, BatchOutput, HiddenState, InputToken, Logprobs, NOTHING_ALLOWED, PageCopy,
     PageTableDelta, PromptLogprob, Sample, SlotStart, Span, Yield,
 };
+pub use cache::fetch::{FetchEnd, FetchGrant, FetchRefusal, FetchRequest, GroupPages};
 pub use cache::hold::KvFact;
 pub use cache::kv_cache::KvCache;
 pub use cache::kv_cache::pin::PinError;
@@ -71,8 +72,8 @@ pub use fleet::placement::{
     PlacementRequest,
 };
 pub use id::{
-    BlockId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId, StepId,
-    TokenId,
+    BlockId, FetchId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId,
+    StepId, TokenId,
 };
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use request::{

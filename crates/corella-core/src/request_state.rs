@@ -30,6 +30,7 @@ use crate::{
 };
 
 pub(crate) use crate::request_state::table::{RequestIndex, RequestTable};
+pub(crate) use crate::request_state::turn::Leader;
 
 /// The order in which running requests are planned. When pages run out, the last one is preempted
 /// first. Waiting requests are queued in this order too; see `WaitingRank`.

@@ -41,6 +41,8 @@ pub struct SchedulerConfig {
     pub max_pinned_pages: u32,
     /// Pages that other nodes may be reading. A request that would take more exports nothing.
     pub max_held_pages: u32,
+    /// Pages that fetches under way may hold.
+    pub max_fetched_pages: u32,
     /// Pages of KV that preempted requests may keep in host memory. A request beyond them is computed
     /// again or, if its prompt was computed on another node, goes back to it.
     pub max_spilled_pages: u32,
@@ -147,6 +149,7 @@ impl SchedulerConfig {
             max_queued_tokens: 1 << 24,
             max_pinned_pages: 0,
             max_held_pages: num_pages / 2,
+            max_fetched_pages: num_pages / 4,
             max_spilled_pages: 0,
             hold_lease_us: 30_000_000,
             enable_prefix_caching: true,

@@ -15,6 +15,8 @@ pub struct SchedulerStats {
     pub num_held_pages: usize,
     /// Pages of host memory that preempted requests have, or will have when they have returned.
     pub num_spilled_pages: usize,
+    /// Pages that fetches under way fill or have filled.
+    pub num_fetching_pages: usize,
     /// Prompt tokens of requests that have never been admitted.
     pub num_queued_tokens: u64,
     /// The current share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.
@@ -50,6 +52,8 @@ pub struct SchedulerStats {
     /// Preempted requests whose KV went to host memory, and those that got it back from there.
     pub num_spills: u64,
     pub num_restores: u64,
+    /// Blocks that fetches have brought, but for those that were computed meanwhile.
+    pub num_fetched_blocks: u64,
     /// Requests with KV of another node that ended because it could not be kept.
     pub num_handed_back: u64,
     /// Requests refused or ended because they could not meet a latency objective.

@@ -469,7 +469,7 @@ impl Slot {
 }
 
 /// The row of a group: groups have different layers.
-fn in_group(row: Row, group: usize) -> Row {
+pub fn in_group(row: Row, group: usize) -> Row {
     row.map(|row| row.wrapping_add(group as u64))
 }
 

@@ -8,6 +8,7 @@
 
 mod checker;
 mod executor;
+mod fetcher;
 mod host_memory;
 mod kept_prefix;
 mod lateness;

@@ -30,6 +30,20 @@ pub struct Load {
     /// The times at which the prefix cache is reset, if it can be.
     pub resets_us: Vec<u64>,
     pub pins: Vec<Pin>,
+    /// Attempts to bring blocks from elsewhere, and how long a page takes at most.
+    pub fetches: Vec<FetchPlan>,
+    pub max_page_us: u64,
+}
+
+/// An attempt to bring the blocks of a sequence, which the cache may have or not.
+#[derive(Clone, Debug)]
+pub struct FetchPlan {
+    pub at_us: u64,
+    pub namespace: Namespace,
+    pub tokens: Vec<TokenId>,
+    /// How long requests wait for it, and how long it goes on after that.
+    pub soft_us: u64,
+    pub late_us: u64,
 }
 
 /// An attempt to pin a prefix, which may be cached at that time or not.
@@ -144,6 +158,9 @@ struct Writer {
     scores: Random,
     /// Draws what concerns hidden states.
     poolings: Random,
+    /// Draws what concerns fetches. `None` in a load without any.
+    fetching: Option<Random>,
+    fetches: Vec<FetchPlan>,
     config: SchedulerConfig,
     alphabet: u32,
     traffic: Traffic,
@@ -173,6 +190,11 @@ impl Writer {
         if groups.once_in(3) {
             split_layers(&mut config, &mut groups);
         }
+        let mut fetching = Random(seed ^ 0xfe7c);
+        let has_fetches = config.enable_prefix_caching && fetching.once_in(3);
+        if has_fetches && fetching.once_in(2) {
+            config.max_fetched_pages = fetching.below(u64::from(config.num_pages) + 1) as u32;
+        }
         let traffic = random.pick(&[
             Traffic::Steady,
             Traffic::Bursts,
@@ -193,6 +215,8 @@ impl Writer {
             spill,
             scores: Random(seed ^ 0x5c0e),
             poolings: Random(seed ^ 0x9001),
+            fetching: Some(fetching).filter(|_| has_fetches),
+            fetches: Vec::new(),
             config,
             traffic,
             known: vec![Default::default()],
@@ -218,8 +242,12 @@ impl Writer {
             if self.config.max_pinned_pages > 0 && self.random.once_in(3) {
                 self.pin(at_us);
             }
+            self.fetch(at_us);
         }
         let num_resets = self.random.below(3);
+        let step_us = self.cost.per_step_us as u64;
+        let page_us = |random: &mut Random| random.pick(&[1, step_us, step_us * 10]);
+        let max_page_us = self.fetching.as_mut().map_or(0, page_us);
         Load {
             fails_once_in: self.random.pick(&[0, 0, 10, 40]),
             undrawn_once_in: self.random.pick(&[0, 0, 10, 40]),
@@ -232,6 +260,8 @@ impl Writer {
             alphabet: self.alphabet,
             config: self.config,
             pins: self.pins,
+            max_page_us,
+            fetches: self.fetches,
             calls,
         }
     }
@@ -248,6 +278,33 @@ impl Writer {
             at_us: at_us + self.random.below(max_wait_us),
             namespace,
             tokens,
+        });
+    }
+
+    /// Brings the beginning of a sequence that a request is about to send, or has sent.
+    fn fetch(&mut self, at_us: u64) {
+        let Some(random) = &mut self.fetching else {
+            return;
+        };
+        if random.once_in(2) {
+            return;
+        }
+        let num_known = self.known.len() as u64;
+        // Newer sequences are continued more often.
+        let at = num_known - 1 - random.below(num_known.min(4));
+        let (namespace, known) = &self.known[at as usize];
+        let num_tokens = match random.once_in(2) {
+            true => known.len() as u64,
+            false => random.below(known.len() as u64 + 1),
+        };
+        let step_us = self.cost.per_step_us as u64;
+        let wait_us = random.pick(&[0, 1, 10, 100]) * step_us;
+        self.fetches.push(FetchPlan {
+            at_us: at_us.saturating_sub(random.pick(&[0, 0, 1, 10]) * step_us),
+            namespace: namespace.clone(),
+            tokens: known[..num_tokens as usize].to_vec(),
+            soft_us: random.below(wait_us + 1),
+            late_us: random.below(wait_us + 1),
         });
     }
 

@@ -4,12 +4,13 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use corella_core::{
-    AdmissionError, Batch, FinishReason, InputToken, KvEvent, PageHash, Request, RequestError,
-    RequestId, RequestOutput, Scheduler, SlotId, Span,
+    AdmissionError, Batch, FetchId, FinishReason, InputToken, KvEvent, PageHash, Request,
+    RequestError, RequestId, RequestOutput, Scheduler, SlotId, Span,
 };
 
 use crate::checker::{self, Checker, Planned, Verdict};
 use crate::executor::{CheckingExecutor, Returned, root_row};
+use crate::fetcher::Fetcher;
 use crate::host_memory::HostMemory;
 use crate::kept_prefix::KeptPrefixes;
 use crate::load::{Answer, Load, Station};
@@ -30,6 +31,8 @@ enum Event {
     Call(usize),
     Reset,
     Pin(usize),
+    Fetch(usize),
+    WriterActs(FetchId),
     StepReturns,
     CopyEnds,
 }
@@ -43,6 +46,7 @@ struct Simulation<'a> {
     scheduler: Scheduler,
     executor: CheckingExecutor,
     host: HostMemory,
+    fetcher: Fetcher,
     /// Steps in flight, oldest first.
     inflight: VecDeque<Inflight>,
     last_return_us: u64,
@@ -97,6 +101,7 @@ impl<'a> Simulation<'a> {
             events: BinaryHeap::new(),
             num_events: 0,
             host: HostMemory::new(&scheduler, load.max_copy_us, load.copies_fail_once_in, seed),
+            fetcher: Fetcher::new(&scheduler, load.max_page_us, seed),
             scheduler,
             executor: CheckingExecutor::new(&load.config, load.alphabet, roots.collect()),
             inflight: VecDeque::new(),
@@ -124,6 +129,9 @@ impl<'a> Simulation<'a> {
         for (index, pin) in load.pins.iter().enumerate() {
             simulation.push(pin.at_us, Event::Pin(index));
         }
+        for (index, fetch) in load.fetches.iter().enumerate() {
+            simulation.push(fetch.at_us, Event::Fetch(index));
+        }
         simulation.head_room_share = simulation.scheduler.stats().head_room_share;
         simulation
     }
@@ -140,6 +148,8 @@ impl<'a> Simulation<'a> {
                 Event::Call(index) => self.call(index)?,
                 Event::Reset => self.reset()?,
                 Event::Pin(index) => self.pin(index)?,
+                Event::Fetch(index) => self.begin_fetch(index),
+                Event::WriterActs(id) => self.act_as_writer(id),
                 Event::StepReturns => self.return_step()?,
                 Event::CopyEnds => self.host.end_copy(&mut self.scheduler, &mut self.executor),
             }
@@ -152,6 +162,7 @@ impl<'a> Simulation<'a> {
                 self.settle()?;
             }
             self.settle()?;
+            self.fetcher.take_cancels(&mut self.scheduler);
             let copy_us = self
                 .host
                 .begin_copy(&mut self.scheduler, &mut self.executor);
@@ -166,6 +177,12 @@ impl<'a> Simulation<'a> {
         }
         self.totals.num_events = self.num_events;
         self.totals.num_failed_copies = self.host.num_failed();
+        self.totals.num_fetches = self.fetcher.num_begun();
+        self.totals.num_cancelled_fetches = self.fetcher.num_cancelled();
+        if stats.num_fetching_pages > 0 {
+            let what = format!("something is left: {stats:?}");
+            return Err(self.violation("pages of fetches are given back", what));
+        }
         if !self.host.is_empty() || stats.num_spilled_pages > 0 {
             let what = format!("something is left there: {stats:?}");
             return Err(self.violation("host memory is given back", what));
@@ -251,6 +268,22 @@ impl<'a> Simulation<'a> {
         let is_pinned = verdict.map_err(|what| self.violation("pins are counted", what))?;
         self.totals.num_pins += u64::from(is_pinned);
         Ok(())
+    }
+
+    fn begin_fetch(&mut self, index: usize) {
+        let plan = &self.load.fetches[index];
+        let (scheduler, executor) = (&mut self.scheduler, &mut self.executor);
+        let begun = self.fetcher.begin(scheduler, executor, plan, self.now_us);
+        if let Some((id, after_us)) = begun {
+            self.push(self.now_us + after_us, Event::WriterActs(id));
+        }
+    }
+
+    fn act_as_writer(&mut self, id: FetchId) {
+        let (scheduler, executor) = (&mut self.scheduler, &mut self.executor);
+        if let Some(after_us) = self.fetcher.act(id, scheduler, executor) {
+            self.push(self.now_us + after_us, Event::WriterActs(id));
+        }
     }
 
     /// Gives drafts like a draft model that is right three times in four, and sometimes gives none.

@@ -24,6 +24,9 @@ pub struct Totals {
     pub num_spills: u64,
     pub num_restores: u64,
     pub num_failed_copies: u64,
+    pub num_fetches: u64,
+    pub num_cancelled_fetches: u64,
+    pub num_fetched_blocks: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
     /// Log-probabilities of prompts, and requests that wanted nothing else.
@@ -65,6 +68,9 @@ impl Totals {
         self.num_spills += run.num_spills;
         self.num_restores += run.num_restores;
         self.num_failed_copies += run.num_failed_copies;
+        self.num_fetches += run.num_fetches;
+        self.num_cancelled_fetches += run.num_cancelled_fetches;
+        self.num_fetched_blocks += run.num_fetched_blocks;
         self.num_evicted_pages += run.num_evicted_pages;
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
         self.num_prompt_logprobs += run.num_prompt_logprobs;
@@ -97,6 +103,7 @@ impl Totals {
         self.num_preemptions = stats.num_preemptions;
         self.num_spills = stats.num_spills;
         self.num_restores = stats.num_restores;
+        self.num_fetched_blocks = stats.num_fetched_blocks;
         self.num_evicted_pages = stats.num_evicted_pages;
         self.num_prefix_hit_tokens = stats.num_prefix_hit_tokens;
     }
@@ -123,6 +130,9 @@ impl Totals {
                 "copies to and from host memory that fail",
                 self.num_failed_copies,
             ),
+            ("fetches", self.num_fetches),
+            ("cancelled fetches", self.num_cancelled_fetches),
+            ("fetched blocks", self.num_fetched_blocks),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),
             ("log-probabilities of prompts", self.num_prompt_logprobs),

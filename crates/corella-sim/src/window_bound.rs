@@ -55,8 +55,9 @@ impl Checker for WindowBound {
     }
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
-        // Requests whose KV is copied to host memory and back hold pages without a slot.
-        if !self.config.has_windows() || self.config.max_spilled_pages > 0 {
+        // Requests whose KV is copied to host memory and back, and fetches, hold pages without a slot.
+        let holds_others = self.config.max_spilled_pages > 0 || step.stats.num_fetching_pages > 0;
+        if !self.config.has_windows() || holds_others {
             return Ok(());
         }
         self.num_copies.push_back(step.batch.copies.len());

@@ -9,6 +9,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
+use crate::cache::fetch::Fetches;
 use crate::cache::page_table::PageTables;
 use crate::{PageId, RequestId, StepId};
 
@@ -60,6 +61,7 @@ pub(crate) struct Holds {
     /// Pages that running requests export: they will be held.
     num_exporting_pages: usize,
     facts: VecDeque<KvFact>,
+    fetches: Fetches,
 }
 
 /// What one request exports to other nodes.
@@ -91,6 +93,15 @@ impl Holds {
 
     pub fn is_empty(&self) -> bool {
         self.by_request.is_empty()
+    }
+
+    /// What is written for the cache, and for no request.
+    pub fn fetches(&self) -> &Fetches {
+        &self.fetches
+    }
+
+    pub fn fetches_mut(&mut self) -> &mut Fetches {
+        &mut self.fetches
     }
 
     pub fn is_exporting(&self) -> bool {

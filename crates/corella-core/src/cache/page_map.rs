@@ -12,7 +12,7 @@ pub enum PageState {
     Cached,
     /// A request holds it, or it is pinned.
     InUse,
-    /// It belongs to a request whose KV another node or host memory fills, or has filled.
+    /// It belongs to a request whose KV another node or host memory fills, or has filled, or to a fetch.
     Received,
     /// Its request has let go of it, and another node may still read or write it.
     Held,

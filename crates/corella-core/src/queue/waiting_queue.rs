@@ -5,7 +5,7 @@ use core::cmp::Reverse;
 
 use crate::pace::Pace;
 use crate::queue::deadline::Deadlines;
-use crate::request_state::{Rank, RequestIndex, RequestState, RequestTable, Stage};
+use crate::request_state::{Leader, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::{AdmissionError, Request, SchedulerConfig};
 
 /// The order of the queue. `fcfs` starts requests in this order. So does `priority`, except that it
@@ -20,7 +20,7 @@ pub(crate) struct WaitingRank {
     pub rank: Rank,
 }
 
-/// Requests that may start, and followers, which may not start before their leader has computed
+/// Requests that may start, and followers, which may not start before their leader has brought
 /// what they need. Followers are kept apart, so that requests behind them can start meanwhile.
 #[derive(Debug)]
 pub(crate) struct WaitingQueue {
@@ -32,7 +32,7 @@ pub(crate) struct WaitingQueue {
     by_ticket: BTreeMap<u64, RequestIndex>,
     /// Sorted by leader, then by the number of blocks that the leader must publish before the
     /// follower can start.
-    followers: BTreeSet<(RequestIndex, u32, RequestIndex)>,
+    followers: BTreeSet<(Leader, u32, RequestIndex)>,
     next_ticket: u64,
     rounds: PassingRounds,
     /// The number of requests that wait for their first admission, and their prompt tokens.
@@ -182,7 +182,7 @@ impl WaitingQueue {
         &mut self,
         index: RequestIndex,
         state: &mut RequestState,
-        leader: RequestIndex,
+        leader: Leader,
         num_blocks: u32,
     ) {
         self.unlist(state);
@@ -194,7 +194,7 @@ impl WaitingQueue {
     /// requests that may start.
     pub fn let_go_of_followers(
         &mut self,
-        leader: RequestIndex,
+        leader: Leader,
         num_blocks: u32,
         requests: &mut RequestTable,
     ) {
@@ -256,7 +256,7 @@ impl WaitingQueue {
     }
 
     /// A follower of `leader` that needs no more than its first `num_blocks` blocks.
-    fn follower_up_to(&self, leader: RequestIndex, num_blocks: u32) -> Option<RequestIndex> {
+    fn follower_up_to(&self, leader: Leader, num_blocks: u32) -> Option<RequestIndex> {
         let last = (leader, num_blocks, RequestIndex::LAST);
         let mut found = self
             .followers
@@ -351,13 +351,14 @@ mod tests {
         let (mut queue, mut requests) = (queue(16), RequestTable::default());
         let added = add(&mut queue, &mut requests, &[3, 1, 2]);
         assert_eq!(queue.first(), Some(added[1]));
-        queue.follow(added[1], &mut requests[added[1]], added[0], 2);
-        queue.follow(added[2], &mut requests[added[2]], added[0], 5);
+        let leader = Leader::Request(added[0]);
+        queue.follow(added[1], &mut requests[added[1]], leader, 2);
+        queue.follow(added[2], &mut requests[added[2]], leader, 5);
         assert_eq!(queue.first(), Some(added[0]));
         assert_eq!((queue.len(), queue.num_new_tokens()), (3, 9));
-        queue.let_go_of_followers(added[0], 1, &mut requests);
+        queue.let_go_of_followers(leader, 1, &mut requests);
         assert_eq!(queue.first(), Some(added[0]));
-        queue.let_go_of_followers(added[0], 4, &mut requests);
+        queue.let_go_of_followers(leader, 4, &mut requests);
         assert_eq!(queue.first(), Some(added[1]));
         queue.take_out(added[2], &mut requests[added[2]]);
         assert_eq!((queue.len(), queue.num_new_tokens()), (2, 6));

@@ -1,9 +1,9 @@
 //! How a request has waited so far, and what it waits for.
 
-use crate::StepId;
 use crate::cache::kv_cache::{FoundPrefix, KvCache};
 use crate::cache::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, RequestState};
+use crate::{FetchId, StepId};
 
 #[derive(Debug, Default)]
 pub(super) struct Turn {
@@ -22,11 +22,19 @@ pub(super) struct Turn {
     is_aged: bool,
     /// The step by which it should start, while it has aged and waits.
     due_step: Option<StepId>,
-    /// While it follows a leader: who that is, and how many pages of its path the leader will
-    /// publish.
-    held_by: Option<(RequestIndex, u32)>,
+    /// While it follows a leader: which, and how many blocks the leader will publish before the
+    /// request may start.
+    held_by: Option<(Leader, u32)>,
     /// What was last found for it in the prefix tree, while it waits.
     known_path: KnownPath,
+}
+
+/// What brings the blocks that a follower waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Leader {
+    /// Another request, which computes them.
+    Request(RequestIndex),
+    Fetch(FetchId),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -110,17 +118,17 @@ impl RequestState {
         *self.turn.due_step.get_or_insert_with(due)
     }
 
-    pub fn leader(&self) -> Option<RequestIndex> {
+    pub fn leader(&self) -> Option<Leader> {
         self.turn.held_by.map(|(leader, _)| leader)
     }
 
     /// Follows a leader until that has published `num_blocks` blocks.
-    pub fn follow(&mut self, leader: RequestIndex, num_blocks: u32) {
+    pub fn follow(&mut self, leader: Leader, num_blocks: u32) {
         self.turn.held_by = Some((leader, num_blocks));
     }
 
     /// Returns the leader that it followed, and how many blocks it waited for.
-    pub fn stop_following(&mut self) -> Option<(RequestIndex, u32)> {
+    pub fn stop_following(&mut self) -> Option<(Leader, u32)> {
         self.turn.held_by.take()
     }
 

@@ -8,7 +8,7 @@
 //! | [`WaitingQueue`] | waiting requests in order, followers, and the times at which latency objectives are checked |
 //! | [`RunningSet`] | running requests by rank, those that prefill, and the slots |
 //! | [`Receipts`] | who has pages and no slot, because others fill them |
-//! | [`Holds`] | pages that other nodes still read or write |
+//! | [`Holds`] | pages that other nodes still read or write, fetches among them |
 //! | [`Spills`] | KV of preempted requests in host memory |
 //! | [`KvCache`] | pages, and the prefix tree over them |
 //! | [`Outlook`] | how long requests are expected to go on, and the pages kept for that |
@@ -27,7 +27,7 @@
 //! * `feedback.rs` takes in a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
 //! * `receipt.rs` takes in requests whose prompt another node computes, `hold.rs` exports to other nodes, and
-//!   `spill.rs` keeps KV of preempted requests
+//!   `spill.rs` keeps KV of preempted requests; `fetch.rs` brings blocks from elsewhere
 //! * `poll.rs` says what a driver asks for, and in which order; `view.rs` shows requests and pages
 //! * `invariant.rs` checks that the parts do not contradict each other
 
@@ -35,6 +35,7 @@ pub(crate) mod admission;
 mod decode_turn;
 mod departure;
 mod feedback;
+mod fetch;
 mod hold;
 mod invariant;
 mod latency_objective;
@@ -77,6 +78,8 @@ use crate::{
 ///   [`handle_kv_arrived`](Self::handle_kv_arrived), [`handle_kv_lost`](Self::handle_kv_lost),
 ///   [`poll_kv_fact`](Self::poll_kv_fact), [`release_hold`](Self::release_hold),
 ///   [`renew_hold`](Self::renew_hold), [`poll_deadline`](Self::poll_deadline)
+/// * Blocks from elsewhere: [`begin_fetch`](Self::begin_fetch), [`handle_fetched`](Self::handle_fetched),
+///   [`poll_fetch_cancel`](Self::poll_fetch_cancel), [`handle_fetch_ended`](Self::handle_fetch_ended)
 /// * KV in host memory: [`poll_spill_task`](Self::poll_spill_task),
 ///   [`handle_stored`](Self::handle_stored), [`handle_restored`](Self::handle_restored)
 /// * Plan: [`schedule`](Self::schedule), and with a draft model before it
@@ -241,6 +244,7 @@ impl Scheduler {
         self.pace.set_now(now_us);
         self.end_late_receipts();
         self.holds.end_leases(now_us);
+        self.end_late_fetches();
         if self.inflight.len() >= self.config.max_inflight_steps as usize {
             return None;
         }
@@ -265,6 +269,9 @@ impl Scheduler {
             }
         }
         self.admit_waiting(&mut plan);
+        if plan.batch.is_empty() {
+            self.give_up_fetches_for_waiting();
+        }
         self.fill_up_prefills(&mut plan);
         self.plan_drafts(&mut plan);
         self.commit(plan)
@@ -372,6 +379,7 @@ impl Scheduler {
             num_arrived: self.receipts.len() - self.receipts.num_receiving(),
             num_held_pages: self.holds.num_pages(),
             num_spilled_pages: self.spills.num_pages(),
+            num_fetching_pages: self.holds.fetches().num_pages(),
             num_inflight_steps: self.inflight.len(),
             num_pages: self.config.num_pages as usize,
             num_free_pages: self.kv.num_free(),

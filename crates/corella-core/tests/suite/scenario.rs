@@ -44,11 +44,17 @@
 //! spills                             the copies to and from host memory that are asked for
 //! stored a · stored a=failed         a's pages are in host memory, or could not be copied there
 //! restored a · restored a=failed     a has its KV back, or could not get it
+//! fetch f prompt=xyxy soft=9 hard=99 reserve pages for the blocks of a prefix; requests follow it
+//! fetched f=2                        two blocks are whole
+//! fetched f=done · fetched f=lost    the writer is at rest
+//! cancels                            the fetches whose writers have to stop
 //! abort a                            abort a
 //! end a · end a=reason               nothing may follow what a has, or no mask can be made for it
 //! reset                              reset the prefix cache
 //! stats · share · hits · drafts      print counters, the head-room share, hits, drafts
 //! ```
+
+mod moved_kv;
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -57,10 +63,10 @@ use std::path::Path;
 use crate::line_diff::line_diff;
 use crate::span_token::{drafts, letter, logprob};
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FinishReason, HeadRoom, InputToken, KvFact, KvGroup,
-    LatencyObjectives, LostKv, Namespace, PageId, Pooling, PrefillAdmissionPolicy, Request,
-    RequestError, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
-    SlotId, Speculation, SpillTask, StoppingCriteria, TokenId, Yield,
+    Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, InputToken, KvGroup,
+    LatencyObjectives, LostKv, Namespace, Pooling, PrefillAdmissionPolicy, Request, RequestError,
+    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId,
+    Speculation, StoppingCriteria, TokenId, Yield,
 };
 
 #[test]
@@ -102,6 +108,7 @@ struct World {
     scheduler: Scheduler,
     show_pages: bool,
     names: BTreeMap<RequestId, String>,
+    fetches: BTreeMap<FetchId, String>,
     /// Who holds each slot.
     slots: BTreeMap<SlotId, RequestId>,
     inflight: Vec<Batch>,
@@ -169,6 +176,7 @@ impl World {
                 "threshold" => config.long_prefill_token_threshold = number(),
                 "prefill_seqs" => config.max_prefill_seqs = number(),
                 "decode_seqs" => config.max_decode_seqs = number(),
+                "fetched" => config.max_fetched_pages = number(),
                 "held" => config.max_held_pages = number(),
                 "spill" => config.max_spilled_pages = number(),
                 "lease" => config.hold_lease_us = number().into(),
@@ -229,6 +237,7 @@ impl World {
             scheduler: Scheduler::new(config)?,
             show_pages,
             names: BTreeMap::new(),
+            fetches: BTreeMap::new(),
             slots: BTreeMap::new(),
             inflight: Vec::new(),
             num_fresh_tokens: 0,
@@ -279,6 +288,9 @@ impl World {
                 }
             }
             "facts" => self.print_facts(),
+            "fetch" => self.begin_fetch(words),
+            "fetched" => self.note_fetched(words[0]),
+            "cancels" => self.print_cancels(),
             "spills" => self.print_spills(),
             "stored" | "restored" => {
                 let (id, how) = self.named(words[0]);
@@ -419,66 +431,6 @@ impl World {
                 ));
             }
             Err(error) => self.say(&format!("refused: {error}")),
-        }
-    }
-
-    fn print_facts(&mut self) {
-        while let Some(fact) = self.scheduler.poll_kv_fact() {
-            let line = match fact {
-                KvFact::Exported {
-                    request,
-                    step,
-                    first_row,
-                    end_row,
-                    pages,
-                } => {
-                    let pages: Vec<_> = pages.iter().map(|page| page.to_string()).collect();
-                    format!(
-                        "{}: rows {first_row}..{end_row} with step {step}, pages {}",
-                        self.names[&request],
-                        pages.join(" ")
-                    )
-                }
-                KvFact::Declined { request } => {
-                    format!("{}: nothing is exported", self.names[&request])
-                }
-                KvFact::ExportEnded { request, num_rows } => {
-                    format!("{}: {num_rows} rows, and no more", self.names[&request])
-                }
-                KvFact::LeaseEnded { request } => {
-                    format!("{}: the lease is over", self.names[&request])
-                }
-            };
-            self.say(&line);
-        }
-    }
-
-    fn print_spills(&mut self) {
-        let list = |pages: &[PageId]| {
-            let pages = pages.iter().map(|page| format!(" {page}"));
-            pages.collect::<String>()
-        };
-        while let Some(task) = self.scheduler.poll_spill_task() {
-            let line = match task {
-                SpillTask::Store { request, pages } => {
-                    format!("{}: store pages{}", self.names[&request], list(&pages))
-                }
-                SpillTask::Restore { request, pages } => {
-                    let name = &self.names[&request];
-                    let (stored, pages): (Vec<_>, Vec<_>) = pages.into_iter().unzip();
-                    let first = stored.first().copied().unwrap_or_default();
-                    let pages = list(&pages);
-                    let is_run = stored.iter().zip(first..).all(|(&page, at)| page == at);
-                    match is_run {
-                        true => {
-                            format!("{name}: restore from its page {first} on, to pages{pages}")
-                        }
-                        false => format!("{name}: restore its pages {stored:?} to pages{pages}"),
-                    }
-                }
-                SpillTask::Discard { request } => format!("{}: discard", self.names[&request]),
-            };
-            self.say(&line);
         }
     }
 
@@ -767,6 +719,12 @@ impl World {
             self.say(&format!(
                 "receiving {} arrived {} · pages held {}",
                 stats.num_receiving, stats.num_arrived, stats.num_held_pages
+            ));
+        }
+        if stats.num_fetching_pages > 0 || stats.num_fetched_blocks > 0 {
+            self.say(&format!(
+                "fetching pages {} · blocks fetched {}",
+                stats.num_fetching_pages, stats.num_fetched_blocks
             ));
         }
         if stats.num_spills + stats.num_handed_back + stats.num_spilled_pages as u64 > 0 {

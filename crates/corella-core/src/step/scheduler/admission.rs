@@ -4,7 +4,7 @@ use crate::cache::kv_cache::{Donor, FoundPrefix};
 use crate::cache::page_forecast::PageDemand;
 use crate::cache::page_table::PageTables;
 use crate::queue::follower::{leader_of, num_shared_blocks};
-use crate::request_state::{RequestIndex, RequestState};
+use crate::request_state::{Leader, RequestIndex, RequestState};
 use crate::step::step_plan::{StepBudget, StepPlan};
 use crate::{PageCopy, PageId, Scheduler, StepId};
 
@@ -17,7 +17,7 @@ pub(crate) const MAX_FOLLOWERS: usize = 64;
 pub(crate) enum Held {
     /// The step has no tokens left for it, or there are not enough pages, or no slot is free.
     NoRoom,
-    /// Another request is computing the page that it needs next.
+    /// Another request, or a fetch, is about to bring the block that it needs next.
     ByLeader,
     /// It would delay a request that was passed over too often.
     ByPatient,
@@ -111,9 +111,10 @@ impl Scheduler {
             found = self.ready_prefix(index, state.num_rows());
         } else if self.config.enable_prefix_caching {
             found = self.find_waiting(index, plan.batch.step);
-            if let Some(leader) = self.leader_of(index, &found) {
+            if let Some((leader, num_blocks)) = self.leader_of(index, &found) {
                 plan.round.num_followers += 1;
-                self.follow(index, leader, found.path.len());
+                let state = &mut self.requests[index];
+                self.waiting.follow(index, state, leader, num_blocks);
                 return Err(Held::ByLeader);
             }
         }
@@ -132,20 +133,23 @@ impl Scheduler {
         Ok(self.count_candidate(index, found))
     }
 
-    /// The prefilling request, if any, that is about to publish the block that this one needs next.
-    fn leader_of(&self, index: RequestIndex, found: &FoundPrefix) -> Option<RequestIndex> {
-        let prefilling = self.running.prefilling();
+    /// The prefilling request or the fetch, if any, that is about to publish the block that this one needs next, and
+    /// the number of blocks to wait for.
+    fn leader_of(&self, index: RequestIndex, found: &FoundPrefix) -> Option<(Leader, u32)> {
         let page_size = self.config.page_size;
         let state = &self.requests[index];
-        leader_of(state, found, prefilling, &self.requests, page_size)
-    }
-
-    /// Takes a waiting request out of the queue until `leader` has published all blocks that the two share.
-    fn follow(&mut self, index: RequestIndex, leader: RequestIndex, num_found: usize) {
-        let (ahead, state) = (&self.requests[leader], &self.requests[index]);
-        let num_blocks = num_shared_blocks(state, ahead, num_found, self.config.page_size);
-        let state = &mut self.requests[index];
-        self.waiting.follow(index, state, leader, num_blocks);
+        let prefilling = self.running.prefilling();
+        let leader = leader_of(state, found, prefilling, &self.requests, page_size);
+        if let Some(leader) = leader {
+            let (ahead, num_found) = (&self.requests[leader], found.path.len());
+            let num_blocks = num_shared_blocks(state, ahead, num_found, page_size);
+            return Some((Leader::Request(leader), num_blocks));
+        }
+        let (namespace, num_found) = (&state.request().namespace, found.path.len() as u32);
+        let tokens = &state.tokens()[..state.max_cached_tokens()];
+        let fetches = self.holds.fetches();
+        let (fetch, num_blocks) = fetches.leader_of(namespace, tokens, num_found, &self.kv)?;
+        Some((Leader::Fetch(fetch), num_blocks))
     }
 
     /// A cached page is available until the request locks it.
@@ -268,6 +272,7 @@ impl Scheduler {
         }
         let mut tables = found.tables.clone();
         state.end_turn();
+        self.holds.fetches_mut().unbar();
         plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket()));
         if self.config.scheduling_policy.overtakes() {
             let num_passed_over = self.waiting.num_passed_over(state.ticket());

@@ -73,6 +73,9 @@ impl Scheduler {
                 // preempted.
                 return false;
             }
+            if self.give_up_fetch() {
+                return false;
+            }
             let victim = self
                 .running
                 .last()

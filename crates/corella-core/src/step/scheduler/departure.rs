@@ -1,6 +1,6 @@
 //! How a request stops waiting or running, and when it gives up its slot, pages and locks.
 
-use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::request_state::{Leader, Leaving, RequestIndex, Stage};
 use crate::{FinishReason, RequestError, Sample, Scheduler};
 
 impl Scheduler {
@@ -48,7 +48,8 @@ impl Scheduler {
                 self.running.remove(index, &self.requests);
                 self.outlook.stop_counting(&mut self.requests[index]);
                 let requests = &mut self.requests;
-                self.waiting.let_go_of_followers(index, u32::MAX, requests);
+                self.waiting
+                    .let_go_of_followers(Leader::Request(index), u32::MAX, requests);
             }
             Stage::Leaving(_) => self.running.note_left(),
         }

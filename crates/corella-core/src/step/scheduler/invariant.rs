@@ -16,11 +16,13 @@ impl Scheduler {
         self.check_spills();
         self.check_forecast();
         self.kv.check_invariants();
+        let fetches = self.holds.fetches();
+        fetches.check_invariants(&self.kv);
         let ends = self.requests.iter().filter_map(|state| state.path_end());
-        self.kv.check_ends(ends);
+        self.kv.check_ends(ends.chain(fetches.ends()));
     }
 
-    /// A page has one lock for each table, each hold and each copy to or from host memory that names
+    /// A page has one lock for each table, each hold, each fetch and each copy to or from host memory that names
     /// it, one for a step that copies from it, and one if it is pinned.
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
@@ -29,7 +31,8 @@ impl Scheduler {
                 *locks.entry(page).or_default() += 1;
             }
         }
-        for page in self.holds.pages().chain(self.spills.locked_pages()) {
+        let moved = self.holds.pages().chain(self.spills.locked_pages());
+        for page in moved.chain(self.holds.fetches().locked_pages()) {
             *locks.entry(page).or_default() += 1;
         }
         for page in (0..self.config.num_pages).map(PageId) {

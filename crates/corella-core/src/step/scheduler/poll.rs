@@ -8,14 +8,15 @@
 //!    so that a reader of both knows by then which rows there are.
 //! 3. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) that are shown are taken before: a caller
 //!    that sees its request end then also sees what it left behind.
-//! 4. [`poll_kv_event`](Scheduler::poll_kv_event): events are made of what the cache holds when they are asked for,
+//! 4. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel): writers that stop early free pages early.
+//! 5. [`poll_kv_event`](Scheduler::poll_kv_event): events are made of what the cache holds when they are asked for,
 //!    so the later they are, the fewer there are.
 //!
 //! What it does because of them may fill the queues again. When all are empty and
 //! [`schedule`](Scheduler::schedule) plans nothing, it sleeps until [`poll_deadline`](Scheduler::poll_deadline) at the
 //! latest.
 
-use crate::{KvEvent, KvFact, RequestOutput, Scheduler, SpillTask};
+use crate::{FetchId, KvEvent, KvFact, RequestOutput, Scheduler, SpillTask};
 
 impl Scheduler {
     /// The next copy to be made between KV pages and host memory.
@@ -32,6 +33,12 @@ impl Scheduler {
     /// The next output, in the order in which they came about.
     pub fn poll_output(&mut self) -> Option<RequestOutput> {
         self.journal.pop()
+    }
+
+    /// The next fetch whose writer has to stop. Its pages stay reserved until
+    /// [`handle_fetch_ended`](Self::handle_fetch_ended) says that it has.
+    pub fn poll_fetch_cancel(&mut self) -> Option<FetchId> {
+        self.holds.fetches_mut().pop_cancelled()
     }
 
     /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
@@ -55,12 +62,19 @@ impl Scheduler {
     pub fn poll_deadline(&self) -> Option<u64> {
         let receipt_us = self.receipts.next_deadline_us();
         let lease_us = self.holds.next_lease_us();
-        receipt_us.into_iter().chain(lease_us).min()
+        let fetch_us = self.holds.fetches().next_deadline_us();
+        { receipt_us.into_iter() }
+            .chain(lease_us)
+            .chain(fetch_us)
+            .min()
     }
 
     /// Whether pages are still to be filled, copied or let go of by others, so that requests which
     /// are stuck now may be able to continue later.
     pub fn waits_for_kv(&self) -> bool {
-        self.receipts.num_receiving() > 0 || !self.holds.is_empty() || self.spills.is_copying()
+        self.receipts.num_receiving() > 0
+            || !self.holds.is_empty()
+            || !self.holds.fetches().is_empty()
+            || self.spills.is_copying()
     }
 }

@@ -4,7 +4,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::request_state::RequestIndex;
+use crate::request_state::{Leader, RequestIndex};
 use crate::{BlockId, PageId, Scheduler, StepId};
 
 /// Published blocks whose rows turned out to be undefined.
@@ -52,7 +52,7 @@ impl Scheduler {
         };
         let requests = &mut self.requests;
         self.waiting
-            .let_go_of_followers(index, num_blocks, requests);
+            .let_go_of_followers(Leader::Request(index), num_blocks, requests);
     }
 
     /// Takes the blocks that `step` or a later one publishes, and all blocks behind them, out of the prefix
@@ -94,7 +94,7 @@ impl Scheduler {
             undefined.is_undefined[page.0 as usize] = true;
         }
         // Most often, the request's own path is the only one.
-        let mut num_left = removed.num_ends;
+        let mut num_left = removed.num_ends - self.set_back_fetches(before);
         let own = core::iter::once(index);
         for index in own.chain(self.requests.indices().collect::<Vec<_>>()) {
             if num_left == 0 {

@@ -34,7 +34,8 @@ impl Scheduler {
         let received = self.receipts.iter();
         let received = received.chain(self.running.iter().filter(came_with_kv));
         let mut received = received.peekable();
-        if received.peek().is_none() && self.holds.is_empty() {
+        let has_fetches = !self.holds.fetches().is_empty();
+        if received.peek().is_none() && self.holds.is_empty() && !has_fetches {
             return (Vec::new(), 0);
         }
         let mut states = alloc::vec![None; self.config.num_pages as usize];
@@ -42,6 +43,9 @@ impl Scheduler {
             for page in self.requests[index].tables().pages() {
                 states[page.0 as usize] = Some(PageState::Received);
             }
+        }
+        for page in self.fetched_pages() {
+            states[page.0 as usize] = Some(PageState::Received);
         }
         for page in self.holds.pages() {
             states[page.0 as usize] = Some(PageState::Held);

@@ -1,0 +1,443 @@
+//! Fetches: blocks that come from elsewhere, such as another node's cache or a lower tier, and are published as
+//! ordinary cached prefix.
+//!
+//! ```text
+//! begin ──▶ Open ──soft deadline──▶ Late ──hard deadline, or given up──▶ Cancelled
+//!            └────────┴── the writer is at rest ── end ◀───────────────────┘
+//! ```
+//!
+//! A reserved page is in no page table, batch or hold before its block is published. Blocks are published in order,
+//! below a path whose pages the fetch locks. A block that a request has computed meanwhile stays, and the fetched page
+//! is given back with the end of the fetch. The pages of a cancelled fetch stay reserved until the writer is at rest,
+//! because it may still write to them.
+//!
+//! In a group with a window, only the pages are fetched that a query behind the last block reads.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use crate::cache::kv_cache::KvCache;
+use crate::cache::page_table::PageTables;
+use crate::cache::prefix_tree::Parent;
+use crate::{BlockId, FetchId, Namespace, PageId, StepId, TokenId};
+
+/// The most fetches at a time.
+pub(crate) const MAX_FETCHES: usize = 64;
+
+/// Blocks to fetch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchRequest {
+    pub namespace: Namespace,
+    /// The blocks' tokens, from the beginning of the sequence. A part of a block at the end is left out.
+    pub tokens: Vec<TokenId>,
+    /// Requests wait for the blocks until then.
+    pub soft_us: u64,
+    /// The fetch is cancelled then.
+    pub hard_us: u64,
+}
+
+/// The pages that a fetch fills.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchGrant {
+    pub id: FetchId,
+    /// The number of blocks that are cached already. Fetched blocks are counted from there.
+    pub num_found: u32,
+    /// The pages of each KV group.
+    pub groups: Vec<GroupPages>,
+}
+
+/// The pages that a fetch fills in one KV group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupPages {
+    /// The block of the first page, counted from the beginning of the sequence. All blocks from there on have one.
+    pub first_block: u32,
+    pub pages: Vec<PageId>,
+}
+
+/// Why no fetch begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchRefusal {
+    /// Prefix caching is off.
+    NoPrefixCache,
+    /// All blocks are cached.
+    AllCached,
+    /// This fetch brings the next block.
+    UnderWay(FetchId),
+    /// As many fetches are under way as may be.
+    TooMany,
+    /// Fetches would hold more pages than [`max_fetched_pages`](crate::SchedulerConfig::max_fetched_pages).
+    TooLarge { num_pages: usize, limit: u32 },
+    /// Requests need the pages.
+    NoRoom {
+        num_needed_pages: usize,
+        num_available_pages: usize,
+    },
+}
+
+/// How a fetch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchEnd {
+    /// All blocks are whole.
+    Done,
+    /// No more blocks come.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FetchStage {
+    /// Requests wait for it.
+    Open,
+    /// It goes on for requests to come.
+    Late,
+    /// The writer has to stop.
+    Cancelled,
+}
+
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    request: FetchRequest,
+    num_found: u32,
+    /// The number of blocks that the tree has of the path, and the last of them.
+    num_published: u32,
+    end: Option<BlockId>,
+    /// The number of blocks that have pages of the fetch. Others were computed meanwhile.
+    num_brought: u32,
+    /// The pages that the writer fills, published or not.
+    reserved: PageTables,
+    /// Pages of others on the path.
+    locked: Vec<PageId>,
+    stage: FetchStage,
+    /// The path has lost blocks, so that nothing more can be published.
+    is_detached: bool,
+}
+
+impl Fetch {
+    /// Begins behind a path of the tree, whose pages are `found`. `reserved` has the pages to fill.
+    pub fn new(
+        request: FetchRequest,
+        path: &[BlockId],
+        found: &PageTables,
+        reserved: PageTables,
+        kv: &mut KvCache,
+    ) -> Self {
+        let end = path.last().copied();
+        kv.move_end(None, end);
+        Self {
+            request,
+            num_found: path.len() as u32,
+            num_published: path.len() as u32,
+            end,
+            num_brought: 0,
+            reserved,
+            locked: found.pages().collect(),
+            stage: FetchStage::Open,
+            is_detached: false,
+        }
+    }
+
+    /// Publishes its blocks up to `num_blocks` from the beginning of the sequence, as far as the tree has room.
+    fn publish(&mut self, kv: &mut KvCache, num_blocks: u32, last_returned: StepId) {
+        let page_size = kv.page_size() as usize;
+        let num_whole = (self.request.tokens.len() / page_size) as u32;
+        for at in self.num_published as usize..num_blocks.min(num_whole) as usize {
+            if self.is_detached || !kv.make_room_for_blocks(1) {
+                return;
+            }
+            let tokens = &self.request.tokens[at * page_size..(at + 1) * page_size];
+            let (parent, before) = match self.end {
+                Some(end) => (Parent::Block(end), kv.block_filled_by(end)),
+                None => (Parent::Root(&self.request.namespace), None),
+            };
+            // No block of a path is ready before the one that it follows.
+            let filled_by = before.map_or(last_returned, |before| before.max(last_returned));
+            let own = |group: usize| self.reserved.group(group).page(at);
+            let block = match kv.publish(parent, tokens, own, filled_by) {
+                Ok(block) | Err(block) => block,
+            };
+            let mut is_brought = false;
+            for group in 0..self.reserved.num_groups() {
+                match kv.page(block, group) {
+                    Some(page) if own(group) == Some(page) => is_brought = true,
+                    Some(page) => {
+                        
+                    }
+                    None => {}
+                }
+            }
+            self.num_brought += u32::from(is_brought);
+            kv.move_end(self.end, Some(block));
+            self.end = Some(block);
+            self.num_published += 1;
+        }
+    }
+
+    pub fn num_brought(&self) -> u32 {
+        self.num_brought
+    }
+
+    /// The next time at which something changes by itself.
+    fn deadline_us(&self) -> Option<u64> {
+        match self.stage {
+            FetchStage::Open => Some(self.request.soft_us),
+            FetchStage::Late => Some(self.request.hard_us),
+            FetchStage::Cancelled => None,
+        }
+    }
+
+    /// The number of whole blocks at the beginning of `tokens` that it has or brings.
+    fn num_common_blocks(&self, namespace: &Namespace, tokens: &[TokenId], page_size: u32) -> u32 {
+        if *namespace != self.request.namespace {
+            return 0;
+        }
+        let page_size = page_size as usize;
+        let ours = self.request.tokens.chunks_exact(page_size);
+        let common = ours.zip(tokens.chunks_exact(page_size));
+        common.take_while(|(ours, theirs)| ours == theirs).count() as u32
+    }
+
+    /// All pages that it locks.
+    fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.locked.iter().copied().chain(self.reserved.pages())
+    }
+
+    /// Gives back all pages, now that the writer is at rest. Published ones stay cached.
+    pub fn release(self, kv: &mut KvCache) {
+        kv.unlock_all(self.pages());
+        kv.move_end(self.end, None);
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Fetches {
+    by_id: BTreeMap<FetchId, Fetch>,
+    by_deadline: BTreeSet<(u64, FetchId)>,
+    num_begun: u64,
+    num_pages: usize,
+    /// Fetches whose writer has to be told to stop.
+    cancelled: VecDeque<FetchId>,
+    /// A request could not start for want of pages. Until one has, no fetch begins.
+    is_barred: bool,
+}
+
+impl Fetches {
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// The pages that are, or were, filled by fetches under way.
+    pub fn num_pages(&self) -> usize {
+        self.num_pages
+    }
+
+    pub fn reserved_pages(&self) -> impl Iterator<Item = PageId> {
+        self.by_id.values().flat_map(|fetch| fetch.reserved.pages())
+    }
+
+    /// The pages of all fetches, each as often as it is locked.
+    pub fn locked_pages(&self) -> impl Iterator<Item = PageId> {
+        self.by_id.values().flat_map(Fetch::pages)
+    }
+
+    /// The ends of all paths.
+    pub fn ends(&self) -> impl Iterator<Item = BlockId> {
+        self.by_id.values().filter_map(|fetch| fetch.end)
+    }
+
+    pub fn is_barred(&self) -> bool {
+        self.is_barred
+    }
+
+    /// A request has started.
+    pub fn unbar(&mut self) {
+        self.is_barred = false;
+    }
+
+    pub fn insert(&mut self, fetch: Fetch) -> FetchId {
+        let id = FetchId(self.num_begun);
+        self.num_begun += 1;
+        self.num_pages += fetch.reserved.num_pages();
+        self.by_deadline.insert((fetch.request.soft_us, id));
+        self.by_id.insert(id, fetch);
+        id
+    }
+
+    /// Publishes the first `num_fetched` of a fetch's blocks. Returns the number of blocks that its path has then, or
+    /// `None` if the fetch is cancelled or unknown.
+    pub fn publish(
+        &mut self,
+        id: FetchId,
+        num_fetched: u32,
+        kv: &mut KvCache,
+        last_returned: StepId,
+    ) -> Option<u32> {
+        let fetch = self.by_id.get_mut(&id)?;
+        if fetch.stage == FetchStage::Cancelled {
+            return None;
+        }
+        let num_blocks = fetch.num_found.saturating_add(num_fetched);
+        fetch.publish(kv, num_blocks, last_returned);
+        Some(fetch.num_published)
+    }
+
+    /// Takes out a fetch whose writer is at rest, with all blocks published if it `is_done`.
+    pub fn take(
+        &mut self,
+        id: FetchId,
+        is_done: bool,
+        kv: &mut KvCache,
+        last_returned: StepId,
+    ) -> Option<Fetch> {
+        let mut fetch = self.by_id.remove(&id)?;
+        if let Some(deadline_us) = fetch.deadline_us() {
+            self.by_deadline.remove(&(deadline_us, id));
+        }
+        self.cancelled.retain(|&other| other != id);
+        self.num_pages -= fetch.reserved.num_pages();
+        if is_done {
+            fetch.publish(kv, u32::MAX, last_returned);
+        }
+        Some(fetch)
+    }
+
+    /// Asks the writer of a fetch to stop.
+    pub fn cancel(&mut self, id: FetchId) {
+        let Some(fetch) = self.by_id.get_mut(&id) else {
+            return;
+        };
+        if let Some(deadline_us) = fetch.deadline_us() {
+            self.by_deadline.remove(&(deadline_us, id));
+            fetch.stage = FetchStage::Cancelled;
+            self.cancelled.push_back(id);
+        }
+    }
+
+    pub fn pop_cancelled(&mut self) -> Option<FetchId> {
+        self.cancelled.pop_front()
+    }
+
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.by_deadline
+            .first()
+            .map(|&(deadline_us, _)| deadline_us)
+    }
+
+    /// Moves the first fetch whose deadline is over to its next stage, and names it. No request waits for it any
+    /// more.
+    pub fn end_deadline(&mut self, now_us: u64) -> Option<FetchId> {
+        let &(deadline_us, id) = self.by_deadline.first()?;
+        if deadline_us > now_us {
+            return None;
+        }
+        let fetch = self.by_id.get_mut(&id)?;
+        if fetch.stage == FetchStage::Open {
+            fetch.stage = FetchStage::Late;
+            let hard_us = fetch.request.hard_us;
+            self.by_deadline.pop_first();
+            self.by_deadline.insert((hard_us, id));
+        } else {
+            self.cancel(id);
+        }
+        Some(id)
+    }
+
+    /// The newest fetch that is not cancelled.
+    pub fn newest(&self) -> Option<FetchId> {
+        let mut newest = self.by_id.iter().rev();
+        let is_running = |(_, fetch): &(&FetchId, &Fetch)| fetch.stage != FetchStage::Cancelled;
+        newest.find(is_running).map(|(&id, _)| id)
+    }
+
+    /// Whether pages of a cancelled fetch are about to be free. A writer that has not stopped by the hard deadline is
+    /// waited for no longer.
+    pub fn frees_pages_soon(&self, now_us: u64) -> bool {
+        let mut fetches = self.by_id.values();
+        fetches.any(|fetch| fetch.stage == FetchStage::Cancelled && now_us < fetch.request.hard_us)
+    }
+
+    pub fn bar(&mut self) {
+        self.is_barred = true;
+    }
+
+    /// A fetch that brings the block behind the first `num_found` of a sequence.
+    pub fn bringing(
+        &self,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+        num_found: u32,
+        page_size: u32,
+    ) -> Option<FetchId> {
+        let brings = |fetch: &Fetch| {
+            let num_common = fetch.num_common_blocks(namespace, tokens, page_size);
+            fetch.stage != FetchStage::Cancelled && num_common > num_found.max(fetch.num_published)
+        };
+        let mut fetches = self.by_id.iter();
+        fetches.find(|(_, fetch)| brings(fetch)).map(|(&id, _)| id)
+    }
+
+    /// The fetch that a request may follow, of whose `tokens` the tree has `num_found` blocks, and the number of
+    /// blocks to wait for. With windows, only the end of a fetch can be hit.
+    pub fn leader_of(
+        &self,
+        namespace: &Namespace,
+        tokens: &[TokenId],
+        num_found: u32,
+        kv: &KvCache,
+    ) -> Option<(FetchId, u32)> {
+        let page_size = kv.page_size();
+        let open = self
+            .by_id
+            .iter()
+            .filter(|(_, fetch)| fetch.stage == FetchStage::Open);
+        let mut leaders = open.filter_map(|(&id, fetch)| {
+            let num_common = fetch.num_common_blocks(namespace, tokens, page_size);
+            let num_all = fetch.request.tokens.len() as u32 / page_size;
+            let can_be_hit = num_common == num_all || !kv.has_windows();
+            let brings_more = num_common > num_found.max(fetch.num_published);
+            (can_be_hit && brings_more).then_some((id, num_common))
+        });
+        leaders.next()
+    }
+
+    /// Ends before removed blocks every path that leads through them, behind `end`. Returns how many did. Their fetches
+    /// publish nothing more.
+    pub fn set_back_paths(&mut self, kv: &mut KvCache, end: Option<BlockId>) -> Vec<FetchId> {
+        let mut set_back = Vec::new();
+        for (&id, fetch) in &mut self.by_id {
+            if fetch.end.is_some_and(|end| kv.insertion(end).is_none()) {
+                kv.move_end(None, end);
+                fetch.end = end;
+                fetch.is_detached = true;
+                set_back.push(id);
+            }
+        }
+        set_back
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self, kv: &KvCache) {
+        let num_pages: usize = self.by_id.values().map(|f| f.reserved.num_pages()).sum();
+        assert_eq!(num_pages, self.num_pages, "pages of fetches");
+        let deadlines = self.by_id.iter();
+        let deadlines: BTreeSet<_> = deadlines
+            .filter_map(|(&id, fetch)| Some((fetch.deadline_us()?, id)))
+            .collect();
+        assert_eq!(deadlines, self.by_deadline, "deadlines of fetches");
+        for (id, fetch) in &self.by_id {
+            for (group, table) in fetch.reserved.iter().enumerate() {
+                for at in fetch.num_published as usize..table.len() {
+                    let is_there =
+                        { table.page(at) }.is_some_and(|page| kv.block_of(page).is_some());
+                    assert!(
+                        !is_there || fetch.is_detached,
+                        "fetch {id} has block {at} of group {group} in the tree before it is whole"
+                    );
+                }
+            }
+        }
+    }
+}

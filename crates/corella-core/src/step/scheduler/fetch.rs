@@ -1,0 +1,189 @@
+//! Fetches: how blocks come from elsewhere, and what requests do meanwhile.
+//!
+//! A driver calls [`begin_fetch`](Scheduler::begin_fetch) and has the granted pages filled, block by block. Requests that
+//! need the blocks follow the fetch until its soft deadline, as they would follow a request. The driver reports progress
+//! with [`handle_fetched`](Scheduler::handle_fetched), stops writers that
+//! [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) names, and reports with
+//! [`handle_fetch_ended`](Scheduler::handle_fetch_ended) that a writer is at rest.
+
+use crate::cache::fetch::{Fetch, MAX_FETCHES};
+use crate::cache::page_table::PageTables;
+use crate::cache::prefix_tree::KnownPath;
+use crate::request_state::Leader;
+use crate::{
+    FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, GroupPages, PageId, Scheduler,
+    StepId,
+};
+
+impl Scheduler {
+    /// Reserves pages for the blocks of a sequence that are not cached. In a group with a window, these are the pages that
+    /// a query behind the last block reads.
+    pub fn begin_fetch(&mut self, mut request: FetchRequest) -> Result<FetchGrant, FetchRefusal> {
+        if !self.config.enable_prefix_caching {
+            return Err(FetchRefusal::NoPrefixCache);
+        }
+        let page_size = self.config.page_size;
+        let num_blocks = request.tokens.len() / page_size as usize;
+        request.tokens.truncate(num_blocks * page_size as usize);
+        request.hard_us = request.hard_us.max(request.soft_us);
+        let (namespace, tokens) = (&request.namespace, &request.tokens);
+        let step = self.inflight.next_step();
+        let known = &mut KnownPath::default();
+        let path = self.kv.find_prefix(namespace, tokens, step, known).path;
+        let num_found = path.len();
+        if num_found == num_blocks {
+            return Err(FetchRefusal::AllCached);
+        }
+        let fetches = self.holds.fetches();
+        if let Some(id) = fetches.bringing(namespace, tokens, num_found as u32, page_size) {
+            return Err(FetchRefusal::UnderWay(id));
+        }
+        if fetches.len() >= MAX_FETCHES {
+            return Err(FetchRefusal::TooMany);
+        }
+        let mut reserved = self.tables_behind(num_found, num_blocks);
+        let num_pages: usize = { reserved.iter() }
+            .map(|table| num_blocks - table.len())
+            .sum();
+        let limit = self.config.max_fetched_pages;
+        if fetches.num_pages() + num_pages > limit as usize {
+            return Err(FetchRefusal::TooLarge { num_pages, limit });
+        }
+        let is_barred = fetches.is_barred();
+        let found = self.kv.tables_of(&path);
+        let num_cached = found.pages().filter(|&page| !self.kv.is_locked(page));
+        let num_new_pages = num_pages + num_cached.count();
+        self.keep_pages_of_running();
+        let num_needed_pages = num_new_pages + self.outlook.forecast().peak();
+        let num_available_pages = self.kv.num_available();
+        if is_barred
+            || num_needed_pages > num_available_pages
+            || num_new_pages > num_available_pages
+        {
+            return Err(FetchRefusal::NoRoom {
+                num_needed_pages,
+                num_available_pages,
+            });
+        }
+        for page in found.pages() {
+            self.kv.lock(page);
+        }
+        let has_pages = self.kv.try_extend(&mut reserved, |_| num_blocks);
+        assert!(
+            has_pages,
+            "fewer pages are free than were counted for a fetch"
+        );
+        let groups = reserved.iter().map(|table| GroupPages {
+            first_block: table.num_gone as u32,
+            pages: table.pages.clone(),
+        });
+        let groups = groups.collect();
+        let fetch = Fetch::new(request, &path, &found, reserved, &mut self.kv);
+        Ok(FetchGrant {
+            id: self.holds.fetches_mut().insert(fetch),
+            num_found: num_found as u32,
+            groups,
+        })
+    }
+
+    /// Empty tables that begin with the first pages to fetch.
+    fn tables_behind(&self, num_found: usize, num_blocks: usize) -> PageTables {
+        let page_size = self.config.page_size;
+        let mut tables = PageTables::new(self.config.kv_groups.len());
+        for (group, table) in self.config.kv_groups.iter().zip(tables.iter_mut()) {
+            let first_read = group.first_page_read(num_blocks as u32 * page_size, page_size);
+            table.num_gone = num_found.max(first_read as usize);
+        }
+        tables
+    }
+
+    /// Reports that the first `num_blocks` fetched blocks are whole: all of their pages are filled. They can be hit from
+    /// now on. Returns false if the fetch is cancelled, or has ended.
+    pub fn handle_fetched(&mut self, id: FetchId, num_blocks: u32) -> bool {
+        let last_returned = self.last_returned_step();
+        let fetches = self.holds.fetches_mut();
+        let Some(num_published) = fetches.publish(id, num_blocks, &mut self.kv, last_returned)
+        else {
+            return false;
+        };
+        self.waiting
+            .let_go_of_followers(Leader::Fetch(id), num_published, &mut self.requests);
+        true
+    }
+
+    /// Reports that the writer of a fetch is at rest. Returns false if there is no such fetch.
+    pub fn handle_fetch_ended(&mut self, id: FetchId, end: FetchEnd) -> bool {
+        let last_returned = self.last_returned_step();
+        let is_done = end == FetchEnd::Done;
+        let fetches = self.holds.fetches_mut();
+        let Some(fetch) = fetches.take(id, is_done, &mut self.kv, last_returned) else {
+            return false;
+        };
+        self.journal.counters().num_fetched_blocks += u64::from(fetch.num_brought());
+        fetch.release(&mut self.kv);
+        self.let_go_of_fetch(id);
+        true
+    }
+
+    /// A step before which whatever is in a page by now is ready.
+    fn last_returned_step(&self) -> StepId {
+        self.inflight.last_returned().unwrap_or_default()
+    }
+
+    /// Has no request wait for a fetch any more.
+    fn let_go_of_fetch(&mut self, id: FetchId) {
+        let requests = &mut self.requests;
+        self.waiting
+            .let_go_of_followers(Leader::Fetch(id), u32::MAX, requests);
+    }
+
+    fn cancel_fetch(&mut self, id: FetchId) {
+        self.holds.fetches_mut().cancel(id);
+        self.let_go_of_fetch(id);
+    }
+
+    /// Requests that wait for a late fetch go on without it, and a fetch that takes too long is cancelled.
+    pub(super) fn end_late_fetches(&mut self) {
+        let now_us = self.pace.now_us();
+        while let Some(id) = self.holds.fetches_mut().end_deadline(now_us) {
+            self.let_go_of_fetch(id);
+        }
+    }
+
+    /// Cancels the newest fetch if requests that run lack pages. Returns whether pages of one are about to be free.
+    pub(super) fn give_up_fetch(&mut self) -> bool {
+        let fetches = self.holds.fetches();
+        if fetches.frees_pages_soon(self.pace.now_us()) {
+            return true;
+        }
+        let Some(newest) = fetches.newest() else {
+            return false;
+        };
+        self.cancel_fetch(newest);
+        true
+    }
+
+    /// Gives up fetches, and begins none, while nothing runs because they have the pages that the first request needs.
+    pub(super) fn give_up_fetches_for_waiting(&mut self) {
+        let is_idle = self.running.is_empty() && self.inflight.is_empty();
+        if is_idle && !self.holds.fetches().is_empty() && !self.waiting.has_none_to_start() {
+            self.holds.fetches_mut().bar();
+            self.give_up_fetch();
+        }
+    }
+
+    /// Ends the paths of fetches that lead through removed blocks. Returns how many did.
+    pub(super) fn set_back_fetches(&mut self, end: Option<crate::BlockId>) -> u32 {
+        let fetches = self.holds.fetches_mut();
+        let set_back = fetches.set_back_paths(&mut self.kv, end);
+        for &id in &set_back {
+            self.cancel_fetch(id);
+        }
+        set_back.len() as u32
+    }
+
+    /// Pages that a fetch fills or has filled.
+    pub(super) fn fetched_pages(&self) -> impl Iterator<Item = PageId> {
+        self.holds.fetches().reserved_pages()
+    }
+}
