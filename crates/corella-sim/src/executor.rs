@@ -21,6 +21,9 @@ use crate::random::mix;
 /// The token that is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;
 
+/// The writer of a page that no slot has written to since it was filled from outside.
+const OUTSIDE: u64 = u64::MAX;
+
 pub type Row = Option<u64>;
 
 pub struct CheckingExecutor {
@@ -100,6 +103,7 @@ impl CheckingExecutor {
         if let Err(reason) = self.check.check_write(page) {
             panic!("{reason}");
         }
+        self.writers[page.0 as usize] = OUTSIDE;
         self.pages[page.0 as usize][at] = row;
     }
 

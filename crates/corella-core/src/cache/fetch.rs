@@ -159,7 +159,8 @@ impl Fetch {
                 match kv.page(block, group) {
                     Some(page) if own(group) == Some(page) => is_brought = true,
                     Some(page) => {
-                        
+                        kv.lock(page);
+                        self.locked.push(page);
                     }
                     None => {}
                 }
