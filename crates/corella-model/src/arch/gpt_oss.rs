@@ -36,7 +36,7 @@ const EXPERT_SIZE: Field = Field::new(base::INTERMEDIATE_SIZE.folder, "expert_fe
 /// What config.json means where it does not say, and what all files mean.
 const DEFAULT_WINDOW: usize = 128;
 const DEFAULT_LIMIT: f64 = 7.0;
-/// Every how manieth layer has no window.
+/// Each layer at a multiple of this has no window.
 const INTERVAL: usize = 2;
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
