@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""Compare models of random shapes, served over HTTP, with Transformers.
+
+    .venv/bin/python tests/golden/compare_shapes.py target/debug/corella [--family NAME] [--seeds 0 20]
+
+Each seed gives a shape of a family: heads, windows, experts, layers, scales. Weights are random, and matrices of
+experts may be in MXFP4. Corella serves the folder in f32 on an instruction set and with a number of tokens per step
+that the seed chooses, too, and draws greedily. Each token must be Transformers' own, and its log-probability may
+differ by TOLERANCE of the largest logit.
+"""
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "quantized"))
+import make_golden  # noqa: E402
+import make_mxfp4  # noqa: E402
+
+TOLERANCE = 1e-4
+NUM_TOKENS = 20
+VOCAB_SIZE = make_golden.SMALL["vocab_size"]
+
+
+def gpt_oss(generator):
+    """Returns settings, and whether experts are in MXFP4, whose groups need multiples of 32."""
+
+    def choice(*values):
+        return values[generator.integers(len(values))]
+
+    is_fp4 = bool(generator.integers(2))
+    unit = make_mxfp4.GROUP_LEN if is_fp4 else 4
+    num_kv_heads, num_layers = choice(1, 2, 3), int(generator.integers(1, 5))
+    num_experts = int(generator.integers(2, 9))
+    settings = make_golden.small(
+        hidden_size=unit * int(generator.integers(1, 4)),
+        intermediate_size=unit * int(generator.integers(1, 5)),
+        head_dim=choice(4, 8, 16, 32, 64),
+        num_attention_heads=num_kv_heads * choice(1, 2, 4),
+        num_key_value_heads=num_kv_heads,
+        num_hidden_layers=num_layers,
+        layer_types=[choice("sliding_attention", "full_attention") for _ in range(num_layers)],
+        sliding_window=int(generator.integers(1, 40)),
+        num_local_experts=num_experts,
+        num_experts_per_tok=int(generator.integers(1, min(4, num_experts) + 1)),
+        swiglu_limit=float(generator.integers(1, 15)) / 2,
+        tie_word_embeddings=choice(True, False),
+        attention_bias=choice(True, True, False),
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": choice(2.0, 8.0, 32.0),
+            "rope_theta": choice(1e4, 1.5e5),
+            "original_max_position_embeddings": choice(16, 64),
+            "truncate": choice(True, False),
+        },
+    )
+    return settings, is_fp4
+
+
+# By family, its configuration class in Transformers, and what draws settings.
+FAMILIES = {"gpt-oss": ("GptOssConfig", gpt_oss)}
+
+
+def write_folder(folder, family, generator, seed):
+    kind, draw = FAMILIES[family]
+    settings, is_fp4 = draw(generator)
+    make_golden.FAMILIES[make_mxfp4.NAME] = (kind, settings)
+    if is_fp4:
+        make_mxfp4.write(folder, seed)
+    else:
+        make_golden.write_module(folder, make_mxfp4.NAME, seed)
+    # Prompts are ids, and every id needs a text.
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:VOCAB_SIZE]
+    vocabulary = {letter: id for id, letter in enumerate(letters)}
+    Tokenizer(models.BPE(vocab=vocabulary, merges=[])).save(str(folder / "tokenizer.json"))
+    return settings | {"mxfp4": is_fp4}
+
+
+@torch.inference_mode()
+def expected(folder, prompt):
+    """Returns greedy tokens, the log-probability of each, and the largest logit."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    tokens, logprobs, largest = [], [], 0.0
+    for _ in range(NUM_TOKENS):
+        logits = model(torch.tensor([prompt + tokens]), use_cache=False).logits[0, -1]
+        tokens.append(int(logits.argmax()))
+        logprobs.append(torch.log_softmax(logits, -1)[tokens[-1]].item())
+        largest = max(largest, logits.abs().max().item())
+    return tokens, logprobs, largest
+
+
+def served(binary, folder, prompt, generator):
+    """Returns the tokens that Corella draws, and the log-probability of each."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    options = ["--dtype", "f32", "--kv-cache-dtype", "f32", "--max-num-seqs", "4", "--port", str(port)]
+    options += ["--max-num-batched-tokens", str(generator.choice([16, 64, 512]))]
+    options += ["--isa", "portable"] if generator.integers(2) else []
+    body = {
+        "model": folder.name,
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0,
+        "logprobs": 0,
+        "ignore_eos": True,
+        "return_tokens_as_token_ids": True,
+    }
+    url, headers = f"http://127.0.0.1:{port}", {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), headers)
+    with subprocess.Popen([binary, "serve", str(folder), *options], stderr=subprocess.PIPE, text=True) as server:
+        try:
+            said = []
+            while not said or said[-1] and not said[-1].startswith("ready: "):
+                said.append(server.stderr.readline())
+            if not said[-1]:
+                sys.exit("".join(said))
+            answer = json.load(urllib.request.urlopen(request))
+        finally:
+            server.terminate()
+    logprobs = answer["choices"][0]["logprobs"]
+    tokens = [int(token.removeprefix("token_id:")) for token in logprobs["tokens"]]
+    return tokens, logprobs["token_logprobs"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("binary")
+    parser.add_argument("--family", choices=FAMILIES, default="gpt-oss")
+    parser.add_argument("--seeds", nargs=2, type=int, default=(0, 20), metavar=("FIRST", "END"))
+    args = parser.parse_args()
+    make_golden.set_up_transformers()
+    num_wrong = 0
+    for seed in range(*args.seeds):
+        generator = np.random.default_rng(seed)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch) / args.family
+            folder.mkdir()
+            settings = write_folder(folder, args.family, generator, seed)
+            prompt = generator.integers(3, VOCAB_SIZE, generator.integers(1, 180)).tolist()
+            tokens, logprobs, largest = expected(folder, prompt)
+            found, found_logprobs = served(args.binary, folder, prompt, generator)
+        difference = np.abs(np.subtract(found_logprobs, logprobs)).max() / largest
+        is_right = found == tokens and difference <= TOLERANCE
+        num_wrong += not is_right
+        print(f"seed {seed}: {'same' if is_right else 'OTHER'}, {difference:.1e}, prompt of {len(prompt)}", flush=True)
+        if not is_right:
+            print(json.dumps(settings), found, tokens, sep="\n", flush=True)
+    sys.exit(f"{num_wrong} shapes give other tokens or log-probabilities" if num_wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
