@@ -34,10 +34,10 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether rows of its prompt may come from the cache. A mean is made of hidden states, of which
-    /// cached pages hold none.
+    /// Whether rows of its prompt may come from the cache. Other hidden states than the last one are
+    /// wanted for all other poolings, and cached pages hold none.
     pub(crate) fn takes_hits(&self) -> bool {
-        self.sampling.pooling != Some(Pooling::Mean)
+        matches!(self.sampling.pooling, None | Some(Pooling::LastToken))
     }
 
     /// A request that generates `max_tokens` tokens greedily and has no end token.

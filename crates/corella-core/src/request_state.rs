@@ -202,7 +202,7 @@ impl RequestState {
         if let Some(pooling) = self.request.sampling.pooling {
             return match pooling {
                 _ if end == self.num_prompt_tokens() => Yield::HiddenState(pooling),
-                Pooling::LastToken => Yield::Nothing,
+                Pooling::LastToken | Pooling::FirstToken | Pooling::Max => Yield::Nothing,
                 Pooling::Mean => Yield::Sum,
             };
         }

@@ -38,6 +38,8 @@ pub struct SamplingParams {
     /// Report a hidden state of the prompt and nothing else: no token is drawn, whatever `max_tokens`
     /// says, and no log-probability is told.
     pub pooling: Option<Pooling>,
+    /// The position at which the second text of a prompt begins, for encoders that tell two texts apart.
+    pub second_text: Option<u32>,
 }
 
 impl SamplingParams {
@@ -55,6 +57,7 @@ impl SamplingParams {
         rules: None,
         prompt_logprobs: None,
         pooling: None,
+        second_text: None,
     };
 
     /// Whether something about the prompt is wanted that only whoever computes it has.
@@ -79,4 +82,9 @@ pub enum Pooling {
     /// The mean over all tokens. They are added one by one in their order, so that the bits do not
     /// depend on how the sequence is cut into spans.
     Mean,
+    /// The hidden state of the first token (CLS), which only in an encoder has attended to others. The
+    /// sequence is computed by one span.
+    FirstToken,
+    /// The largest value of each element over all tokens. The sequence is computed by one span.
+    Max,
 }

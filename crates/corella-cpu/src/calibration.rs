@@ -166,6 +166,7 @@ impl LayerCalibration {
 fn check_calibrated(spec: &DecoderSpec) -> Result<(), DeviceError> {
     let first = &spec.layers[0];
     let refused = [
+        (spec.encoder.is_some(), "attention that looks both ways"),
         (spec.learned_positions, "learned positions"),
         (
             spec.layers.iter().any(|layer| layer != first),

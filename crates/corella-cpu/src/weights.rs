@@ -1,5 +1,6 @@
 //! The weights of a model in the form that the forward pass reads, checked and packed once.
 
+mod encoder_ends;
 mod format_plan;
 mod grouped_matrix;
 mod image_reader;
@@ -12,6 +13,7 @@ mod packed_size;
 mod panel;
 mod spec_check;
 
+pub use self::encoder_ends::EncoderEnds;
 pub use self::format_plan::{FormatPlan, Role};
 pub use self::lane::Lane;
 pub use self::norm::PackedNorm;
@@ -36,6 +38,7 @@ use corella_model::{
 use crate::kernels::{Form, Kernels};
 use crate::system::ThreadPool;
 
+use self::encoder_ends::{add_row, first_position};
 use self::image_reader::ImageReader;
 use self::lane::elements;
 use self::packed_layer::lanes;
@@ -53,6 +56,8 @@ pub struct PackedEnds {
     /// What is added to the embedding of a token at each position, `[position][hidden_size]`, if
     /// positions are learned.
     pub positions: Option<Vec<f32>>,
+    /// What else an encoder's embeddings are made of.
+    pub encoder: EncoderEnds,
     pub norm: PackedNorm,
     /// The output head; also the embedding if the two are tied.
     pub head: PackedMatrix,
@@ -98,8 +103,9 @@ impl PackedWeights {
             "positions",
             &weights.positions,
             spec.learned_positions,
-            &[spec.max_position, spec.hidden_size],
+            &[first_position(spec) + spec.max_position, spec.hidden_size],
         )?;
+        let encoder = EncoderEnds::pack(spec, &weights.encoder)?;
         let head = match &weights.lm_head {
             _ if spec.tied_embeddings => &weights.embed,
             Some(head) => head,
@@ -132,6 +138,7 @@ impl PackedWeights {
                 Embedding::Own(weights.embed.clone())
             },
             positions: positions.map(elements),
+            encoder,
             norm,
             head: packer.matrix(Role::Head, &[(head, None)], spec.hidden_size)?,
         };
@@ -163,6 +170,7 @@ impl PackedWeights {
         let ends = PackedEnds {
             embedding: Embedding::Tied,
             positions: None,
+            encoder: EncoderEnds::default(),
             norm: PackedNorm {
                 spec: spec.norm,
                 weight: Vec::new(),
@@ -212,6 +220,7 @@ impl PackedWeights {
             Embedding::Own(tensor) => tensor.num_bytes(),
         };
         let positions = self.ends.positions.as_deref().map_or(0, size_of_val);
+        let positions = positions + self.ends.encoder.num_bytes();
         self.matrices().map(PackedMatrix::num_bytes).sum::<usize>() + embedding + positions
     }
 }
@@ -220,10 +229,7 @@ impl PackedEnds {
     /// Adds what stands for a position, if positions are learned.
     pub fn add_position(&self, position: usize, out: &mut [f32]) {
         if let Some(positions) = &self.positions {
-            let row = &positions[position * out.len()..][..out.len()];
-            out.iter_mut()
-                .zip(row)
-                .for_each(|(out, value)| *out += value);
+            add_row(positions, self.encoder.first_position + position, out);
         }
     }
 

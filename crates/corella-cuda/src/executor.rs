@@ -311,6 +311,11 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
     if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
         return Err(DeviceError(format!("{name} must be at least 1")));
     }
+    if spec.encoder.is_some() {
+        return Err(DeviceError(String::from(
+            "encoders do not run on GPUs yet: use --device cpu",
+        )));
+    }
     let mut layers = spec.layers.iter();
     if layers.any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_))) {
         return Err(DeviceError(String::from(

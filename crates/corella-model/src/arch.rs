@@ -2,6 +2,7 @@
 //! `DecoderSpec` and says where its tensors are; nothing else knows a family by name.
 
 mod base;
+mod bert;
 mod cohere;
 mod ernie4_5;
 mod exaone4;
@@ -17,6 +18,8 @@ mod llama;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
+mod modernbert;
+mod nomic_bert;
 mod olmo2;
 mod olmo3;
 mod outline;
@@ -31,7 +34,7 @@ mod smollm3;
 
 pub use self::base::shortest;
 pub use self::field::{Fields, FileFields, FolderFields};
-pub use self::layout::{Layout, Stored};
+pub use self::layout::{HeadPart, Layout, Stored};
 pub use self::outline::{Outline, OutlineSizes};
 
 use std::fmt;
@@ -42,7 +45,10 @@ use crate::decoder_weights;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 27] = [
+const FAMILIES: [&Family; 32] = [
+    &bert::BERT,
+    &bert::ROBERTA,
+    &bert::XLM_ROBERTA,
     &cohere::COHERE,
     &ernie4_5::ERNIE4_5,
     &ernie4_5::ERNIE4_5_FIRST,
@@ -61,6 +67,8 @@ const FAMILIES: [&Family; 27] = [
     &llama::LLAMA,
     &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
+    &modernbert::MODERNBERT,
+    &nomic_bert::NOMIC_BERT,
     // Before OLMo 2, whose name its files have.
     &olmo3::OLMO3,
     &olmo2::OLMO2,
@@ -160,7 +168,8 @@ impl Architecture {
                 return Ok(Self(family));
             }
         }
-        let names = FAMILIES.map(|family| family.gguf);
+        let read = |family: &&Family| !family.file.bodies.is_empty();
+        let names = FAMILIES.into_iter().filter(read).map(|family| family.gguf);
         Err(file.refuse_key("general.architecture", &known(names, Some(name))))
     }
 }
@@ -195,13 +204,13 @@ pub(crate) fn folder_names() -> [&'static str; FAMILIES.len()] {
 }
 
 /// Says what is supported, and which of it is closest to a name that is not.
-fn known<const N: usize>(mut names: [&str; N], unknown: Option<&str>) -> String {
+fn known<'a>(names: impl IntoIterator<Item = &'a str>, unknown: Option<&str>) -> String {
+    let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_unstable();
+    names.dedup();
     let closest = unknown.and_then(|unknown| closest(&names, unknown));
     let closest = closest.map(|closest| format!("; the closest is {closest}"));
-    let mut distinct = names.to_vec();
-    distinct.dedup();
-    let list = distinct.join(", ");
+    let list = names.join(", ");
     format!("supported are {list}{}", closest.unwrap_or_default())
 }
 

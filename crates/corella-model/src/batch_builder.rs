@@ -145,7 +145,7 @@ impl BatchBuilder {
         if let Some(span) = self.batch.spans.last_mut() {
             span.yields = match pooling {
                 _ if is_last => Yield::HiddenState(pooling),
-                Pooling::LastToken => Yield::Nothing,
+                Pooling::LastToken | Pooling::FirstToken | Pooling::Max => Yield::Nothing,
                 Pooling::Mean => Yield::Sum,
             };
         }

@@ -8,8 +8,9 @@ use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::decoder_weights;
+use crate::decoder_weights::{self, FileTensor, TensorSource};
 use crate::gguf;
+use crate::safetensors_file::SafetensorsFile;
 use crate::{CheckpointError, DecoderWeights, ModelConfig};
 
 pub(crate) use self::source::Source;
@@ -100,6 +101,34 @@ impl Checkpoint {
                 decoder_weights::load(&self.config, &[file], &family.file, file.label())
             }
         }
+    }
+
+    /// A tensor by its name; `None` if no file has it.
+    pub(crate) fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError> {
+        match self.source.tensors()? {
+            TensorFiles::Safetensors { files, .. } => {
+                let mut found = files.iter().map(|file| file.tensor(name));
+                found.find_map(Result::transpose).transpose()
+            }
+            TensorFiles::Gguf(file) => file.tensor(name),
+        }
+    }
+
+    /// A tensor of another safetensors file in the checkpoint's folder.
+    pub(crate) fn tensor_in(
+        &self,
+        file: &str,
+        name: &str,
+    ) -> Result<Option<FileTensor>, CheckpointError> {
+        match self.source.map(file)? {
+            Some(storage) => SafetensorsFile::open(self.source.label(file), storage)?.tensor(name),
+            None => Ok(None),
+        }
+    }
+
+    /// The name of a file in error messages.
+    pub(crate) fn label(&self, name: &str) -> String {
+        self.source.label(name)
     }
 
     /// Counts the tensors of all files, those that the decoder does not use among them.

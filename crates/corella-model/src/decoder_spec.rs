@@ -1,9 +1,9 @@
-//! A decoder as data. Each backend has one `forward.rs` that interprets it; a new family of models
+//! A decoder, or an encoder, as data. Each backend has one `forward.rs` that interprets it; a new family of models
 //! means mapping its configuration and its tensor names, not writing new kernels.
 
-use crate::RotarySpec;
+use crate::{EncoderSpec, RotarySpec};
 
-/// The shape of a decoder.
+/// The shape of a decoder, or of an encoder, which has the same parts and some more.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
     pub vocab_size: usize,
@@ -23,6 +23,8 @@ pub struct DecoderSpec {
     pub logit_soft_cap: Option<f32>,
     /// Whether the head shares the embedding matrix.
     pub tied_embeddings: bool,
+    /// What only encoders have; `None` for a decoder.
+    pub encoder: Option<EncoderSpec>,
 }
 
 /// The shape of one layer. Unless it is parallel, it computes
@@ -79,8 +81,11 @@ pub struct AttentionSpec {
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// A query sees itself and the `window - 1` positions before it.
+    /// A query sees itself and the `window - 1` positions before it, and as many behind it if it sees
+    /// later positions at all.
     pub window: Option<usize>,
+    /// Whether a query sees no position behind it. In encoders it sees the whole text.
+    pub is_causal: bool,
     /// The norm of queries and keys before RoPE.
     pub qk_norm: Option<QkNorm>,
     pub qkv_bias: bool,
@@ -197,6 +202,7 @@ impl AttentionSpec {
             scale: Self::usual_scale(head_dim),
             soft_cap: None,
             window: None,
+            is_causal: true,
             qk_norm: None,
             qkv_bias: false,
             output_bias: false,
@@ -213,6 +219,15 @@ impl AttentionSpec {
     pub fn first_seen(&self, position: usize) -> usize {
         self.window
             .map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+
+    /// The end of the positions that a query sees in a sequence of `num_positions`.
+    pub fn end_seen(&self, position: usize, num_positions: usize) -> usize {
+        match (self.is_causal, self.window) {
+            (true, _) => position + 1,
+            (false, None) => num_positions,
+            (false, Some(window)) => num_positions.min(position + window),
+        }
     }
 
     /// The number of elements of all queries of a token.

@@ -10,8 +10,9 @@ use crate::packed_matrix::{self, Parts};
 use crate::packed_tensor::{RowView, StoredTensor};
 use crate::transposed_tensor::TransposedTensor;
 use crate::{
-    BlockFormat, BlockTensor, CheckpointError, DType, DecoderWeights, LayerSpec, LayerTensor,
-    LayerWeights, ModelConfig, Quantization, RowOrder, Storage, Tensor, TensorRole, TensorSpec,
+    BlockFormat, BlockTensor, CheckpointError, DType, DecoderWeights, EncoderSpec, EncoderWeights,
+    LayerSpec, LayerTensor, LayerWeights, ModelConfig, NormSpec, Quantization, RowOrder, Storage,
+    Tensor, TensorRole, TensorSpec,
 };
 
 /// A file of tensors in any format.
@@ -118,7 +119,6 @@ pub fn load<S: TensorSource>(
 ) -> Result<DecoderWeights, CheckpointError> {
     let spec = &config.spec;
     let mut tensors = Tensors::new(config, files, layout, missing_from);
-    let hidden = [spec.hidden_size];
     let vocab_by_hidden = [spec.vocab_size, spec.hidden_size];
     let stored_by_hidden = [config.num_vocab_rows, spec.hidden_size];
     let mut embed = tensors.weight(layout.embed);
@@ -132,23 +132,22 @@ pub fn load<S: TensorSource>(
     let embed = embed.rows(0..spec.vocab_size, RowOrder::AsStored);
     let positions = match spec.learned_positions {
         true => {
-            let shape = [spec.max_position, spec.hidden_size];
+            let first = spec.encoder.as_ref().map_or(0, |it| it.first_position);
+            let shape = [first + spec.max_position, spec.hidden_size];
             Some(tensors.take(&tensors.weight(layout.positions), &shape)?)
         }
         false => None,
+    };
+    let encoder = match &spec.encoder {
+        Some(encoder) => tensors.take_encoder(encoder)?,
+        None => EncoderWeights::default(),
     };
     let mut layers = Vec::new();
     for (index, layer) in spec.layers.iter().enumerate() {
         layers.push(tensors.take_layer(index, layer)?);
     }
-    let norm = tensors.take(&tensors.weight(layout.norm), &hidden)?;
-    let norm_bias = match spec.norm.has_bias() {
-        true => {
-            let name = format!("{}{}.bias", tensors.body, layout.norm);
-            Some(tensors.take(&name, &hidden)?)
-        }
-        false => None,
-    };
+    let norm_name = layout.norm_name(spec.layers.len());
+    let (norm, norm_bias) = tensors.take_norm(&norm_name, spec.norm)?;
     let lm_head = match spec.tied_embeddings {
         true => None,
         false => {
@@ -165,6 +164,7 @@ pub fn load<S: TensorSource>(
         norm: tensors.whole_norm(norm),
         norm_bias,
         lm_head,
+        encoder,
         left_out,
     })
 }
@@ -243,6 +243,35 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         }
         self.taken.insert(name.to_string());
         Ok(tensor)
+    }
+
+    /// Takes the weights of a norm outside of the layers, and its bias if it has one.
+    fn take_norm(
+        &mut self,
+        name: &str,
+        spec: NormSpec,
+    ) -> Result<(Tensor, Option<Tensor>), CheckpointError> {
+        let hidden = [self.config.spec.hidden_size];
+        let weight = self.take(&self.weight(name), &hidden)?;
+        let bias = match spec.has_bias() {
+            true => Some(self.take(&format!("{}{name}.bias", self.body), &hidden)?),
+            false => None,
+        };
+        Ok((weight, bias))
+    }
+
+    fn take_encoder(&mut self, spec: &EncoderSpec) -> Result<EncoderWeights, CheckpointError> {
+        let mut weights = EncoderWeights::default();
+        if spec.num_segments > 0 {
+            let shape = [spec.num_segments, self.config.spec.hidden_size];
+            let name = self.weight(self.layout.segments);
+            weights.segments = Some(self.take(&name, &shape)?);
+        }
+        if let Some(norm) = spec.embedding_norm {
+            let (weight, bias) = self.take_norm(self.layout.embedding_norm, norm)?;
+            (weights.embedding_norm, weights.embedding_norm_bias) = (Some(weight), bias);
+        }
+        Ok(weights)
     }
 
     fn take_layer(
@@ -394,6 +423,10 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
                     self.config.architecture, self.layout.described_by
                 ),
             ));
+        }
+        if self.config.spec.encoder.is_some() {
+            // What is behind an encoder is read with its head, or by nothing that is served.
+            return Ok(Vec::new());
         }
         let mut names: Vec<_> = self
             .by_name

@@ -18,6 +18,9 @@ pub struct KvGroups {
     groups: Vec<KvGroup>,
     /// The group of each layer.
     of_layers: Vec<usize>,
+    /// Whether the layers take turns with the same rows of a page. An encoder needs the keys and values of
+    /// a layer until the next one has its own.
+    are_shared: bool,
 }
 
 /// Where a layer's keys and values are.
@@ -41,11 +44,15 @@ impl KvGroups {
         Self {
             groups: vec![KvGroup::default()],
             of_layers: vec![0; spec.layers.len()],
+            are_shared: spec.encoder.is_some(),
         }
     }
 
     /// Groups that keep only pages in their windows.
     pub fn by_window(spec: &DecoderSpec) -> Self {
+        if spec.encoder.is_some() {
+            return Self::one(spec);
+        }
         let max_position = u32::try_from(spec.max_position).unwrap_or(u32::MAX);
         let windows = spec.layers.iter().map(|layer| {
             let window = layer.attention.window.map(u32::try_from)?.ok();
@@ -99,6 +106,7 @@ impl KvGroups {
         Self {
             of_layers: windows.iter().filter_map(group_of).collect(),
             groups,
+            are_shared: false,
         }
     }
 
@@ -112,7 +120,7 @@ impl KvGroups {
         let mut num_layers = vec![0; self.groups.len()];
         let place = |&group: &usize| {
             let in_page = num_layers[group];
-            num_layers[group] += 1;
+            num_layers[group] += usize::from(!self.are_shared);
             KvLayer { group, in_page }
         };
         self.of_layers[layers].iter().map(place).collect()
@@ -145,8 +153,8 @@ impl Kind {
 mod tests {
     use super::*;
     use crate::{
-        Activation, AttentionSpec, BranchNorms, FeedForward, LayerSpec, MlpSpec, NormSpec,
-        RotarySpec,
+        Activation, AttentionSpec, BranchNorms, EncoderSpec, FeedForward, LayerSpec, MlpSpec,
+        NormSpec, RotarySpec,
     };
 
     fn spec(max_position: usize, windows: impl IntoIterator<Item = Option<usize>>) -> DecoderSpec {
@@ -179,6 +187,7 @@ mod tests {
             logit_scale: 1.0,
             logit_soft_cap: None,
             tied_embeddings: true,
+            encoder: None,
         }
     }
 
@@ -274,5 +283,25 @@ mod tests {
         assert!(!groups.are_of(&full));
         assert!(!groups.are_of(&spec(4096, vec![Some(1024); 5])));
         assert!(KvGroups::one(&full).are_of(&narrow));
+    }
+
+    /// An encoder keeps nothing, so that the memory of one layer is enough.
+    #[test]
+    fn the_layers_of_an_encoder_share_their_rows() {
+        let mut encoder = spec(512, [None, Some(64), None]);
+        encoder.encoder = Some(EncoderSpec {
+            embedding_norm: None,
+            num_segments: 0,
+            first_position: 0,
+            norms_sums: false,
+        });
+        let groups = KvGroups::by_window(&encoder);
+        assert_eq!(groups, KvGroups::one(&encoder));
+        assert_eq!(groups.num_page_layers(0..3), 1);
+        let first = KvLayer {
+            group: 0,
+            in_page: 0,
+        };
+        assert_eq!(groups.layers(0..3), [first; 3]);
     }
 }

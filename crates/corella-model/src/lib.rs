@@ -9,6 +9,7 @@ mod block_tensor;
 mod checkpoint;
 mod checkpoint_error;
 mod checkpoint_writer;
+mod class_head;
 pub mod conformance;
 mod cost_model;
 mod decoder_spec;
@@ -16,6 +17,7 @@ mod decoder_weights;
 mod device_error;
 mod device_memory;
 mod element_order;
+mod encoder_spec;
 mod executor;
 mod executor_factory;
 mod folder_config;
@@ -48,14 +50,17 @@ mod raised_tensor;
 mod rotary_spec;
 mod safetensors_file;
 mod sampler;
+mod sentence_config;
 mod sentence_piece;
 mod slot;
+mod span_pool;
 mod step_output;
 mod step_rows;
 mod stored_matrix;
 mod tensor;
 mod tokenizer_json;
 mod transposed_tensor;
+mod vector_head;
 
 pub use adapter::{Adapter, AdapterLayer, Adapters, LowRankUpdate};
 pub use arch::{Architecture, Layout, Outline, OutlineSizes, Stored};
@@ -66,6 +71,7 @@ pub use block_tensor::{BlockTensor, RowOrder};
 pub use checkpoint::{Checkpoint, TensorTotals};
 pub use checkpoint_error::CheckpointError;
 pub use checkpoint_writer::{CheckpointWriter, PlannedPart};
+pub use class_head::ClassHead;
 pub use cost_model::CostModel;
 pub use decoder_spec::{
     Activation, AttentionSpec, BranchNorms, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward,
@@ -74,6 +80,7 @@ pub use decoder_spec::{
 pub use device_error::DeviceError;
 pub use device_memory::{DeviceMemory, host_bytes};
 pub use element_order::ElementOrder;
+pub use encoder_spec::{EncoderSpec, EncoderWeights};
 pub use executor::{
     CallerWaker, Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask,
 };
@@ -101,8 +108,11 @@ pub use page_table::PageTable;
 pub use quantization::{Quantization, Scheme};
 pub use rotary_spec::{RotaryFrequencies, RotaryScaling, RotarySpec};
 pub use sampler::{SampleError, SampleRequest, Sampler, score};
+pub use sentence_config::SentenceConfig;
 pub use slot::{AdapterSource, Slot, SlotLimits, Slots};
+pub use span_pool::SpanPool;
 pub use step_output::{NOTHING_DRAWN, StepOutput};
 pub use step_rows::{StepPool, StepRow, StepRows, StepSample, StepScore};
 pub use stored_matrix::{StoredMatrices, StoredMatrix};
 pub use tensor::{DType, DecoderWeights, KvFormat, Storage, Tensor, WeightFormat};
+pub use vector_head::{HeadActivation, HeadStep, VectorHead};

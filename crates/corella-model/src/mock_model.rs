@@ -170,17 +170,27 @@ impl MockConfig {
     /// The hidden state that a prompt must get.
     pub fn lone_hidden_state(&self, prompt: &[TokenId], pooling: Pooling) -> HiddenState {
         let sequence = Sequence::new(self, self.lone_start(prompt, &SamplingParams::GREEDY));
-        let first = match pooling {
-            Pooling::LastToken => prompt.len() - 1,
-            Pooling::Mean => 0,
+        let state = |position: usize| self.hidden_state(sequence.chains[position]);
+        if pooling == Pooling::Max {
+            let larger = |a: Vec<f32>, b: Vec<f32>| {
+                let pairs = a.into_iter().zip(b);
+                pairs.map(|(a, b)| a.max(b)).collect()
+            };
+            let states = (0..prompt.len()).map(state);
+            return states.reduce(larger).unwrap_or_default().into();
+        }
+        let (first, end) = match pooling {
+            Pooling::LastToken => (prompt.len() - 1, prompt.len()),
+            Pooling::FirstToken => (0, 1),
+            Pooling::Mean | Pooling::Max => (0, prompt.len()),
         };
         let mut sum = vec![0.0; self.hidden_size];
-        for &chain in &sequence.chains[first..] {
-            for (sum, value) in sum.iter_mut().zip(self.hidden_state(chain)) {
+        for position in first..end {
+            for (sum, value) in sum.iter_mut().zip(state(position)) {
                 *sum += f64::from(value);
             }
         }
-        let num_tokens = (prompt.len() - first) as f64;
+        let num_tokens = (end - first) as f64;
         sum.into_iter()
             .map(|sum| (sum / num_tokens) as f32)
             .collect()

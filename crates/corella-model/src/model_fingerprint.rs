@@ -63,6 +63,8 @@ fn tensors(weights: &DecoderWeights) -> impl Iterator<Item = (String, &Tensor)> 
     let ends = ends
         .into_iter()
         .filter_map(|(name, tensor)| Some((name.to_owned(), tensor?)));
+    let encoder = weights.encoder.iter();
+    let ends = ends.chain(encoder.map(|(name, tensor)| (name.to_owned(), tensor)));
     let layers = weights.layers.iter().enumerate();
     ends.chain(layers.flat_map(|(index, layer)| {
         let tensors = layer.iter();

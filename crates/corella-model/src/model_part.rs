@@ -1,7 +1,9 @@
 //! The parts of a decoder by which its size is told: how many parameters each has, and how many bytes
 //! they take.
 
-use crate::{DecoderSpec, DecoderWeights, FeedForward, LayerTensor, Mlp, TensorSpec};
+use crate::{
+    DecoderSpec, DecoderWeights, FeedForward, LayerTensor, Mlp, NormSpec, Tensor, TensorSpec,
+};
 
 /// A part of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,6 +64,13 @@ impl LayerTensor {
     }
 }
 
+impl NormSpec {
+    /// The number of its vectors: weights and, if it has one, a bias.
+    fn num_vectors(&self) -> usize {
+        1 + usize::from(self.has_bias())
+    }
+}
+
 impl DecoderSpec {
     /// The number of parameters.
     pub fn num_parameters(&self) -> ByPart {
@@ -89,11 +98,17 @@ impl DecoderSpec {
         if self.learned_positions {
             numbers.add(ModelPart::Embedding, self.max_position * self.hidden_size);
         }
+        if let Some(encoder) = &self.encoder {
+            let num_rows = encoder.first_position * usize::from(self.learned_positions);
+            let num_rows = num_rows + encoder.num_segments;
+            numbers.add(ModelPart::Embedding, num_rows * self.hidden_size);
+            let norm = encoder.embedding_norm.map_or(0, |norm| norm.num_vectors());
+            numbers.add(ModelPart::Norm, norm * self.hidden_size);
+        }
         if !self.tied_embeddings {
             numbers.add(ModelPart::Head, embedding);
         }
-        let norm_vectors = if self.norm.has_bias() { 2 } else { 1 };
-        numbers.add(ModelPart::Norm, norm_vectors * self.hidden_size);
+        numbers.add(ModelPart::Norm, self.norm.num_vectors() * self.hidden_size);
         for layer in &self.layers {
             for TensorSpec { tensor, shape } in layer.tensors(self.hidden_size) {
                 let owner = tensor.owner().unwrap_or(tensor);
@@ -121,6 +136,14 @@ impl DecoderWeights {
         for (part, tensor) in ends {
             bytes.add(part, tensor.map_or(0, |tensor| tensor.stored_bytes()));
         }
+        let encoder = &self.encoder;
+        for (part, tensor) in [
+            (ModelPart::Embedding, &encoder.segments),
+            (ModelPart::Norm, &encoder.embedding_norm),
+            (ModelPart::Norm, &encoder.embedding_norm_bias),
+        ] {
+            bytes.add(part, tensor.as_ref().map_or(0, Tensor::stored_bytes));
+        }
         for (layer, weights) in spec.layers.iter().zip(&self.layers) {
             for (tensor, values) in weights.iter() {
                 bytes.add(tensor.part(&layer.feed_forward), values.stored_bytes());
@@ -143,6 +166,8 @@ mod tests {
     fn all_bytes_and_parameters_of_files_are_counted_once() {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
         for (name, is_quantised) in [
+            ("encoder/modernbert-mean", false),
+            ("encoder/nomic-bert-mean", false),
             ("golden/cohere", false),
             ("golden/gemma3", false),
             ("golden/gpt2", false),

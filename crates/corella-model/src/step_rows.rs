@@ -21,6 +21,8 @@ pub struct StepRow {
     pub token: TokenId,
     pub position: usize,
     pub span: usize,
+    /// Whether the token belongs to the second text of its prompt.
+    pub is_second_text: bool,
 }
 
 /// One draw. The draws that follow the drafts of the same span come right behind it.
@@ -50,7 +52,7 @@ pub struct StepScore {
 #[derive(Clone, Debug)]
 pub struct StepPool {
     pub slot: SlotId,
-    /// The rows that are wanted: the last one or all.
+    /// The rows that are wanted: one or all.
     pub rows: Range<usize>,
     /// The position of the first of them.
     pub position: usize,
@@ -91,20 +93,29 @@ impl StepRows {
             let start = span.start as usize;
             let first_row = self.rows.len();
             self.add_span(index, &slot.history()[start..], start);
+            if let Some(second) = slot.params.second_text {
+                let num_before = (second as usize).saturating_sub(start);
+                let rows = self.rows[first_row..].iter_mut().skip(num_before);
+                rows.for_each(|row| row.is_second_text = true);
+            }
             on_span(slot, span, first_row..self.rows.len());
             let pooling = match span.yields {
-                Yield::Sum => Some((first_row, None)),
-                Yield::HiddenState(Pooling::Mean) => Some((first_row, Some(Pooling::Mean))),
-                Yield::HiddenState(Pooling::LastToken) => {
-                    Some((self.rows.len() - 1, Some(Pooling::LastToken)))
-                }
+                Yield::Sum => Some(None),
+                Yield::HiddenState(pooling) => Some(Some(pooling)),
                 Yield::Nothing | Yield::Draw | Yield::Logprobs { .. } => None,
             };
-            self.pooled.extend(pooling.map(|(row, yields)| StepPool {
-                slot: span.slot,
-                rows: row..self.rows.len(),
-                position: start + row - first_row,
-                yields,
+            self.pooled.extend(pooling.map(|yields| {
+                let rows = match yields {
+                    Some(Pooling::LastToken) => self.rows.len() - 1..self.rows.len(),
+                    Some(Pooling::FirstToken) => first_row..first_row + 1,
+                    None | Some(Pooling::Mean | Pooling::Max) => first_row..self.rows.len(),
+                };
+                StepPool {
+                    slot: span.slot,
+                    position: start + rows.start - first_row,
+                    rows,
+                    yields,
+                }
             }));
             if let Yield::Logprobs {
                 positions, next, ..
@@ -145,6 +156,7 @@ impl StepRows {
             token,
             position: start + i,
             span,
+            is_second_text: false,
         });
         self.rows.extend(rows);
     }

@@ -10,7 +10,7 @@ use crate::block_tensor::BlockTensor;
 use crate::packed_tensor::PackedTensor;
 use crate::raised_tensor::RaisedTensor;
 use crate::transposed_tensor::TransposedTensor;
-use crate::{GroupFormat, GroupedRow, LayerWeights};
+use crate::{EncoderWeights, GroupFormat, GroupedRow, LayerWeights};
 
 /// A floating-point type of weights or activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -340,6 +340,8 @@ pub struct DecoderWeights {
     pub norm_bias: Option<Tensor>,
     /// The output head; `None` if it is tied to the embedding.
     pub lm_head: Option<Tensor>,
+    /// What only encoders have; empty for a decoder.
+    pub encoder: EncoderWeights,
     /// The names of tensors that belong to other parts of the model, such as one that sees.
     pub left_out: Vec<String>,
 }

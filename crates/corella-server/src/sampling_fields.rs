@@ -262,6 +262,7 @@ impl SamplingFields {
             rules: rules.checked(state, caller)?,
             prompt_logprobs: prompt_logprobs.max(own.logprobs.filter(|_| own.echo)),
             pooling: None,
+            second_text: None,
         };
         if stopping.max_tokens == Some(0) {
             // The engine ends a request without a token only if it has something else to return.

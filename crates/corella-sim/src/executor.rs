@@ -518,6 +518,8 @@ pub fn lone_hidden_state(request: &Request) -> Option<f32> {
     Some(match pooling {
         Pooling::LastToken => *values.last()? as f32,
         Pooling::Mean => (values.iter().sum::<f64>() / values.len() as f64) as f32,
+        Pooling::FirstToken => *values.first()? as f32,
+        Pooling::Max => values.into_iter().reduce(f64::max)? as f32,
     })
 }
 

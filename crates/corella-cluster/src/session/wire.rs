@@ -312,6 +312,7 @@ impl TryFrom<Allocate> for core::Allocate {
                 // A request that wants them has no session.
                 prompt_logprobs: None,
                 pooling: None,
+                second_text: None,
             },
             stopping: StoppingCriteria {
                 max_tokens: stopping.max_tokens,

@@ -32,6 +32,7 @@
 //! add g prompt=4 pooled=last         it wants the hidden state of its last token: `a 0+5=last` yields
 //!                                    it, and `told` says when it is emitted
 //! add g prompt=4 pooled=mean         it wants the mean of all: `a 0+5+` adds 5 to the sum
+//! add g prompt=4 pooled=first        it wants that of the first token, or with `max` the largest values
 //! add g prompt=4 masked=on           each of its tokens is drawn through a mask
 //! add g prompt=4 export=on           another node wants the KV of its prompt
 //! facts                              what that node is told since it last asked
@@ -481,6 +482,8 @@ impl World {
                     pooling = Some(match value {
                         "last" => Pooling::LastToken,
                         "mean" => Pooling::Mean,
+                        "first" => Pooling::FirstToken,
+                        "max" => Pooling::Max,
                         _ => panic!("unknown pooling {value}"),
                     })
                 }
@@ -564,6 +567,8 @@ impl World {
                 Yield::Sum => line.push('+'),
                 Yield::HiddenState(Pooling::LastToken) => line.push_str("=last"),
                 Yield::HiddenState(Pooling::Mean) => line.push_str("=mean"),
+                Yield::HiddenState(Pooling::FirstToken) => line.push_str("=first"),
+                Yield::HiddenState(Pooling::Max) => line.push_str("=max"),
             }
             if span.yields.draws() {
                 line.push('*');

@@ -97,7 +97,7 @@ impl<'a> KvFetch<'a> {
         self.queue = LineQueue::new(2 / self.kv.format.size());
         while let Some(task) = self.tasks.get(self.task) {
             let span = &self.spans[task.span];
-            let end = span.start + task.positions.end;
+            let end = task.end_seen(span, self.spec);
             if self.position >= end {
                 self.task += 1;
                 self.position = self.first_position();

@@ -67,6 +67,14 @@ pub struct AttentionTask {
     pub heads: Range<usize>,
 }
 
+impl AttentionTask {
+    /// The end of the positions that any row of the task sees.
+    pub fn end_seen(&self, span: &StepSpan, spec: &AttentionSpec) -> usize {
+        let last = span.start + self.positions.end - 1;
+        spec.end_seen(last, span.start + span.num_rows)
+    }
+}
+
 /// All attention tasks of a step, and where each worker's share of them begins and ends.
 #[derive(Debug, Default)]
 pub struct AttentionPlan {
@@ -118,12 +126,15 @@ impl AttentionPlan {
     ) {
         let cost = |task: &AttentionTask| {
             let Range { start, end } = task.positions;
-            let (first, end_position) =
-                (spans[task.span].start + start, spans[task.span].start + end);
-            let num_read = end_position - spec.first_seen(first);
+            let span = &spans[task.span];
+            let (first, end_position) = (span.start + start, span.start + end);
+            let num_read = task.end_seen(span, spec) - spec.first_seen(first);
             // Twice the mean number of positions that a row of the task sees.
             let most = spec.window.unwrap_or(usize::MAX);
-            let num_seen = first.min(most) + end_position.min(most);
+            let num_seen = match spec.is_causal {
+                true => first.min(most) + end_position.min(most),
+                false => 2 * span.num_rows.min(most.saturating_mul(2)),
+            };
             let num_rows = (end - start) * task.heads.len();
             (num_seen * num_rows + 2 * num_read * shape.read_cost) as u64
         };

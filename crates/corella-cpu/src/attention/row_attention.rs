@@ -90,10 +90,11 @@ impl AttentionLayer<'_> {
                 scratch.sums[r][0] = 1.0;
             }
         }
-        let first_end = span.start + task.positions.start + 1;
-        let last_end = span.start + task.positions.end;
-        // No row of the task sees what lies before.
-        let first_seen = self.spec.first_seen(first_end - 1);
+        let first_position = span.start + task.positions.start;
+        let num_positions = span.start + span.num_rows;
+        // No row of the task sees what lies before or behind.
+        let last_end = task.end_seen(span, self.spec);
+        let first_seen = self.spec.first_seen(first_position);
         let first_block = first_seen / ATTENTION_BLOCK * ATTENTION_BLOCK;
         let head_dim = self.spec.head_dim;
         for block in (first_block..last_end).step_by(ATTENTION_BLOCK) {
@@ -113,8 +114,9 @@ impl AttentionLayer<'_> {
                 );
             }
             for row in 0..num_rows {
-                let row_end = first_end + row / task.heads.len();
-                let num_unseen = self.spec.first_seen(row_end - 1).saturating_sub(block);
+                let position = first_position + row / task.heads.len();
+                let num_unseen = self.spec.first_seen(position).saturating_sub(block);
+                let row_end = self.spec.end_seen(position, num_positions);
                 let limit = row_end.saturating_sub(block).min(ATTENTION_BLOCK);
                 let limit = if num_unseen < limit { limit } else { 0 };
                 let scores = &mut scratch.scores[row * ATTENTION_BLOCK..][..ATTENTION_BLOCK];

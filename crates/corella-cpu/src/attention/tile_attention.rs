@@ -55,7 +55,7 @@ impl AttentionLayer<'_> {
                     self.group_len(),
                 ),
                 first: self.spec.first_seen(span.start + task.positions.start),
-                end: span.start + task.positions.end,
+                end: task.end_seen(span, self.spec),
                 has_one_tile: num_rows <= QUERY_TILE_ROWS,
                 in_place: in_place.filter(|_| num_rows <= IN_PLACE_ROWS),
             };
@@ -444,7 +444,7 @@ impl AttentionLayer<'_> {
             scratch.rows[r] = self.sink(head).map_or(RowSums::NONE, RowSums::of_sink);
             let position = span.start + row - span.first_row;
             scratch.row_starts[r] = self.spec.first_seen(position);
-            scratch.row_ends[r] = position + 1;
+            scratch.row_ends[r] = self.spec.end_seen(position, span.start + span.num_rows);
             let (tile, row_in_tile) = (r / QUERY_TILE_ROWS, r % QUERY_TILE_ROWS);
             let tile_start = tile * QUERY_TILE_ROWS * head_dim;
             for i in (0..head_dim).step_by(16) {

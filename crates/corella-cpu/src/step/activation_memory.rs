@@ -12,6 +12,7 @@ use crate::weights::{PackedLayer, PackedWeights};
 
 use super::adapter::AdapterRows;
 use super::expert_layer::ExpertRows;
+use super::forward::norms_sums;
 use super::head_groups::HeadGroups;
 use super::projection::is_normed_apart;
 
@@ -95,7 +96,7 @@ impl Activations {
         let projected = projected.map(|attention| attention.query_len() + 2 * attention.kv_len());
         let most_heads = spec.layers.iter().map(|layer| &layer.attention);
         let most_heads = most_heads.max_by_key(|attention| attention.num_heads);
-        let has_branch = spec.layers.iter().any(keeps_branch);
+        let has_branch = !norms_sums(spec) && spec.layers.iter().any(keeps_branch);
         Ok(Self {
             hidden: Buffer::new(max_rows, hidden)?,
             angles: angles.collect::<io::Result<_>>()?,
@@ -142,5 +143,6 @@ fn keeps_branch(layer: &LayerSpec) -> bool {
 
 /// Whether two layers have the same division of attention into tasks.
 pub fn divide_alike(a: &AttentionSpec, b: &AttentionSpec) -> bool {
-    (a.num_heads, a.num_kv_heads, a.window) == (b.num_heads, b.num_kv_heads, b.window)
+    let key = |it: &AttentionSpec| (it.num_heads, it.num_kv_heads, it.window, it.is_causal);
+    key(a) == key(b)
 }

@@ -325,6 +325,10 @@ impl Forward {
                         hidden.iter_mut().for_each(|value| *value *= scale);
                     }
                     ends.add_position(row.position, hidden);
+                    ends.encoder.add_segment(row.is_second_text, hidden);
+                    if let Some(norm) = &ends.encoder.norm {
+                        RowNorm::new(self.kernels, Some(norm), hidden).apply(hidden);
+                    }
                 }
             }
             for (rotary, angles) in self.rotaries.iter().zip(&self.activations.angles) {
@@ -438,16 +442,16 @@ impl Forward {
     }
 
     /// Where the last dense layer of a layer's part leaves its outputs: in the residual stream, unless
-    /// a norm comes first.
+    /// their norm comes first.
     fn part_output(&self, spec: &LayerSpec, after: Option<&PackedNorm>) -> Epilogue<'_> {
         match after {
-            None => Epilogue::add(&self.activations.hidden, spec.residual_scale),
-            Some(_) => Epilogue::Store(self.branch()),
+            Some(_) if !norms_sums(&self.spec) => Epilogue::Store(self.branch()),
+            _ => Epilogue::add(&self.activations.hidden, spec.residual_scale),
         }
     }
 
-    /// Adds to the residual stream what `part_output` has kept from it. Each worker adds to the rows
-    /// that it norms next, so this needs no barrier behind it.
+    /// Adds to the residual stream what `part_output` has kept from it, or norms the sum. Each worker
+    /// does so to the rows that it reads next, so this needs no barrier behind it.
     fn add_part(
         &self,
         spec: &LayerSpec,
@@ -455,8 +459,12 @@ impl Forward {
         grid: Grid,
         worker: &Worker<'_>,
     ) {
-        if let Some(norm) = after {
-            self.add_normed(self.branch(), norm, spec.residual_scale, grid, worker);
+        match after {
+            Some(norm) if norms_sums(&self.spec) => self.norm_sums(norm, grid, worker),
+            Some(norm) => {
+                self.add_normed(self.branch(), norm, spec.residual_scale, grid, worker);
+            }
+            None => {}
         }
     }
 
@@ -498,7 +506,8 @@ impl Forward {
         layout.spans.iter().fold((0, 0), |(flops, bytes), span| {
             let end = span.start + span.num_rows;
             let num_unseen = spec.first_seen(span.start) + spec.first_seen(end - 1);
-            let pairs = (span.start + 1 + end - num_unseen) * span.num_rows / 2;
+            let num_seen = spec.end_seen(span.start, end) + spec.end_seen(end - 1, end);
+            let pairs = (num_seen - num_unseen) * span.num_rows / 2;
             let width = spec.num_heads * spec.head_dim;
             let num_read = end - spec.first_seen(span.start);
             (flops + 4 * width * pairs, bytes + num_read * row_bytes)
@@ -517,6 +526,13 @@ impl Forward {
         }
         barrier_after(Operation::Quantise, walk);
     }
+}
+
+/// Whether the norms behind the parts of layers are of the residual stream (BERT).
+pub fn norms_sums(spec: &DecoderSpec) -> bool {
+    spec.encoder
+        .as_ref()
+        .is_some_and(|encoder| encoder.norms_sums)
 }
 
 /// The index of the first element that `is_it` accepts. If there is none, `other` is added.

@@ -135,6 +135,16 @@ impl Forward {
         }
     }
 
+    /// Puts their norms in the place of rows of the residual stream.
+    pub(super) fn norm_sums(&self, norm: &PackedNorm, grid: Grid, worker: &Worker<'_>) {
+        for row in grid.own_rows(worker.index()) {
+            // SAFETY: the rows are complete since the last barrier, and belong to this worker.
+            let x = unsafe { self.activations.hidden.row_mut(row) };
+            let x = &mut x[..self.spec.hidden_size];
+            RowNorm::new(self.kernels, Some(norm), x).apply(x);
+        }
+    }
+
     /// Adds the norm of the rows that a layer's part has left to the residual stream.
     pub(super) fn add_normed(
         &self,

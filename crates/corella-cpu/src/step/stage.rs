@@ -229,6 +229,7 @@ impl Stage {
         self.plan.clear();
         self.plan
             .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
+        self.check_whole()?;
         for page in self.plan.spans.last_pages() {
             self.forward.kv.note_used(page.0 as usize);
         }
@@ -236,6 +237,18 @@ impl Stage {
         match self.is_last() {
             true => Ok(Vec::new()),
             false => Ok(self.forward.outgoing(self.plan.rows.rows.len(), rows)),
+        }
+    }
+
+    /// Refuses parts of texts for an encoder: its layers share the memory of keys and values, so that none
+    /// are there for a later part.
+    fn check_whole(&self) -> Result<(), String> {
+        let is_encoder = self.forward.spec().encoder.is_some();
+        match is_encoder && self.plan.spans.iter().any(|span| span.start > 0) {
+            true => Err(String::from(
+                "an encoder reads whole texts, and a span is a part of one",
+            )),
+            false => Ok(()),
         }
     }
 

@@ -38,12 +38,11 @@ pub fn packed_bytes(
     };
     sizes.bytes.add(part, head_bytes);
     sizes.bytes.add(ModelPart::Embedding, own);
-    if spec.learned_positions {
-        let num_elements = spec.max_position * hidden;
-        sizes.add_floats(ModelPart::Embedding, num_elements);
-    }
-    let norms = spec.num_parameters().of(ModelPart::Norm);
-    sizes.add_floats(ModelPart::Norm, norms as usize);
+    let numbers = spec.num_parameters();
+    // Learned positions, and what else is added to the embeddings of tokens.
+    let tables = numbers.of(ModelPart::Embedding) as usize - spec.vocab_size * hidden;
+    sizes.add_floats(ModelPart::Embedding, tables);
+    sizes.add_floats(ModelPart::Norm, numbers.of(ModelPart::Norm) as usize);
     Ok(sizes.bytes)
 }
 

@@ -16,6 +16,7 @@ pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
             "vocab_size and hidden_size must not be 0",
         )));
     }
+    check_directions(spec)?;
     check_cap(spec.logit_soft_cap)
         .map_err(|problem| DeviceError(format!("the logits: {problem}")))?;
     for (index, layer) in spec.layers.iter().enumerate() {
@@ -30,6 +31,19 @@ pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
         }
     }
     Ok(())
+}
+
+/// Only encoders have attention that looks both ways, because a decoder's rows are computed before those
+/// behind them are known.
+fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
+    let is_causal = spec.encoder.is_none();
+    let mut layers = spec.layers.iter();
+    match layers.all(|layer| layer.attention.is_causal == is_causal) {
+        true => Ok(()),
+        false => Err(DeviceError(String::from(
+            "the attention of an encoder looks both ways, and that of a decoder does not",
+        ))),
+    }
 }
 
 fn check_layer(layer: &LayerSpec) -> Result<(), String> {

@@ -398,6 +398,7 @@ fn llama(num_layers: usize) -> DecoderSpec {
         logit_scale: 1.0,
         logit_soft_cap: None,
         tied_embeddings: false,
+        encoder: None,
     }
 }
 

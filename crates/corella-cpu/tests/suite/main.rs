@@ -4,6 +4,7 @@ mod adapter;
 mod batch;
 mod conformance;
 mod decoder;
+mod encoder;
 mod feature;
 mod golden;
 mod held_isa;

@@ -75,6 +75,7 @@ pub fn random_weights(spec: &DecoderSpec, seed: u64) -> DecoderWeights {
             .collect(),
         norm: random.norm(hidden),
         norm_bias: spec.norm.has_bias().then(|| random.bias(hidden)),
+        encoder: Default::default(),
         lm_head: (!spec.tied_embeddings).then(|| random.matrix(&[spec.vocab_size, hidden])),
         left_out: Vec::new(),
     }

@@ -77,6 +77,7 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
         logit_scale: 1.0,
         logit_soft_cap: None,
         tied_embeddings: is_qwen3,
+        encoder: None,
     }
 }
 
@@ -108,6 +109,7 @@ pub fn random_weights(spec: &DecoderSpec) -> DecoderWeights {
         positions: { spec.learned_positions }.then(|| tensor(vec![spec.max_position, hidden])),
         norm: tensor(vec![hidden]),
         norm_bias: None,
+        encoder: Default::default(),
         lm_head: (!spec.tied_embeddings).then(|| tensor(embed_shape)),
         left_out: Vec::new(),
     }

@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 
 use corella_core::{Batch, InputToken, PageId, PageTableDelta, Pooling, SlotId, StepId};
-use corella_model::{DeviceError, ExecutorError, KvPages, Slots, StepOutput, StepRows, TokenMask};
+use corella_model::{
+    DeviceError, ExecutorError, KvPages, Slots, SpanPool, StepOutput, StepRows, TokenMask,
+};
 
 use crate::device::Event;
 use crate::kv::KvMemory;
@@ -234,17 +236,18 @@ impl Stage {
         let mut states = states.chunks(len);
         for span in &self.rows.pooled {
             let slot = self.slots.get_mut(span.slot)?;
-            let mut last = &[][..];
+            let pooling = span.yields.unwrap_or(Pooling::Mean);
+            let mut pool = SpanPool::new(pooling);
             for (position, state) in (span.position..).zip(states.by_ref().take(span.rows.len())) {
-                if span.yields != Some(Pooling::LastToken) {
-                    slot.mean.add(position, state);
+                match pooling {
+                    Pooling::Mean => slot.mean.add(position, state),
+                    _ => pool.add(position, state),
                 }
-                last = state;
             }
             let pooled = match span.yields {
                 None => continue,
-                Some(Pooling::LastToken) => Some(last.into()),
                 Some(Pooling::Mean) => slot.mean.mean(span.position + span.rows.len()),
+                Some(_) => pool.pooled(),
             };
             output.add_hidden_state(span, pooled);
         }

@@ -94,6 +94,7 @@ impl Base {
             logit_scale: 1.0,
             logit_soft_cap: None,
             tied_embeddings: is_tied(fields, self.is_tied)?,
+            encoder: None,
         })
     }
 }

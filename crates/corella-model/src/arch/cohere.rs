@@ -82,6 +82,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         logit_scale: base::or_default(fields, LOGIT_SCALE, logit_scale, 0.0625)? as f32,
         logit_soft_cap: None,
         tied_embeddings: base::is_tied(fields, true)?,
+        encoder: None,
     };
     Biases::of_attention(fields)?.set(fields, &mut spec);
     Ok(spec)

@@ -95,6 +95,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         logit_scale: 1.0,
         logit_soft_cap: None,
         tied_embeddings: base::is_tied(fields, true)?,
+        encoder: None,
     };
     if let Source::Folder(config) = fields.source() {
         let is_scaled =

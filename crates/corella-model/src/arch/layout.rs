@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::{LayerTensor, Mlp};
+use crate::{HeadActivation, LayerTensor, Mlp};
 
 /// Where the tensors of a model are. Names are without `.weight` and `.bias`.
 #[derive(Clone, Copy)]
@@ -11,11 +11,17 @@ pub struct Layout {
     pub described_by: &'static str,
     /// What may come before the names of all tensors but the head, with the head's name. Folders of
     /// models that also see or hear keep their decoder behind a prefix, and those of embedding models may
-    /// be a decoder alone, without one.
+    /// be a decoder alone, without one. Empty for a family that is not read from this format.
     pub bodies: &'static [(&'static str, &'static str)],
     pub embed: &'static str,
     /// The table of learned positions.
     pub positions: &'static str,
+    /// The table of what is added to the tokens of first and second texts, in encoders.
+    pub segments: &'static str,
+    /// The norm of the embeddings, in encoders.
+    pub embedding_norm: &'static str,
+    /// The norm before the head. `{last}` stands for the number of the last layer, where it is the norm
+    /// behind that.
     pub norm: &'static str,
     /// What is followed by a layer's number and the name of one of its tensors.
     pub layers: &'static str,
@@ -27,10 +33,22 @@ pub struct Layout {
     pub rotates_neighbours: bool,
     /// The beginnings of names of tensors that belong to other parts than the decoder.
     pub other_parts: &'static [&'static str],
+    /// What turns the pooled hidden state of a text into scores of classes, one after the other, in
+    /// encoders. Empty for families without.
+    pub class_head: &'static [HeadPart],
     /// Whether layers behind the last one belong to another part, which guesses further tokens.
     pub has_more_layers: bool,
     /// The ends of names of tensors that hold no weights.
     pub buffers: &'static [&'static str],
+}
+
+/// A part of what is behind an encoder and makes scores of classes.
+#[derive(Clone, Copy)]
+pub enum HeadPart {
+    /// A matrix, with a bias if the files have one. What is behind it is an activation function.
+    Dense(&'static str, HeadActivation),
+    /// A norm, with a bias if the files have one.
+    Norm(&'static str),
 }
 
 /// Where a layer's tensor is.
@@ -57,12 +75,15 @@ impl Layout {
         bodies: &[("model.", "lm_head"), ("", "lm_head")],
         embed: "embed_tokens",
         positions: "embed_positions",
+        segments: "embeddings.token_type_embeddings",
+        embedding_norm: "embeddings.LayerNorm",
         norm: "norm",
         layers: "layers",
         of_layer: folder_name,
         norms_lack_one: false,
         rotates_neighbours: false,
         other_parts: &[],
+        class_head: &[],
         has_more_layers: false,
         // Older exporters stored the frequencies of RoPE.
         buffers: &[".rotary_emb.inv_freq"],
@@ -74,12 +95,15 @@ impl Layout {
         bodies: &[("", "output")],
         embed: "token_embd",
         positions: "position_embd",
+        segments: "token_types",
+        embedding_norm: "token_embd_norm",
         norm: "output_norm",
         layers: "blk",
         of_layer: file_name,
         norms_lack_one: false,
         rotates_neighbours: false,
         other_parts: &[],
+        class_head: &[],
         has_more_layers: false,
         // The configuration reader has used these.
         buffers: &[
@@ -95,6 +119,12 @@ impl Layout {
         rotates_neighbours: true,
         ..Self::FILE
     };
+
+    /// The name of the norm before the head, in a model of so many layers.
+    pub fn norm_name(&self, num_layers: usize) -> String {
+        let last = num_layers.saturating_sub(1).to_string();
+        self.norm.replace("{last}", &last)
+    }
 
     /// The name of a layer's matrix, or of a bias's owner, behind `body`.
     pub fn name(&self, body: &str, layer: usize, tensor: LayerTensor) -> String {

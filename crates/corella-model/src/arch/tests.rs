@@ -13,6 +13,8 @@ use crate::{
     AttentionSpec, Checkpoint, DecoderSpec, FeedForward, LayerTensor, ModelConfig, RotaryScaling,
 };
 
+mod encoder;
+
 fn golden(name: &str) -> PathBuf {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     tests.join(name)

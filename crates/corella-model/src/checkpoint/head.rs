@@ -10,6 +10,10 @@ pub fn settle<S: TensorSource>(
     config: &mut ModelConfig,
     files: &[S],
 ) -> Result<(), CheckpointError> {
+    if config.spec.encoder.is_some() {
+        config.has_head = false;
+        return Ok(());
+    }
     let layout = &config.architecture.family().folder;
     let embed_name = |body: &str| format!("{body}{}.weight", layout.embed);
     let find = |name: &str| {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use corella_core::{HiddenState, Logprobs, Pooling, PromptLogprob, Span, TokenId, Yield};
 
 use super::{MockExecutor, row_index, slot_mut};
-use crate::score;
+use crate::{SpanPool, score};
 
 impl MockExecutor {
     /// Adds a span's hidden states to its slot's sum, if that is wanted, and returns the one that the
@@ -13,25 +13,32 @@ impl MockExecutor {
     pub(super) fn pool_span(&mut self, span: &Span) -> Result<Option<HiddenState>, String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
         let end = span.start as usize + span.tokens.len();
-        let first = match span.yields {
-            Yield::Sum | Yield::HiddenState(Pooling::Mean) => span.start as usize,
-            Yield::HiddenState(Pooling::LastToken) => end - 1,
+        let (first, pooling) = match span.yields {
+            Yield::Sum => (span.start as usize, Pooling::Mean),
+            Yield::HiddenState(Pooling::LastToken) => (end - 1, Pooling::LastToken),
+            Yield::HiddenState(pooling) => (span.start as usize, pooling),
             Yield::Nothing | Yield::Draw | Yield::Logprobs { .. } => return Ok(None),
         };
         let mut state = vec![0.0; self.config.hidden_size];
+        let mut pool = SpanPool::new(pooling);
         for position in first..end {
             let row = row_index(slot, 0, position, self.config.page_size)?;
             if !slot.undefined {
                 state = self.config.hidden_state(self.kv.load(0, row).chain);
             }
             slot.mean.add(position, &state);
+            pool.add(position, &state);
         }
         match span.yields {
             Yield::HiddenState(Pooling::Mean) if !slot.undefined => match slot.mean.mean(end) {
                 None => Err(format!("slot {} has not added all its rows", span.slot)),
                 mean => Ok(mean),
             },
-            Yield::HiddenState(_) => Ok(Some(state.into())),
+            Yield::HiddenState(_) if slot.undefined => Ok(Some(state.into())),
+            Yield::HiddenState(_) => match pool.pooled() {
+                None => Err(format!("slot {} is not computed by one span", span.slot)),
+                pooled => Ok(pooled),
+            },
             _ => Ok(None),
         }
     }

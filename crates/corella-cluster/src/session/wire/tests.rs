@@ -75,6 +75,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             )),
             prompt_logprobs: None,
             pooling: None,
+            second_text: None,
         },
         stopping: StoppingCriteria {
             max_tokens: Some(9),

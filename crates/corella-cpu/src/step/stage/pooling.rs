@@ -1,7 +1,8 @@
-//! Hidden states of prompts: rows behind the final norm, the last one or the mean of all.
+//! Hidden states of prompts: rows behind the final norm, one of them, or the mean or the largest values
+//! of all.
 
 use corella_core::Pooling;
-use corella_model::{StepOutput, StepPool};
+use corella_model::{SpanPool, StepOutput, StepPool};
 
 use super::Stage;
 
@@ -16,17 +17,19 @@ impl Stage {
         let mut state = vec![0.0; self.forward.spec().hidden_size];
         for span in pooled {
             let slot = self.slots.get_mut(span.slot)?;
-            let is_summed = span.yields != Some(Pooling::LastToken);
+            let pooling = span.yields.unwrap_or(Pooling::Mean);
+            let mut pool = SpanPool::new(pooling);
             for (row, position) in span.rows.clone().zip(span.position..) {
                 self.forward.hidden_state(row, &mut state);
-                if is_summed {
-                    slot.mean.add(position, &state);
+                match pooling {
+                    Pooling::Mean => slot.mean.add(position, &state),
+                    _ => pool.add(position, &state),
                 }
             }
             let pooled = match span.yields {
                 None => continue,
-                Some(Pooling::LastToken) => Some(state[..].into()),
                 Some(Pooling::Mean) => slot.mean.mean(span.position + span.rows.len()),
+                Some(_) => pool.pooled(),
             };
             output.add_hidden_state(span, pooled);
         }

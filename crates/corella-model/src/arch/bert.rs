@@ -1,0 +1,218 @@
+//! BERT and RoBERTa: encoders with learned positions and segments, and norms of the residual stream behind
+//! each part of a layer.
+
+use super::base::{self, HIDDEN_SIZE, INTERMEDIATE_SIZE, MAX_POSITION, NUM_HEADS, NUM_LAYERS};
+use super::field::{Field, Fields, FileFields};
+use super::{Family, HeadPart, Layout, Stored};
+use crate::{
+    Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, EncoderSpec, FeedForward,
+    HeadActivation, LayerSpec, LayerTensor, MlpSpec, NormKind, NormSpec, RotarySpec,
+};
+
+pub const BERT: Family = Family {
+    architecture: "BertForSequenceClassification",
+    decoder: "BertModel",
+    model_type: "bert",
+    gguf: "bert",
+    claims: no_file,
+    spec: bert,
+    folder: Layout {
+        bodies: &[("bert.", "lm_head"), ("", "lm_head")],
+        embed: "embeddings.word_embeddings",
+        positions: "embeddings.position_embeddings",
+        norm: "encoder.layer.{last}.output.LayerNorm",
+        layers: "encoder.layer",
+        of_layer: name,
+        other_parts: &["pooler.", "bert.pooler.", "classifier.", "cls."],
+        class_head: &[
+            HeadPart::Dense("bert.pooler.dense", HeadActivation::Tanh),
+            HeadPart::Dense("classifier", HeadActivation::None),
+        ],
+        buffers: &[".position_ids", ".token_type_ids"],
+        ..Layout::FOLDER
+    },
+    file: Layout {
+        bodies: &[],
+        ..Layout::FILE
+    },
+    config: base::no_config,
+};
+
+pub const ROBERTA: Family = Family {
+    architecture: "RobertaForSequenceClassification",
+    decoder: "RobertaModel",
+    model_type: "roberta",
+    spec: roberta,
+    folder: Layout {
+        bodies: &[("roberta.", "lm_head"), ("", "lm_head")],
+        other_parts: &["pooler.", "roberta.pooler.", "classifier.", "lm_head."],
+        class_head: &[
+            HeadPart::Dense("classifier.dense", HeadActivation::Tanh),
+            HeadPart::Dense("classifier.out_proj", HeadActivation::None),
+        ],
+        ..BERT.folder
+    },
+    ..BERT
+};
+
+pub const XLM_ROBERTA: Family = Family {
+    architecture: "XLMRobertaForSequenceClassification",
+    decoder: "XLMRobertaModel",
+    model_type: "xlm-roberta",
+    ..ROBERTA
+};
+
+pub const EPS: Field = Field::of_folder("layer_norm_eps");
+pub const ACTIVATION: Field = Field::of_folder("hidden_act");
+pub const NUM_SEGMENTS: Field = Field::of_folder("type_vocab_size");
+const PADDING: Field = Field::of_folder("pad_token_id");
+
+/// Refuses GGUF files of encoders: their tokenizers are not read from files.
+pub fn no_file(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
+    let why = "encoders are read from folders only; use the model's own files";
+    Err(file.refuse_key("general.architecture", why))
+}
+
+fn bert(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    spec(fields, 0)
+}
+
+/// The first positions of the table belong to tokens that fill texts up to a common length.
+fn roberta(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let padding = fields.try_number(PADDING)?.unwrap_or(1.0);
+    if !(0.0..MAX_PADDING).contains(&padding) {
+        return Err(fields.refuse(PADDING, "must be the number of a token"));
+    }
+    spec(fields, padding as usize + 1)
+}
+
+const MAX_PADDING: f64 = (1 << 20) as f64;
+
+fn spec(fields: &dyn Fields, first_position: usize) -> Result<DecoderSpec, CheckpointError> {
+    const POSITIONS: Field = Field::of_folder("position_embedding_type");
+    const IS_DECODER: Field = Field::of_folder("is_decoder");
+    if !matches!(fields.try_text(POSITIONS)?, None | Some("absolute")) {
+        return Err(fields.refuse(POSITIONS, "only absolute positions are supported"));
+    }
+    if fields.flag(IS_DECODER)? {
+        return Err(fields.refuse(IS_DECODER, "only encoders of this family are supported"));
+    }
+    let hidden_size = fields.size(HIDDEN_SIZE)?;
+    let num_heads = fields.size(NUM_HEADS)?;
+    if !hidden_size.is_multiple_of(2 * num_heads) {
+        let why = format!("must be an even multiple of {num_heads} heads");
+        return Err(fields.refuse(HIDDEN_SIZE, &why));
+    }
+    let num_rows = fields.try_size(MAX_POSITION)?.unwrap_or(512);
+    let Some(max_position) = num_rows
+        .checked_sub(first_position)
+        .filter(|&rest| rest > 0)
+    else {
+        let why = format!("must be more than {first_position}, where texts begin");
+        return Err(fields.refuse(MAX_POSITION, &why));
+    };
+    let head_dim = hidden_size / num_heads;
+    let attention = AttentionSpec {
+        rotary: None,
+        is_causal: false,
+        qkv_bias: true,
+        output_bias: true,
+        ..AttentionSpec::plain(
+            num_heads,
+            num_heads,
+            head_dim,
+            RotarySpec::plain(1.0, head_dim),
+        )
+    };
+    let mlp = MlpSpec {
+        intermediate_size: fields.size(INTERMEDIATE_SIZE)?,
+        activation: base::activation(fields, ACTIVATION, Activation::Gelu)?,
+        is_gated: false,
+        bias: true,
+    };
+    let eps = fields.try_number(EPS)?.unwrap_or(1e-12) as f32;
+    let num_layers = base::num_layers(fields, NUM_LAYERS)?;
+    let num_segments = fields.try_size(NUM_SEGMENTS)?.unwrap_or(2);
+    Ok(DecoderSpec {
+        max_position,
+        learned_positions: true,
+        encoder: Some(EncoderSpec {
+            num_segments,
+            first_position,
+            ..norms_behind(eps)
+        }),
+        ..post_norm(fields, attention, mlp, eps, num_layers)?
+    })
+}
+
+/// An encoder with norms of the residual stream behind its parts, and nothing else in its embeddings.
+fn norms_behind(eps: f32) -> EncoderSpec {
+    EncoderSpec {
+        embedding_norm: Some(layer_norm(eps)),
+        num_segments: 0,
+        first_position: 0,
+        norms_sums: true,
+    }
+}
+
+fn layer_norm(eps: f32) -> NormSpec {
+    let kind = NormKind::Layer { bias: true };
+    NormSpec { kind, eps }
+}
+
+/// The layers of an encoder whose norms are behind its parts. That behind the last layer is the norm
+/// before the head.
+pub fn post_norm(
+    fields: &dyn Fields,
+    attention: AttentionSpec,
+    mlp: MlpSpec,
+    eps: f32,
+    num_layers: usize,
+) -> Result<DecoderSpec, CheckpointError> {
+    let norm = layer_norm(eps);
+    let norms = BranchNorms {
+        before: None,
+        after: Some(norm),
+    };
+    let hidden_size = attention.query_len();
+    let layer = LayerSpec {
+        attention,
+        attention_norms: norms,
+        feed_forward: FeedForward::Mlp(mlp),
+        feed_forward_norms: norms,
+        residual_scale: 1.0,
+        is_parallel: false,
+    };
+    let mut layers = vec![layer; num_layers];
+    if let Some(last) = layers.last_mut() {
+        last.feed_forward_norms.after = None;
+    }
+    Ok(DecoderSpec {
+        vocab_size: base::vocab_size(fields)?,
+        hidden_size,
+        max_position: 0,
+        layers,
+        learned_positions: false,
+        embedding_scale: 1.0,
+        norm,
+        logit_scale: 1.0,
+        logit_soft_cap: None,
+        // Nothing is drawn, so nothing is loaded for a head.
+        tied_embeddings: true,
+        encoder: Some(norms_behind(eps)),
+    })
+}
+
+fn name(tensor: LayerTensor) -> Stored {
+    Stored::whole(match tensor {
+        LayerTensor::Q => "attention.self.query",
+        LayerTensor::K => "attention.self.key",
+        LayerTensor::V => "attention.self.value",
+        LayerTensor::O => "attention.output.dense",
+        LayerTensor::AttentionOutputNorm => "attention.output.LayerNorm",
+        LayerTensor::UP => "intermediate.dense",
+        LayerTensor::DOWN => "output.dense",
+        LayerTensor::MlpOutputNorm => "output.LayerNorm",
+        other => return Stored::whole(other.to_string()),
+    })
+}
