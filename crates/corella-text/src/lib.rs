@@ -56,5 +56,5 @@ pub use stop_string::StopStrings;
 pub use strftime::strftime;
 pub use text_stream::{TextDelta, TextStream};
 pub use token_count::TokenCount;
-pub use tokenizer::{EncodeLimit, Tokenizer};
+pub use tokenizer::{EncodeLimit, EncodedPair, Tokenizer};
 pub use turn_support::{ThoughtSupport, TurnSupport};

@@ -138,7 +138,28 @@ enum Step {
         content: String,
     },
     ByteFallback,
+    /// Joins tokens by spaces, unless they go on with a word (BERT).
+    WordPiece {
+        prefix: String,
+        /// Whether spaces before punctuation are taken away.
+        cleanup: bool,
+    },
 }
+
+/// What WordPiece's cleanup replaces, in this order.
+const CLEANUP: [(&str, &str); 11] = [
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+];
 
 impl PieceDecoder {
     fn new(json: &Value) -> Result<Self, TextError> {
@@ -181,6 +202,12 @@ impl PieceDecoder {
                 "ByteFallback" if !decoder.has_byte_step() && !fused => {
                     decoder.steps.push(Step::ByteFallback);
                 }
+                "WordPiece" if decoder.steps.is_empty() && !fused => {
+                    decoder.steps.push(Step::WordPiece {
+                        prefix: json["prefix"].as_str().unwrap_or("##").to_owned(),
+                        cleanup: json["cleanup"].as_bool().unwrap_or(true),
+                    });
+                }
                 "Fuse" => fused = true,
                 "Strip" if fused && decoder.strip_start.is_none() && json["stop"] == 0 => {
                     let start = json["start"].as_u64().unwrap_or(0) as usize;
@@ -208,6 +235,7 @@ impl PieceDecoder {
             matches!(
                 step,
                 Step::Join
+                    | Step::WordPiece { .. }
                     | Step::Metaspace {
                         bare_start: true,
                         ..
@@ -235,6 +263,19 @@ impl PieceDecoder {
                 Step::Replace { pattern, content } => {
                     if text.contains(pattern.as_str()) {
                         text = Cow::Owned(text.replace(pattern, content));
+                    }
+                }
+                Step::WordPiece { prefix, cleanup } => {
+                    if !is_first {
+                        text = match text.strip_prefix(prefix.as_str()) {
+                            Some(rest) => Cow::Owned(rest.to_owned()),
+                            None => Cow::Owned(format!(" {text}")),
+                        };
+                    }
+                    for (from, to) in CLEANUP.iter().filter(|_| *cleanup) {
+                        if text.contains(from) {
+                            text = Cow::Owned(text.replace(from, to));
+                        }
                     }
                 }
                 Step::ByteFallback => {

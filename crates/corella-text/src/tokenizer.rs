@@ -61,6 +61,14 @@ impl EncodeLimit<'_> {
     };
 }
 
+/// Two texts as one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncodedPair {
+    pub tokens: Vec<u32>,
+    /// Where the second text begins, for tokenizers that tell the texts apart (`token_type_ids`).
+    pub second_text: Option<u32>,
+}
+
 /// The longest piece that is tokenised at once: a word that cannot be cut, or a whole text where
 /// words are not known. Tokenising takes some 500 bytes of memory for each byte, and the regular
 /// expressions that find words give up after a million steps.
@@ -263,6 +271,33 @@ impl Tokenizer {
         let encoding = encoding.map_err(|error| TextError::Encode(error.to_string()))?;
         limit.check_len(encoding.len())?;
         Ok(encoding.get_ids().to_vec())
+    }
+
+    /// Tokenises two texts as one prompt, with the special tokens that the tokenizer has between them.
+    pub fn encode_pair(
+        &self,
+        (first, second): (&str, &str),
+        add_special_tokens: bool,
+        limit: EncodeLimit,
+    ) -> Result<EncodedPair, TextError> {
+        if let Some(max_bytes) = self.max_bytes_per_token() {
+            let at_least = first.len().div_ceil(max_bytes) + second.len().div_ceil(max_bytes);
+            if at_least > limit.max_tokens {
+                return Err(TextError::TooManyTokens { at_least });
+            }
+        }
+        limit.check_word(first)?;
+        limit.check_word(second)?;
+        limit.check_wanted()?;
+        let encoding = { &self.inner.model }.encode_fast((first, second), add_special_tokens);
+        let encoding = encoding.map_err(|error| TextError::Encode(error.to_string()))?;
+        limit.check_len(encoding.len())?;
+        let types = encoding.get_type_ids();
+        let second_text = types.iter().position(|&kind| kind > 0);
+        Ok(EncodedPair {
+            tokens: encoding.get_ids().to_vec(),
+            second_text: second_text.map(|at| at as u32),
+        })
     }
 
     /// Decodes `ids`. Ids without a token are skipped. Bytes that are not UTF-8 become U+FFFD, as

@@ -361,3 +361,76 @@ fn a_damaged_file_is_an_error_and_no_panic() {
         );
     }
 }
+
+/// BERT's tokens join to words, and lose the spaces before punctuation.
+#[test]
+fn word_pieces_are_decoded_as_the_package_does() {
+    let folder = format!(
+        "{}/../../tests/encoder/bert-pair",
+        env!("CARGO_MANIFEST_DIR")
+    );
+    let json = std::fs::read(format!("{folder}/tokenizer.json")).unwrap();
+    let Both {
+        ours, reference, ..
+    } = both("bert-pair", &json);
+    for text in [
+        "The quick fox runs, sleeps and reads.",
+        "Who, who? Nobody! don't a ' b 's it's 12 , .",
+        "##lan lan ##tern do not",
+        "",
+    ] {
+        let ids = ours.encode(text, true).unwrap();
+        for ids in [&ids[..], &ids[1..], &ids[1..ids.len() - 1]] {
+            let expected = reference.decode(ids, false).unwrap();
+            assert_eq!(ours.decode(ids, false).unwrap(), expected, "{text}");
+        }
+    }
+}
+
+/// The goldens of encoders have two kinds of tokenizers that split texts at whole words, and one of bytes.
+#[test]
+fn a_pair_has_special_tokens_between_its_texts() {
+    // The ids that Transformers gives, of which the last pair of a folder's golden is one.
+    for name in [
+        "bert-pair",
+        "modernbert-pair",
+        "roberta-classes",
+        "xlm-roberta-pair",
+    ] {
+        let folder = format!("{}/../../tests/encoder/{name}", env!("CARGO_MANIFEST_DIR"));
+        let read = |file: &str| std::fs::read(format!("{folder}/{file}")).unwrap();
+        let tokenizer = Tokenizer::from_bytes(&read("tokenizer.json")).unwrap();
+        let golden: Value = serde_json::from_slice(&read("golden.json")).unwrap();
+        let expected = golden["prompts"].as_array().unwrap().last().unwrap();
+        let second = "Nobody but a tokenizer, ".repeat(4);
+        let pair = ("Who reads this text?", &*second);
+        let encoded = tokenizer
+            .encode_pair(pair, true, EncodeLimit::NONE)
+            .unwrap();
+        assert_eq!(
+            serde_json::json!(encoded.tokens),
+            expected["tokens"],
+            "{name}"
+        );
+        assert_eq!(
+            serde_json::json!(encoded.second_text),
+            expected["second_text"],
+            "{name}"
+        );
+
+        let limit = |max_tokens| EncodeLimit {
+            max_tokens,
+            is_abandoned: &|| false,
+        };
+        let num_tokens = encoded.tokens.len();
+        assert_eq!(
+            tokenizer.encode_pair(pair, true, limit(num_tokens)),
+            Ok(encoded)
+        );
+        let refused = tokenizer.encode_pair(pair, true, limit(num_tokens - 1));
+        assert!(
+            matches!(refused, Err(TextError::TooManyTokens { .. })),
+            "{name}"
+        );
+    }
+}
