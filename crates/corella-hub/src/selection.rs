@@ -11,7 +11,7 @@ pub const INDEX: &str = "model.safetensors.index.json";
 pub const SINGLE: &str = "model.safetensors";
 
 /// What a folder may have beside its weights. `config.json` is the only one that every folder has.
-const BESIDE_WEIGHTS: [&str; 9] = [
+const BESIDE_WEIGHTS: [&str; 12] = [
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -21,7 +21,22 @@ const BESIDE_WEIGHTS: [&str; 9] = [
     "special_tokens_map.json",
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
+    // How sentence-transformers makes vectors of texts.
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
 ];
+
+/// Whether a path is a file of one of sentence-transformers' modules, which have folders such as
+/// `1_Pooling`.
+fn is_of_module(path: &str) -> bool {
+    let Some((folder, file)) = path.split_once('/') else {
+        return false;
+    };
+    let number = folder.split_once('_').map_or("", |(number, _)| number);
+    let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    is_number && (file == CONFIG || file == SINGLE)
+}
 
 /// The quantisation that is taken if several are there and none is named, as elsewhere.
 const DEFAULT_QUANTISATION: &str = "Q4_K_M";
@@ -61,7 +76,8 @@ impl Selection {
         };
         if let (None, Some(weights), true) = (wanted, weights, has(CONFIG)) {
             let small = BESIDE_WEIGHTS.into_iter().filter(|name| has(name));
-            let small = small.map(str::to_owned).collect();
+            let modules = paths.iter().copied().filter(|path| is_of_module(path));
+            let small = small.chain(modules).map(str::to_owned).collect();
             return Ok(Self::Folder { small, weights });
         }
         let models = gguf_models(paths);
@@ -285,6 +301,12 @@ mod tests {
             "config.json",
             "tokenizer.json",
             "additional_chat_templates/tool_use.jinja",
+            "modules.json",
+            "1_Pooling/config.json",
+            "2_Dense/config.json",
+            "2_Dense/model.safetensors",
+            "2_Dense/pytorch_model.bin",
+            "v2_old/config.json",
             "model.safetensors",
             "pytorch_model.bin",
             "original/consolidated.00.pth",
@@ -296,6 +318,10 @@ mod tests {
                 "config.json",
                 "tokenizer.json",
                 "additional_chat_templates/tool_use.jinja",
+                "modules.json",
+                "1_Pooling/config.json",
+                "2_Dense/config.json",
+                "2_Dense/model.safetensors",
             ]
             .map(str::to_owned)
             .to_vec(),

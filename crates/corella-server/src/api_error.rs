@@ -13,6 +13,7 @@ use serde::Serialize;
 
 use crate::field_table::Endpoint;
 use crate::rate_limit::ResetTime;
+use crate::serve_config::ServeConfig;
 
 /// An error object, `{"error": {"message", "type", "param", "code"}}`, and its HTTP status.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,11 +63,52 @@ impl ApiError {
         error
     }
 
-    /// A request for text to a model that only makes embeddings.
-    pub fn no_head(model: &str) -> Self {
+    /// A request for text to a model that generates none.
+    pub fn no_head(config: &ServeConfig) -> Self {
+        let model = config.model_name();
+        let message = match (config.is_encoder, &config.sentence.classes) {
+            (false, _) => format!(
+                "{model} is an embedding model: it has no output head (lm_head), so it generates no \
+                 text; use /v1/embeddings, /score or /rerank"
+            ),
+            (true, None) => format!(
+                "{model} is an encoder: it reads whole texts and generates none; use \
+                 /v1/embeddings, /score or /rerank"
+            ),
+            (true, Some(_)) => format!(
+                "{model} is an encoder that classifies texts and generates none; use /classify, \
+                 /score or /rerank"
+            ),
+        };
+        Self::invalid("model", message)
+    }
+
+    /// A request for vectors to a model that gives scores only.
+    pub fn no_vectors(config: &ServeConfig) -> Self {
+        let model = config.model_name();
+        let message = match config.is_encoder {
+            true => format!(
+                "{model} classifies texts, or pairs of texts, and makes no embeddings; use /classify, \
+                 /score or /rerank"
+            ),
+            false => format!(
+                "{model} scores pairs of texts, and makes no embeddings; use /score or /rerank"
+            ),
+        };
+        Self::invalid("model", message)
+    }
+
+    /// A request for scores to a decoder without the template that puts two texts together.
+    pub fn no_pairs(model: &str) -> Self {
+        let message = format!("{model} has no chat template for pairs of a query and a document");
+        Self::invalid("model", message)
+    }
+
+    /// A request for one score to a model that has several.
+    pub fn many_classes(model: &str, num_classes: usize) -> Self {
         let message = format!(
-            "{model} is an embedding model: it has no output head (lm_head), so it generates no \
-             text; use /v1/embeddings, /score or /rerank"
+            "{model} gives scores of {num_classes} classes, not one score of a pair of texts; use \
+             /classify"
         );
         Self::invalid("model", message)
     }

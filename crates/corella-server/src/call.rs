@@ -166,7 +166,7 @@ pub async fn serve_call<E: Endpoint>(
     }
     let body = RequestBody::read(body, &state).await?;
     if !state.config.has_head {
-        return Err(ApiError::no_head(state.config.model_name()));
+        return Err(ApiError::no_head(&state.config));
     }
     let for_text_thread = context.clone();
     let mut call = state

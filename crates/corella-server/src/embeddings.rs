@@ -14,7 +14,7 @@ use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
 use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
-use crate::pooled_call::{PoolingFields, PoolingUsage, pool, pooled_prompts};
+use crate::pooled_call::{PoolingFields, PoolingUsage, TextForm, pool, pooled_prompts};
 use crate::prompt::PromptField;
 use crate::request_body::RequestBody;
 use crate::serve_config::ServeConfig;
@@ -28,6 +28,8 @@ struct EmbeddingFields {
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<usize>,
     normalize: Option<bool>,
+    /// Which of the model's prompts is written before the texts.
+    prompt_name: Option<String>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -71,17 +73,21 @@ async fn vectors(
         let fields: EmbeddingFields = body.parse()?;
         body.check_fields(state.field_check(endpoint))?;
         let model = check_model(state, pooling.model.as_deref())?;
+        check_vectors(&state.config)?;
         let format = VectorFormat {
             encoding: fields.encoding_format.unwrap_or(EncodingFormat::Float),
             num_dimensions: check_dimensions(fields.dimensions, &state.config)?,
-            is_normalised: fields.normalize.unwrap_or(true),
+            is_normalised: { fields.normalize }.unwrap_or(is_normalised(&state.config)),
         };
-        let params = pooling.params()?;
+        let params = pooling.params(&state.config)?;
         let Some(input) = fields.input else {
             return Err(ApiError::invalid("input", "is required"));
         };
-        let add_special_tokens = pooling.add_special_tokens;
-        let prompts = pooled_prompts(state, "input", input, add_special_tokens, caller)?;
+        let form = TextForm {
+            add_special_tokens: pooling.add_special_tokens,
+            prefix: prompt(&state.config, fields.prompt_name.as_deref())?,
+        };
+        let prompts = pooled_prompts(state, "input", input, form, caller)?;
         Ok((prompts, params, model, format))
     };
     let (prompts, params, model, format) = state.run_blocking(num_bytes, prepare).await?;
@@ -94,10 +100,10 @@ async fn vectors(
     };
     let id = format!("{id_prefix}-{}", context.name);
     // As JSON, a million numbers take some tens of milliseconds.
-    let write = move |_: &ServerState, _: &Caller| {
+    let write = move |server: &ServerState, _: &Caller| {
         let data = pooled.states.iter().enumerate();
         let data = data.map(|(index, state)| {
-            let vector = format.vector(state);
+            let vector = format.vector(state, &server.config);
             let (embedding, data) = match is_pooling {
                 true => (None, Some(vector)),
                 false => (Some(vector), None),
@@ -132,8 +138,8 @@ struct VectorFormat {
 }
 
 impl VectorFormat {
-    fn vector(self, state: &[f32]) -> Vector {
-        let values = vector(state, self.num_dimensions, self.is_normalised);
+    fn vector(self, state: &[f32], config: &ServeConfig) -> Vector {
+        let values = vector(config, state, self.num_dimensions, self.is_normalised);
         match self.encoding {
             EncodingFormat::Float => Vector::Float(values),
             EncodingFormat::Base64 => {
@@ -147,21 +153,64 @@ impl VectorFormat {
     }
 }
 
-/// How many values of a hidden state are kept: all of them, unless fewer are asked for.
+/// How many values of a vector are kept: all of them, unless fewer are asked for.
 pub fn check_dimensions(asked: Option<usize>, config: &ServeConfig) -> Result<usize, ApiError> {
-    let hidden_size = config.hidden_size;
+    let len = config.vector_len();
     match asked {
-        Some(dimensions) if !(1..=hidden_size).contains(&dimensions) => Err(ApiError::invalid(
-            "dimensions",
-            format!("must be between 1 and {hidden_size}, the model's hidden size"),
-        )),
-        _ => Ok(asked.unwrap_or(hidden_size)),
+        Some(dimensions) if !(1..=len).contains(&dimensions) => {
+            let what = match config.sentence.head.is_empty() {
+                true => "the model's hidden size",
+                false => "the length of the model's vectors",
+            };
+            Err(ApiError::invalid(
+                "dimensions",
+                format!("must be between 1 and {len}, {what}"),
+            ))
+        }
+        _ => Ok(asked.unwrap_or(len)),
     }
 }
 
-/// The first values of a hidden state; whether their length is then made 1.
-pub fn vector(state: &[f32], num_dimensions: usize, is_normalised: bool) -> Vec<f32> {
-    let mut values = state[..num_dimensions.min(state.len())].to_vec();
+/// Refuses a model that scores pairs of texts, and makes no vectors of single ones.
+pub fn check_vectors(config: &ServeConfig) -> Result<(), ApiError> {
+    match &config.sentence.classes {
+        None => Ok(()),
+        Some(_) => Err(ApiError::no_vectors(config)),
+    }
+}
+
+/// Whether vectors have the length 1 where a request does not say it. Only a model whose files show
+/// another way has others.
+pub fn is_normalised(config: &ServeConfig) -> bool {
+    config.sentence.is_normalised.unwrap_or(true)
+}
+
+/// What is written before each text: the prompt of this name, or the model's default.
+pub fn prompt<'a>(config: &'a ServeConfig, name: Option<&str>) -> Result<&'a str, ApiError> {
+    let sentence = &config.sentence;
+    let Some(name) = name.or(sentence.default_prompt.as_deref()) else {
+        return Ok("");
+    };
+    let found = sentence.prompts.get(name);
+    found.map(String::as_str).ok_or_else(|| {
+        let names: Vec<&str> = sentence.prompts.keys().map(String::as_str).collect();
+        let message = match names.is_empty() {
+            true => String::from("this model has no prompts"),
+            false => format!("must be one of the model's prompts: {}", names.join(", ")),
+        };
+        ApiError::invalid("prompt_name", message)
+    })
+}
+
+/// The first values of what the model makes of a hidden state; whether their length is then made 1.
+pub fn vector(
+    config: &ServeConfig,
+    state: &[f32],
+    num_dimensions: usize,
+    is_normalised: bool,
+) -> Vec<f32> {
+    let mut values = config.sentence.head.apply(state);
+    values.truncate(num_dimensions);
     if is_normalised {
         normalise(&mut values);
     }

@@ -22,6 +22,7 @@ mod chat_message;
 mod chat_reply;
 mod chat_role;
 mod chat_turn;
+mod classify;
 mod cluster_status;
 mod completions;
 mod cors;

@@ -69,6 +69,11 @@ fn document(config: &ServeConfig) -> Value {
     let mut components = schemas.objects();
     components.extend(blanks.fill_all(&ANSWERS));
     for operation in OPERATIONS {
+        if operation.endpoint == Endpoint::Classify && config.sentence.classes.is_none() {
+            let path = operation.endpoint.path().to_owned();
+            paths.insert(path, json!({"post": refused_operation(operation)}));
+            continue;
+        }
         let name = format!("{:?}Request", operation.endpoint);
         components.insert(name.clone(), body_schema(operation, &schemas));
         let object = operation_object(operation, &name);
@@ -119,6 +124,12 @@ fn operation_object(operation: &Operation, body: &str) -> Value {
         "requestBody": {"required": true, "content": json_content(body)},
         "responses": {"200": {"description": "The answer.", "content": content}},
     })
+}
+
+/// An operation that the model has no answer to, whatever the body says.
+fn refused_operation(operation: &Operation) -> Value {
+    let summary = format!("Always 400 with this model. {}", operation.summary);
+    json!({"operationId": operation.id, "summary": summary, "responses": {}})
 }
 
 fn is_of_ollama(path: &str) -> bool {

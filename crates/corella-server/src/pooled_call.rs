@@ -10,7 +10,9 @@ use corella_core::{
     StoppingCriteria, TokenId,
 };
 use corella_engine::{LoadedAdapter, StreamEvent, Submission, SubmitError, TokenStream};
+use corella_text::ChatInput;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
@@ -18,6 +20,7 @@ use crate::generation::{ended_early, submit_error};
 use crate::metrics::CallTimer;
 use crate::prompt::{Prompt, PromptField};
 use crate::sampling_fields::{check_cache_salt, check_num_tokens, check_token_ids};
+use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
@@ -40,14 +43,24 @@ pub struct PoolingFields {
 enum PoolingField {
     Last,
     Mean,
+    Cls,
+    Max,
 }
 
 impl PoolingFields {
-    pub fn params(&self) -> Result<PoolingParams, ApiError> {
+    pub fn params(&self, config: &ServeConfig) -> Result<PoolingParams, ApiError> {
         Ok(PoolingParams {
             pooling: match self.pooling {
-                None | Some(PoolingField::Last) => Pooling::LastToken,
+                None => config.default_pooling(),
+                Some(PoolingField::Last) => Pooling::LastToken,
                 Some(PoolingField::Mean) => Pooling::Mean,
+                Some(PoolingField::Cls | PoolingField::Max) if !config.is_encoder => {
+                    let message = "cls and max are for encoders; this model reads from left to \
+                                   right, so use last or mean";
+                    return Err(ApiError::invalid("pooling", message));
+                }
+                Some(PoolingField::Cls) => Pooling::FirstToken,
+                Some(PoolingField::Max) => Pooling::Max,
             },
             priority: self.priority.unwrap_or(0),
             namespace: Namespace {
@@ -70,8 +83,18 @@ pub struct PoolingParams {
 /// A tokenised prompt.
 pub struct PooledPrompt {
     pub tokens: Vec<TokenId>,
+    /// Where its second text begins, if it has two and the tokenizer tells them apart.
+    pub second_text: Option<u32>,
     /// Where the caller has put it, named in errors.
     field: String,
+}
+
+/// How texts become tokens.
+#[derive(Clone, Copy)]
+pub struct TextForm<'a> {
+    pub add_special_tokens: Option<bool>,
+    /// What is written before each text. Prompts that are tokens stay as they are.
+    pub prefix: &'a str,
 }
 
 /// Checks and tokenises the prompts of a field.
@@ -79,33 +102,115 @@ pub fn pooled_prompts(
     state: &ServerState,
     field: &str,
     PromptField(prompts): PromptField,
-    add_special_tokens: Option<bool>,
+    form: TextForm<'_>,
     caller: &Caller,
 ) -> Result<Vec<PooledPrompt>, ApiError> {
     let num_prompts = prompts.len();
-    if num_prompts > MAX_NUM_PROMPTS {
-        return Err(ApiError::invalid(
-            field,
-            format!("{num_prompts} inputs are more than {MAX_NUM_PROMPTS}, the most of a call"),
-        ));
-    }
-    let add_special_tokens = add_special_tokens.unwrap_or(true);
+    check_num_prompts(field, num_prompts)?;
+    let add_special_tokens = form.add_special_tokens.unwrap_or(true);
     let prompts = prompts.into_iter().enumerate().map(|(index, prompt)| {
-        let field = match num_prompts {
-            1 => field.to_owned(),
-            _ => format!("{field}[{index}]"),
-        };
+        let field = name_of(field, index, num_prompts);
         let tokens = match prompt {
-            Prompt::Text(text) => state.encode(&field, &text, add_special_tokens, caller)?,
+            Prompt::Text(text) if form.prefix.is_empty() => {
+                state.encode(&field, &text, add_special_tokens, caller)?
+            }
+            Prompt::Text(text) => {
+                let text = [form.prefix, &text].concat();
+                state.encode(&field, &text, add_special_tokens, caller)?
+            }
             Prompt::Tokens(tokens) => {
                 check_num_tokens(&field, tokens.len(), &state.config)?;
                 check_token_ids(&field, &tokens, state.config.vocab_size)?;
                 tokens
             }
         };
-        Ok(PooledPrompt { tokens, field })
+        Ok(PooledPrompt {
+            tokens,
+            second_text: None,
+            field,
+        })
     });
     prompts.collect()
+}
+
+/// Tokenises pairs of texts for a model that reads both at once; `field` holds the second ones.
+pub fn paired_prompts(
+    state: &ServerState,
+    field: &str,
+    pairs: &[(&str, &str)],
+    add_special_tokens: Option<bool>,
+    caller: &Caller,
+) -> Result<Vec<PooledPrompt>, ApiError> {
+    check_num_prompts(field, pairs.len())?;
+    let add_special_tokens = add_special_tokens.unwrap_or(true);
+    let prompts = pairs.iter().enumerate().map(|(index, &pair)| {
+        let field = name_of(field, index, pairs.len());
+        if !state.config.is_encoder {
+            let text = pair_text(state, &field, pair, caller)?;
+            return Ok(PooledPrompt {
+                // The template has written the special tokens.
+                tokens: state.encode(&field, &text, false, caller)?,
+                second_text: None,
+                field,
+            });
+        }
+        let encoded = state.encode_pair(&field, pair, add_special_tokens, caller)?;
+        Ok(PooledPrompt {
+            tokens: encoded.tokens,
+            second_text: encoded.second_text,
+            field,
+        })
+    });
+    prompts.collect()
+}
+
+/// A pair of texts as a decoder that reranks reads it: a conversation of a query and a document, behind the
+/// model's instruction.
+fn pair_text(
+    state: &ServerState,
+    field: &str,
+    (first, second): (&str, &str),
+    caller: &Caller,
+) -> Result<String, ApiError> {
+    let Some(template) = &state.text.chat_template else {
+        return Err(ApiError::no_pairs(state.config.model_name()));
+    };
+    let sentence = &state.config.sentence;
+    let instruction = sentence.default_prompt.as_ref();
+    let instruction = instruction.and_then(|name| sentence.prompts.get(name));
+    let message = |role: &str, text: &str| json!({"role": role, "content": text});
+    let mut messages: Vec<Value> = { instruction.into_iter() }
+        .map(|text| message("system", text))
+        .collect();
+    messages.extend([message("query", first), message("document", second)]);
+    let input = ChatInput {
+        messages: &messages,
+        tools: None,
+        add_generation_prompt: sentence.adds_generation_prompt,
+        continue_final_message: false,
+        kwargs: None,
+    };
+    let is_abandoned = || caller.has_left();
+    let text = template.render_within(input, state.render_limit(&is_abandoned));
+    text.map_err(|error| ApiError::invalid(field, error.to_string()))
+}
+
+fn check_num_prompts(field: &str, num_prompts: usize) -> Result<(), ApiError> {
+    match num_prompts > MAX_NUM_PROMPTS {
+        false => Ok(()),
+        true => Err(ApiError::invalid(
+            field,
+            format!("{num_prompts} inputs are more than {MAX_NUM_PROMPTS}, the most of a call"),
+        )),
+    }
+}
+
+/// Names one of the prompts of a field.
+fn name_of(field: &str, index: usize, num_prompts: usize) -> String {
+    match num_prompts {
+        1 => field.to_owned(),
+        _ => format!("{field}[{index}]"),
+    }
 }
 
 /// What the prompts of a call have cost. A prompt that is used several times counts once.
@@ -277,6 +382,7 @@ impl PooledCall {
             exports_kv: false,
             sampling: SamplingParams {
                 pooling: Some(params.pooling),
+                second_text: prompt.second_text,
                 ..SamplingParams::GREEDY
             },
             num_choices: 1,

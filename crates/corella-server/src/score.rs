@@ -1,21 +1,23 @@
-//! `/score` and `/rerank`, in the shapes of vLLM and Jina: how alike texts are, by the cosine of the angle
-//! between their hidden states.
+//! `/score` and `/rerank`, in the shapes of vLLM and Jina: how well texts fit. A cross-encoder reads each pair
+//! of texts and scores it; with other models it is the cosine of the angle between their vectors.
 
 use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_core::HiddenState;
+use corella_model::ClassHead;
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
+use crate::embeddings::prompt;
 use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
 use crate::pooled_call::{
-    PooledPrompt, PooledStates, PoolingFields, PoolingParams, PoolingUsage, pool, pooled_prompts,
+    PooledPrompt, PooledStates, PoolingFields, PoolingParams, PoolingUsage, TextForm,
+    paired_prompts, pool, pooled_prompts,
 };
 use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
@@ -40,15 +42,24 @@ struct RerankFields {
     return_documents: Option<bool>,
 }
 
-/// A call, checked and tokenised. The prompts of the first side come first.
+/// A call, checked and tokenised.
 struct Comparison<F> {
     prompts: Vec<PooledPrompt>,
     /// The field that holds most of them, named in errors.
     field: &'static str,
-    num_first: usize,
+    scoring: Scoring,
     params: PoolingParams,
     model: String,
     format: F,
+}
+
+/// How scores come from hidden states.
+enum Scoring {
+    /// By the cosine between texts of two sides. The first side has the first prompts, one for each of the
+    /// others or one for all.
+    Cosine { num_first: usize },
+    /// Each prompt is a pair of texts.
+    Pairs,
 }
 
 pub async fn score(
@@ -82,32 +93,80 @@ fn prepare_score(
     let fields: ScoreFields = body.parse()?;
     body.check_fields(state.field_check(Endpoint::Score))?;
     let model = check_model(state, pooling.model.as_deref())?;
-    let params = pooling.params()?;
-    let prompts = |field, value: Option<PromptField>| {
-        let value = value.ok_or_else(|| ApiError::invalid(field, "is required"))?;
-        pooled_prompts(state, field, value, pooling.add_special_tokens, caller)
+    let required = |field: &str, value: Option<PromptField>| {
+        value.ok_or_else(|| ApiError::invalid(field, "is required"))
     };
-    let mut first = prompts("text_1", fields.text_1)?;
-    let second = prompts("text_2", fields.text_2)?;
-    let num_first = first.len();
-    if num_first != 1 && num_first != second.len() {
+    let first = required("text_1", fields.text_1)?;
+    let second = required("text_2", fields.text_2)?;
+    let num_first = first.0.len();
+    if num_first != 1 && num_first != second.0.len() {
         return Err(ApiError::invalid(
             "text_2",
             format!(
                 "has {} texts; text_1 must have as many or one, and has {num_first}",
-                second.len()
+                second.0.len()
             ),
         ));
     }
-    first.extend(second);
+    let (prompts, scoring) = match pair_head(state)? {
+        Some(_) => {
+            let firsts = texts("text_1", &first)?;
+            let seconds = texts("text_2", &second)?;
+            let pairs: Vec<_> = firsts.into_iter().cycle().zip(seconds).collect();
+            let add = pooling.add_special_tokens;
+            let prompts = paired_prompts(state, "text_2", &pairs, add, caller)?;
+            (prompts, Scoring::Pairs)
+        }
+        None => {
+            let form = TextForm {
+                add_special_tokens: pooling.add_special_tokens,
+                prefix: prompt(&state.config, None)?,
+            };
+            let mut prompts = pooled_prompts(state, "text_1", first, form, caller)?;
+            prompts.extend(pooled_prompts(state, "text_2", second, form, caller)?);
+            (prompts, Scoring::Cosine { num_first })
+        }
+    };
     Ok(Comparison {
-        prompts: first,
+        prompts,
         field: "text_2",
-        num_first,
-        params,
+        scoring,
+        params: params(state, &pooling)?,
         model,
         format: (),
     })
+}
+
+/// What scores pairs of texts, if the model reads both at once; `Err` for one with several scores.
+fn pair_head(state: &ServerState) -> Result<Option<&ClassHead>, ApiError> {
+    match &state.config.sentence.classes {
+        Some(head) if head.labels.len() != 1 => {
+            let name = state.config.model_name();
+            Err(ApiError::many_classes(name, head.labels.len()))
+        }
+        head => Ok(head.as_ref()),
+    }
+}
+
+/// How a call's prompts are computed. A classifier has one way of pooling.
+fn params(state: &ServerState, pooling: &PoolingFields) -> Result<PoolingParams, ApiError> {
+    let mut params = pooling.params(&state.config)?;
+    if let Some(head) = &state.config.sentence.classes {
+        params.pooling = head.pooling;
+    }
+    Ok(params)
+}
+
+/// The texts of a field, for a model that reads pairs of them.
+fn texts<'a>(field: &str, PromptField(prompts): &'a PromptField) -> Result<Vec<&'a str>, ApiError> {
+    let texts = prompts.iter().map(|prompt| match prompt {
+        Prompt::Text(text) => Ok(&**text),
+        Prompt::Tokens(_) => Err(ApiError::invalid(
+            field,
+            "must be texts: this model reads two at once, with tokens between them",
+        )),
+    });
+    texts.collect()
 }
 
 /// What an answer of `/rerank` shows.
@@ -116,11 +175,6 @@ struct Ranking {
     /// How many of the documents, the best first.
     num_shown: usize,
     shows_texts: bool,
-}
-
-/// vLLM's endpoint for labels. No model that is served has any.
-pub async fn classify(State(state): State<Arc<ServerState>>) -> ApiError {
-    ApiError::no_classes(state.config.model_name())
 }
 
 pub async fn rerank(
@@ -162,22 +216,39 @@ fn prepare_rerank(
     let model = { pooling.model.as_deref() }
         .filter(|model| *model != UNKNOWN_MODEL || !state.adapters.list().is_empty());
     let model = check_model(state, model)?;
-    let params = pooling.params()?;
     let query = { fields.query }.ok_or_else(|| ApiError::invalid("query", "is required"))?;
     let documents = { fields.documents }.filter(|documents| !documents.is_empty());
     let documents =
         documents.ok_or_else(|| ApiError::invalid("documents", "must be at least one text"))?;
-    let prompts = |field, texts: Vec<String>| {
-        let texts = PromptField(texts.into_iter().map(Prompt::Text).collect());
-        pooled_prompts(state, field, texts, pooling.add_special_tokens, caller)
+    let add_special_tokens = pooling.add_special_tokens;
+    let (prompts, scoring) = match pair_head(state)? {
+        Some(_) => {
+            let pairs: Vec<_> = documents.iter().map(|text| (&*query, &**text)).collect();
+            let add = add_special_tokens;
+            let prompts = paired_prompts(state, "documents", &pairs, add, caller)?;
+            (prompts, Scoring::Pairs)
+        }
+        None => {
+            let prompts = |field, side: &str, texts: Vec<String>| {
+                let texts = PromptField(texts.into_iter().map(Prompt::Text).collect());
+                let has_own = state.config.sentence.prompts.contains_key(side);
+                let form = TextForm {
+                    add_special_tokens,
+                    prefix: prompt(&state.config, has_own.then_some(side))?,
+                };
+                pooled_prompts(state, field, texts, form, caller)
+            };
+            // The names that sentence-transformers looks for.
+            let mut all = prompts("query", "query", vec![query])?;
+            all.extend(prompts("documents", "document", documents.clone())?);
+            (all, Scoring::Cosine { num_first: 1 })
+        }
     };
-    let mut all = prompts("query", vec![query])?;
-    all.extend(prompts("documents", documents.clone())?);
     Ok(Comparison {
-        prompts: all,
+        prompts,
         field: "documents",
-        num_first: 1,
-        params,
+        scoring,
+        params: params(state, &pooling)?,
         model,
         format: Ranking {
             // vLLM takes 0 for all.
@@ -192,7 +263,7 @@ fn prepare_rerank(
     })
 }
 
-/// Compares texts as a call asks for: one with each of the others, or pairs.
+/// Compares texts as a call asks for: one with each of the others, or side by side.
 async fn compare<F: Send + 'static>(
     state: &Arc<ServerState>,
     context: &CallContext,
@@ -210,19 +281,30 @@ async fn compare<F: Send + 'static>(
     let prompts = (call.prompts, call.field);
     let pooled = pool(state, context, prompts, &call.model, call.params, timer).await?;
     let PooledStates { states, usage } = pooled;
-    let (first, second) = states.split_at(call.num_first);
-    let scores = first.iter().cycle().zip(second);
-    let scores = scores.map(|(first, second)| cosine(first, second));
-    Ok((call.model, scores.collect(), usage, call.format))
+    // What is behind hidden states takes time for many of them.
+    let num_bytes = states.len() * size_of::<f32>() * state.config.hidden_size;
+    let weigh = move |state: &ServerState, _: &Caller| {
+        let sentence = &state.config.sentence;
+        Ok(match (call.scoring, &sentence.classes) {
+            (Scoring::Cosine { num_first }, _) => {
+                let vectors = states.iter().map(|state| sentence.head.apply(state));
+                let vectors: Vec<_> = vectors.collect();
+                let (first, second) = vectors.split_at(num_first);
+                let pairs = first.iter().cycle().zip(second);
+                pairs.map(|(first, second)| cosine(first, second)).collect()
+            }
+            (Scoring::Pairs, Some(head)) => states.iter().map(|state| head.score(state)).collect(),
+            (Scoring::Pairs, None) => Vec::new(),
+        })
+    };
+    let scores = state.run_blocking(num_bytes, weigh).await?;
+    Ok((call.model, scores, usage, call.format))
 }
 
 /// The cosine of the angle between two vectors, and 0 if one of them is zero.
-fn cosine(a: &HiddenState, b: &HiddenState) -> f32 {
-    let dot = |a: &HiddenState, b: &HiddenState| -> f64 {
-        let products = a
-            .iter()
-            .zip(&b[..])
-            .map(|(&a, &b)| f64::from(a) * f64::from(b));
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b));
         products.sum()
     };
     let lengths = (dot(a, a) * dot(b, b)).sqrt();

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use corella_core::TokenId;
+use corella_core::{Pooling, TokenId};
 use corella_engine::Tracer;
+use corella_model::SentenceConfig;
 use corella_text::{ChatTemplate, ReplyFormat, Tokenizer};
 
 use crate::api_key::{ApiKey, Clock};
@@ -32,6 +33,10 @@ pub struct ServeConfig {
     pub hidden_size: usize,
     /// Whether the model can generate text. Without a head, it makes embeddings only.
     pub has_head: bool,
+    /// Whether the model is an encoder, whose tokens see the whole text.
+    pub is_encoder: bool,
+    /// How hidden states become vectors and scores.
+    pub sentence: SentenceConfig,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
     /// Seed of requests that give none; `None` is a different seed for each request.
@@ -88,6 +93,8 @@ impl ServeConfig {
             vocab_size,
             hidden_size,
             has_head: true,
+            is_encoder: false,
+            sentence: SentenceConfig::default(),
             end_token_ids: Vec::new(),
             generation_defaults: GenerationDefaults::default(),
             seed: None,
@@ -115,6 +122,21 @@ impl ServeConfig {
         self.served_model_names
             .first()
             .map_or("default", String::as_str)
+    }
+
+    /// The length of the vectors that the model makes.
+    pub(crate) fn vector_len(&self) -> usize {
+        self.sentence.head.output_len(self.hidden_size)
+    }
+
+    /// How hidden states are pooled where a request does not say it: as the model's files do, or as
+    /// sentence-transformers does for an encoder without such files.
+    pub(crate) fn default_pooling(&self) -> Pooling {
+        let unsaid = match self.is_encoder {
+            true => Pooling::Mean,
+            false => Pooling::LastToken,
+        };
+        self.sentence.pooling.unwrap_or(unsaid)
     }
 
     /// The names that mean the same model as `name`, which is one of them. A served name has its own

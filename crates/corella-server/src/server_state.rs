@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use corella_core::TokenId;
 use corella_engine::{Engine, Generate};
-use corella_text::{EncodeLimit, GrammarCompiler, RenderLimit, TextError};
+use corella_text::{EncodeLimit, EncodedPair, GrammarCompiler, RenderLimit, TextError};
 use prometheus_client::collector::Collector;
 use tokio::sync::watch;
 
@@ -198,15 +198,42 @@ impl ServerState {
             .text
             .tokenizer
             .encode_within(text, add_special_tokens, limit)
-            .map_err(|error| match error {
-                TextError::TooManyTokens { at_least } => {
-                    ApiError::prompt_too_long(param, at_least, self.config.max_model_len)
-                }
-                error => ApiError::invalid(param, error.to_string()),
-            })?;
+            .map_err(|error| self.text_error(param, error))?;
+        self.check_known(param, &tokens)?;
+        Ok(tokens)
+    }
+
+    /// Tokenises two texts for a model that reads both at once, as `encode` does with one.
+    pub(crate) fn encode_pair(
+        &self,
+        param: &str,
+        pair: (&str, &str),
+        add_special_tokens: bool,
+        caller: &Caller,
+    ) -> Result<EncodedPair, ApiError> {
+        let limit = EncodeLimit {
+            max_tokens: self.config.max_model_len as usize,
+            is_abandoned: &|| caller.has_left(),
+        };
+        let encoded = { &self.text.tokenizer }.encode_pair(pair, add_special_tokens, limit);
+        let encoded = encoded.map_err(|error| self.text_error(param, error))?;
+        self.check_known(param, &encoded.tokens)?;
+        Ok(encoded)
+    }
+
+    fn text_error(&self, param: &str, error: TextError) -> ApiError {
+        match error {
+            TextError::TooManyTokens { at_least } => {
+                ApiError::prompt_too_long(param, at_least, self.config.max_model_len)
+            }
+            error => ApiError::invalid(param, error.to_string()),
+        }
+    }
+
+    fn check_known(&self, param: &str, tokens: &[TokenId]) -> Result<(), ApiError> {
         let vocab_size = self.config.vocab_size;
         match tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            None => Ok(tokens),
+            None => Ok(()),
             Some(token) => Err(ApiError::invalid(
                 param,
                 format!("holds token {token}; the model knows only {vocab_size}"),

@@ -12,6 +12,7 @@ use corella_model::{
 use corella_text::Tokenizer;
 
 use crate::draft_model::DraftCheckpoint;
+use crate::encoder_limit;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::option_name::in_options;
 use crate::tokenizer_loader::TokenizerLoader;
@@ -231,6 +232,11 @@ pub(crate) fn load(
 ) -> Result<Loaded, Error> {
     let spec = &checkpoint.config().spec;
     let mut scheduler = options.scheduler.clone();
+    let is_encoder = spec.encoder.is_some();
+    if is_encoder {
+        encoder_limit::check_options(options)?;
+        encoder_limit::set_limits(&mut scheduler, spec, options);
+    }
     scheduler
         .validate()
         .map_err(|error| Error::Config(in_options(&error.0)))?;
@@ -259,7 +265,7 @@ pub(crate) fn load(
         models.map(num_bytes).sum()
     };
     let page_bytes = formats.page_bytes(&scheduler);
-    let demand = KvDemand::new(
+    let mut demand = KvDemand::new(
         spec,
         &scheduler,
         options,
@@ -268,9 +274,12 @@ pub(crate) fn load(
         sum(&|formats| formats.packed_bytes()),
         { device.memory }.without(sum(&|formats| formats.working_bytes(&scheduler))),
     );
+    if is_encoder {
+        encoder_limit::set_demand(&mut demand);
+    }
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
-    scheduler.max_held_pages = match is_divided {
+    scheduler.max_held_pages = match is_divided || is_encoder {
         true => 0,
         false => plan.num_pages / 2,
     };

@@ -12,6 +12,7 @@
 mod built_in;
 mod device;
 mod draft_model;
+mod encoder_limit;
 mod error;
 mod generation_choice;
 mod inspect;

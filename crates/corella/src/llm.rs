@@ -7,12 +7,13 @@ use corella_core::{
     TokenId,
 };
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
-use corella_model::{Checkpoint, CheckpointError, ModelConfig, gguf_model_name};
+use corella_model::{Checkpoint, CheckpointError, ModelConfig, SentenceConfig, gguf_model_name};
 use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TextStream, Tokenizer};
 use serde_json::json;
 
 use crate::device::{self, DraftHardware, Hardware, Loaded};
 use crate::draft_model::DraftCheckpoint;
+use crate::encoder_limit;
 use crate::kv_plan::display_bytes;
 use crate::model_identity::ModelIdentity;
 use crate::tokenizer_loader::TokenizerLoader;
@@ -27,6 +28,8 @@ pub struct Llm {
     /// Size of the model's files.
     pub file_bytes: u64,
     pub config: ModelConfig,
+    /// How hidden states become vectors and scores.
+    pub sentence: SentenceConfig,
     pub tokenizer: Tokenizer,
     pub chat_template: Option<ChatTemplate>,
     pub engine: Engine,
@@ -78,6 +81,8 @@ impl Llm {
         let (name, mut checkpoint) = open(source)?;
         let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
         let chat_template = chat_template(&checkpoint, options)?;
+        let sentence = SentenceConfig::read(&checkpoint)?;
+        let options = &encoder_limit::with_context(options, checkpoint.config(), &sentence);
         let mut config = checkpoint.config().clone();
         options.generation.apply(&mut config)?;
         let draft = match &options.draft_model {
@@ -102,6 +107,7 @@ impl Llm {
             // A file that has gone since it was opened must not end the start.
             file_bytes: checkpoint.file_bytes().unwrap_or(0),
             config,
+            sentence,
             tokenizer: tokenizer.get()?.clone(),
             chat_template,
             engine,
@@ -186,9 +192,10 @@ impl Llm {
             kv = display_bytes(hardware.kv_bytes),
             kv_format = hardware.kv_format.name(),
             context = self.max_model_len,
-            head = match self.config.has_head {
-                true => "",
-                false => ", no output head: embeddings only",
+            head = match (self.config.has_head, &self.sentence.classes) {
+                (true, _) => "",
+                (false, None) => ", no output head: embeddings only",
+                (false, Some(_)) => ", no output head: scores of texts only",
             },
             draft = match &self.draft_hardware {
                 None => String::new(),
@@ -288,9 +295,14 @@ impl Llm {
 
 /// Refuses a model that cannot generate text.
 pub(crate) fn check_head(config: &ModelConfig) -> Result<(), Error> {
-    match config.has_head {
-        true => Ok(()),
-        false => Err(Error::Config(
+    match (config.has_head, &config.spec.encoder) {
+        (true, _) => Ok(()),
+        (false, Some(_)) => Err(Error::Config(
+            "the model is an encoder: it reads whole texts and generates none; `corella serve` \
+             answers /v1/embeddings, /score, /rerank and /classify with such models"
+                .into(),
+        )),
+        (false, None) => Err(Error::Config(
             "the model has no output head (lm_head), so it generates no text; \
              `corella serve` answers /v1/embeddings with it"
                 .into(),

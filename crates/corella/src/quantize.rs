@@ -43,6 +43,13 @@ pub fn quantize(
     progress: &mut dyn FnMut(QuantizeProgress) -> ControlFlow<()>,
 ) -> Result<Quantized, Error> {
     let (_, checkpoint) = open(source)?;
+    if checkpoint.config().spec.encoder.is_some() {
+        return Err(Error::Config(
+            "encoders are not quantised to folders yet; `corella serve --dtype int8` rounds \
+             their weights at start"
+                .to_owned(),
+        ));
+    }
     let calibration = match &options.calibration {
         None => None,
         Some(text) => Some(Calibration {

@@ -221,15 +221,21 @@ fn ready_line(llm: &Llm, url: &str, has_key: bool) -> String {
         true => " -H \"authorization: Bearer $CORELLA_API_KEY\"",
         false => "",
     };
-    let (path, body) = match llm.chat_template {
-        Some(_) => (
-            "chat/completions",
-            r#"{"messages": [{"role": "user", "content": "Hello!"}]}"#,
-        ),
-        None => (
-            "completions",
+    let (path, body) = match (&llm.chat_template, &llm.sentence.classes) {
+        _ if llm.config.has_head && llm.chat_template.is_none() => (
+            "v1/completions",
             r#"{"prompt": "Once upon a time", "max_tokens": 50}"#,
         ),
+        (Some(_), _) if llm.config.has_head => (
+            "v1/chat/completions",
+            r#"{"messages": [{"role": "user", "content": "Hello!"}]}"#,
+        ),
+        (_, Some(head)) if head.labels.len() == 1 => (
+            "rerank",
+            r#"{"query": "a fox", "documents": ["a cub", "a lantern"]}"#,
+        ),
+        (_, Some(_)) => ("classify", r#"{"input": "a fox"}"#),
+        _ => ("v1/embeddings", r#"{"input": "a fox"}"#),
     };
-    format!("ready: curl {url}/v1/{path}{key} -H 'content-type: application/json' -d '{body}'")
+    format!("ready: curl {url}/{path}{key} -H 'content-type: application/json' -d '{body}'")
 }

@@ -34,7 +34,7 @@ is refused by name, unless it is `null` or asks for what is done anyway.
 ";
 
 /// The tables, by their names in the file, with their headings in the book and the endpoint whose body has them.
-const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 49] = [
+const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 50] = [
     (
         "chat",
         "`/v1/chat/completions`",
@@ -182,6 +182,12 @@ const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 49] = [
         "`/rerank`",
         &pooling::RERANK,
         Some(Endpoint::Rerank),
+    ),
+    (
+        "classify",
+        "`/classify`",
+        &pooling::CLASSIFY,
+        Some(Endpoint::Classify),
     ),
     (
         "pooling",

@@ -1,4 +1,4 @@
-//! The fields of endpoints that make vectors of texts, or compare them: OpenAI's, and those that vLLM,
+//! The fields of endpoints that make vectors of texts, compare or classify them: OpenAI's, and those that vLLM,
 //! llama.cpp, Ollama, TEI, Cohere and Jina add to them.
 
 use super::{FieldTable, Refused, instead, is_empty, is_false, is_true, is_zero, never, refused};
@@ -28,6 +28,7 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
         "dimensions",
         "pooling",
         "normalize",
+        "prompt_name",
         "add_special_tokens",
         "priority",
         "cache_salt",
@@ -55,7 +56,6 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
         instead("inputs", "use input"),
         instead("prompt", "use input"),
         instead("embd_normalize", "use normalize"),
-        refused("prompt_name", never),
         refused("truncate", is_false),
         instead("options", "put its fields beside it").unless(is_empty),
         // Cohere, Jina and Voyage.
@@ -146,6 +146,36 @@ pub static RERANK: FieldTable = FieldTable {
         refused("rank_fields", is_empty),
         refused("truncate", is_false),
         refused("truncation", is_false),
+        refused("mm_processor_kwargs", is_empty),
+        instead("extra_body", "put its fields beside it").unless(is_empty),
+    ],
+};
+
+pub static CLASSIFY: FieldTable = FieldTable {
+    read: &[
+        "model",
+        "input",
+        "add_special_tokens",
+        "priority",
+        "cache_salt",
+    ],
+    read_at: &[],
+    no_effect: NO_EFFECT,
+    refused: &[
+        TRUNCATE,
+        instead("messages", "use input"),
+        // Members that go with `messages`.
+        refused("add_generation_prompt", is_false),
+        refused("continue_final_message", is_false),
+        refused("chat_template", never),
+        TEMPLATE_KWARGS,
+        refused("media_io_kwargs", is_empty),
+        TRUNCATION_SIDE,
+        PADDING,
+        // How hidden states are pooled is part of the model.
+        refused("pooling", never),
+        refused("use_activation", is_true),
+        refused("activation", is_true),
         refused("mm_processor_kwargs", is_empty),
         instead("extra_body", "put its fields beside it").unless(is_empty),
     ],

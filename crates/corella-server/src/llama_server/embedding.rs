@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::{check_model, json_response};
-use crate::embeddings::vector;
+use crate::embeddings::{check_vectors, prompt, vector};
 use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
-use crate::pooled_call::{PoolingFields, pool, pooled_prompts};
+use crate::pooled_call::{PoolingFields, TextForm, pool, pooled_prompts};
 use crate::prompt::PromptField;
 use crate::request_body::RequestBody;
 use crate::server_state::ServerState;
@@ -59,7 +59,7 @@ pub async fn embedding(
                 return Err(ApiError::invalid("embd_normalize", message));
             }
         };
-        let params = pooling.params()?;
+        let params = pooling.params(&state.config)?;
         let (field, input) = match (fields.content, fields.input) {
             (Some(_), Some(_)) => {
                 let message = "cannot be combined with content";
@@ -69,21 +69,25 @@ pub async fn embedding(
             (None, Some(input)) => ("input", input),
             (None, None) => return Err(ApiError::invalid("content", "is required")),
         };
-        let add_special_tokens = pooling.add_special_tokens;
-        let prompts = pooled_prompts(state, field, input, add_special_tokens, caller)?;
+        check_vectors(&state.config)?;
+        let form = TextForm {
+            add_special_tokens: pooling.add_special_tokens,
+            prefix: prompt(&state.config, None)?,
+        };
+        let prompts = pooled_prompts(state, field, input, form, caller)?;
         Ok(((prompts, field), params, model, is_normalised))
     };
     let (prompts, params, model, is_normalised) = state.run_blocking(num_bytes, prepare).await?;
     let pooled = pool(&state, &context, prompts, &model, params, timer).await?;
-    let num_dimensions = state.config.hidden_size;
+    let num_dimensions = state.config.vector_len();
     let num_bytes = pooled.states.len() * size_of::<f32>() * num_dimensions;
     // As JSON, a million numbers take some tens of milliseconds.
-    let write = move |_: &ServerState, _: &Caller| {
+    let write = move |server: &ServerState, _: &Caller| {
         let states = pooled.states.iter().enumerate();
         let answer: Vec<_> = states
             .map(|(index, state)| Embedding {
                 index,
-                embedding: [vector(state, num_dimensions, is_normalised)],
+                embedding: [vector(&server.config, state, num_dimensions, is_normalised)],
             })
             .collect();
         Ok(json_response(&answer))

@@ -6,18 +6,21 @@ use std::time::Instant;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_core::{Namespace, Pooling};
+use corella_core::Namespace;
 use serde::{Deserialize, Serialize};
 
 use crate::api_error::ApiError;
 use crate::auth::CallContext;
 use crate::call::json_response;
-use crate::embeddings::{check_dimensions, vector};
+use crate::embeddings::{check_dimensions, check_vectors, prompt, vector};
 use crate::field_table::Endpoint;
 use crate::metrics::CallTimer;
-use crate::pooled_call::{PooledPrompt, PoolingParams, PoolingUsage, pool, pooled_prompts};
+use crate::pooled_call::{
+    PooledPrompt, PoolingParams, PoolingUsage, TextForm, pool, pooled_prompts,
+};
 use crate::prompt::{Prompt, PromptField};
 use crate::request_body::RequestBody;
+use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
@@ -65,14 +68,14 @@ pub async fn embed(
         }
         Ok(Texts {
             model: served_model(state, fields.model.as_deref())?,
-            prompts: pooled_prompts(state, "input", PromptField(inputs), None, caller)?,
+            prompts: pooled_prompts(state, "input", PromptField(inputs), form(state)?, caller)?,
             num_dimensions,
         })
     };
-    vectors(&state, &context, body, "input", prepare, move |vectors| {
+    let write = move |vectors: Vectors, config: &ServeConfig| {
         let answer = EmbedAnswer {
             embeddings: { vectors.values.iter() }
-                .map(|state| vector(state, vectors.num_dimensions, true))
+                .map(|state| vector(config, state, vectors.num_dimensions, true))
                 .collect(),
             total_duration: start.elapsed().as_nanos() as u64,
             load_duration: 0,
@@ -80,8 +83,8 @@ pub async fn embed(
             model: vectors.model,
         };
         json_response(&answer)
-    })
-    .await
+    };
+    vectors(&state, &context, body, "input", prepare, write).await
 }
 
 /// The vector is as long as it comes.
@@ -93,23 +96,32 @@ pub async fn embeddings(
     let prepare = |body: RequestBody, state: &ServerState, caller: &Caller| {
         check_options(&body, state, caller, Endpoint::OllamaEmbeddings)?;
         let fields: OlderFields = body.parse()?;
-        let prompt = fields.prompt.filter(|prompt| !prompt.is_empty());
-        let prompt = PromptField(prompt.map(Prompt::Text).into_iter().collect());
+        let text = fields.prompt.filter(|prompt| !prompt.is_empty());
+        let text = PromptField(text.map(Prompt::Text).into_iter().collect());
         Ok(Texts {
             model: served_model(state, fields.model.as_deref())?,
-            prompts: pooled_prompts(state, "prompt", prompt, None, caller)?,
-            num_dimensions: state.config.hidden_size,
+            prompts: pooled_prompts(state, "prompt", text, form(state)?, caller)?,
+            num_dimensions: state.config.vector_len(),
         })
     };
-    vectors(&state, &context, body, "prompt", prepare, |vectors| {
+    let write = |vectors: Vectors, config: &ServeConfig| {
         let first = vectors.values.first();
         json_response(&OlderAnswer {
             embedding: first.map_or_else(Vec::new, |state| {
-                vector(state, vectors.num_dimensions, false)
+                vector(config, state, vectors.num_dimensions, false)
             }),
         })
+    };
+    vectors(&state, &context, body, "prompt", prepare, write).await
+}
+
+/// How texts become tokens at these endpoints.
+fn form(state: &ServerState) -> Result<TextForm<'_>, ApiError> {
+    check_vectors(&state.config)?;
+    Ok(TextForm {
+        add_special_tokens: None,
+        prefix: prompt(&state.config, None)?,
     })
-    .await
 }
 
 /// The hidden states of a call's texts.
@@ -128,7 +140,7 @@ async fn vectors(
     body: Body,
     field: &'static str,
     prepare: impl FnOnce(RequestBody, &ServerState, &Caller) -> Result<Texts, ApiError> + Send + 'static,
-    write: impl FnOnce(Vectors) -> Response + Send + 'static,
+    write: impl FnOnce(Vectors, &ServeConfig) -> Response + Send + 'static,
 ) -> Result<Response, ApiError> {
     let timer = CallTimer::new(state.metrics.clone(), context);
     if state.is_draining() {
@@ -139,7 +151,7 @@ async fn vectors(
     let prepare = move |state: &ServerState, caller: &Caller| prepare(body, state, caller);
     let texts = state.run_blocking(num_bytes, prepare).await?;
     let params = PoolingParams {
-        pooling: Pooling::LastToken,
+        pooling: state.config.default_pooling(),
         priority: 0,
         namespace: Namespace::default(),
         adapter: None,
@@ -154,7 +166,7 @@ async fn vectors(
         usage: pooled.usage,
     };
     // As JSON, a million numbers take some tens of milliseconds.
-    let write = move |_: &ServerState, _: &Caller| Ok(write(vectors));
+    let write = move |server: &ServerState, _: &Caller| Ok(write(vectors, &server.config));
     state.run_blocking(num_bytes, write).await
 }
 

@@ -190,7 +190,7 @@ pub async fn show_model(
             "general.architecture": family,
             "general.parameter_count": facts.num_parameters,
             format!("{family}.context_length"): state.config.max_model_len,
-            format!("{family}.embedding_length"): state.config.hidden_size,
+            format!("{family}.embedding_length"): state.config.vector_len(),
             format!("{family}.vocab_size"): state.config.vocab_size,
         },
         "capabilities": capabilities(&state),

@@ -79,9 +79,11 @@ impl FieldSchemas {
             Endpoint::Detokenize => "all",
             Endpoint::Responses => "responses",
             Endpoint::Messages | Endpoint::CountTokens => "messages",
-            Endpoint::Embeddings | Endpoint::Pooling | Endpoint::Score | Endpoint::Rerank => {
-                "pooling"
-            }
+            Endpoint::Embeddings
+            | Endpoint::Pooling
+            | Endpoint::Score
+            | Endpoint::Rerank
+            | Endpoint::Classify => "pooling",
             Endpoint::ApplyTemplate => "all",
             Endpoint::LlamaCompletion | Endpoint::Infill | Endpoint::LlamaEmbedding => "llama",
             Endpoint::Batches => "batches",

@@ -121,7 +121,7 @@ pub const OPERATIONS: &[Operation] = &[
     Operation {
         endpoint: Endpoint::Score,
         id: "score",
-        summary: "Tells how alike texts are, by the cosine of the angle between their vectors.",
+        summary: "Tells how well texts fit: by a cross-encoder, or by the cosine between their vectors.",
         required: &["text_1", "text_2"],
         answer: "Scores",
         may_stream: false,
@@ -132,6 +132,14 @@ pub const OPERATIONS: &[Operation] = &[
         summary: "Orders documents by how alike they are to a query.",
         required: &["query", "documents"],
         answer: "Reranked",
+        may_stream: false,
+    },
+    Operation {
+        endpoint: Endpoint::Classify,
+        id: "classify",
+        summary: "Tells which class a text belongs to, by vLLM's API.",
+        required: &["input"],
+        answer: "Classes",
         may_stream: false,
     },
     Operation {

@@ -30,8 +30,18 @@ impl Blanks {
             ("<batch_endpoints>", json!(ENDPOINTS)),
             ("<f32_bound>", json!(F32_BOUND)),
         ];
+        let poolings = match config.is_encoder {
+            true => json!(["last", "mean", "cls", "max", null]),
+            false => json!(["last", "mean", null]),
+        };
+        let prompts = config.sentence.prompts.keys().map(|name| json!(name));
+        let prompts = prompts.chain([Value::Null]);
+        blanks.extend([
+            ("<poolings>", poolings),
+            ("<prompt_names>", prompts.collect()),
+        ]);
         let numbers = [
-            ("<hidden_size>", config.hidden_size as u64),
+            ("<hidden_size>", config.vector_len() as u64),
             ("<max_logprobs>", config.max_logprobs.into()),
             ("<max_model_len>", config.max_model_len.into()),
             ("<max_num_choices>", config.max_num_choices.into()),

@@ -7,6 +7,7 @@ mod chat;
 mod client;
 mod completion;
 mod embeddings;
+mod encoder;
 mod engine_events;
 mod field;
 mod fixture;

@@ -64,6 +64,8 @@ impl RequestOptions {
             },
             seed: self.seed,
             has_head: llm.config.has_head,
+            is_encoder: llm.config.spec.encoder.is_some(),
+            sentence: llm.sentence.clone(),
             allow_unknown_fields: self.allow_unknown_fields,
             end_token_ids: llm.config.eos_token_ids.clone(),
             generation_defaults: GenerationDefaults {

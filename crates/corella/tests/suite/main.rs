@@ -5,6 +5,7 @@ mod held_isa;
 
 mod command_line;
 mod draft_model;
+mod encoder;
 mod gguf;
 mod head;
 mod inspect;
