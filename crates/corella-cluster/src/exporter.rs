@@ -41,7 +41,7 @@ impl Exporter {
                     }
                 };
             }
-            ExportTask::AddPages { key, pages } => self.sender.add_pages(&key, &pages),
+            ExportTask::AddPages { key, tables } => self.sender.add_pages(&key, &tables),
             ExportTask::RowsReadable {
                 key,
                 layers,

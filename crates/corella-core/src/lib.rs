@@ -55,7 +55,7 @@ pub use batch::{
     Batch, BatchOutput, HiddenState, InputToken, Logprobs, NOTHING_ALLOWED, PageCopy,
     PageTableDelta, PromptLogprob, Sample, SlotStart, Span, Yield,
 };
-pub use cache::fetch::{FetchEnd, FetchGrant, FetchRefusal, FetchRequest, GroupPages};
+pub use cache::fetch::{FetchEnd, FetchGrant, FetchRefusal, FetchRequest};
 pub use cache::hold::KvFact;
 pub use cache::kv_cache::KvCache;
 pub use cache::kv_cache::pin::PinError;
@@ -63,6 +63,7 @@ pub use cache::kv_event::KvEvent;
 pub use cache::kv_group::{KvGroup, MAX_KV_GROUPS};
 pub use cache::page_hash::PageHash;
 pub use cache::page_map::{PageMap, PageState};
+pub use cache::page_table::PageTable;
 pub use cache::prefix_tree::{Parent, PrefixMatch};
 pub use cache::spill::SpillTask;
 pub use fleet::peer::{PeerFacts, ReservationId};

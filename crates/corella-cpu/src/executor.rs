@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
     Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, DeviceError, Executor,
-    ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayout, KvPages, OnLayer, SlotLimits, Slots,
-    StepWaker, TokenMask, WeightFormat,
+    ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayers, KvLayout, KvPages, OnLayer,
+    SlotLimits, Slots, StepWaker, TokenMask, WeightFormat,
 };
 
 use crate::kernels::{Isa, choose_kernels};
@@ -244,6 +244,7 @@ impl CpuExecutor {
             kv_layout,
             kv_pages: Arc::new(PipelinePages::new(
                 &spec.layers[0].attention,
+                KvLayers::new(&kv_groups, stage_layers(spec.layers.len(), num_stages)),
                 config.num_pages,
                 kv.collect(),
             )),

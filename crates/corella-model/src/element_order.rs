@@ -100,13 +100,14 @@ fn for_each_element(geometry: &KvGeometry, mut visit: impl FnMut(usize, usize)) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DType, KvFormat};
+    use crate::{DType, KvFormat, KvLayers};
 
     /// Two heads of two positions of two dimensions. A key's element is `kPI`, position and
     /// dimension, a value's `vPI`, and the second head's are 100 more.
     fn geometry(order: ElementOrder, format: KvFormat) -> KvGeometry {
         KvGeometry {
             num_layers: 1,
+            layers: KvLayers::one(1),
             num_kv_heads: 2,
             head_dim: 2,
             page_size: 2,

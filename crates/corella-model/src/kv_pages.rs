@@ -6,14 +6,16 @@ use std::time::Duration;
 use corella_core::{PageId, StepId};
 
 use crate::element_order::{to_canonical, to_native};
-use crate::{DecoderSpec, ElementOrder, KvFormat, KvGroups};
+use crate::{DecoderSpec, ElementOrder, KvFormat, KvGroups, KvLayers};
 
 /// What two executors have to know of each other's pages. Whether they run the same model is
 /// another question.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvGeometry {
-    /// Layers in a page: with several KV groups, those of the group that the page belongs to.
+    /// Layers that a page has room for: with several KV groups, those of the group that the page belongs to.
     pub num_layers: u32,
+    /// Where the model's layers are in pages.
+    pub layers: KvLayers,
     pub num_kv_heads: u32,
     pub head_dim: u32,
     /// Positions in a page.
@@ -36,6 +38,7 @@ impl KvGeometry {
         let attention = &spec.layers[0].attention;
         Self {
             num_layers: kv_groups.num_page_layers(0..spec.layers.len()) as u32,
+            layers: KvLayers::new(kv_groups, [0..spec.layers.len()]),
             num_kv_heads: attention.num_kv_heads as u32,
             head_dim: attention.head_dim as u32,
             page_size,
@@ -65,10 +68,13 @@ impl KvGeometry {
         2 * (self.page_size * self.head_dim) as usize * self.format.size()
     }
 
-    /// Whether a page in this one's native form is one in the other's.
+    /// Whether a layer's part of a page in this one's native form is one in the other's.
     pub fn is_native_to(&self, other: &Self) -> bool {
-        let num_pages = other.num_pages;
-        *other == Self { num_pages, ..*self }
+        let part = |of: &Self| {
+            let shape = (of.num_kv_heads, of.head_dim, of.page_size);
+            (shape, of.format, of.order)
+        };
+        part(self) == part(other)
     }
 }
 
@@ -100,8 +106,9 @@ pub enum LayerProgress {
 /// The KV memory of an executor. It stays where it is while anybody has a reference to this, even
 /// when the executor is gone.
 ///
-/// A page is named by its layer, of all pipeline stages, and its id. With several KV groups, layers
-/// are numbered within the page, and a layer is done when those of all groups are. A layer, a page or
+/// A page is named by its id and a layer. Layers are numbered within pages, of all pipeline stages
+/// (`KvGeometry::layers` says which layers of the model those are), and one is done when those of all
+/// KV groups are. A layer, a page or
 /// a number of bytes that does not exist is a mistake in the caller's code, and panics.
 ///
 /// # Safety

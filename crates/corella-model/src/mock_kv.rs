@@ -8,7 +8,8 @@ use corella_core::{PageId, StepId, TokenId};
 
 use crate::generator::mix;
 use crate::{
-    DType, ElementOrder, KvFormat, KvGeometry, KvPages, LayerCounter, LayerProgress, MockConfig,
+    DType, ElementOrder, KvFormat, KvGeometry, KvLayers, KvPages, LayerCounter, LayerProgress,
+    MockConfig,
 };
 
 /// The KV of one position in the first layer.
@@ -83,6 +84,7 @@ impl MockKv {
     pub fn new(config: &MockConfig) -> Self {
         let geometry = KvGeometry {
             num_layers: config.num_layers,
+            layers: KvLayers::equal(&config.kv_groups, config.num_layers),
             num_kv_heads: 1,
             head_dim: HEAD_DIM as u32,
             page_size: config.page_size,

@@ -21,7 +21,7 @@ const NUM_SIDES: usize = 2;
 impl PageConversion {
     /// `None` if a token's keys and values differ in shape, which means that the models differ.
     pub fn new(from: &KvGeometry, to: &KvGeometry) -> Option<Self> {
-        let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);
+        let shape = |of: &KvGeometry| (of.layers.num_layers(), of.num_kv_heads, of.head_dim);
         (shape(from) == shape(to)).then(|| Self {
             from: from.clone(),
             to: to.clone(),
@@ -180,6 +180,7 @@ fn encode(format: KvFormat, row: &[f32], elements: &mut [u8], scale: &mut [u8]) 
 mod tests {
     use super::*;
     use crate::ElementOrder;
+    use crate::KvLayers;
 
     const F32: KvFormat = KvFormat::Float(DType::F32);
     const F16: KvFormat = KvFormat::Float(DType::F16);
@@ -190,6 +191,7 @@ mod tests {
     fn geometry(format: KvFormat, page_size: usize) -> KvGeometry {
         KvGeometry {
             num_layers: 1,
+            layers: KvLayers::one(1),
             num_kv_heads: NUM_HEADS as u32,
             head_dim: HEAD_DIM as u32,
             page_size: page_size as u32,
@@ -327,7 +329,7 @@ mod tests {
     fn other_models_are_refused() {
         let from = geometry(F32, 16);
         for change in [
-            |to: &mut KvGeometry| to.num_layers += 1,
+            |to: &mut KvGeometry| to.layers = KvLayers::one(2),
             |to: &mut KvGeometry| to.num_kv_heads += 1,
             |to: &mut KvGeometry| to.head_dim += 1,
         ] {

@@ -78,8 +78,8 @@ impl Fetcher {
         self.num_begun += 1;
         let num_blocks = (plan.tokens.len() / self.page_size) as u32;
         let mut left = Vec::new();
-        for (group, pages) in grant.groups.iter().enumerate() {
-            for (&page, block) in pages.pages.iter().zip(pages.first_block..num_blocks) {
+        for (group, table) in grant.tables.iter().enumerate() {
+            for (&page, block) in table.pages.iter().zip(table.num_gone as u32..num_blocks) {
                 left.push((group, block, page));
             }
         }

@@ -520,8 +520,7 @@ fn roomy_config(random: &mut Random) -> SchedulerConfig {
     config
 }
 
-/// Gives the model one to three KV groups, most of them with windows. There are as many more pages,
-/// and what groups do not have yet is off.
+/// Gives the model one to three KV groups, most of them with windows. There are as many more pages.
 fn split_layers(config: &mut SchedulerConfig, random: &mut Random) {
     let num_groups = 1 + random.below(3) as u32;
     let max_window = u64::from(config.page_size) * 6;
@@ -530,7 +529,6 @@ fn split_layers(config: &mut SchedulerConfig, random: &mut Random) {
     });
     config.kv_groups = groups.collect();
     config.num_pages *= num_groups;
-    config.max_held_pages = 0;
 }
 
 fn vary(config: &mut SchedulerConfig, random: &mut Random) {

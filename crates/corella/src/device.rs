@@ -1,6 +1,6 @@
 //! Builds the executor and its KV pages from a checkpoint and options.
 
-use corella_core::{SchedulerConfig, Speculation, TokenId};
+use corella_core::{KvGroup, SchedulerConfig, Speculation, TokenId};
 use corella_cpu::{CpuFactory, num_cores};
 use corella_cuda::{CudaFactory, CudaOptions};
 use corella_engine::DraftModel;
@@ -265,12 +265,13 @@ pub(crate) fn load(
         models.map(num_bytes).sum()
     };
     let page_bytes = formats.page_bytes(&scheduler);
+    let draft_page_bytes = of_draft.map_or(0, |formats| formats.page_bytes(&scheduler));
+    let num_pages_per_draft_page = u64::from(pages_per_draft_page(&scheduler.kv_groups));
     let mut demand = KvDemand::new(
         spec,
         &scheduler,
         options,
-        // A request fills as many pages of the draft model as of the model.
-        sum(&|formats| formats.page_bytes(&scheduler)),
+        page_bytes + draft_page_bytes.div_ceil(num_pages_per_draft_page),
         sum(&|formats| formats.packed_bytes()),
         { device.memory }.without(sum(&|formats| formats.working_bytes(&scheduler))),
     );
@@ -279,7 +280,7 @@ pub(crate) fn load(
     }
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
-    scheduler.max_held_pages = match is_divided || is_encoder {
+    scheduler.max_held_pages = match is_encoder {
         true => 0,
         false => plan.num_pages / 2,
     };
@@ -329,34 +330,23 @@ pub(crate) fn load(
     })
 }
 
-/// The groups of layers that give back the pages behind their windows, if nobody needs those. What
-/// sends pages to other nodes, or drafts, knows only one group of all layers.
+/// The groups of layers that give back the pages behind their windows.
 pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
-    let one = KvGroups::one(spec);
-    let by_window = match options.device {
+    match options.device {
         Device::Cpu | Device::Cuda => KvGroups::by_window(spec),
-        Device::Mock => return one,
-    };
-    let needs = [
-        (options.exchanges_kv, "other nodes may fetch KV pages"),
-        (
-            options.draft_model.is_some(),
-            "a draft model has the same KV pages",
-        ),
-    ];
-    match needs.into_iter().find(|(is_needed, _)| *is_needed) {
-        Some((_, need)) if by_window != one => {
-            tracing::info!(
-                "requests keep the KV pages that fell out of the model's sliding windows, because \
-                 {need}"
-            );
-            one
-        }
-        _ => by_window,
+        Device::Mock => KvGroups::one(spec),
     }
 }
 
-/// Loads the draft model. It has as many KV pages as the model, or fewer if its context is shorter.
+/// How many pages of the model there are for each of its draft model. A long request has about one in each group
+/// without a window where it has one of the draft model, which keeps its whole context.
+fn pages_per_draft_page(kv_groups: &[KvGroup]) -> u32 {
+    let groups = kv_groups.iter().filter(|group| group.window.is_none());
+    (groups.count() as u32).max(1)
+}
+
+/// Loads the draft model. It has pages for as many tokens as the model's groups without a window, or fewer if its
+/// context is shorter.
 fn load_draft(
     draft: &DraftCheckpoint,
     formats: Formats<'_>,
@@ -368,7 +358,8 @@ fn load_draft(
     limits.max_model_len = limits.max_model_len.min(max_position);
     let useful_pages =
         { limits.max_model_len.div_ceil(limits.page_size) }.saturating_mul(limits.max_num_seqs);
-    limits.num_pages = limits.num_pages.min(useful_pages);
+    limits.num_pages /= pages_per_draft_page(&limits.kv_groups);
+    limits.num_pages = limits.num_pages.clamp(1, useful_pages.max(1));
     let (weight_format, page_bytes) = (formats.weight_format, formats.page_bytes(&limits));
     let loaded = formats.load(&limits, options, true)?;
     let hardware = DraftHardware {

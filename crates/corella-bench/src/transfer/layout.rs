@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use corella_cluster::transport::PlainPages;
 use corella_core::PageId;
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvPages};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, KvPages};
 
 use super::TransferBenchOptions;
 use crate::BenchError;
@@ -62,6 +62,7 @@ impl Layout {
         let num_messages = (options.bytes_per_repeat / message_bytes).next_multiple_of(num_tables);
         let geometry = KvGeometry {
             num_layers: 1,
+            layers: KvLayers::one(1),
             num_kv_heads: (page_bytes / (PAGE_SIZE as usize * ROW_BYTES)) as u32,
             head_dim: HEAD_DIM as u32,
             page_size: PAGE_SIZE,

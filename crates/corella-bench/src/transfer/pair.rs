@@ -13,7 +13,7 @@ use corella_cluster::transport::{
     ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, SessionId};
+use corella_core::{Incarnation, PageTable, SessionId};
 use tokio::runtime::{Builder, Runtime};
 
 use super::TransferBenchOptions;
@@ -137,7 +137,8 @@ impl Pair {
         let num_rows = table.from.len() as u32 * PAGE_SIZE;
         // SAFETY: nobody writes to the pages of the sending side.
         unsafe { self.sender.store(key, num_rows) }.map_err(io::Error::other)?;
-        self.sender.add_pages(&key, &table.from);
+        self.sender
+            .add_pages(&key, &[PageTable::whole(table.from.clone())]);
         self.sender.handle_rows_readable(&key, 0..1, num_rows);
         self.sender.finish(&key);
         let request = LoadRequest {
@@ -145,7 +146,7 @@ impl Pair {
             peer: self.address.clone(),
             first_row: 0,
             num_rows,
-            table: table.to.clone(),
+            tables: vec![PageTable::whole(table.to.clone())],
             deadline: Instant::now() + DEADLINE,
         };
         // SAFETY: a table's pages are in no other, and its sessions follow each other.

@@ -302,7 +302,7 @@ impl Pull {
                     peer,
                     first_row: num_cached_rows,
                     num_rows,
-                    table: reservation.pages,
+                    tables: reservation.tables,
                     deadline,
                 };
                 // SAFETY: the engine has reserved these pages for this request, and keeps them from

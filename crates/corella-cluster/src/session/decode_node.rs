@@ -10,7 +10,7 @@ use corella_core::session::{
     Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToDecode,
     ToPrefill,
 };
-use corella_core::{AdmissionError, LostKv, NodeId, PageId, RequestId};
+use corella_core::{AdmissionError, LostKv, NodeId, PageTable, RequestId};
 use corella_engine::{
     Engine, EngineState, KvExchange, Receipt, SpanKind, StreamEvent, SubmitError, TraceScope,
     rare_line,
@@ -62,8 +62,8 @@ struct PeerLink {
 
 struct LocalRequest {
     id: RequestId,
-    /// The pages of its prompt, once they are reserved.
-    pages: Vec<PageId>,
+    /// The pages of its prompt by KV group, once they are reserved.
+    tables: Vec<PageTable>,
     asked_at: Instant,
     /// Whether its KV has arrived. Until then, `Release` says when its pages may be freed.
     has_arrived: bool,
@@ -161,7 +161,7 @@ impl Driver for DecodeNode {
                         let reader = self.spawn(self.clone().read_outputs(key, receipt));
                         let request = LocalRequest {
                             id,
-                            pages: Vec::new(),
+                            tables: Vec::new(),
                             asked_at: Instant::now(),
                             has_arrived: false,
                             arrived_at: None,
@@ -258,7 +258,7 @@ impl DecodeNode {
             peer: address,
             first_row,
             num_rows,
-            table: request.pages.clone(),
+            tables: request.tables.clone(),
             deadline: self.clock().instant(deadline_us),
         };
         // SAFETY: the engine has reserved these pages for this request, and keeps them from everybody
@@ -297,7 +297,7 @@ impl DecodeNode {
                         .unwrap_or_else(|| unreachable!("what is accepted has been reserved"));
                     let mut state = self.lock();
                     if let Some(request) = state.requests.get_mut(&key) {
-                        request.pages = reservation.pages;
+                        request.tables = reservation.tables;
                         let seconds = request.asked_at.elapsed().as_secs_f64();
                         self.times.reserve.observe(seconds);
                     }

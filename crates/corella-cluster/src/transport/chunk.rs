@@ -131,9 +131,11 @@ impl ChunkWriter {
             hasher,
             ..
         } = self;
+        let layers = &outgoing.pages.geometry().layers;
+        let layer = layers.place(run.layer).in_page as u32;
         match run.form {
             PageForm::Native => {
-                let of_page = |&page| outgoing.pages.native_parts(run.layer, page);
+                let of_page = |&page| outgoing.pages.native_parts(layer, page);
                 for part in pages.iter().flat_map(of_page) {
                     parts.push(part);
                     // SAFETY: nobody writes to the pages while the gate is open.
@@ -144,7 +146,7 @@ impl ChunkWriter {
                 let num_bytes = pages.len() * outgoing.pages.geometry().layer_bytes();
                 copy.resize(num_bytes, 0);
                 // SAFETY: as above.
-                unsafe { outgoing.pages.read(run.layer, pages, run.form, copy) };
+                unsafe { outgoing.pages.read(layer, pages, run.form, copy) };
                 hasher.update(copy);
                 parts.push(NonNull::from(copy.as_slice()));
             }

@@ -68,6 +68,7 @@ pub struct LoadFrame {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
     pub load_id: u64,
+    /// By its number in the model.
     pub layer: u32,
     /// The first of a page of the sender.
     pub first_row: u32,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, PageForm};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 
 use super::frame::{FieldReader, FieldWriter, FrameError};
 
@@ -28,8 +28,11 @@ pub struct Hello {
     pub protocol_version: u32,
     pub incarnation: u64,
     pub model_fingerprint: u128,
-    /// The number of pages is always 0 here, because a peer does not need it.
+    /// As if a page had all layers of the model. The number of pages is always 0 here, because a peer does not need
+    /// it.
     pub geometry: KvGeometry,
+    /// `KvLayers::window_digest`.
+    pub window_digest: u64,
     /// Whether the node can move rows by NIXL.
     pub has_nixl: bool,
 }
@@ -40,7 +43,10 @@ impl Hello {
             protocol_version: PROTOCOL_VERSION,
             incarnation,
             model_fingerprint,
+            window_digest: geometry.layers.window_digest(),
             geometry: KvGeometry {
+                num_layers: geometry.layers.num_layers(),
+                layers: KvLayers::one(geometry.layers.num_layers()),
                 num_pages: 0,
                 ..geometry.clone()
             },
@@ -60,11 +66,12 @@ impl Hello {
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
         let (own, theirs) = (&self.geometry, &other.geometry);
         let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);
+        let windows = (self.window_digest, other.window_digest);
         if self.protocol_version != other.protocol_version {
             Err(Incompatibility::Protocol(other.protocol_version))
         } else if self.model_fingerprint != other.model_fingerprint {
             Err(Incompatibility::Model)
-        } else if shape(own) != shape(theirs) {
+        } else if shape(own) != shape(theirs) || windows.0 != windows.1 {
             Err(Incompatibility::Shape)
         } else if own.is_native_to(theirs) && own.order != ElementOrder::Rows {
             Ok(PageForm::Native)
@@ -86,18 +93,23 @@ impl Hello {
         out.index(&FORMATS, &geometry.format);
         out.index(&ORDERS, &geometry.order);
         out.put(&[u8::from(self.has_nixl)]);
+        out.u64(self.window_digest);
     }
 
     pub(super) fn decode(fields: &mut FieldReader<'_>) -> Result<Self, FrameError> {
         if fields.take() != MAGIC {
             return Err(FrameError::Field("magic"));
         }
+        let (protocol_version, incarnation) = (fields.u32(), fields.u64());
+        let model_fingerprint = u128::from_le_bytes(fields.take());
+        let num_layers = fields.u32();
         let hello = Self {
-            protocol_version: fields.u32(),
-            incarnation: fields.u64(),
-            model_fingerprint: u128::from_le_bytes(fields.take()),
+            protocol_version,
+            incarnation,
+            model_fingerprint,
             geometry: KvGeometry {
-                num_layers: fields.u32(),
+                num_layers,
+                layers: KvLayers::one(num_layers),
                 num_kv_heads: fields.u32(),
                 head_dim: fields.u32(),
                 page_size: fields.u32(),
@@ -110,6 +122,7 @@ impl Hello {
                 [1] => true,
                 _ => return Err(FrameError::Field("flag")),
             },
+            window_digest: fields.u64(),
         };
         let geometry = &hello.geometry;
         let sizes = [geometry.num_kv_heads, geometry.head_dim, geometry.page_size];
@@ -144,7 +157,7 @@ impl fmt::Display for Incompatibility {
                  run the same Corella on both"
             ),
             Self::Model => f.write_str("it serves another model"),
-            Self::Shape => f.write_str("its model has other layers or heads"),
+            Self::Shape => f.write_str("its model has other layers, windows or heads"),
         }
     }
 }

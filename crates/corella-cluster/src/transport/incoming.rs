@@ -2,16 +2,18 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use corella_core::PageId;
+use corella_core::{PageId, PageTable};
 use corella_model::{KvPages, PageConversion, PageForm};
 use tokio::sync::{Notify, watch};
 
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
 use super::kv_receiver::LoadRequest;
+use super::outgoing::first_row_sent;
 use super::receiver_connection::ReceiverConnection;
 use super::receiver_state::ReceiverState;
 use super::{Incompatibility, TransferAccount};
@@ -88,7 +90,7 @@ pub struct Incoming {
 
 struct State {
     connection: Option<Arc<ReceiverConnection>>,
-    /// For each layer, the rows from 0 on that are there.
+    /// For each layer of the model, the rows from 0 on that are there or are not read.
     num_received: Vec<u32>,
     /// Bytes that the sender may send before it hears that any have come.
     window: u64,
@@ -160,11 +162,12 @@ impl Incoming {
         let geometry = &connection.hello.geometry;
         let layer_bytes = u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX);
         let credit_bytes = window_bytes.max(layer_bytes);
-        let num_received = match request.first_row == request.num_rows {
-            true => request.num_rows,
-            false => request.first_row / geometry.page_size * geometry.page_size,
+        let layers = &self.pages.geometry().layers;
+        let first_row = |layer| {
+            let rows = request.first_row..request.num_rows;
+            first_row_sent(layers.group_of(layer), geometry.page_size, rows)
         };
-        let num_received = vec![num_received; geometry.num_layers as usize];
+        let num_received = (0..layers.num_layers()).map(first_row).collect();
         *self.state() = State {
             connection: Some(connection.clone()),
             ..State::new(num_received, credit_bytes.into())
@@ -214,18 +217,33 @@ impl Incoming {
 
     /// This node's pages for a run in native form, whose pages have the same size on both nodes.
     pub fn pages_of(&self, run: &PageRun) -> &[PageId] {
-        self.pages_with(run.first_row..run.first_row + run.num_rows)
+        self.pages_with(run.layer, run.first_row..run.first_row + run.num_rows)
     }
 
-    fn pages_with(&self, rows: Range<u32>) -> &[PageId] {
+    /// Rows that begin where the layer's table begins, or behind that.
+    fn pages_with(&self, layer: u32, rows: Range<u32>) -> &[PageId] {
         let page_size = self.pages.geometry().page_size;
+        let table = self.table(layer);
         let (first, end) = (rows.start / page_size, rows.end.div_ceil(page_size));
-        &self.request.table[first as usize..end as usize]
+        &table.pages[first as usize - table.num_gone..end as usize - table.num_gone]
+    }
+
+    fn table(&self, layer: u32) -> &PageTable {
+        &self.request.tables[self.pages.geometry().layers.place(layer).group]
+    }
+
+    /// Where a page lies within a layer of the model.
+    pub fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
+        self.pages.native_parts(self.layer_in_page(layer), page)
+    }
+
+    fn layer_in_page(&self, layer: u32) -> u32 {
+        self.pages.geometry().layers.place(layer).in_page as u32
     }
 
     /// A run came straight to its pages: they will be used soon.
     pub fn note_written(&self, run: &PageRun) {
-        if run.layer == 0 {
+        if self.layer_in_page(run.layer) == 0 {
             let note = |&page: &PageId| self.pages.note_written(page);
             self.gate.enter(|| self.pages_of(run).iter().for_each(note));
         }
@@ -240,17 +258,28 @@ impl Incoming {
         canonical: &[u8],
         own: &mut Vec<u8>,
     ) -> bool {
-        // A page of the sender may begin with rows that this node has.
-        let rows = run.first_row.max(self.request.first_row)..run.first_row + run.num_rows;
-        let pages = self.pages_with(rows.clone());
+        // A page of the sender may begin with rows that this node has, or that are behind its window.
+        let end = run.first_row + run.num_rows;
+        let first_of_table =
+            self.table(run.layer).num_gone as u32 * self.pages.geometry().page_size;
+        let first = run
+            .first_row
+            .max(self.request.first_row)
+            .max(first_of_table);
+        let rows = first.min(end)..end;
+        if rows.is_empty() {
+            return self.gate.is_open();
+        }
+        let layer = self.layer_in_page(run.layer);
+        let pages = self.pages_with(run.layer, rows.clone());
         let form = PageForm::Canonical;
         own.resize(pages.len() * self.pages.geometry().layer_bytes(), 0);
         let write = || {
             // SAFETY: pages that are reserved for the load, whose gate is open.
-            unsafe { self.pages.read(run.layer, pages, form, own) };
+            unsafe { self.pages.read(layer, pages, form, own) };
             conversion.convert(rows.start as usize..rows.end as usize, canonical, own);
             // SAFETY: as above.
-            unsafe { self.pages.write(run.layer, pages, form, own) };
+            unsafe { self.pages.write(layer, pages, form, own) };
         };
         self.gate.enter(write).is_some()
     }

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use corella_core::PageId;
 use corella_core::session::SessionKey;
+use corella_core::{KvGroup, PageTable};
 use corella_model::KvPages;
 use tokio::sync::watch;
 
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::nixl::NixlAgent;
+use super::outgoing::first_row_sent;
 use super::receiver_state::ReceiverState;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 use crate::tls::ClusterTls;
@@ -59,8 +60,9 @@ pub struct LoadRequest {
     /// The first of a page: the rows before it are there already.
     pub first_row: u32,
     pub num_rows: u32,
-    /// The session's own pages from row 0 on.
-    pub table: Vec<PageId>,
+    /// The session's own pages, by KV group. A table has those of all rows, or of those that are read behind its
+    /// group's window.
+    pub tables: Vec<PageTable>,
     /// When the load fails if it is not done by then.
     pub deadline: Instant,
 }
@@ -154,10 +156,19 @@ impl KvReceiver {
         let geometry = self.pages.geometry();
         let page_size = geometry.page_size;
         let num_pages = request.num_rows.div_ceil(page_size) as usize;
-        let exist = |pages: &[PageId]| pages.iter().all(|page| page.0 < geometry.num_pages);
+        let groups = geometry.layers.groups();
+        let fits = |(group, table): (&KvGroup, &PageTable)| {
+            let rows = request.first_row..request.num_rows;
+            let first = first_row_sent(*group, page_size, rows) / page_size;
+            let mut pages = table.pages.iter();
+            table.num_gone <= first as usize
+                && table.len() >= num_pages
+                && pages.all(|page| page.0 < geometry.num_pages)
+        };
         if request.first_row > request.num_rows
             || !request.first_row.is_multiple_of(page_size) && request.first_row < request.num_rows
-            || !request.table.get(..num_pages).is_some_and(exist)
+            || request.tables.len() != groups.len()
+            || !groups.iter().zip(&request.tables).all(fits)
         {
             return Err(LoadRejection::Rows);
         }

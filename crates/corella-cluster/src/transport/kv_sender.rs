@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use corella_core::PageId;
+use corella_core::PageTable;
 use corella_core::session::{OfferEnd, SessionKey};
 use corella_engine::rare_line;
 use corella_model::KvPages;
@@ -217,14 +217,14 @@ impl KvSender {
         Ok(status)
     }
 
-    /// The next pages of the session's table. A session that is over has none.
-    pub fn add_pages(&self, key: &SessionKey, pages: &[PageId]) {
+    /// The next part of the session's table for each KV group. A session that is over has none.
+    pub fn add_pages(&self, key: &SessionKey, parts: &[PageTable]) {
         if let Some(outgoing) = self.get(key) {
-            outgoing.add_pages(pages);
+            outgoing.add_pages(parts);
         }
     }
 
-    /// The rows from 0 to `num_rows` may be read in these layers, in pages that were added.
+    /// The rows from 0 to `num_rows` may be read in these layers of pages that were added.
     pub fn handle_rows_readable(&self, key: &SessionKey, layers: Range<u32>, num_rows: u32) {
         if let Some(outgoing) = self.get(key) {
             outgoing.handle_rows_readable(layers, num_rows);

@@ -1,10 +1,11 @@
 //! A session's rows on the sending side.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use corella_core::PageId;
 use corella_core::session::SessionKey;
+use corella_core::{KvGroup, PageId, PageTable};
 use corella_model::{KvPages, PageForm};
 use tokio::sync::watch;
 
@@ -40,9 +41,9 @@ pub struct Outgoing {
 }
 
 struct State {
-    /// The pages from row 0 on, as far as they are known.
-    table: Vec<PageId>,
-    /// For each layer, the rows from 0 on that may be read.
+    /// The table of each KV group, as far as its pages are known.
+    tables: Vec<PageTable>,
+    /// For each layer of a page, the rows from 0 on that may be read.
     num_readable: Box<[u32]>,
     is_finished: bool,
     feed: Option<Feed>,
@@ -57,13 +58,24 @@ struct Feed {
     credit: u64,
     /// Bytes that were sent and not acknowledged.
     num_unacknowledged: u64,
-    /// For each layer, the rows from 0 on that went out or that the receiver has.
+    /// For each layer of the model, the rows from 0 on that went out or that the receiver has or never reads.
     num_sent: Box<[u32]>,
     /// The connection's writer has it in its queue.
     is_queued: bool,
     /// Not everything that could be sent has been.
     has_work: bool,
     is_complete: bool,
+}
+
+/// The first row that is sent of a layer, of `rows`, of which the receiver has those before. It is the first of a page
+/// of the sender, so a page that begins with rows that the receiver has is sent whole. Behind a window, pages are left
+/// out that no query behind the rows reads.
+pub fn first_row_sent(group: KvGroup, page_size: u32, rows: Range<u32>) -> u32 {
+    if rows.is_empty() {
+        return rows.end;
+    }
+    let first_page = group.first_page_exported(rows.end, page_size);
+    first_page.max(rows.start / page_size) * page_size
 }
 
 /// What a connection's writer does next for a session.
@@ -78,13 +90,14 @@ pub enum Next {
 impl Outgoing {
     pub fn new(key: SessionKey, pages: Arc<dyn KvPages>, num_rows: u32) -> Self {
         let num_layers = pages.geometry().num_layers as usize;
+        let num_groups = pages.geometry().layers.groups().len();
         Self {
             key,
             pages,
             num_rows,
             gate: Gate::new(),
             state: Mutex::new(State {
-                table: Vec::new(),
+                tables: vec![PageTable::default(); num_groups],
                 num_readable: vec![0; num_layers].into(),
                 is_finished: false,
                 feed: None,
@@ -116,14 +129,17 @@ impl Outgoing {
         });
     }
 
-    pub fn add_pages(&self, pages: &[PageId]) {
+    /// The next part of each group's table.
+    pub fn add_pages(&self, parts: &[PageTable]) {
         let mut state = self.state();
-        state.table.extend_from_slice(pages);
+        for (table, part) in state.tables.iter_mut().zip(parts) {
+            table.append(part);
+        }
         self.queue(&mut state);
     }
 
-    /// The rows from 0 to `num_rows` of these layers may be read from now on.
-    pub fn handle_rows_readable(&self, layers: std::ops::Range<u32>, num_rows: u32) {
+    /// The rows from 0 to `num_rows` of these layers of a page may be read from now on.
+    pub fn handle_rows_readable(&self, layers: Range<u32>, num_rows: u32) {
         let mut state = self.state();
         let num_rows = num_rows.min(self.num_rows);
         for num_readable in &mut state.num_readable[layers.start as usize..layers.end as usize] {
@@ -166,22 +182,26 @@ impl Outgoing {
             });
             return;
         }
-        // A page that begins with rows that the receiver has is sent whole.
-        let num_sent = match load.first_row == load.num_rows {
-            true => load.num_rows,
-            false => load.first_row / page_size * page_size,
-        };
+        let layers = &self.pages.geometry().layers;
+        let num_sent = (0..layers.num_layers())
+            .map(|layer| {
+                first_row_sent(
+                    layers.group_of(layer),
+                    page_size,
+                    load.first_row..load.num_rows,
+                )
+            })
+            .collect();
         if !connection.add_load(load.load_id, self) {
             return;
         }
         let mut state = self.state();
-        let num_layers = state.num_readable.len();
         let older = state.feed.replace(Feed {
             connection: connection.clone(),
             load_id: load.load_id,
             credit: u64::from(load.credit_bytes),
             num_unacknowledged: 0,
-            num_sent: vec![num_sent; num_layers].into(),
+            num_sent,
             is_queued: false,
             has_work: false,
             is_complete: false,
@@ -256,7 +276,7 @@ impl Outgoing {
         let (page_size, layer_bytes) = (geometry.page_size, geometry.layer_bytes());
         let mut state = self.state();
         let State {
-            table,
+            tables,
             num_readable,
             is_finished,
             feed,
@@ -266,16 +286,18 @@ impl Outgoing {
             return Next::Nothing;
         };
         // A page is sent when nobody will write to it any more: full, or the last.
-        let sendable = |layer: usize| match num_readable[layer] {
-            num_rows if num_rows == self.num_rows => num_rows,
-            num_rows => num_rows / page_size * page_size,
-        };
-        let layers = (0..num_readable.len()).filter(|&l| feed.num_sent[l] < sendable(l));
+        let sendable =
+            |layer: usize| match num_readable[geometry.layers.place(layer as u32).in_page] {
+                num_rows if num_rows == self.num_rows => num_rows,
+                num_rows => num_rows / page_size * page_size,
+            };
+        let layers = (0..feed.num_sent.len()).filter(|&l| feed.num_sent[l] < sendable(l));
         // The layer that is behind, so that what a step has finished first goes first.
         if let Some(layer) = layers.min_by_key(|&layer| feed.num_sent[layer]) {
             let first_row = feed.num_sent[layer];
             let first_page = (first_row / page_size) as usize;
             let end_page = sendable(layer).div_ceil(page_size) as usize;
+            let table = &tables[geometry.layers.place(layer as u32).group];
             let credit = feed.credit / layer_bytes as u64;
             let num_pages = end_page
                 .min(table.len())
@@ -288,7 +310,12 @@ impl Outgoing {
             }
             let end_row = ((first_page + num_pages) as u32 * page_size).min(self.num_rows);
             pages.clear();
-            pages.extend_from_slice(&table[first_page..first_page + num_pages]);
+            pages.extend((first_page..first_page + num_pages).map_while(|at| table.page(at)));
+            if pages.len() < num_pages {
+                // Rows that were never offered: there is nothing to send for them.
+                feed.is_queued = false;
+                return Next::Nothing;
+            }
             let num_bytes = num_pages * layer_bytes;
             feed.num_sent[layer] = end_row;
             feed.credit -= num_bytes as u64;

@@ -262,7 +262,7 @@ impl<'a> PayloadReader<'a> {
         self.parts.clear();
         let sink = match load {
             Some(load) if run.form == PageForm::Native => {
-                let of_page = |&page| load.pages.native_parts(run.layer, page);
+                let of_page = |&page| load.native_parts(run.layer, page);
                 for part in load.pages_of(&run).iter().flat_map(of_page) {
                     self.parts.push(part);
                 }
@@ -343,7 +343,7 @@ impl<'a> PayloadReader<'a> {
         self.parts.clear();
         let parts = pages
             .iter()
-            .flat_map(|&page| load.pages.native_parts(run.layer, page));
+            .flat_map(|&page| load.native_parts(run.layer, page));
         parts.for_each(|part| self.parts.push(part));
         let (socket, hasher) = (&self.connection.socket, &mut self.hasher);
         // SAFETY: pages that are reserved for a load as long as its gate is open.

@@ -7,3 +7,4 @@ mod fixture;
 mod loss;
 mod mixed;
 mod oracle;
+mod window;

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::Parent;
-use crate::{BlockId, FetchId, Namespace, PageId, StepId, TokenId};
+use crate::{BlockId, FetchId, Namespace, PageId, PageTable, StepId, TokenId};
 
 /// The most fetches at a time.
 pub(crate) const MAX_FETCHES: usize = 64;
@@ -42,16 +42,8 @@ pub struct FetchGrant {
     pub id: FetchId,
     /// The number of blocks that are cached already. Fetched blocks are counted from there.
     pub num_found: u32,
-    /// The pages of each KV group.
-    pub groups: Vec<GroupPages>,
-}
-
-/// The pages that a fetch fills in one KV group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupPages {
-    /// The block of the first page, counted from the beginning of the sequence. All blocks from there on have one.
-    pub first_block: u32,
-    pub pages: Vec<PageId>,
+    /// The pages to fill in each KV group. Entries are blocks, counted from the beginning of the sequence.
+    pub tables: Vec<PageTable>,
 }
 
 /// Why no fetch begins.

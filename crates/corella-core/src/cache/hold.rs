@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 
 use crate::cache::fetch::Fetches;
 use crate::cache::page_table::PageTables;
-use crate::{PageId, RequestId, StepId};
+use crate::{KvGroup, PageId, PageTable, RequestId, StepId};
 
 /// News about KV, for the driver that moves it to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,8 +24,9 @@ pub enum KvFact {
         step: StepId,
         first_row: u32,
         end_row: u32,
-        /// From the page of the first row to that of the last.
-        pages: Vec<PageId>,
+        /// For each KV group, from the page of the first row to that of the last. Pages that no query behind the
+        /// prompt reads are left out.
+        tables: Vec<PageTable>,
     },
     /// More pages would be held than `max_held_pages`. The request runs on and exports nothing.
     Declined { request: RequestId },
@@ -71,11 +72,33 @@ pub(crate) struct Export {
     num_pages: u32,
     /// The first rows whose KV has been announced.
     num_rows: u32,
+    /// All rows that are to be exported.
+    end_row: u32,
 }
 
 impl Export {
     pub fn num_pages(&self) -> u32 {
         self.num_pages
+    }
+
+    pub fn end_row(&self) -> u32 {
+        self.end_row
+    }
+
+    /// The part of each group's table that has the rows behind the announced ones, up to `end_row`, as far as other
+    /// nodes read it.
+    fn next_tables(
+        &self,
+        end_row: u32,
+        tables: &PageTables,
+        (groups, page_size): (&[KvGroup], u32),
+    ) -> Vec<PageTable> {
+        let (first, end) = (self.num_rows / page_size, end_row.div_ceil(page_size));
+        let part = |(table, group): (&PageTable, &KvGroup)| {
+            let first_exported = group.first_page_exported(self.end_row, page_size);
+            table.part(first.max(first_exported) as usize, end as usize)
+        };
+        tables.iter().zip(groups).map(part).collect()
     }
 }
 
@@ -160,23 +183,26 @@ impl Holds {
         true
     }
 
-    /// A request that exports its KV has taken its pages: they count as held from now on. Returns false, and
-    /// tells so, if that would be more than `max_pages`.
+    /// A request is to export its rows up to `end_row`. Their `num_pages` pages count as held from now on. Returns
+    /// false if that would be more than `max_pages`.
     pub fn begin_export(
         &mut self,
-        request: RequestId,
         export: &mut Export,
-        num_pages: usize,
+        (end_row, num_pages): (u32, u32),
         max_pages: u32,
     ) -> bool {
-        let num_held_pages = self.num_pages + self.num_exporting_pages + num_pages;
+        let num_held_pages = self.num_pages + self.num_exporting_pages + num_pages as usize;
         if num_held_pages > max_pages as usize {
-            self.facts.push_back(KvFact::Declined { request });
             return false;
         }
-        export.num_pages = num_pages as u32;
-        self.num_exporting_pages += num_pages;
+        (export.num_pages, export.end_row) = (num_pages, end_row);
+        self.num_exporting_pages += num_pages as usize;
         true
+    }
+
+    /// Tells that a request exports nothing, because its pages cannot be held.
+    pub fn decline(&mut self, request: RequestId) {
+        self.facts.push_back(KvFact::Declined { request });
     }
 
     /// Announces that `step` computes a request's rows up to `end_row`, as far as they are to be exported.
@@ -184,23 +210,22 @@ impl Holds {
         &mut self,
         step: StepId,
         request: RequestId,
-        export: &mut Export,
-        (end_row, page_size): (u32, u32),
+        (export, end_row): (&mut Export, u32),
         tables: &PageTables,
+        pages: (&[KvGroup], u32),
     ) {
         let first_row = export.num_rows;
         if export.num_pages == 0 || first_row >= end_row {
             return;
         }
+        let tables = export.next_tables(end_row, tables, pages);
         export.num_rows = end_row;
-        let first = (first_row / page_size) as usize;
-        let end = end_row.div_ceil(page_size) as usize;
         self.facts.push_back(KvFact::Exported {
             request,
             step,
             first_row,
             end_row,
-            pages: tables.group(0).pages[first..end].to_vec(),
+            tables,
         });
     }
 
@@ -287,12 +312,10 @@ mod tests {
     fn exports_are_declined_beyond_the_limit() {
         let mut holds = Holds::default();
         let (mut first, mut second) = (Export::default(), Export::default());
-        assert!(holds.begin_export(RequestId(1), &mut first, 3, 4));
-        assert!(!holds.begin_export(RequestId(2), &mut second, 2, 4));
-        let request = RequestId(2);
-        assert_eq!(holds.pop_fact(), Some(KvFact::Declined { request }));
+        assert!(holds.begin_export(&mut first, (12, 3), 4));
+        assert!(!holds.begin_export(&mut second, (8, 2), 4));
         holds.check_invariants(3);
         holds.stop_export(&mut first);
-        assert!(holds.begin_export(request, &mut second, 4, 4));
+        assert!(holds.begin_export(&mut second, (16, 4), 4));
     }
 }

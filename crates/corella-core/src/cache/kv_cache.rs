@@ -164,6 +164,11 @@ impl KvCache {
         }
     }
 
+    /// How many blocks at the beginning of a path can be used.
+    pub(crate) fn num_usable(&self, path: &[BlockId]) -> usize {
+        self.residency.num_usable(path, self.page_size())
+    }
+
     /// The pages that a query behind a path reads.
     pub(crate) fn tables_of(&self, path: &[BlockId]) -> PageTables {
         let mut tables = PageTables::new(self.residency.groups().len());

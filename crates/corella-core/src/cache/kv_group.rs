@@ -25,6 +25,12 @@ impl KvGroup {
         self.first_row_read(position) / page_size
     }
 
+    /// The first of those pages of a prompt of `num_rows` rows that another node needs to go on behind it, or to
+    /// compute its last row again.
+    pub fn first_page_exported(&self, num_rows: u32, page_size: u32) -> u32 {
+        self.first_page_read(num_rows.saturating_sub(1), page_size)
+    }
+
     /// The most pages that a request needs at once when it has `num_rows` rows in the end and at
     /// most `num_rows_at_once` of them are being computed.
     pub fn num_pages(&self, num_rows: u32, num_rows_at_once: u32, page_size: u32) -> u32 {

@@ -6,22 +6,29 @@ use crate::PageId;
 
 /// The pages of one group, in order of their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PageTable {
-    /// Entries at the beginning that the request has given back, or never had, because they are
-    /// behind the group's window.
+pub struct PageTable {
+    /// Entries at the beginning that are not there, because they are behind the group's window or
+    /// belong to an earlier part.
     pub num_gone: usize,
     /// The entries behind those.
     pub pages: Vec<PageId>,
 }
 
 impl PageTable {
+    /// A table that has its first entry.
+    pub fn whole(pages: Vec<PageId>) -> Self {
+        let num_gone = 0;
+        Self { num_gone, pages }
+    }
+
     /// The number of entries, including those that are gone.
+    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.num_gone + self.pages.len()
     }
 
     /// Takes away the pages before entry `first`, which are gone then.
-    pub fn take_before(&mut self, first: usize) -> Drain<'_, PageId> {
+    pub(crate) fn take_before(&mut self, first: usize) -> Drain<'_, PageId> {
         let num_pages = first.saturating_sub(self.num_gone);
         self.num_gone += num_pages;
         self.pages.drain(..num_pages.min(self.pages.len()))
@@ -29,6 +36,36 @@ impl PageTable {
 
     pub fn page(&self, at: usize) -> Option<PageId> {
         self.pages.get(at.checked_sub(self.num_gone)?).copied()
+    }
+
+    /// A copy of the entries `first..end`, as far as they are there.
+    pub(crate) fn part(&self, first: usize, end: usize) -> Self {
+        let first = first.max(self.num_gone);
+        let pages = (first..end).map_while(|at| self.page(at)).collect();
+        let num_gone = first;
+        Self { num_gone, pages }
+    }
+
+    /// Appends a later part of the same table, which may begin with entries that are here already. Returns
+    /// its first new entry and all behind it.
+    pub fn append(&mut self, part: &Self) -> Self {
+        if self.pages.is_empty() {
+            self.num_gone = part.num_gone;
+        }
+        let num_known = self
+            .len()
+            .saturating_sub(part.num_gone)
+            .min(part.pages.len());
+        let (known, new) = part.pages.split_at(num_known);
+        debug_assert!(
+            self.pages.ends_with(known),
+            "a page of the table has changed"
+        );
+        self.pages.extend(new);
+        Self {
+            num_gone: part.num_gone + num_known,
+            pages: new.to_vec(),
+        }
     }
 }
 
@@ -54,6 +91,11 @@ impl PageTables {
             0 => &self.first,
             _ => &self.others[group - 1],
         }
+    }
+
+    /// The tables of all groups.
+    pub fn to_vec(&self) -> Vec<PageTable> {
+        self.iter().cloned().collect()
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &PageTable> {

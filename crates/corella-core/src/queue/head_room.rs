@@ -144,7 +144,12 @@ impl Outlook {
     fn num_group_pages(&self, state: &RequestState, num_rows: u32) -> u32 {
         let config = &self.config;
         let num_pages = config.num_pages_of(num_rows, config.max_inflight_steps);
-        let num_prefill_pages = match state.stage() == Stage::Waiting || state.is_prefilling() {
+        let prefills = match state.stage() {
+            Stage::Receiving => false,
+            Stage::Waiting => true,
+            _ => state.is_prefilling(),
+        };
+        let num_prefill_pages = match prefills {
             true => config.num_pages_of(state.num_known_tokens(), state.num_rows_at_once()),
             false => 0,
         };

@@ -107,7 +107,7 @@ impl RequestState {
         }
     }
 
-    /// A running request holds the pages that coming queries read, and no others.
+    /// A running request holds the pages that coming queries or other nodes read, and no others.
     fn check_tables(&self, kv: &KvCache, groups: &[KvGroup]) {
         if !self.is_running() {
             return;
@@ -119,7 +119,7 @@ impl RequestState {
             "request {id} has another number of page tables than there are groups"
         );
         for (group, table) in groups.iter().zip(self.tables().iter()) {
-            let first = group.first_page_read(self.num_computed_tokens(), kv.page_size());
+            let first = group.first_page_read(self.num_rows_passed(), kv.page_size());
             assert_eq!(
                 table.num_gone, first as usize,
                 "request {id} holds a page behind the window of {group:?}, or lacks one within it"

@@ -145,6 +145,15 @@ impl RequestState {
         &mut self.place.export
     }
 
+    /// The rows behind which its windows are, as far as its pages go. They wait at the end of what is exported.
+    pub fn num_rows_passed(&self) -> u32 {
+        let num_computed = self.num_computed_tokens();
+        match self.export().num_pages() {
+            0 => num_computed,
+            _ => num_computed.min(self.export().end_row() - 1),
+        }
+    }
+
     /// What it exports, and the pages that hold it.
     pub fn export_and_tables(&mut self) -> (&mut Export, &PageTables) {
         (&mut self.place.export, &self.place.tables)

@@ -40,6 +40,26 @@ impl SchedulerConfig {
         self.num_pages_of(num_rows, self.least_rows_at_once(num_rows))
     }
 
+    /// The pages of a prompt of `num_rows` rows that other nodes read.
+    pub(crate) fn num_exported_pages(&self, num_rows: u32) -> u32 {
+        let num_pages = num_rows.div_ceil(self.page_size);
+        let exported = |group: &KvGroup| {
+            num_pages
+                - group
+                    .first_page_exported(num_rows, self.page_size)
+                    .min(num_pages)
+        };
+        self.kv_groups.iter().map(exported).sum()
+    }
+
+    /// Whether a request that has `num_final_rows` rows in the end has its pages beside those of its first `num_rows`
+    /// that windows would give back, and that other nodes read.
+    pub(crate) fn has_room_beside_export(&self, num_rows: u32, num_final_rows: u32) -> bool {
+        let num_kept = self.num_exported_pages(num_rows) - self.num_full_pages(num_rows);
+        num_final_rows <= num_rows
+            || self.num_least_pages(num_final_rows) + num_kept <= self.num_unpinned_pages()
+    }
+
     /// Without chunked prefill, a request that was preempted computes all its rows in one step.
     fn least_rows_at_once(&self, num_rows: u32) -> u32 {
         if self.enable_chunked_prefill {
@@ -103,17 +123,6 @@ impl SchedulerConfig {
             return Err(ConfigError(
                 "the window of a KV group must be at least 1".into(),
             ));
-        }
-        // Nodes exchange the pages of one table from its first row on.
-        if self.kv_groups == [KvGroup::default()] {
-            return Ok(());
-        }
-        let value = self.max_held_pages;
-        if value > 0 {
-            return Err(ConfigError(format!(
-                "max_held_pages is {value}, and KV of several groups or with a window cannot be sent \
-                 to other nodes yet; use 0"
-            )));
         }
         Ok(())
     }

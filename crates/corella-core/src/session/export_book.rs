@@ -14,7 +14,7 @@ use core::mem::take;
 use core::ops::Range;
 
 use crate::session::SessionKey;
-use crate::{KvFact, PageId, RequestId, SessionId, StepId};
+use crate::{KvFact, PageTable, RequestId, SessionId, StepId};
 
 pub use kept_prompt::KeptEnd;
 use row_table::RowTable;
@@ -53,8 +53,11 @@ pub enum ExportTask {
         first_row: u32,
         num_rows: u32,
     },
-    /// The next pages of an offer's rows.
-    AddPages { key: SessionKey, pages: Vec<PageId> },
+    /// The next pages of an offer's rows, for each KV group.
+    AddPages {
+        key: SessionKey,
+        tables: Vec<PageTable>,
+    },
     /// The rows from 0 to `num_rows` of an offer may be read in these layers.
     RowsReadable {
         key: SessionKey,
@@ -258,13 +261,12 @@ impl ExportBook {
             KvFact::Exported {
                 request,
                 step,
-                first_row,
                 end_row,
-                pages,
+                tables,
+                ..
             } => {
-                let first_page = first_row / self.page_size;
-                let new = run.rows.announce(first_page, *end_row, pages);
-                tell_pages(&run.readers, new, &mut self.tasks);
+                let new = run.rows.announce(*end_row, tables);
+                tell_pages(&run.readers, &new, &mut self.tasks);
                 // A prompt that is kept is offered as a whole.
                 if run.kept_as.is_none() {
                     let step = self.steps.entry(*step).or_default();
@@ -391,12 +393,12 @@ fn runs_of(session: SessionId) -> core::ops::RangeInclusive<(SessionId, u32)> {
     (session, 0)..=(session, u32::MAX)
 }
 
-fn tell_pages(readers: &[SessionKey], pages: &[PageId], tasks: &mut VecDeque<ExportTask>) {
-    if pages.is_empty() {
+fn tell_pages(readers: &[SessionKey], new: &[PageTable], tasks: &mut VecDeque<ExportTask>) {
+    if new.iter().all(|table| table.pages.is_empty()) {
         return;
     }
     tasks.extend(readers.iter().map(|&key| ExportTask::AddPages {
         key,
-        pages: pages.to_vec(),
+        tables: new.to_vec(),
     }));
 }

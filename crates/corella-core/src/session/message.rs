@@ -68,6 +68,8 @@ pub struct KvShape {
     pub head_dim: u32,
     /// Nodes that the heads are split over.
     pub num_ranks: u32,
+    /// What is made of the layers' windows behind which rows are not sent; 0 without any.
+    pub window_digest: u64,
 }
 
 /// Why two nodes cannot serve a request together, however healthy they are: ours, then theirs.
@@ -249,7 +251,7 @@ impl fmt::Display for Mismatch {
             Self::KvShape(ours, theirs) => write!(
                 f,
                 "KV rows differ: this node has {ours}, the peer {theirs}: \
-                 start both with the same model and the same tensor parallelism"
+                 start both with the same model, tensor parallelism and version of Corella"
             ),
         }
     }
@@ -262,11 +264,16 @@ impl fmt::Display for KvShape {
             num_kv_heads,
             head_dim,
             num_ranks,
+            window_digest,
         } = self;
         write!(
             f,
             "{num_layers} layers, {num_kv_heads} heads of {head_dim} on {num_ranks} ranks"
-        )
+        )?;
+        match window_digest {
+            0 => f.write_str(" and no windows"),
+            _ => write!(f, " and windows {window_digest:016x}"),
+        }
     }
 }
 

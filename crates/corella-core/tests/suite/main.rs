@@ -3,6 +3,7 @@
 mod burst;
 mod line_diff;
 mod page_hash;
+mod page_list;
 mod peer_table;
 mod placement;
 mod scenario;

@@ -62,6 +62,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use crate::line_diff::line_diff;
+use crate::page_list::page_list;
 use crate::span_token::{drafts, letter, logprob};
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, InputToken, KvGroup,
@@ -168,7 +169,6 @@ impl World {
                         window: word.strip_prefix('w').map(|window| window.parse().unwrap()),
                     };
                     config.kv_groups = value.split(',').map(group).collect();
-                    config.max_held_pages = 0;
                 }
                 "context" => config.max_model_len = number(),
                 "seqs" => config.max_num_seqs = number(),
@@ -423,11 +423,9 @@ impl World {
         match self.scheduler.reserve(request, until_us) {
             Ok(reservation) => {
                 self.names.insert(id, words[0].into());
-                let pages = reservation.pages.iter();
-                let pages: Vec<_> = pages.map(|page| page.to_string()).collect();
                 self.say(&format!(
                     "pages {}, {} rows are there",
-                    pages.join(" "),
+                    page_list(&reservation.tables, self.scheduler.config()),
                     reservation.num_cached_rows
                 ));
             }

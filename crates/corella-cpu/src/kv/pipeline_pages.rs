@@ -1,11 +1,11 @@
-//! The KV memory of all pipeline stages as one: layers by their number in the model.
+//! The KV memory of all pipeline stages as one: layers by their number in the pages of all stages.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::{PageId, StepId};
-use corella_model::{AttentionSpec, KvGeometry, KvPages, LayerProgress};
+use corella_model::{AttentionSpec, KvGeometry, KvLayers, KvPages, LayerProgress};
 
 use super::memory::KvMemory;
 
@@ -17,11 +17,17 @@ pub struct PipelinePages {
 
 impl PipelinePages {
     /// Stages have more pages than others may see.
-    pub fn new(attention: &AttentionSpec, num_pages: u32, stages: Vec<Arc<KvMemory>>) -> Self {
+    pub fn new(
+        attention: &AttentionSpec,
+        layers: KvLayers,
+        num_pages: u32,
+        stages: Vec<Arc<KvMemory>>,
+    ) -> Self {
         let kv = &stages[0];
         assert!(stages.iter().all(|kv| kv.num_pages() >= num_pages as usize));
         let geometry = KvGeometry {
             num_layers: stages.iter().map(|kv| kv.num_layers() as u32).sum(),
+            layers,
             num_kv_heads: attention.num_kv_heads as u32,
             head_dim: attention.head_dim as u32,
             page_size: kv.page_size() as u32,
@@ -114,7 +120,7 @@ mod tests {
             let kv = KvMemory::new(num_layers, &attention, num_pages, page_size, format, order);
             Arc::new(kv.unwrap())
         });
-        PipelinePages::new(&attention, NUM_PAGES, stages.to_vec())
+        PipelinePages::new(&attention, KvLayers::one(3), NUM_PAGES, stages.to_vec())
     }
 
     fn value(layer: usize, page: usize, head: usize, side: Side, position: usize, i: usize) -> f32 {

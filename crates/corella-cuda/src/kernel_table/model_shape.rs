@@ -2,8 +2,8 @@
 //! executor calls.
 
 use corella_model::{
-    Activation, AttentionSpec, DType, DeviceError, ElementOrder, KvFormat, KvGeometry, NormKind,
-    NormSpec, QkNorm, RotaryScaling, RotarySpec,
+    Activation, AttentionSpec, DType, DeviceError, ElementOrder, KvFormat, KvGeometry, KvLayers,
+    NormKind, NormSpec, QkNorm, RotaryScaling, RotarySpec,
 };
 
 use crate::device::{DevicePointer, Element, SharedDevice};
@@ -144,6 +144,7 @@ fn load(
     };
     let geometry = KvGeometry {
         num_layers: 1,
+        layers: KvLayers::one(1),
         num_kv_heads: shape.num_kv_heads as u32,
         head_dim: shape.head_dim as u32,
         page_size: 16,

@@ -12,7 +12,7 @@ fn accepted(receipt: &mut Receipt) -> usize {
     let first = receipt.stream.next_blocking();
     assert_eq!(first, Some(StreamEvent::Accepted));
     let reservation = receipt.reservation().expect("it was accepted");
-    reservation.pages.len()
+    reservation.tables[0].pages.len()
 }
 
 #[test]
@@ -120,12 +120,12 @@ fn what_is_exported_is_held_until_it_is_released() {
                 request,
                 first_row,
                 end_row,
-                pages,
+                tables,
                 ..
             }) => {
                 assert_eq!((request, first_row), (id, next_rows));
                 let num_pages = end_row.div_ceil(4) - first_row / 4;
-                assert_eq!(pages.len(), num_pages as usize);
+                assert_eq!(tables[0].pages.len(), num_pages as usize);
                 next_rows = end_row;
             }
             Some(KvFact::ExportEnded { num_rows, .. }) => break num_rows,

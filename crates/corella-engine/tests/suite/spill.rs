@@ -81,7 +81,7 @@ fn receive(engine: &Engine, source: &Engine, prompt: Vec<u32>, max_tokens: u32) 
     let mut pages = Vec::new();
     while let Some(fact) = facts.next_blocking() {
         match fact {
-            KvFact::Exported { pages: more, .. } => pages.extend(more),
+            KvFact::Exported { tables, .. } => pages.extend(&tables[0].pages),
             KvFact::ExportEnded { .. } => break,
             fact => panic!("{fact:?}"),
         }
@@ -89,16 +89,17 @@ fn receive(engine: &Engine, source: &Engine, prompt: Vec<u32>, max_tokens: u32) 
     let receipt = engine.reserve(submission(prompt, max_tokens), LONG);
     let mut receipt = receipt.expect("the reservation was refused");
     assert_eq!(receipt.stream.next_blocking(), Some(StreamEvent::Accepted));
-    let reservation = receipt.reservation().expect("accepted").clone();
+    let reservation = receipt.reservation().expect("accepted");
+    let reserved = reservation.tables[0].pages.clone();
     let (from, to) = (source.kv_pages(), engine.kv_pages());
     let layer_bytes = from.geometry().layer_bytes();
-    let mut bytes = vec![0; reservation.pages.len() * layer_bytes];
+    let mut bytes = vec![0; reserved.len() * layer_bytes];
     for layer in 0..from.geometry().num_layers {
         // SAFETY: the pages are held for this reader until `release_hold`, and the others are
         // reserved until `handle_kv_arrived`.
         unsafe {
             from.read(layer, &pages, PageForm::Native, &mut bytes);
-            to.write(layer, &reservation.pages, PageForm::Native, &bytes);
+            to.write(layer, &reserved, PageForm::Native, &bytes);
         }
     }
     source.kv_exchange().release_hold(id);

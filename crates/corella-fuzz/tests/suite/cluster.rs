@@ -11,11 +11,12 @@ use corella_cluster::transport::{
     ReceiverConfig, SenderConfig, TRAILER_BYTES, Trailer, TransferThreads,
 };
 use corella_core::session::{Hello as NodeFacts, KvShape, SessionConfig, SessionKey};
-use corella_core::{Incarnation, PageId, SchedulerConfig, SessionId};
+use corella_core::{Incarnation, PageId, PageTable, SchedulerConfig, SessionId};
 use corella_engine::{Engine, EngineConfig};
 use corella_fuzz::{Random, Target, Verdict, mutate_bytes};
 use corella_model::{
-    DType, ElementOrder, Executor, KvFormat, KvGeometry, KvPages, MockConfig, MockExecutor,
+    DType, ElementOrder, Executor, KvFormat, KvGeometry, KvLayers, KvPages, MockConfig,
+    MockExecutor,
 };
 use corella_test::wait_until;
 use prost::bytes::{Buf, BufMut};
@@ -237,6 +238,7 @@ impl Decode {
                 num_kv_heads: 1,
                 head_dim: 8,
                 num_ranks: 1,
+                window_digest: 0,
             },
             kv_format: "f32".into(),
             page_size: 4,
@@ -331,6 +333,7 @@ fn session_messages() {
 fn geometry() -> KvGeometry {
     KvGeometry {
         num_layers: 2,
+        layers: KvLayers::one(2),
         num_kv_heads: 2,
         head_dim: 64,
         page_size: 16,
@@ -362,7 +365,7 @@ impl Sender {
         };
         // SAFETY: nothing changes these pages.
         unsafe { sender.store(*key, 32) }.expect("there is room");
-        sender.add_pages(key, &[PageId(1), PageId(2)]);
+        sender.add_pages(key, &[PageTable::whole(vec![PageId(1), PageId(2)])]);
         sender.handle_rows_readable(key, 0..2, 32);
         assert!(sender.finish(key));
         Self {

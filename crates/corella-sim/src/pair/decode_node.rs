@@ -7,7 +7,7 @@ use corella_core::session::{
     ToPrefill,
 };
 use corella_core::{
-    AdmissionError, FinishReason, Incarnation, LostKv, NodeId, PageId, RequestError, RequestId,
+    AdmissionError, FinishReason, Incarnation, LostKv, NodeId, PageTable, RequestError, RequestId,
 };
 
 use crate::executor::Row;
@@ -34,16 +34,22 @@ pub struct DecodeNode {
 
 struct Receipt {
     request: RequestId,
-    pages: Vec<PageId>,
+    /// By KV group.
+    tables: Vec<PageTable>,
 }
 
 /// A load that may write.
 struct Load {
+    groups: Vec<GroupLoad>,
+    num_left: usize,
+    is_cancelled: bool,
+}
+
+/// The rows of a KV group.
+struct GroupLoad {
     first_row: u32,
     /// By row, the layers that have come as bits, and what they agree on.
     rows: Vec<(u32, Row)>,
-    num_left: usize,
-    is_cancelled: bool,
 }
 
 impl DecodeNode {
@@ -110,10 +116,11 @@ impl DecodeNode {
                 }
             }
             Packet::Rows {
+                group,
                 layer,
                 rows,
                 content,
-            } => self.write(key, layer, rows.zip(content), world)?,
+            } => self.write(key, (group, layer), rows.zip(content), world)?,
             Packet::ToPrefill(_) | Packet::LoadRequest { .. } => {
                 unreachable!("sent to a decode node")
             }
@@ -250,13 +257,17 @@ impl DecodeNode {
                 deadline_us,
             } => {
                 world.totals.num_loads += 1;
-                let num_left = (num_rows - first_row) as usize;
+                let groups = self.engine.groups().iter().map(|group| {
+                    let first_row = group.first_row_read(num_rows - 1).max(first_row);
+                    let rows = vec![(0, None); (num_rows - first_row) as usize];
+                    GroupLoad { first_row, rows }
+                });
+                let groups: Vec<_> = groups.collect();
                 self.loads.insert(
                     key,
                     Load {
-                        first_row,
-                        rows: vec![(0, None); num_left],
-                        num_left,
+                        num_left: groups.iter().map(|group| group.rows.len()).sum(),
+                        groups,
                         is_cancelled: false,
                     },
                 );
@@ -320,7 +331,7 @@ impl DecodeNode {
         let answer = answer.map(|reservation| {
             let receipt = Receipt {
                 request: id,
-                pages: reservation.pages,
+                tables: reservation.tables,
             };
             self.requests.insert(key, receipt);
             self.keys.insert(id, key);
@@ -341,7 +352,7 @@ impl DecodeNode {
     fn write(
         &mut self,
         key: SessionKey,
-        layer: u32,
+        (group, layer): (usize, u32),
         rows: impl Iterator<Item = (u32, Row)>,
         world: &mut World<'_>,
     ) -> Result<(), Violation> {
@@ -351,7 +362,8 @@ impl DecodeNode {
         let receipt = &self.requests[&key];
         let page_size = self.engine.page_size();
         for (row, content) in rows {
-            let (layers, known) = &mut load.rows[(row - load.first_row) as usize];
+            let of_group = &mut load.groups[group];
+            let (layers, known) = &mut of_group.rows[(row - of_group.first_row) as usize];
             if *layers & 1 << layer != 0 {
                 let what = format!("{key} gets row {row} of layer {layer} twice");
                 return Err(world.violation("what was sent is not sent again", what));
@@ -364,7 +376,10 @@ impl DecodeNode {
             let is_whole = layers.count_ones() == self.num_layers;
             load.num_left -= usize::from(is_whole);
             world.totals.num_late_rows += u64::from(load.is_cancelled);
-            let page = receipt.pages[(row / page_size) as usize];
+            let Some(page) = receipt.tables[group].page((row / page_size) as usize) else {
+                let what = format!("{key} has no page for row {row} of group {group}");
+                return Err(world.violation("a reservation has all pages", what));
+            };
             let value = if is_whole { *known } else { None };
             self.engine
                 .write_row(page, (row % page_size) as usize, value);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{
-    AdmissionError, Batch, KvFact, PageId, Request, RequestId, RequestOutput, Reservation,
+    AdmissionError, Batch, KvFact, KvGroup, PageId, Request, RequestId, RequestOutput, Reservation,
     Scheduler, SchedulerStats, SlotId, StepId,
 };
 
@@ -99,6 +99,10 @@ impl Engine {
 
     pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
         self.executor.write_row(page, at, row);
+    }
+
+    pub fn groups(&self) -> &[KvGroup] {
+        &self.plan.config.kv_groups
     }
 
     pub fn page_size(&self) -> u32 {

@@ -3,7 +3,7 @@
 
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{
-    FinishReason, HeadRoom, Incarnation, NodeId, Request, RequestId, SamplingParams,
+    FinishReason, HeadRoom, Incarnation, KvGroup, NodeId, Request, RequestId, SamplingParams,
     SchedulerConfig, SessionId, StoppingCriteria, TokenId,
 };
 
@@ -123,6 +123,7 @@ impl PairLoad {
                 num_kv_heads: 1,
                 head_dim: 1,
                 num_ranks: 1,
+                window_digest: 0,
             },
             kv_format: "bf16".into(),
             page_size: plan.config.page_size,
@@ -176,6 +177,10 @@ impl Writer {
             for node in &mut nodes[num_prefill_nodes..] {
                 self.spill(node);
             }
+        }
+        let mut groups = Random(seed ^ 0x6709);
+        if groups.once_in(3) {
+            split_layers(&mut nodes, &mut groups);
         }
         let mut sessions = self.sessions();
         sessions.starts_locally = !Random(seed ^ 0x57a7).once_in(6);
@@ -378,6 +383,22 @@ impl Writer {
             at_us: self.random.below(self.span_us * 2),
             kind,
         }
+    }
+}
+
+/// Gives the model of all nodes one to three KV groups, most of them with windows. Each node has as many more pages.
+fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
+    let num_groups = 1 + random.below(3) as u32;
+    let groups = (0..num_groups).map(|_| KvGroup {
+        window: (!random.once_in(3)).then(|| 1 + random.below(30) as u32),
+    });
+    let groups: Vec<_> = groups.collect();
+    for node in nodes {
+        let config = &mut node.config;
+        config.kv_groups = groups.clone();
+        config.num_pages *= num_groups;
+        config.max_held_pages *= num_groups;
+        config.max_spilled_pages *= num_groups;
     }
 }
 

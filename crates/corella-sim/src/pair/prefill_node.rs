@@ -320,9 +320,9 @@ impl PrefillNode {
             ExportTask::Store {
                 key, run, num_rows, ..
             } => self.offer(key, run, num_rows, world),
-            ExportTask::AddPages { key, pages } => {
+            ExportTask::AddPages { key, tables } => {
                 if let Some(offer) = self.offer_of(key) {
-                    offer.borrow_mut().add_pages(&pages);
+                    offer.borrow_mut().add_pages(&tables);
                 }
             }
             ExportTask::RowsReadable {

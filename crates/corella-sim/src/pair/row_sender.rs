@@ -5,9 +5,9 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use corella_core::session::{Loaded, OfferEnd, SessionKey};
-use corella_core::{PageId, SessionId};
+use corella_core::{PageTable, SessionId};
 
-use crate::executor::{Row, root_row, rows_of};
+use crate::executor::{Row, in_group, root_row, rows_of};
 use crate::pair::prefill_node::PrefillNode;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{LocalEvent, World};
@@ -18,14 +18,17 @@ pub struct Offer {
     run: u32,
     /// As they must be wherever they are read.
     rows: Vec<Row>,
-    pages: Vec<PageId>,
+    /// By KV group.
+    tables: Vec<PageTable>,
     /// By layer, the rows from 0 on that may be read.
     num_readable: Vec<u32>,
 }
 
 impl Offer {
-    pub fn add_pages(&mut self, pages: &[PageId]) {
-        self.pages.extend_from_slice(pages);
+    pub fn add_pages(&mut self, parts: &[PageTable]) {
+        for (table, part) in self.tables.iter_mut().zip(parts) {
+            table.append(part);
+        }
     }
 
     pub fn fill(&mut self, layers: Range<u32>, num_rows: u32) {
@@ -53,7 +56,7 @@ pub struct Load {
 pub struct Sender {
     offer: Rc<RefCell<Offer>>,
     decode_index: usize,
-    /// By layer, the next row to send.
+    /// By KV group and layer, the next row to send.
     next: Vec<u32>,
     is_reading: bool,
     /// The offer was withdrawn, and reading has not stopped yet.
@@ -74,7 +77,7 @@ impl PrefillNode {
         let offer = Rc::new(RefCell::new(Offer {
             run,
             rows: rows_of(root_row(&request.namespace), &request.prompt),
-            pages: Vec::new(),
+            tables: vec![PageTable::default(); self.engine.groups().len()],
             num_readable: vec![0; self.num_layers as usize],
         }));
         assert_eq!(offer.borrow().rows.len() as u32, num_rows, "rows of {key}");
@@ -101,10 +104,14 @@ impl PrefillNode {
         load: Load,
         world: &mut World<'_>,
     ) {
+        let num_rows = offer.borrow().rows.len() as u32;
+        let groups = self.engine.groups().iter();
+        let first_rows = groups.map(|group| group.first_row_read(num_rows - 1).max(load.first_row));
+        let next = first_rows.flat_map(|row| std::iter::repeat_n(row, self.num_layers as usize));
         let sender = Sender {
-            offer,
             decode_index: load.decode_index,
-            next: vec![load.first_row; self.num_layers as usize],
+            next: next.collect(),
+            offer,
             is_reading: false,
             is_stopping: false,
         };
@@ -129,23 +136,29 @@ impl PrefillNode {
         };
         let offer = sender.offer.clone();
         let offer = offer.borrow();
-        let unsent = sender.next.iter().zip(&offer.num_readable).enumerate();
+        let readable = offer.num_readable.iter().cycle();
+        let unsent = sender.next.iter().zip(readable).enumerate();
         let unsent = unsent.filter(|(_, (first_row, end_row))| first_row < end_row);
-        let Some((layer, rows)) = unsent
+        let Some((at, rows)) = unsent
             .min_by_key(|&(_, (&first_row, _))| first_row)
-            .map(|(layer, (&first_row, &end_row))| (layer as u32, first_row..end_row))
+            .map(|(at, (&first_row, &end_row))| (at, first_row..end_row))
         else {
             sender.is_reading = false;
             return Ok(());
         };
-        sender.next[layer as usize] = rows.end;
+        sender.next[at] = rows.end;
+        let num_layers = self.num_layers as usize;
+        let (group, layer) = (at / num_layers, at % num_layers);
         let row_us = world.links().row_us[sender.decode_index];
         let page_size = self.engine.page_size();
         let mut content = Vec::new();
         for row in rows.clone() {
-            let page = offer.pages[(row / page_size) as usize];
+            let Some(page) = offer.tables[group].page((row / page_size) as usize) else {
+                let what = format!("{key} has no page of row {row} in group {group}");
+                return Err(world.violation("what is read is what was offered", what));
+            };
             let found = self.engine.read_row(page, (row % page_size) as usize);
-            let should = offer.rows[row as usize];
+            let should = in_group(offer.rows[row as usize], group);
             // Others that share its pages may have been in the step that failed.
             let has_failed = self.engine.has_failed_steps();
             world.totals.num_reads_of_failed_steps += u64::from(found.is_none() && has_failed);
@@ -156,13 +169,14 @@ impl PrefillNode {
             content.push(found);
         }
         let num_rows = u64::from(rows.end - rows.start);
-        let transfer_us = 1 + num_rows * row_us / u64::from(self.num_layers);
+        let transfer_us = 1 + num_rows * row_us / sender.next.len() as u64;
         let wire = Wire::Data;
         world.send(
             ConnectionId { key, wire },
             Direction::ToDecode,
             Packet::Rows {
-                layer,
+                group,
+                layer: layer as u32,
                 rows,
                 content,
             },

@@ -36,6 +36,8 @@ pub enum Packet {
         deadline_us: u64,
     },
     Rows {
+        /// The KV group.
+        group: usize,
         layer: u32,
         rows: Range<u32>,
         content: Vec<Row>,

@@ -30,10 +30,11 @@ impl ServedModel {
             model_fingerprint: llm.identity.model.0,
             tokenizer_digest: llm.identity.tokenizer_digest,
             kv_shape: KvShape {
-                num_layers: geometry.num_layers,
+                num_layers: geometry.layers.num_layers(),
                 num_kv_heads: geometry.num_kv_heads,
                 head_dim: geometry.head_dim,
                 num_ranks: 1,
+                window_digest: geometry.layers.window_digest(),
             },
             kv_format: llm.hardware.kv_format.name().into(),
             page_size: geometry.page_size,
@@ -67,7 +68,8 @@ impl ServedModel {
     /// K and V of one token in all layers.
     pub fn row_bytes(&self) -> u64 {
         let geometry = self.engine.kv_pages().geometry();
-        (geometry.page_bytes() / geometry.page_size as usize) as u64
+        let num_layers = geometry.layers.num_layers() as usize;
+        (num_layers * geometry.layer_bytes() / geometry.page_size as usize) as u64
     }
 }
 

@@ -10,44 +10,59 @@ use corella_core::{
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{DraftModel, Engine, EngineConfig, StreamEvent, Submission};
-use corella_model::{Checkpoint, WeightFormat};
+use corella_model::{Checkpoint, DecoderSpec, KvGroups, WeightFormat};
 
 fn folder(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     root.join(name)
 }
 
-fn limits(speculation: Speculation) -> SchedulerConfig {
+/// As a model's groups of layers want it.
+fn limits(model: &str, speculation: Speculation) -> SchedulerConfig {
+    let checkpoint = Checkpoint::open(folder(model)).unwrap();
+    let groups = KvGroups::by_window(&checkpoint.config().spec);
+    let num_pages = match groups.groups().len() {
+        1 => 30,
+        _ => 90,
+    };
     SchedulerConfig {
+        kv_groups: groups.groups().to_vec(),
         max_num_seqs: 8,
         max_num_batched_tokens: 48,
         max_prefill_tokens: 40,
         head_room: HeadRoom::fixed_share(0),
         max_preemptions: 1000,
         speculation,
-        ..SchedulerConfig::new(30, 8, 120)
+        ..SchedulerConfig::new(num_pages, 8, 120)
     }
 }
 
-fn executor(model: &str, weight_format: Option<WeightFormat>, num_pages: u32) -> CpuExecutor {
-    let limits = limits(Speculation::Off);
+fn executor(
+    model: &str,
+    weight_format: Option<WeightFormat>,
+    num_pages: u32,
+    kv_groups: impl FnOnce(&DecoderSpec) -> KvGroups,
+) -> CpuExecutor {
+    let limits = limits(model, Speculation::Off);
     let checkpoint = Checkpoint::open(folder(model)).unwrap();
+    let spec = checkpoint.config().spec.clone();
     let config = CpuConfig {
         weight_format,
         num_pages,
+        kv_groups: Some(kv_groups(&spec)),
         isa: held_isa(),
         ..CpuConfig::for_scheduler(&limits, 2)
     };
-    let spec = checkpoint.config().spec.clone();
     CpuExecutor::new(spec, checkpoint.weights().unwrap(), config).unwrap()
 }
 
 fn engine(model: &str, draft: Option<CpuExecutor>) -> Engine {
-    let limits = limits(match draft {
+    let speculation = match draft {
         None => Speculation::Off,
         Some(_) => Speculation::Draft { draw_cost: 0 },
-    });
-    let target = executor(model, None, limits.num_pages);
+    };
+    let limits = limits(model, speculation);
+    let target = executor(model, None, limits.num_pages, KvGroups::by_window);
     let config = EngineConfig::new(limits.clone());
     match draft {
         None => Engine::start(config, Box::new(target)).unwrap(),
@@ -128,7 +143,7 @@ fn check_drafts(
     let plain = engine(model, None);
     let alone = submissions.chunks(1).flat_map(|one| play(&plain, one));
     let expected: Vec<_> = alone.collect();
-    let draft = executor(draft_model, draft_format, num_draft_pages);
+    let draft = executor(draft_model, draft_format, num_draft_pages, KvGroups::one);
     let drafting = engine(model, Some(draft));
     for (at, (found, expected)) in play(&drafting, &submissions)
         .iter()
@@ -163,6 +178,15 @@ fn drafts_reach_no_bit_of_any_answer() {
             let (_, accepted) = check_drafts(model, rounded, num_draft_pages);
             assert!(accepted > 0, "{model}");
         }
+    }
+    // A draft model keeps the pages of the whole context where the model keeps those of its windows.
+    let windowed = "tests/golden/gemma3";
+    for num_draft_pages in [120, 10] {
+        let (drafted, accepted) = check_drafts(windowed, (windowed, None), num_draft_pages);
+        assert!(
+            accepted > 0 && accepted == drafted,
+            "{accepted} of {drafted}"
+        );
     }
     // The guesses of an unrelated model fail with any arithmetic.
     let stranger = ("tests/golden/llama-gqa-tied", None);

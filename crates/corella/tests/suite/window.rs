@@ -5,12 +5,13 @@ use std::path::Path;
 
 use crate::held_isa::held_isa;
 use corella_core::{
-    HeadRoom, KvGroup, Namespace, RequestOutput, SamplingParams, SchedulerConfig, StoppingCriteria,
-    TokenId,
+    HeadRoom, KvEvent, KvGroup, Namespace, RequestOutput, SamplingParams, SchedulerConfig,
+    Speculation, StoppingCriteria, TokenId,
 };
 use corella_cpu::{CpuConfig, CpuExecutor};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission, TokenStream};
 use corella_model::{Checkpoint, DType, KvFormat, KvGroups};
+use corella_test::wait_until;
 
 const BF16: KvFormat = KvFormat::Float(DType::Bf16);
 const F32: KvFormat = KvFormat::Float(DType::F32);
@@ -32,6 +33,22 @@ struct Setup {
     model: &'static str,
     kv_format: KvFormat,
     num_stages: usize,
+    speculation: Speculation,
+    max_spilled_pages: u32,
+    max_pinned_pages: u32,
+}
+
+impl Setup {
+    fn new(model: &'static str, kv_format: KvFormat, num_stages: usize) -> Self {
+        Self {
+            model,
+            kv_format,
+            num_stages,
+            speculation: Speculation::Off,
+            max_spilled_pages: 0,
+            max_pinned_pages: 0,
+        }
+    }
 }
 
 fn engine(setup: &Setup, keeps: Keeps, num_pages: u32) -> Engine {
@@ -39,6 +56,9 @@ fn engine(setup: &Setup, keeps: Keeps, num_pages: u32) -> Engine {
         model,
         kv_format,
         num_stages,
+        speculation,
+        max_spilled_pages,
+        max_pinned_pages,
     } = *setup;
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     let checkpoint = Checkpoint::open(golden.join(model)).unwrap();
@@ -56,7 +76,11 @@ fn engine(setup: &Setup, keeps: Keeps, num_pages: u32) -> Engine {
         max_preemptions: 1000,
         max_inflight_steps: num_stages as u32,
         num_pipeline_stages: num_stages as u32,
-        max_held_pages: 0,
+        speculation,
+        max_spilled_pages,
+        max_pinned_pages,
+        // Nothing that was spilled is found in the cache.
+        enable_prefix_caching: max_spilled_pages == 0,
         ..SchedulerConfig::new(num_pages, PAGE_SIZE, 400)
     };
     let config = CpuConfig {
@@ -126,11 +150,7 @@ fn a_prompt_longer_than_its_window_gives_pages_back() {
     // The second model has three groups with a window, and one without.
     for (model, num_window_groups, num_full_groups) in [("mistral", 1, 0), ("gemma3", 3, 1)] {
         for (kv_format, num_stages) in [(BF16, 1), (KvFormat::Int8, 1), (F32, 2)] {
-            let setup = Setup {
-                model,
-                kv_format,
-                num_stages,
-            };
+            let setup = Setup::new(model, kv_format, num_stages);
             let roomy = engine(&setup, Keeps::Context, 60);
             let ask = |engine: &Engine| submit(engine, prompt(1, NUM_TOKENS.into()), 1, 30);
             let expected = read(ask(&roomy), |_| ());
@@ -165,11 +185,7 @@ fn a_prompt_longer_than_its_window_gives_pages_back() {
 #[test]
 fn prefixes_are_found_with_their_windows() {
     for model in ["mistral", "gemma2", "gemma3", "mixtral"] {
-        let setup = Setup {
-            model,
-            kv_format: BF16,
-            num_stages: 1,
-        };
+        let setup = Setup::new(model, BF16, 1);
         let engines = [Keeps::Context, Keeps::Windows].map(|keeps| engine(&setup, keeps, 400));
         let first = prompt(2, 101);
         let longer = [first.clone(), prompt(3, 60)].concat();
@@ -195,11 +211,7 @@ fn preempted_requests_come_back_with_their_windows() {
         ("mixtral", F32, 1, 18),
         ("gemma2", F32, 2, 60),
     ] {
-        let setup = Setup {
-            model,
-            kv_format,
-            num_stages,
-        };
+        let setup = Setup::new(model, kv_format, num_stages);
         let ask = |engine: &Engine, at: u64| submit(engine, prompt(at, 5 + at * 9), at, 60);
         let roomy = engine(&setup, Keeps::Context, 200);
         let expected: Vec<_> = (0..8).map(|at| read(ask(&roomy, at), |_| ())).collect();
@@ -210,5 +222,121 @@ fn preempted_requests_come_back_with_their_windows() {
         }
         let stats = tight.stats().scheduler;
         assert!(stats.num_preemptions > 0, "{model}: {stats:?}");
+    }
+}
+
+/// Guesses that hold and guesses that fail take rows behind windows, and reach no bit of an answer.
+#[test]
+fn guesses_behind_windows_reach_no_bit() {
+    for (model, num_pages) in [("mistral", 18), ("gemma2", 60), ("gemma3", 90)] {
+        let setup = Setup::new(model, BF16, 1);
+        // A prompt that repeats itself, so that there is something to guess.
+        let ask = |engine: &Engine, at: u64| {
+            let prompt = prompt(at, 9).repeat(3 + at as usize);
+            submit(engine, prompt, at, 40)
+        };
+        let roomy = engine(&setup, Keeps::Context, 200);
+        let expected: Vec<_> = (0..8).map(|at| read(ask(&roomy, at), |_| ())).collect();
+        let guessing = Setup {
+            speculation: Speculation::Ngram,
+            ..setup
+        };
+        for num_pages in [400, num_pages] {
+            let engine = engine(&guessing, Keeps::Windows, num_pages);
+            let streams: Vec<_> = (0..8).map(|at| ask(&engine, at)).collect();
+            for (at, (stream, expected)) in streams.into_iter().zip(&expected).enumerate() {
+                assert_eq!(read(stream, |_| ()), *expected, "request {at}, {model}");
+            }
+            let stats = engine.stats().scheduler;
+            assert!(stats.num_draft_tokens > 0, "{model}: {stats:?}");
+        }
+    }
+}
+
+/// What is preempted keeps its windows in host memory, and goes on with them.
+#[test]
+fn spilled_requests_come_back_with_their_windows() {
+    for (model, kv_format, num_stages, num_pages) in [
+        ("mistral", BF16, 1, 18),
+        ("gemma3", KvFormat::Int8, 1, 90),
+        ("gemma3", F32, 2, 90),
+    ] {
+        let setup = Setup::new(model, kv_format, num_stages);
+        let ask = |engine: &Engine, at: u64| submit(engine, prompt(at, 5 + at * 9), at, 60);
+        let roomy = engine(&setup, Keeps::Context, 200);
+        let expected: Vec<_> = (0..8).map(|at| read(ask(&roomy, at), |_| ())).collect();
+        let spilling = Setup {
+            max_spilled_pages: 400,
+            ..setup
+        };
+        let tight = engine(&spilling, Keeps::Windows, num_pages);
+        let streams: Vec<_> = (0..8).map(|at| ask(&tight, at)).collect();
+        for (at, (stream, expected)) in streams.into_iter().zip(&expected).enumerate() {
+            assert_eq!(read(stream, |_| ()), *expected, "request {at}, {model}");
+        }
+        let stats = tight.stats().scheduler;
+        assert!(stats.num_restores > 0, "{model}: {stats:?}");
+    }
+}
+
+/// A pinned prefix is found whole after others have taken all other pages, and answers are as without it.
+#[test]
+fn a_pinned_prefix_keeps_its_windows() {
+    for (model, num_window_groups, num_full_groups) in [("mistral", 1, 0), ("gemma3", 3, 1)] {
+        let setup = Setup {
+            max_pinned_pages: 60,
+            ..Setup::new(model, BF16, 1)
+        };
+        let ask = |engine: &Engine| submit(engine, prompt(2, 100), 1, 12);
+        let expected = read(ask(&engine(&setup, Keeps::Context, 200)), |_| ());
+        let pinning = engine(&setup, Keeps::Windows, 180);
+        // Twelve blocks, and behind them the window has 23 rows more.
+        let num_pages = pinning.pin_prefix(prompt(2, 96)).unwrap();
+        assert_eq!(
+            num_pages,
+            num_full_groups * 12 + num_window_groups * 3,
+            "{model}"
+        );
+        for seed in 3..9 {
+            read(submit(&pinning, prompt(seed, 250), 0, 20), |_| ());
+        }
+        let hits = |engine: &Engine| engine.stats().scheduler.num_prefix_hit_tokens;
+        let before = hits(&pinning);
+        assert_eq!(read(ask(&pinning), |_| ()), expected, "{model}");
+        assert_eq!(hits(&pinning) - before, 96, "{model}");
+        assert!(pinning.stats().scheduler.num_evicted_pages > 0);
+    }
+}
+
+/// The first blocks of a sequence that others hear of, in their order, of a node that keeps these pages.
+fn stored_blocks(engine: &Engine, asked: &[Vec<TokenId>], num_blocks: usize) -> Vec<KvEvent> {
+    let mut events = engine.subscribe_kv_events(7);
+    for prompt in asked {
+        read(submit(engine, prompt.clone(), 0, 1), |_| ());
+    }
+    let mut stored = Vec::new();
+    wait_until("all blocks are announced", || {
+        while let Some(event) = events.try_next() {
+            match event {
+                KvEvent::Stored { .. } => stored.push(event),
+                KvEvent::Removed { .. } => panic!("nothing is evicted"),
+                KvEvent::Cleared => {}
+            }
+        }
+        stored.len() >= num_blocks
+    });
+    stored
+}
+
+/// Others hear of the same blocks by the same names, whatever pages a node keeps of them.
+#[test]
+fn events_name_the_blocks_of_a_node_that_keeps_all_pages() {
+    // The second goes on where the first has only its last window.
+    let asked = [prompt(2, 40), prompt(2, 97), prompt(5, 33)];
+    for model in ["mistral", "gemma3"] {
+        let setup = Setup::new(model, BF16, 1);
+        let expected = stored_blocks(&engine(&setup, Keeps::Context, 200), &asked, 12 + 4);
+        let found = stored_blocks(&engine(&setup, Keeps::Windows, 400), &asked, 12 + 4);
+        assert_eq!(found, expected, "{model}");
     }
 }

@@ -117,6 +117,8 @@ pub struct KvShape {
     pub head_dim: u32,
     #[prost(uint32, tag = "4")]
     pub num_ranks: u32,
+    #[prost(fixed64, tag = "5")]
+    pub window_digest: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -20,6 +20,7 @@ fn facts() -> core::Hello {
             num_kv_heads: 8,
             head_dim: 128,
             num_ranks: 1,
+            window_digest: 77,
         },
         kv_format: "bf16".into(),
         page_size: 16,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, PageId, SessionId};
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, PageForm};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 
@@ -50,6 +50,7 @@ fn a_withdrawn_frame_keeps_its_header_and_its_length() {
 async fn nothing_is_sent_of_a_session_that_ends_before_its_frame_begins() {
     let geometry = KvGeometry {
         num_layers: 1,
+        layers: KvLayers::one(1),
         num_kv_heads: 1,
         head_dim: 64,
         page_size: 16,

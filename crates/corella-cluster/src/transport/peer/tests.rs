@@ -5,8 +5,8 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, PageId, SessionId};
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry};
+use corella_core::{Incarnation, PageId, PageTable, SessionId};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers};
 use corella_test::wait_until;
 
 use crate::transport::{
@@ -19,6 +19,7 @@ use crate::transport::{
 fn loads_of_a_connection_share_its_attempts() {
     let geometry = KvGeometry {
         num_layers: 1,
+        layers: KvLayers::one(1),
         num_kv_heads: 1,
         head_dim: 64,
         page_size: 16,
@@ -53,7 +54,7 @@ fn loads_of_a_connection_share_its_attempts() {
                 peer: peer.clone(),
                 first_row: 0,
                 num_rows: 32,
-                table: vec![PageId(0), PageId(1)],
+                tables: vec![PageTable::whole(vec![PageId(0), PageId(1)])],
                 deadline: Instant::now() + Duration::from_hours(1),
             };
             // SAFETY: no load writes to the pages, because the peer sends no rows.

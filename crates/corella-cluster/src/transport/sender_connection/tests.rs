@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, SessionId};
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, PageForm};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::SenderConnection;
@@ -37,6 +37,7 @@ impl Scene {
     async fn new() -> Self {
         let geometry = KvGeometry {
             num_layers: 1,
+            layers: KvLayers::one(1),
             num_kv_heads: 1,
             head_dim: 64,
             page_size: 16,

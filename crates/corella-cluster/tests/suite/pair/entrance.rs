@@ -143,7 +143,12 @@ fn prompt(first: TokenId, num_tokens: u32) -> Vec<TokenId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_that_one_node_keeps_is_not_computed_by_the_other() {
-    let model = model(256);
+    for model in [model(256), windowed_model(256)] {
+        compare_pulled_with_lone_runs(model).await;
+    }
+}
+
+async fn compare_pulled_with_lone_runs(model: MockConfig) {
     let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
     // One token, less than a page, whole pages, and more; some begin like others.
     for (at, num_tokens) in [1, 3, 4, 5, 8, 31, 32, 33, 100].into_iter().enumerate() {

@@ -14,7 +14,7 @@ use corella_cluster::transport::{
 };
 use corella_core::session::{Hello, KvShape, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
+    FinishReason, Incarnation, KvGroup, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
     SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_engine::{
@@ -40,6 +40,15 @@ pub fn model(num_pages: u32) -> MockConfig {
     }
 }
 
+/// The same with three KV groups, of which two have windows that end within pages. A page has the layers of one group.
+pub fn windowed_model(num_pages: u32) -> MockConfig {
+    let groups = [None, Some(10), Some(17)].map(|window| KvGroup { window });
+    MockConfig {
+        kv_groups: groups.to_vec(),
+        ..model(3 * num_pages)
+    }
+}
+
 pub fn hello(instance: &str, incarnation: u64, pages: &dyn KvPages) -> Hello {
     let geometry = pages.geometry();
     Hello {
@@ -50,10 +59,11 @@ pub fn hello(instance: &str, incarnation: u64, pages: &dyn KvPages) -> Hello {
         model_fingerprint: FINGERPRINT,
         tokenizer_digest: 1,
         kv_shape: KvShape {
-            num_layers: geometry.num_layers,
+            num_layers: geometry.layers.num_layers(),
             num_kv_heads: geometry.num_kv_heads,
             head_dim: geometry.head_dim,
             num_ranks: 1,
+            window_digest: geometry.layers.window_digest(),
         },
         kv_format: format!("{:?}", geometry.format).into(),
         page_size: geometry.page_size,
@@ -86,6 +96,7 @@ pub fn start_engine(executor: Box<dyn Executor>) -> (Engine, Arc<dyn KvPages>) {
         max_num_seqs: MAX_SEQS,
         max_num_batched_tokens: MAX_STEP_TOKENS,
         max_prefill_tokens: 32,
+        kv_groups: geometry.layers.groups().to_vec(),
         ..SchedulerConfig::new(geometry.num_pages, geometry.page_size, MAX_CONTEXT)
     };
     let engine = Engine::start(EngineConfig::new(limits), executor);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use corella_core::{FinishReason, Pooling, SamplingParams, TokenId, TokenRules};
 use corella_engine::{Allowed, ConstrainedAnswer, StreamEvent, TokenConstraint};
+use corella_model::MockConfig;
 
 use crate::pair::fixture::*;
 
@@ -69,7 +70,12 @@ fn prompt(numbers: &mut Numbers) -> Vec<TokenId> {
 async fn outputs_of_a_pair_equal_those_of_lone_runs() {
     // Half of the pages may be held for exports, and ten prompts fit in that half: on a busy machine
     // all of them wait for their transfers at once.
-    let model = model(512);
+    for model in [model(512), windowed_model(512)] {
+        compare_with_lone_runs(model).await;
+    }
+}
+
+async fn compare_with_lone_runs(model: MockConfig) {
     let decode = Decode::start(&model, 11).await;
     let prefill = Prefill::start(&model, &[&decode]);
     let mut numbers = Numbers(1);

@@ -12,7 +12,7 @@ use corella_test::wait_until;
 use crate::proxy::Proxy;
 use crate::transport::fixture::{
     DECODE, HOUR, ReceivingNode, SendingNode, assert_not_before, geometry, key, loopback, page_ids,
-    wait, wait_for_bytes, wait_for_status,
+    wait, wait_for_bytes, wait_for_status, whole,
 };
 use crate::transport::raw_peer::RawPeer;
 
@@ -178,7 +178,7 @@ fn loads_that_cannot_be_are_not_begun() {
         peer: PeerAddress::Tcp(loopback(port)),
         first_row,
         num_rows,
-        table: page_ids(pages.iter().copied()),
+        tables: whole(&page_ids(pages.iter().copied())).to_vec(),
         deadline: Instant::now() + HOUR,
     };
     // SAFETY: no load writes anything: nobody listens.

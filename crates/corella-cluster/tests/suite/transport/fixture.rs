@@ -9,8 +9,8 @@ use corella_cluster::transport::{
     ReceiverConfig, SendStatus, SenderConfig, TransferThreads,
 };
 use corella_core::session::SessionKey;
-use corella_core::{Incarnation, PageId, SessionId};
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvPages};
+use corella_core::{Incarnation, PageId, PageTable, SessionId};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, KvPages};
 use corella_test::{wait_for, wait_until};
 use tokio::sync::watch;
 
@@ -29,6 +29,7 @@ pub const FAILED_CONNECT_TIME: Duration = Duration::from_secs(1);
 pub fn geometry(num_layers: u32, page_size: u32, num_pages: u32) -> KvGeometry {
     KvGeometry {
         num_layers,
+        layers: KvLayers::one(num_layers),
         num_kv_heads: 2,
         head_dim: 64,
         page_size,
@@ -36,6 +37,11 @@ pub fn geometry(num_layers: u32, page_size: u32, num_pages: u32) -> KvGeometry {
         format: KvFormat::Float(DType::Bf16),
         order: ElementOrder::Plain,
     }
+}
+
+/// The table of a model with one KV group.
+pub fn whole(pages: &[PageId]) -> [PageTable; 1] {
+    [PageTable::whole(pages.to_vec())]
 }
 
 pub fn loopback(port: u16) -> SocketAddr {
@@ -124,7 +130,7 @@ impl SendingNode {
     ) -> watch::Receiver<SendStatus> {
         self.fill(key, table);
         let status = self.store(key, num_rows);
-        self.sender.add_pages(key, table);
+        self.sender.add_pages(key, &whole(table));
         self.sender
             .handle_rows_readable(key, 0..num_layers, num_rows);
         status
@@ -144,7 +150,7 @@ impl SendingNode {
     }
 
     pub fn make_readable(&self, key: &SessionKey, table: &[PageId], num_rows: u32) {
-        self.sender.add_pages(key, table);
+        self.sender.add_pages(key, &whole(table));
         self.sender
             .handle_rows_readable(key, 0..self.num_layers(), num_rows);
         assert!(self.sender.finish(key));
@@ -202,7 +208,7 @@ impl ReceivingNode {
             peer: peer.into(),
             first_row,
             num_rows,
-            table: table.to_vec(),
+            tables: whole(table).to_vec(),
             deadline,
         };
         // SAFETY: tests give every load pages of its own.

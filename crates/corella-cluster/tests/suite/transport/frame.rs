@@ -5,7 +5,7 @@ use corella_cluster::transport::{
 };
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, SessionId};
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, PageForm};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 use proptest::prelude::*;
 
 fn hello() -> impl Strategy<Value = Frame> {
@@ -17,9 +17,18 @@ fn hello() -> impl Strategy<Value = Frame> {
         0usize..4,
         any::<bool>(),
     );
-    let node = (any::<u32>(), any::<u64>(), any::<u128>(), any::<bool>());
+    let node = (
+        any::<u32>(),
+        any::<u64>(),
+        any::<u128>(),
+        any::<bool>(),
+        any::<u64>(),
+    );
     (node, geometry).prop_map(
-        |((protocol_version, incarnation, model_fingerprint, has_nixl), geometry)| {
+        |(
+            (protocol_version, incarnation, model_fingerprint, has_nixl, window_digest),
+            geometry,
+        )| {
             let (num_layers, num_kv_heads, head_dim, page_size, format, is_plain) = geometry;
             Frame::Hello(Hello {
                 protocol_version,
@@ -27,6 +36,7 @@ fn hello() -> impl Strategy<Value = Frame> {
                 model_fingerprint,
                 geometry: KvGeometry {
                     num_layers,
+                    layers: KvLayers::one(num_layers),
                     num_kv_heads,
                     head_dim,
                     page_size,
@@ -43,6 +53,7 @@ fn hello() -> impl Strategy<Value = Frame> {
                     },
                 },
                 has_nixl,
+                window_digest,
             })
         },
     )

@@ -11,7 +11,7 @@ use corella_test::wait_until;
 use crate::proxy::Proxy;
 use crate::transport::fixture::{
     FAILED_CONNECT_TIME, ReceivingNode, SendingNode, assert_not_before, geometry, key, loopback,
-    page_ids, wait, wait_for_bytes, wait_for_status,
+    page_ids, wait, wait_for_bytes, wait_for_status, whole,
 };
 
 const NUM_PAGES: u32 = 64;
@@ -144,7 +144,7 @@ fn process_that_sends() {
     let table = page_ids(0..NUM_PAGES);
     node.fill(&key(1), &table);
     node.store(&key(1), NUM_ROWS);
-    node.sender.add_pages(&key(1), &table);
+    node.sender.add_pages(&key(1), &whole(&table));
     node.sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
     println!("\nport {}", node.address.port());
     std::io::stdin().read_exact(&mut [0]).ok();

@@ -5,12 +5,12 @@ use std::ops::Range;
 use corella_cluster::transport::{
     Incompatibility, LoadFailure, LoadStatus, ReceiverConfig, SendStatus,
 };
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvPages, PageForm};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, KvPages, PageForm};
 use corella_test::wait_until;
 
 use crate::transport::fixture::{
     DECODE, ReceivingNode, SendingNode, geometry, key, page_ids, wait, wait_for_bytes,
-    wait_for_status,
+    wait_for_status, whole,
 };
 
 #[test]
@@ -59,14 +59,14 @@ fn rows_flow_while_further_layers_are_computed() {
     let load = other.load(&key, node.address, 0, num_rows, &to);
     let status = node.store(&key, num_rows);
     node.fill(&key, &from);
-    node.sender.add_pages(&key, &from[..3]);
+    node.sender.add_pages(&key, &whole(&from[..3]));
     // A step of 40 rows: two pages are full.
     node.sender.handle_rows_readable(&key, 0..1, 40);
     wait_for_bytes(&load);
     wait_until("two pages of a layer", || load.account().num_pages == 2);
     node.sender.handle_rows_readable(&key, 1..4, 40);
     wait_until("two pages of four layers", || load.account().num_pages == 8);
-    node.sender.add_pages(&key, &from[3..]);
+    node.sender.add_pages(&key, &whole(&from));
     for layer in 0..4 {
         assert!(!node.sender.finish(&key), "layer {layer} is not complete");
         node.sender
@@ -219,7 +219,7 @@ fn nodes_that_do_not_fit_each_other_say_why() {
         ),
         (
             |_| {},
-            |geometry| geometry.num_layers += 1,
+            |geometry| geometry.layers = KvLayers::one(geometry.num_layers + 1),
             LoadFailure::Incompatible(Incompatibility::Shape),
         ),
         // The key was made for another start of the decode node.

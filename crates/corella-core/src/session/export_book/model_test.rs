@@ -3,13 +3,16 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 use super::{ExportBook, ExportTask};
 use crate::session::{KeptEnd, SessionKey};
-use crate::{Incarnation, KvFact, PageId, RequestId, SessionId, StepId};
+use crate::{Incarnation, KvFact, PageId, PageTable, RequestId, SessionId, StepId};
 
 const PAGE_SIZE: u32 = 4;
 const NUM_LAYERS: u32 = 3;
+/// The second has a window, in which only the last two pages of a prompt are.
+const NUM_GROUPS: usize = 2;
 
 /// Xorshift64*: the same order for the same seed.
 struct Random(u64);
@@ -25,7 +28,7 @@ impl Random {
 
 #[derive(Default)]
 struct Reader {
-    pages: Vec<PageId>,
+    tables: [PageTable; NUM_GROUPS],
     num_readable: [u32; NUM_LAYERS as usize],
     is_finished: bool,
     is_deleted: bool,
@@ -56,8 +59,18 @@ struct Model {
     released: BTreeSet<RequestId>,
 }
 
-fn page(request: RequestId, index: u32) -> PageId {
-    PageId(request.0 as u32 * 100 + index)
+/// The part of a group's table that rows of a prompt of `num_rows` rows are in.
+fn part(request: RequestId, group: usize, rows: Range<u32>, num_rows: u32) -> PageTable {
+    let first_read = match group {
+        0 => 0,
+        _ => num_rows.div_ceil(PAGE_SIZE).saturating_sub(2),
+    };
+    let pages = (rows.start / PAGE_SIZE).max(first_read)..rows.end.div_ceil(PAGE_SIZE);
+    let page = |index| PageId(request.0 as u32 * 100 + 50 * group as u32 + index);
+    PageTable {
+        num_gone: pages.start as usize,
+        pages: pages.map(page).collect(),
+    }
 }
 
 impl Model {
@@ -126,13 +139,13 @@ impl Model {
                 let end_row = run.num_rows.min(first_row + more);
                 run.num_announced = end_row;
                 run.step = Some((StepId(self.num_steps), 0));
-                let pages = first_row / PAGE_SIZE..end_row.div_ceil(PAGE_SIZE);
+                let part = |group| part(request, group, first_row..end_row, run.num_rows);
                 self.book.handle_fact(&KvFact::Exported {
                     request,
                     step: StepId(self.num_steps),
                     first_row,
                     end_row,
-                    pages: pages.map(|index| page(request, index)).collect(),
+                    tables: (0..NUM_GROUPS).map(part).collect(),
                 });
             }
             (0..6, Some((step, layer))) => {
@@ -196,12 +209,11 @@ impl Model {
                     let before = self.readers.insert(key, Reader::default());
                     assert!(before.is_none(), "{key} is offered twice");
                 }
-                ExportTask::AddPages { key, pages } => {
-                    self.readers
-                        .get_mut(&key)
-                        .expect("stored")
-                        .pages
-                        .extend(pages);
+                ExportTask::AddPages { key, tables } => {
+                    let reader = self.readers.get_mut(&key).expect("stored");
+                    for (table, part) in reader.tables.iter_mut().zip(&tables) {
+                        assert_eq!(table.append(part), *part, "pages are told twice");
+                    }
                 }
                 ExportTask::RowsReadable {
                     key,
@@ -243,9 +255,11 @@ impl Model {
         for (&request, run) in &self.runs {
             let readers = self.readers.iter();
             for (key, reader) in readers.filter(|(key, _)| key.session == run.session) {
-                let num_pages = run.num_announced.div_ceil(PAGE_SIZE);
-                let pages: Vec<_> = (0..num_pages).map(|index| page(request, index)).collect();
-                assert_eq!(reader.pages, pages, "pages of {key}");
+                for (group, table) in reader.tables.iter().enumerate() {
+                    let part = part(request, group, 0..run.num_announced, run.num_rows);
+                    assert_eq!(table.pages, part.pages, "pages of {key}");
+                    assert!(table.pages.is_empty() || *table == part, "pages of {key}");
+                }
                 assert_eq!(reader.num_readable, run.num_readable, "rows of {key}");
                 assert_eq!(reader.is_finished, run.is_finished, "the end of {key}");
             }

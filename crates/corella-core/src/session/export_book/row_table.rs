@@ -5,13 +5,13 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::ExportTask;
-use crate::PageId;
+use crate::PageTable;
 use crate::session::SessionKey;
 
 #[derive(Debug)]
 pub(super) struct RowTable {
-    /// The pages from row 0 on, as far as steps that compute their rows are planned.
-    pages: Vec<PageId>,
+    /// The table of each KV group, as far as steps that compute its rows are planned.
+    tables: Vec<PageTable>,
     num_announced: u32,
     /// For each layer, the rows from 0 on that may be read.
     num_readable: Vec<u32>,
@@ -22,30 +22,20 @@ pub(super) struct RowTable {
 impl RowTable {
     pub fn new(num_layers: u32) -> Self {
         Self {
-            pages: Vec::new(),
+            tables: Vec::new(),
             num_announced: 0,
             num_readable: vec![0; num_layers as usize],
             is_complete: false,
         }
     }
 
-    /// A planned step computes the rows up to `end_row`. Returns the pages that are new. The first of
-    /// `pages` may be there already, with some of its rows.
-    pub fn announce<'a>(
-        &mut self,
-        first_page: u32,
-        end_row: u32,
-        pages: &'a [PageId],
-    ) -> &'a [PageId] {
-        let num_known = self.pages.len().saturating_sub(first_page as usize);
-        let (known, new) = pages.split_at(num_known.min(pages.len()));
-        debug_assert!(
-            self.pages.ends_with(known),
-            "rows that are announced have changed their page"
-        );
+    /// A planned step computes the rows up to `end_row`, in the pages of `parts`. Returns the pages that are new. The
+    /// first page of a part may be there already, with some of its rows.
+    pub fn announce(&mut self, end_row: u32, parts: &[PageTable]) -> Vec<PageTable> {
         self.num_announced = end_row;
-        self.pages.extend(new);
-        new
+        self.tables.resize_with(parts.len(), PageTable::default);
+        let tables = self.tables.iter_mut().zip(parts);
+        tables.map(|(table, part)| table.append(part)).collect()
     }
 
     pub fn handle_layer_done(&mut self, layer: u32, end_row: u32) {
@@ -65,9 +55,9 @@ impl RowTable {
 
     /// Gives a new reader what there is.
     pub fn tell_all(&self, key: SessionKey, tasks: &mut VecDeque<ExportTask>) {
-        if !self.pages.is_empty() {
-            let pages = self.pages.clone();
-            tasks.push_back(ExportTask::AddPages { key, pages });
+        if self.num_announced > 0 {
+            let tables = self.tables.clone();
+            tasks.push_back(ExportTask::AddPages { key, tables });
         }
         let mut end = 0;
         for alike in self.num_readable.chunk_by(|a, b| a == b) {
@@ -93,9 +83,10 @@ impl RowTable {
             self.num_announced <= num_rows,
             "more rows are announced than there are"
         );
-        assert_eq!(
-            self.pages.len() as u32,
-            self.num_announced.div_ceil(page_size),
+        let num_pages = self.num_announced.div_ceil(page_size) as usize;
+        let mut tables = self.tables.iter().filter(|table| !table.pages.is_empty());
+        assert!(
+            tables.all(|table| table.len() == num_pages),
             "the pages of the rows that are announced"
         );
         let mut readable = self.num_readable.iter();

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 
 use super::{ExportBook, ExportFault, ExportTask};
 use crate::session::{KeptEnd, SessionKey};
-use crate::{Incarnation, KvFact, PageId, RequestId, SessionId, StepId};
+use crate::{Incarnation, KvFact, PageId, PageTable, RequestId, SessionId, StepId};
 
 const PAGE_SIZE: u32 = 4;
 const NUM_LAYERS: u32 = 2;
@@ -35,7 +35,10 @@ fn exported(step: u64, first_row: u32, end_row: u32) -> KvFact {
         step: StepId(step),
         first_row,
         end_row,
-        pages: pages.map(|page| PageId(100 + page)).collect(),
+        tables: vec![PageTable {
+            num_gone: pages.start as usize,
+            pages: pages.map(|page| PageId(100 + page)).collect(),
+        }],
     }
 }
 
@@ -47,7 +50,10 @@ fn ended(num_rows: u32) -> KvFact {
 fn add_pages(attempt: u32, pages: &[u32]) -> ExportTask {
     ExportTask::AddPages {
         key: key(attempt),
-        pages: pages.iter().map(|&page| PageId(page)).collect(),
+        tables: vec![PageTable {
+            num_gone: pages[0] as usize - 100,
+            pages: pages.iter().map(|&page| PageId(page)).collect(),
+        }],
     }
 }
 

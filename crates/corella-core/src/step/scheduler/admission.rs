@@ -28,7 +28,7 @@ pub(crate) struct Candidate {
     pub index: RequestIndex,
     pub found: FoundPrefix,
     num_matched_tokens: u32,
-    /// The rows that are there when the request starts or, if it was stored, when it is restored.
+    /// The rows that are there when the request starts or, if others fill its pages, when they have done so.
     num_ready_rows: u32,
     pub num_uncached_tokens: u32,
     /// Pages that are available now and are not any more once the request has started.
@@ -121,7 +121,11 @@ impl Scheduler {
         self.outlook.expect_output(&mut self.requests[index]);
         let state = &mut self.requests[index];
         state.limit_rows_at_once(self.config.num_rows_at_once(state.num_known_tokens()));
-        let candidate = self.count_candidate(index, found);
+        let num_restored_rows = match self.spills.has(state.id()) {
+            true => state.num_rows(),
+            false => 0,
+        };
+        let candidate = self.count_candidate(index, found, num_restored_rows);
         let num_cached = self.num_cached_donors(&candidate.found);
         if num_cached == 0 || self.has_pages_for(&candidate) {
             return Ok(candidate);
@@ -130,7 +134,7 @@ impl Scheduler {
         let mut found = candidate.found;
         found.donor = None;
         found.tables = self.kv.tables_of(&found.path);
-        Ok(self.count_candidate(index, found))
+        Ok(self.count_candidate(index, found, num_restored_rows))
     }
 
     /// The prefilling request or the fetch, if any, that is about to publish the block that this one needs next, and
@@ -158,17 +162,20 @@ impl Scheduler {
         donors.filter(|&&page| !self.kv.is_locked(page)).count()
     }
 
-    /// Counts the pages that a request needs behind its found prefix.
-    fn count_candidate(&self, index: RequestIndex, mut found: FoundPrefix) -> Candidate {
+    /// Counts the pages that a request needs behind its found prefix. Of its rows, `num_given_rows` will be filled by
+    /// others before it starts.
+    pub(super) fn count_candidate(
+        &self,
+        index: RequestIndex,
+        mut found: FoundPrefix,
+        num_given_rows: u32,
+    ) -> Candidate {
         let state = &self.requests[index];
         let num_matched_tokens = found.num_rows(self.config.page_size);
-        let num_ready_rows = match self.spills.has(state.id()) {
-            true => state.num_rows(),
-            false => num_matched_tokens,
-        };
+        let num_ready_rows = num_matched_tokens.max(num_given_rows);
         let groups = self.config.kv_groups.iter();
         for (group, table) in groups.zip(found.tables.iter_mut()) {
-            // Behind rows that are copied or restored, a window begins later.
+            // Behind rows that are copied, restored or received, a window begins later.
             let first = group.first_page_read(num_ready_rows, self.config.page_size);
             table.take_before(first as usize);
         }
@@ -254,23 +261,10 @@ impl Scheduler {
 
     /// Takes a request out of the queue and gives it the pages that it starts with.
     pub(super) fn take_pages(&mut self, candidate: &Candidate, plan: &mut StepPlan) {
-        let Candidate { index, found, .. } = candidate;
-        let index = *index;
+        let index = candidate.index;
         self.waiting.take_out(index, &mut self.requests[index]);
-        for page in found.tables.pages() {
-            self.kv.lock(page);
-        }
-        // Its blocks stay when pages are evicted for its own.
+        self.hold_first_pages(candidate);
         let state = &mut self.requests[index];
-        let num_blocks = found.path.len() as u32;
-        state.begin_path(&mut self.kv, found.path.last().copied(), num_blocks);
-        if let Some(donor) = &found.donor {
-            for &page in &donor.pages {
-                self.kv.lock(page);
-            }
-            state.copy_from(donor, plan.batch.step);
-        }
-        let mut tables = found.tables.clone();
         state.end_turn();
         self.holds.fetches_mut().unbar();
         plan.round.latest_ticket = plan.round.latest_ticket.max(Some(state.ticket()));
@@ -279,6 +273,25 @@ impl Scheduler {
             let max = &mut self.journal.counters().max_passed_over;
             *max = num_passed_over.max(*max);
         }
+    }
+
+    /// Locks the pages that were found for a request, and gives it those that it fills or others fill for it.
+    pub(super) fn hold_first_pages(&mut self, candidate: &Candidate) {
+        let Candidate { index, found, .. } = candidate;
+        for page in found.tables.pages() {
+            self.kv.lock(page);
+        }
+        // Its blocks stay when pages are evicted for its own.
+        let state = &mut self.requests[*index];
+        let num_blocks = found.path.len() as u32;
+        state.begin_path(&mut self.kv, found.path.last().copied(), num_blocks);
+        if let Some(donor) = &found.donor {
+            for &page in &donor.pages {
+                self.kv.lock(page);
+            }
+            state.copy_from(donor, self.inflight.next_step());
+        }
+        let mut tables = found.tables.clone();
         let config = &self.config;
         let (num_known, at_once) = (state.num_known_tokens(), state.num_rows_at_once());
         let has_pages = self.kv.try_extend(&mut tables, |group| {

@@ -11,7 +11,7 @@ use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::KnownPath;
 use crate::request_state::Leader;
 use crate::{
-    FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, GroupPages, PageId, Scheduler,
+    FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, Scheduler,
     StepId,
 };
 
@@ -73,16 +73,12 @@ impl Scheduler {
             has_pages,
             "fewer pages are free than were counted for a fetch"
         );
-        let groups = reserved.iter().map(|table| GroupPages {
-            first_block: table.num_gone as u32,
-            pages: table.pages.clone(),
-        });
-        let groups = groups.collect();
+        let tables = reserved.to_vec();
         let fetch = Fetch::new(request, &path, &found, reserved, &mut self.kv);
         Ok(FetchGrant {
             id: self.holds.fetches_mut().insert(fetch),
             num_found: num_found as u32,
-            groups,
+            tables,
         })
     }
 

@@ -22,7 +22,9 @@ impl Scheduler {
         };
         let state = &mut self.requests[index];
         self.holds.stop_export(state.export_mut());
-        state.stop_exporting()
+        let was_exporting = state.stop_exporting();
+        self.give_back_pages(index);
+        was_exporting
     }
 
     /// Extends the lease of a hold to `lease_us`. Returns false if there is no such hold or its
@@ -34,11 +36,19 @@ impl Scheduler {
     /// A request that exports its KV has taken its pages.
     pub(super) fn begin_export(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
-        let num_pages = state.tables().num_pages();
-        let max_pages = self.config.max_held_pages;
-        let id = state.id();
-        let export = state.export_mut();
-        if !self.holds.begin_export(id, export, num_pages, max_pages) {
+        let config = &self.config;
+        let num_rows = state.prefill_end();
+        let num_pages = config.num_exported_pages(num_rows);
+        // The token that is drawn last has no row.
+        let num_final_rows = (state.num_prompt_tokens() + state.max_tokens()).saturating_sub(1);
+        let is_held = config.has_room_beside_export(num_rows, num_final_rows)
+            && self.holds.begin_export(
+                state.export_mut(),
+                (num_rows, num_pages),
+                config.max_held_pages,
+            );
+        if !is_held {
+            self.holds.decline(state.id());
             state.stop_exporting();
         }
     }
@@ -51,10 +61,11 @@ impl Scheduler {
         for span in spans {
             let state = &mut self.requests[span.index];
             let end_row = state.num_scheduled_tokens().min(state.prefill_end());
-            let rows = (end_row, self.config.page_size);
             let id = state.id();
             let (export, tables) = state.export_and_tables();
-            self.holds.announce(step, id, export, rows, tables);
+            let pages = (&self.config.kv_groups[..], self.config.page_size);
+            self.holds
+                .announce(step, id, (export, end_row), tables, pages);
         }
     }
 
@@ -66,6 +77,12 @@ impl Scheduler {
             return;
         }
         state.stop_exporting();
+        let end_row = state.export().end_row();
+        let groups = self.config.kv_groups.iter();
+        for (group, table) in groups.zip(state.tables_mut().iter_mut()) {
+            let first = group.first_page_exported(end_row, self.config.page_size);
+            self.kv.unlock_all(table.take_before(first as usize));
+        }
         let pages = state.tables_mut().take_pages();
         let num_computed_rows = state.num_computed_tokens();
         self.holds.hold_exported(

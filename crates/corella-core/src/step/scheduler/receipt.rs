@@ -22,15 +22,15 @@ use crate::cache::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, Stage};
 use crate::step::step_plan::StepPlan;
 use crate::{
-    AdmissionError, BlockId, FinishReason, PageId, Request, RequestError, RequestId, Scheduler,
+    AdmissionError, BlockId, FinishReason, PageTable, Request, RequestError, RequestId, Scheduler,
     TokenId,
 };
 
 /// The pages that a request was given for KV to come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// The pages of all tokens of the request, in order.
-    pub pages: Vec<PageId>,
+    /// The page table of each KV group, up to the request's last token. Pages that it does not read are left out.
+    pub tables: Vec<PageTable>,
     /// The first rows, in whole pages, are there already and must not be written.
     pub num_cached_rows: u32,
     /// The number of this reservation among all that were granted, counted from 1.
@@ -58,18 +58,14 @@ impl Scheduler {
     /// more.
     ///
     /// [`AdmissionError::NoRoom`] says that another node may have room, and
-    /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because KV groups cannot
-    /// be received yet, or because log-probabilities or a hidden state of the prompt are wanted, which only
-    /// the node that computes it has.
+    /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because log-probabilities or a
+    /// hidden state of the prompt are wanted, which only the node that computes it has.
     pub fn reserve(
         &mut self,
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
-        if self.config.num_kv_groups() > 1
-            || self.config.has_windows()
-            || request.sampling.is_told_of_prompt()
-        {
+        if request.sampling.is_told_of_prompt() {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;
@@ -77,17 +73,17 @@ impl Scheduler {
         let index = self.requests.insert(state);
         let num_rows = self.requests[index].num_known_tokens();
         let found = self.ready_prefix(index, num_rows);
-        self.outlook.expect_output(&mut self.requests[index]);
-        let matched: Vec<_> = found.tables.pages().collect();
-        let num_in_use = matched.partition_point(|&page| self.kv.is_locked(page));
-        let state = &self.requests[index];
-        let num_pages = num_rows.div_ceil(self.config.page_size);
-        let num_new_pages = num_pages as usize - num_in_use;
-        let demand = self
-            .outlook
-            .page_demand(state, num_pages, num_in_use as u32);
+        let num_cached_rows = found.num_rows(self.config.page_size);
+        let state = &mut self.requests[index];
+        self.outlook.expect_output(state);
+        state.limit_rows_at_once(self.config.num_rows_at_once(num_rows));
+        state.enter(Stage::Receiving);
+        // Its last row may be computed again.
+        let candidate = self.count_candidate(index, found, num_rows - 1);
         self.keep_pages_of_running();
-        let num_needed_pages = num_new_pages + self.outlook.forecast_mut().peak_with(&demand);
+        let num_new_pages = candidate.num_new_pages;
+        let peak = self.outlook.forecast_mut().peak_with(&candidate.demand);
+        let num_needed_pages = num_new_pages + peak;
         let num_available_pages = self.kv.num_available();
         let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
         if num_needed_pages > num_available_pages || num_new_pages > num_available_pages || is_full
@@ -98,30 +94,15 @@ impl Scheduler {
                 num_available_pages,
             });
         }
-        for &page in &matched {
-            self.kv.lock(page);
-        }
+        self.hold_first_pages(&candidate);
         let state = &mut self.requests[index];
-        let num_matched_pages = matched.len() as u32;
-        let num_cached_rows = num_matched_pages * self.config.page_size;
-        state.hold_pages(found.tables, num_in_use as u32);
-        let has_pages = self
-            .kv
-            .try_extend(state.tables_mut(), |_| num_pages as usize);
-        assert!(
-            has_pages,
-            "fewer pages are free than were counted for a reservation"
-        );
-        state.enter(Stage::Receiving);
-        state.begin_at(num_cached_rows);
         state.prefill_to(num_rows);
-        let pages = state.tables().pages().collect();
-        state.begin_path(&mut self.kv, found.path.last().copied(), num_matched_pages);
+        let tables = state.tables().to_vec();
         self.begin_receiving(index, deadline_us);
         let num_reservations = &mut self.journal.counters().num_reservations;
         *num_reservations += 1;
         Ok(Reservation {
-            pages,
+            tables,
             num_cached_rows,
             granted_as: *num_reservations,
         })
@@ -149,6 +130,8 @@ impl Scheduler {
         let is_ready = |block: &BlockId| self.kv.block_filled_by(*block) <= last_returned;
         let path = self.kv.find_prefix(namespace, tokens, step, known).path;
         found.path = path.into_iter().take_while(is_ready).collect();
+        // In groups with windows, a shorter path may lack pages that the longer one needs not.
+        found.path.truncate(self.kv.num_usable(&found.path));
         found.tables = self.kv.tables_of(&found.path);
         found
     }
@@ -315,6 +298,8 @@ impl Scheduler {
         let state = &mut self.requests[index];
         state.start(slot, plan.batch.step);
         state.prefill_to(state.num_scheduled_tokens());
+        self.give_back_pages(index);
+        let state = &self.requests[index];
         plan.start_slot(state, slot);
         plan.start_tables(state, slot);
         self.note_admitted(index);

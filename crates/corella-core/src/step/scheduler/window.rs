@@ -87,9 +87,9 @@ impl Scheduler {
         let state = &mut self.requests[index];
         let mut num_gone = 0;
         let (groups, page_size) = (&self.config.kv_groups, self.config.page_size);
-        let num_computed = state.num_computed_tokens();
+        let num_passed = state.num_rows_passed();
         for (group, table) in groups.iter().zip(state.tables_mut().iter_mut()) {
-            let first = group.first_page_read(num_computed, page_size);
+            let first = group.first_page_read(num_passed, page_size);
             let gone = table.take_before(first as usize);
             if gone.len() > 0 {
                 num_gone += gone.len();

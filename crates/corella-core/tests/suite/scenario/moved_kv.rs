@@ -5,6 +5,7 @@ use corella_core::{
 };
 
 use super::World;
+use crate::page_list::page_list;
 
 impl World {
     pub fn print_facts(&mut self) {
@@ -15,13 +16,12 @@ impl World {
                     step,
                     first_row,
                     end_row,
-                    pages,
+                    tables,
                 } => {
-                    let pages: Vec<_> = pages.iter().map(|page| page.to_string()).collect();
                     format!(
                         "{}: rows {first_row}..{end_row} with step {step}, pages {}",
                         self.names[&request],
-                        pages.join(" ")
+                        page_list(&tables, self.scheduler.config())
                     )
                 }
                 KvFact::Declined { request } => {
@@ -85,12 +85,12 @@ impl World {
         match self.scheduler.begin_fetch(request) {
             Ok(grant) => {
                 self.fetches.insert(grant.id, words[0].into());
-                let groups = grant.groups.iter().map(|group| {
-                    let pages = group.pages.iter().map(|page| format!(" {page}"));
-                    format!("[{}..] ={}", group.first_block, pages.collect::<String>())
+                let tables = grant.tables.iter().map(|table| {
+                    let pages = table.pages.iter().map(|page| format!(" {page}"));
+                    format!("[{}..] ={}", table.num_gone, pages.collect::<String>())
                 });
-                let groups: Vec<_> = groups.collect();
-                self.say(&groups.join(", "));
+                let tables: Vec<_> = tables.collect();
+                self.say(&tables.join(", "));
             }
             Err(refusal) => {
                 let why = match refusal {

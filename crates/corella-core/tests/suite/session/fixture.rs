@@ -32,6 +32,7 @@ pub fn hello(incarnation: u64) -> Hello {
             num_kv_heads: 2,
             head_dim: 8,
             num_ranks: 1,
+            window_digest: 0,
         },
         kv_format: "bf16".into(),
         page_size: 4,

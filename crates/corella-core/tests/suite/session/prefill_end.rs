@@ -5,7 +5,7 @@ use corella_core::session::{
     SessionKey, SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
-    AdmissionError, FinishReason, KvFact, NodeId, PageId, RequestId, SessionId, StepId,
+    AdmissionError, FinishReason, KvFact, NodeId, PageId, PageTable, RequestId, SessionId, StepId,
 };
 
 use crate::session::fixture::{
@@ -298,7 +298,10 @@ fn a_decode_node_is_told_at_once_that_rows_are_missing() {
         step,
         first_row: 0,
         end_row: 8,
-        pages: vec![PageId(3), PageId(4)],
+        tables: vec![PageTable {
+            num_gone: 0,
+            pages: vec![PageId(3), PageId(4)],
+        }],
     };
     end.handle_kv_fact(&announced, 1);
     end.handle_layer_done(step, 0);

@@ -1,7 +1,8 @@
 //! Attention beside plain loops in f64, and the same bits however a step is divided.
 
 use corella_model::{
-    AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, RotarySpec, quantise_int8_row,
+    AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, KvLayers, RotarySpec,
+    quantise_int8_row,
 };
 use half::{bf16, f16};
 
@@ -116,6 +117,7 @@ impl Case {
         let num_pages = spans.len() * table_len + 3;
         let geometry = KvGeometry {
             num_layers,
+            layers: KvLayers::one(num_layers),
             num_kv_heads: spec.num_kv_heads as u32,
             head_dim: spec.head_dim as u32,
             page_size: page_size as u32,

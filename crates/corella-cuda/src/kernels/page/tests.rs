@@ -1,6 +1,6 @@
 //! Pages beside the same copies on the host.
 
-use corella_model::{DType, ElementOrder, KvFormat, KvGeometry};
+use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers};
 
 use super::{PageKernels, PageMove, RowCopy, TableChange};
 use crate::device::Stream;
@@ -9,6 +9,7 @@ use crate::kernels::test_memory::{Random, device, download, upload};
 fn geometry(format: KvFormat, head_dim: u32, page_size: u32) -> KvGeometry {
     KvGeometry {
         num_layers: 3,
+        layers: KvLayers::one(3),
         num_kv_heads: 2,
         head_dim,
         page_size,

@@ -1,7 +1,7 @@
 //! Queries and pages beside plain loops in f64.
 
 use corella_model::{
-    AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, NormKind, NormSpec, QkNorm,
+    AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, KvLayers, NormKind, NormSpec, QkNorm,
     RotaryScaling, RotarySpec, quantise_int8_row,
 };
 use half::{bf16, f16};
@@ -56,6 +56,7 @@ impl Case {
     fn geometry(&self) -> KvGeometry {
         KvGeometry {
             num_layers: 3,
+            layers: KvLayers::one(3),
             num_kv_heads: self.spec.num_kv_heads as u32,
             head_dim: self.spec.head_dim as u32,
             page_size: self.page_size as u32,

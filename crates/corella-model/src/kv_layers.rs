@@ -1,0 +1,108 @@
+//! Where the layers of a model are in its KV pages.
+
+use std::hash::Hasher;
+use std::ops::Range;
+
+use corella_core::KvGroup;
+
+use crate::{KvGroups, KvLayer};
+
+/// Where each layer of a model has its keys and values: in the pages of which KV group, and where in those. Nodes
+/// name layers by their numbers in the model, because a page has other layers where a pipeline is divided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvLayers {
+    groups: Vec<KvGroup>,
+    num_layers: u32,
+    /// Empty where a page has all layers in their order.
+    places: Vec<KvLayer>,
+}
+
+impl KvLayers {
+    /// One group of all layers, whose pages have them in their order.
+    pub fn one(num_layers: u32) -> Self {
+        Self {
+            groups: vec![KvGroup::default()],
+            num_layers,
+            places: Vec::new(),
+        }
+    }
+
+    /// Groups of equally many layers, those of the first group first.
+    pub fn equal(groups: &[KvGroup], num_page_layers: u32) -> Self {
+        let places =
+            |group| (0..num_page_layers as usize).map(move |in_page| KvLayer { group, in_page });
+        let places: Vec<_> = (0..groups.len()).flat_map(places).collect();
+        Self {
+            groups: groups.to_vec(),
+            num_layers: places.len() as u32,
+            places,
+        }
+    }
+
+    /// The layers of pipeline stages, which have their parts of a page one behind the other.
+    pub fn new(groups: &KvGroups, stages: impl IntoIterator<Item = Range<usize>>) -> Self {
+        let mut places = Vec::new();
+        let mut first = 0;
+        for layers in stages {
+            let num_page_layers = groups.num_page_layers(layers.clone());
+            places.extend(groups.layers(layers).into_iter().map(|place| KvLayer {
+                in_page: first + place.in_page,
+                ..place
+            }));
+            first += num_page_layers;
+        }
+        Self {
+            groups: groups.groups().to_vec(),
+            num_layers: places.len() as u32,
+            places,
+        }
+    }
+
+    pub fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    /// The number of the model's layers.
+    pub fn num_layers(&self) -> u32 {
+        self.num_layers
+    }
+
+    /// Where a layer of the model is.
+    pub fn place(&self, layer: u32) -> KvLayer {
+        let (group, in_page) = (0, layer as usize);
+        let place = self.places.get(in_page).copied();
+        place.unwrap_or(KvLayer { group, in_page })
+    }
+
+    /// The KV group that a layer of the model is in.
+    pub fn group_of(&self, layer: u32) -> KvGroup {
+        self.groups[self.place(layer).group]
+    }
+
+    /// A number that two models share if their layers have the same windows; 0 without windows.
+    pub fn window_digest(&self) -> u64 {
+        if self.groups.iter().all(|group| group.window.is_none()) {
+            return 0;
+        }
+        let mut hasher = Fnv(0xcbf2_9ce4_8422_2325);
+        for layer in 0..self.num_layers {
+            hasher.write_u32(self.group_of(layer).window.unwrap_or(0).to_le());
+        }
+        hasher.finish().max(1)
+    }
+}
+
+/// FNV-1a of 64 bits, which is the same in every version of the compiler's library.
+struct Fnv(u64);
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
