@@ -35,6 +35,6 @@ pub use generate::Generate;
 pub use kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
 pub use rare_line::RareLine;
 pub use submission::Submission;
-pub use token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
+pub use token_constraint::{Allowed, ConstrainedAnswer, ConstraintMaker, TokenConstraint};
 pub use token_stream::{StreamEvent, StreamRelay, TokenStream, relayed_stream};
 pub use trace::{Attribute, Span, SpanKind, SpanSink, TraceContext, TraceScope, Tracer};

@@ -1,6 +1,7 @@
 //! What an answer may be, told token by token by whoever knows: the engine sees only ids.
 
 use std::fmt;
+use std::sync::Arc;
 
 use corella_core::TokenId;
 
@@ -12,6 +13,20 @@ pub trait TokenConstraint: fmt::Debug + Send + Sync {
     /// # Errors
     /// Why there is none. The request ends with that.
     fn start(&self) -> Result<Box<dyn ConstrainedAnswer>, String>;
+
+    /// What a [`ConstraintMaker`] of another node makes the same constraint of. `None` if it stays on its node.
+    fn source(&self) -> Option<Arc<str>> {
+        None
+    }
+}
+
+/// Makes constraints of what another node says of them.
+pub trait ConstraintMaker: Send + Sync {
+    /// May take a tenth of a second.
+    ///
+    /// # Errors
+    /// Why this node cannot hold an answer to it.
+    fn make(&self, source: &str) -> Result<Arc<dyn TokenConstraint>, String>;
 }
 
 /// One answer, as far as it has come. An error or a panic in it ends its request alone. Whoever

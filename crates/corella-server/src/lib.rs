@@ -100,6 +100,7 @@ pub use adapter::AdapterLoader;
 pub use api_key::{ApiKey, Clock, KeyDigest};
 pub use cluster_status::{ClusterStatus, MAX_NODES, NodeStatus};
 pub use cors::AllowedOrigins;
+pub use grammar_constraint::GrammarMaker;
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use listener::Listener;
 pub use loading::Loading;

@@ -22,12 +22,14 @@ pub struct GrammarCompiler {
     factory: ParserFactory,
     vocab_size: usize,
     /// By the grammar as JSON, in which the order of a schema's properties counts: answers have it too.
-    cache: RecentCache<String, Grammar>,
+    cache: RecentCache<Arc<str>, Grammar>,
 }
 
 /// A compiled grammar. Clones share it.
 #[derive(Clone)]
 pub struct Grammar {
+    /// As JSON.
+    source: Arc<str>,
     /// Never advanced; every answer starts from a copy of it.
     start: Arc<Mutex<Matcher>>,
     vocab_size: usize,
@@ -107,7 +109,9 @@ impl GrammarCompiler {
     /// What is wrong with the grammar, or that it is too large.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
         let key = serde_json::to_string(source);
-        let key = key.map_err(|error| GrammarError::at_root(error.to_string()))?;
+        let key: Arc<str> = key
+            .map_err(|error| GrammarError::at_root(error.to_string()))?
+            .into();
         if let Some(grammar) = self.cache.find(&key) {
             return Ok(grammar);
         }
@@ -122,12 +126,22 @@ impl GrammarCompiler {
                 .unwrap_or_else(|_| Err(GrammarError::at_root("compiling it failed".to_owned())))
         })?;
         let grammar = Grammar {
+            source: key.clone(),
             start: Arc::new(Mutex::new(matcher)),
             vocab_size: self.vocab_size,
         };
         let weight = key.len() + GRAMMAR_BYTES;
         self.cache.keep(key, grammar.clone(), weight);
         Ok(grammar)
+    }
+
+    /// Compiles what [`Grammar::source`] has said of a grammar, perhaps in another process.
+    ///
+    /// # Errors
+    /// It is no such source, or none that this vocabulary can follow.
+    pub fn compile_again(&self, source: &str) -> Result<Grammar, GrammarError> {
+        let source = serde_json::from_str(source);
+        self.compile(&source.map_err(|error| GrammarError::at_root(error.to_string()))?)
     }
 
     fn compile_here(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
@@ -216,6 +230,11 @@ impl fmt::Debug for Grammar {
 }
 
 impl Grammar {
+    /// What it was compiled from, as [`GrammarCompiler::compile_again`] reads it.
+    pub fn source(&self) -> &Arc<str> {
+        &self.source
+    }
+
     /// The beginning of an answer. It has memory of its own, so that nothing that goes wrong in one
     /// answer reaches another.
     pub fn start(&self) -> GrammarState {

@@ -1,10 +1,10 @@
 //! What a caller may ask an answer to look like.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// A constraint on the whole text of an answer, as the caller wrote it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum GrammarSource {
     /// Any JSON object.
     JsonObject,
@@ -21,7 +21,7 @@ pub enum GrammarSource {
 }
 
 /// A grammar in Lark's notation that refers to others: `@part0` stands for the first of them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ComposedGrammar {
     pub(crate) start: String,
     pub(crate) parts: Vec<GrammarSource>,

@@ -171,9 +171,6 @@ impl Puller {
         if submission.sampling.is_told_of_prompt() {
             return Err("log-probabilities or a hidden state of the prompt are wanted");
         }
-        if submission.constraint.is_some() {
-            return Err("its answer is constrained from the first token on");
-        }
         if submission.adapter.is_some() {
             return Err("it is computed with an adapter, which the other node need not have");
         }

@@ -12,8 +12,8 @@ use corella_core::session::{
 };
 use corella_core::{AdmissionError, LostKv, NodeId, PageTable, RequestId};
 use corella_engine::{
-    Engine, EngineState, KvExchange, Receipt, SpanKind, StreamEvent, SubmitError, TraceScope,
-    rare_line,
+    ConstraintMaker, Engine, EngineState, KvExchange, Receipt, SpanKind, StreamEvent, Submission,
+    SubmitError, TraceScope, rare_line,
 };
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -38,6 +38,8 @@ pub struct DecodeNode {
     exchange: KvExchange,
     receiver: Arc<KvReceiver>,
     hello: Hello,
+    /// Requests with constraints are refused without it.
+    constraints: Option<Arc<dyn ConstraintMaker>>,
     /// Names this host, if rows may be loaded inside it.
     host: Option<String>,
     is_draining: AtomicBool,
@@ -81,6 +83,7 @@ impl DecodeNode {
         hello: Hello,
         engine: Engine,
         receiver: Arc<KvReceiver>,
+        constraints: Option<Arc<dyn ConstraintMaker>>,
         host: Option<String>,
     ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
         let end = DecodeEnd::new(config, hello.clone())?;
@@ -89,6 +92,7 @@ impl DecodeNode {
             engine,
             receiver,
             hello,
+            constraints,
             host,
             is_draining: AtomicBool::new(false),
             times: DecodeTimes::new(),
@@ -153,23 +157,14 @@ impl Driver for DecodeNode {
                 allocate,
                 deadline_us,
             } => {
-                let request = allocate.into_request(RequestId(0), now_us);
-                let timeout = self.clock().until(deadline_us);
-                match self.engine.reserve(request.into(), timeout) {
-                    Ok(receipt) => {
-                        let id = receipt.stream.id();
-                        let reader = self.spawn(self.clone().read_outputs(key, receipt));
-                        let request = LocalRequest {
-                            id,
-                            tables: Vec::new(),
-                            asked_at: Instant::now(),
-                            has_arrived: false,
-                            arrived_at: None,
-                            reader: reader.abort_handle(),
-                        };
-                        state.requests.insert(key, request);
+                let source = allocate.constraint.clone();
+                let submission = allocate.into_request(RequestId(0), now_us).into();
+                match source {
+                    None => self.reserve(state, key, submission, deadline_us),
+                    Some(source) => {
+                        let reserving = self.clone();
+                        self.spawn(reserving.reserve_held_to(key, source, submission, deadline_us));
                     }
-                    Err(error) => state.end.handle_reserved(key, Err(refusal(&error)), now_us),
                 }
             }
             DecodeAction::Load {
@@ -234,6 +229,67 @@ impl DecodeNode {
         if !peer.link.send(Ok(envelope)) {
             state.links.remove(&key);
             state.end.handle_stream_closed(key, self.clock().now_us());
+        }
+    }
+
+    fn reserve(
+        self: &Arc<Self>,
+        state: &mut State,
+        key: SessionKey,
+        submission: Submission,
+        deadline_us: u64,
+    ) {
+        let timeout = self.clock().until(deadline_us);
+        match self.engine.reserve(submission, timeout) {
+            Ok(receipt) => {
+                let id = receipt.stream.id();
+                let reader = self.spawn(self.clone().read_outputs(key, receipt));
+                let request = LocalRequest {
+                    id,
+                    tables: Vec::new(),
+                    asked_at: Instant::now(),
+                    has_arrived: false,
+                    arrived_at: None,
+                    reader: reader.abort_handle(),
+                };
+                state.requests.insert(key, request);
+            }
+            Err(error) => {
+                let now_us = self.clock().now_us();
+                state.end.handle_reserved(key, Err(refusal(&error)), now_us);
+            }
+        }
+    }
+
+    /// Reserves pages for a request whose answer is held to a constraint, when that is made.
+    async fn reserve_held_to(
+        self: Arc<Self>,
+        key: SessionKey,
+        source: Arc<str>,
+        submission: Submission,
+        deadline_us: u64,
+    ) {
+        let maker = self.constraints.clone();
+        let make = move || match maker {
+            Some(maker) => maker.make(&source),
+            None => Err("this node makes none".to_owned()),
+        };
+        let made = tokio::task::spawn_blocking(make).await;
+        let made = made.unwrap_or_else(|error| Err(error.to_string()));
+        match made {
+            Ok(constraint) => {
+                let submission = Submission {
+                    constraint: Some(constraint),
+                    ..submission
+                };
+                let mut state = self.lock();
+                self.reserve(&mut state, key, submission, deadline_us);
+                self.tell(&mut state, |_, _| {});
+            }
+            Err(error) => {
+                rare_line!(warn, %key, error, "an answer cannot be held to its constraint here");
+                self.with(|end, now_us| end.handle_reserved(key, Err(Refusal::Never), now_us));
+            }
         }
     }
 

@@ -34,7 +34,7 @@ use crate::entrance::KeptPrompts;
 use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, TransferAccount};
 
-use session_table::{Client, SessionTable};
+use session_table::{Client, ClientFacts, SessionTable};
 
 /// `num_sessions` is the current number; the other fields are totals since the node started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -170,12 +170,15 @@ impl Generate for PrefillNode {
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
         }
+        let constraint = submission.constraint.clone();
+        let source = constraint.as_ref().and_then(|it| it.source());
+        let source = source.filter(|source| source.len() <= wire::MAX_CONSTRAINT_BYTES);
         let is_local = submission.sampling.is_told_of_prompt()
-            || submission.constraint.is_some()
+            || constraint.is_some() && source.is_none()
             || submission.adapter.is_some();
         if is_local {
             // Only whoever computes the prompt has its log-probabilities or its hidden state, and a
-            // session carries neither constraints nor adapters, so the request stays here.
+            // session carries no adapters, so the request stays here.
             return node.engine.submit(submission);
         }
         let num_choices = submission.num_choices;
@@ -208,13 +211,15 @@ impl Generate for PrefillNode {
                 max_tokens,
                 deadline_us: None,
                 siblings,
+                constraint: source.clone(),
                 trace_id: trace_id.clone(),
             };
+            let client = ClientFacts {
+                constraint: constraint.clone(),
+                trace: trace.clone(),
+            };
             // Dropping the streams of the choices before it cancels them.
-            streams.push(
-                node.clone()
-                    .begin(number, submission, trace.clone(), peer)?,
-            );
+            streams.push(node.clone().begin(number, submission, client, peer)?);
         }
         Ok(streams)
     }
@@ -230,7 +235,7 @@ impl Node {
         self: Arc<Self>,
         number: u64,
         submission: SessionSubmission,
-        trace: Option<TraceScope>,
+        facts: ClientFacts,
         peer: Option<Peer>,
     ) -> Result<TokenStream, SubmitError> {
         let id = submission.session;
@@ -240,7 +245,7 @@ impl Node {
                 node.with(|end, now_us| end.cancel(id, now_us));
             }
         });
-        let client = Client::new(relay, submission.trace_id.clone(), trace);
+        let client = Client::new(relay, submission.trace_id.clone(), facts);
         self.lock().sessions.begin(id, client);
         let submitted = self.with(|end, now_us| end.submit(submission, peer, now_us));
         submitted.map_err(|error| {
@@ -349,7 +354,7 @@ impl Node {
         let client = client.as_deref();
         let trace_id = client.and_then(|client| client.trace_id.as_deref());
         let span = tracing::info_span!("session", %key, trace_id);
-        let trace = client.and_then(|client| client.trace.as_ref());
+        let trace = client.and_then(|client| client.facts.trace.as_ref());
         let trace = trace.map(TraceScope::child);
         let context = trace.as_ref().map(TraceScope::context);
         let mut progress = Progress {

@@ -41,6 +41,9 @@ impl From<&Hello> for KvAddress {
     }
 }
 
+/// Longer constraints are followed by the node that reads them and no other.
+pub const MAX_CONSTRAINT_BYTES: usize = 1 << 20;
+
 /// What is wrong with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireError(pub &'static str);
@@ -251,6 +254,7 @@ impl From<core::Allocate> for Allocate {
             namespace,
             remaining_us,
             siblings,
+            constraint,
             trace_id,
         } = allocate;
         let text = |text: Option<Arc<str>>| text.map(|text| text.to_string());
@@ -280,6 +284,7 @@ impl From<core::Allocate> for Allocate {
             cache_salt: text(namespace.cache_salt),
             remaining_us,
             siblings: siblings.map(|session| session.0.to_be_bytes().into()),
+            constraint: text(constraint),
             trace_id: text(trace_id),
         }
     }
@@ -294,6 +299,10 @@ impl TryFrom<Allocate> for core::Allocate {
         let rules = sampling.rules.map(TokenRules::try_from);
         // Servers take no longer ones.
         let trace_id = allocate.trace_id.filter(|id| id.len() <= 128);
+        let constraint = allocate.constraint;
+        if { constraint.as_ref() }.is_some_and(|source| source.len() > MAX_CONSTRAINT_BYTES) {
+            return Err(WireError("the size of the constraint"));
+        }
         let siblings = allocate
             .siblings
             .map(|session| number(&session, "the siblings' id"));
@@ -329,6 +338,7 @@ impl TryFrom<Allocate> for core::Allocate {
             },
             remaining_us: allocate.remaining_us,
             siblings: siblings.transpose()?.map(SessionId),
+            constraint: constraint.map(Into::into),
             trace_id: trace_id.map(Into::into),
         })
     }

@@ -2,6 +2,7 @@
 //! which notices every wrong row of a page.
 
 mod account;
+mod constraint;
 mod entrance;
 mod fixture;
 mod loss;

@@ -56,6 +56,7 @@ impl PrefillSession {
             namespace: self.request.namespace.clone(),
             remaining_us,
             siblings: self.siblings,
+            constraint: self.constraint.clone(),
             trace_id: self.trace_id.clone(),
         };
         self.send(ToDecode::Allocate(Box::new(allocate)), context);

@@ -96,6 +96,9 @@ pub struct Allocate {
     /// The session of the first choice, where several choices have this prompt. Their rows are sent
     /// once.
     pub siblings: Option<SessionId>,
+    /// What the answer is held to, from its first token on, which the prefill node draws. The decode node makes of it
+    /// the constraint that the prefill node has.
+    pub constraint: Option<Arc<str>>,
     /// What logs call the request on both nodes.
     pub trace_id: Option<Arc<str>>,
 }
@@ -219,7 +222,7 @@ impl Allocate {
             prompt: self.prompt,
             output: Vec::new(),
             exports_kv: false,
-            is_masked: false,
+            is_masked: self.constraint.is_some(),
             sampling: self.sampling,
             stopping: self.stopping,
             priority: self.priority,

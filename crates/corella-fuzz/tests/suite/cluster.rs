@@ -254,6 +254,7 @@ impl Decode {
             engine.clone(),
             Arc::new(receiver),
             None,
+            None,
         );
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));

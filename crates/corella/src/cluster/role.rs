@@ -233,7 +233,8 @@ impl Node {
         let host = config.uses_host.then(host_name);
         let session = self.model.session_config(config);
         let engine = self.model.engine.clone();
-        let node = DecodeNode::start(session, hello, engine, receiver.clone(), host);
+        let constraints = Some(self.model.constraints.clone());
+        let node = DecodeNode::start(session, hello, engine, receiver.clone(), constraints, host);
         let node = node.map_err(|error| Error::Config(error.to_string()))?;
         let (stop, stopped) = oneshot::channel::<()>();
         let listener = NodeListener {

@@ -1,20 +1,24 @@
 //! What a node tells the others of its model, and the engine that runs it.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use corella_core::Incarnation;
 use corella_core::session::{Hello, KvShape, SessionConfig};
-use corella_engine::Engine;
+use corella_engine::{ConstraintMaker, Engine};
+use corella_server::GrammarMaker;
 
 use crate::Llm;
 use crate::cluster::ClusterConfig;
 
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
-/// Version 2 knows rules about single tokens, which a node that skipped them would break.
-const PROTOCOL: (u32, u32) = (2, 0);
+/// Version 3 knows constraints on whole answers, which a node that skipped them would break.
+const PROTOCOL: (u32, u32) = (3, 0);
 
 pub struct ServedModel {
     pub engine: Engine,
+    /// Makes the constraints of requests that other nodes bring.
+    pub constraints: Arc<dyn ConstraintMaker>,
     /// Without the node's name and life.
     hello: Hello,
 }
@@ -44,6 +48,10 @@ impl ServedModel {
         };
         Self {
             engine: llm.engine.clone(),
+            constraints: Arc::new(GrammarMaker::new(
+                llm.tokenizer.clone(),
+                llm.config.spec.vocab_size,
+            )),
             hello,
         }
     }

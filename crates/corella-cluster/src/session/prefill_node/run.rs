@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use corella_core::session::SessionKey;
 use corella_core::{AdmissionError, Request, SessionId};
-use corella_engine::{Entry, StreamEvent, SubmitError, TokenStream};
+use corella_engine::{Entry, StreamEvent, Submission, SubmitError, TokenStream};
 
 use super::{ExportTask, Exported, Node, State};
 use crate::session::driver::Driver;
@@ -24,7 +24,12 @@ impl Node {
         entry: Entry,
     ) {
         let exports_kv = request.exports_kv;
-        let submitted = self.engine.submit_as(request.into(), entry);
+        let client = state.sessions.client(session);
+        let submission = Submission {
+            constraint: client.and_then(|client| client.facts.constraint.clone()),
+            ..request.into()
+        };
+        let submitted = self.engine.submit_as(submission, entry);
         let now_us = self.clock().now_us();
         let error = match submitted {
             Ok(mut streams) => {

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use corella_core::session::SessionKey;
 use corella_core::{RequestId, SessionId};
-use corella_engine::{StreamEvent, StreamRelay, TraceScope};
+use corella_engine::{StreamEvent, StreamRelay, TokenConstraint, TraceScope};
 use tokio::task::AbortHandle;
 
 use crate::session::link::Link;
@@ -28,6 +28,12 @@ pub struct Client {
     pub relay: StreamRelay,
     pub is_accepted: bool,
     pub trace_id: Option<Arc<str>>,
+    pub facts: ClientFacts,
+}
+
+/// What only this node knows of a client's request.
+pub struct ClientFacts {
+    pub constraint: Option<Arc<dyn TokenConstraint>>,
     pub trace: Option<TraceScope>,
 }
 
@@ -106,12 +112,12 @@ impl SessionTable {
 }
 
 impl Client {
-    pub fn new(relay: StreamRelay, trace_id: Option<Arc<str>>, trace: Option<TraceScope>) -> Self {
+    pub fn new(relay: StreamRelay, trace_id: Option<Arc<str>>, facts: ClientFacts) -> Self {
         Self {
             relay,
             is_accepted: false,
             trace_id,
-            trace,
+            facts,
         }
     }
 

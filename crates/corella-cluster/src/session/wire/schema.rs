@@ -142,6 +142,9 @@ pub struct Allocate {
     pub siblings: Option<Vec<u8>>,
     #[prost(string, optional, tag = "9")]
     pub trace_id: Option<String>,
+    /// What the prefill node's server has made of the request's format or tools.
+    #[prost(string, optional, tag = "10")]
+    pub constraint: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -91,6 +91,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
         },
         remaining_us: Some(0),
         siblings: Some(SessionId(1 << 100)),
+        constraint: Some("{\"Regex\":\"a+\"}".into()),
         trace_id: Some("trace-7".into()),
     };
     let messages = [
@@ -100,6 +101,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             namespace: Namespace::default(),
             remaining_us: None,
             siblings: None,
+            constraint: None,
             trace_id: None,
             stopping: StoppingCriteria::default(),
             sampling: SamplingParams::GREEDY,

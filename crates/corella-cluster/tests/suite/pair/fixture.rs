@@ -26,6 +26,8 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::pair::constraint::EvenMaker;
+
 pub const PAGE_SIZE: u32 = 4;
 pub const FINGERPRINT: u128 = 0x5eed;
 /// Ends an answer that would hang. No passing test comes near it.
@@ -127,7 +129,14 @@ impl Decode {
             ..ReceiverConfig::new(incarnation, FINGERPRINT)
         };
         let receiver = Arc::new(KvReceiver::new(config, pages, &threads));
-        let node = DecodeNode::start(session_config(), hello, engine.clone(), receiver, None);
+        let node = DecodeNode::start(
+            session_config(),
+            hello,
+            engine.clone(),
+            receiver,
+            Some(Arc::new(EvenMaker)),
+            None,
+        );
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind("127.0.0.1:0")
             .await

@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use corella_core::{FinishReason, Pooling, SamplingParams, TokenId, TokenRules};
-use corella_engine::{Allowed, ConstrainedAnswer, StreamEvent, TokenConstraint};
+use corella_engine::StreamEvent;
 use corella_model::MockConfig;
 
 use crate::pair::fixture::*;
@@ -241,53 +241,6 @@ async fn a_prompt_that_is_pooled_stays_on_its_node() {
         }
         assert_eq!(state, Some(model.lone_hidden_state(&prompt, pooling)));
     }
-    at_rest(&prefill.engine).await;
-    assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
-}
-
-/// Every token is even, and after eight nothing follows.
-#[derive(Debug)]
-struct EightEven;
-
-struct Evens(u32);
-
-impl TokenConstraint for EightEven {
-    fn start(&self) -> Result<Box<dyn ConstrainedAnswer>, String> {
-        Ok(Box::new(Evens(0)))
-    }
-}
-
-impl ConstrainedAnswer for Evens {
-    fn push(&mut self, _token: TokenId) -> Result<(), String> {
-        self.0 += 1;
-        Ok(())
-    }
-
-    fn allowed(&mut self) -> Result<Allowed, String> {
-        let may_end = self.0 == 8;
-        let word = if may_end { 0 } else { 0x5555_5555 };
-        Ok(Allowed {
-            tokens: Box::new([word; 2]),
-            may_end,
-        })
-    }
-}
-
-/// A session carries no constraint.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_constrained_answer_stays_on_its_node() {
-    let model = model(256);
-    let decode = Decode::start(&model, 12).await;
-    let prefill = Prefill::start(&model, &[&decode]);
-    let prompt: Vec<TokenId> = (0..30).collect();
-    let mut asked = submission(prompt.clone(), 12, SamplingParams::GREEDY);
-    asked.constraint = Some(Arc::new(EightEven));
-    let answer = finish(prefill.submit(asked).remove(0)).await;
-    let tokens = model.lone_masked_tokens(&prompt, &SamplingParams::GREEDY, |output| {
-        (output.len() < 8).then(|| [0x5555_5555; 2].into())
-    });
-    assert_eq!(tokens.len(), 8);
-    assert_eq!(answer, (tokens, FinishReason::EndToken));
     at_rest(&prefill.engine).await;
     assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
 }
