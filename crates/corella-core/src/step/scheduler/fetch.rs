@@ -10,10 +10,7 @@ use crate::cache::fetch::{Fetch, MAX_FETCHES};
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::KnownPath;
 use crate::request_state::Leader;
-use crate::{
-    FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, Scheduler,
-    StepId,
-};
+use crate::{FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, PageId, Scheduler, StepId};
 
 impl Scheduler {
     /// Reserves pages for the blocks of a sequence that are not cached. In a group with a window, these are the pages that
