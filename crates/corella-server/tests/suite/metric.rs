@@ -116,13 +116,9 @@ async fn the_process_has_its_usual_metrics() {
         let number = line.unwrap_or_else(|| panic!("{name} is missing:\n{text}"));
         number.trim().parse().expect("a number without labels")
     };
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    let now = now.expect("it is past 1970").as_secs_f64();
-    let (start, day) = (value("process_start_time_seconds "), 86_400.0);
-    // The start is a multiple of a tick behind a whole second.
-    assert!(start > now - day && start < now + 2.0, "{start} at {now}");
-    let cpu = value("process_cpu_seconds_total ");
-    assert!((0.0..day).contains(&cpu), "{cpu}");
+    // It is in seconds since 1970, and not since the machine was started.
+    assert!(value("process_start_time_seconds ") > 1.7e9, "{text}");
+    assert!(value("process_cpu_seconds_total ") >= 0.0, "{text}");
     let (resident, mapped) = (
         value("process_resident_memory_bytes "),
         value("process_virtual_memory_bytes "),
