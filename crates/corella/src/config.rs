@@ -105,6 +105,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     let may_decode_for_others = args.cluster.role == RoleArg::Decode
         || args.cluster.registry.is_some()
         || args.cluster.cluster_listen.is_some();
+    options.exchanges_kv = may_decode_for_others;
     if may_decode_for_others && args.cache.kv_spill_memory.is_none() {
         options.kv_spill = KvSpill::QuarterOfCache;
     }

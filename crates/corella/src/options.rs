@@ -96,6 +96,8 @@ pub struct LlmOptions {
     pub max_logprobs: u32,
     /// Memory for the KV of preempted requests, beside the KV cache.
     pub kv_spill: KvSpill,
+    /// Whether other nodes may fetch KV pages of this one, or bring some.
+    pub exchanges_kv: bool,
     /// Most tokens of a prompt and its output together. Default: what the model and the KV cache
     /// allow.
     pub max_model_len: Option<u32>,
@@ -145,6 +147,7 @@ impl Default for LlmOptions {
             is_batch_invariant: true,
             max_logprobs: 20,
             kv_spill: KvSpill::Bytes(0),
+            exchanges_kv: false,
             max_model_len: None,
             pinned_prefixes: Vec::new(),
             max_pinned_share: 0.25,

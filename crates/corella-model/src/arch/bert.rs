@@ -129,6 +129,7 @@ fn spec(fields: &dyn Fields, first_position: usize) -> Result<DecoderSpec, Check
         activation: base::activation(fields, ACTIVATION, Activation::Gelu)?,
         is_gated: false,
         bias: true,
+        gate_limit: None,
     };
     let eps = fields.try_number(EPS)?.unwrap_or(1e-12) as f32;
     let num_layers = base::num_layers(fields, NUM_LAYERS)?;

@@ -62,6 +62,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         activation: base::activation(fields, ACTIVATION, Activation::Gelu)?,
         is_gated: true,
         bias: flag("mlp_bias")?,
+        gate_limit: None,
     });
     let num_layers = base::num_layers(fields, NUM_LAYERS)?;
     let is_local = match base::sliding_layers(fields, num_layers)? {

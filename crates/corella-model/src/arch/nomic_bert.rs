@@ -76,6 +76,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         },
         is_gated: true,
         bias: false,
+        gate_limit: None,
     };
     let eps = fields.try_number(field(NORM_EPS))?.unwrap_or(1e-12) as f32;
     let num_layers = base::num_layers(fields, field(LAYERS))?;
