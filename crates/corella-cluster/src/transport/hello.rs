@@ -61,7 +61,7 @@ impl Hello {
     }
 
     /// In which form pages travel between the two; both ends come to the same answer. The receiver
-    /// converts page size, KV format and element order. Pages in `ElementOrder::Rows` are in the memory
+    /// converts page size (except behind windows, where its first page would lack rows), KV format and element order. Pages in `ElementOrder::Rows` are in the memory
     /// of a GPU, which sockets cannot read, and have their canonical form there, so they are copied.
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
         let (own, theirs) = (&self.geometry, &other.geometry);
@@ -73,6 +73,8 @@ impl Hello {
             Err(Incompatibility::Model)
         } else if shape(own) != shape(theirs) || windows.0 != windows.1 {
             Err(Incompatibility::Shape)
+        } else if self.window_digest != 0 && own.page_size != theirs.page_size {
+            Err(Incompatibility::PageSize)
         } else if own.is_native_to(theirs) && own.order != ElementOrder::Rows {
             Ok(PageForm::Native)
         } else {
@@ -146,6 +148,7 @@ pub enum Incompatibility {
     Protocol(u32),
     Model,
     Shape,
+    PageSize,
 }
 
 impl fmt::Display for Incompatibility {
@@ -158,6 +161,9 @@ impl fmt::Display for Incompatibility {
             ),
             Self::Model => f.write_str("it serves another model"),
             Self::Shape => f.write_str("its model has other layers, windows or heads"),
+            Self::PageSize => f.write_str(
+                "the model has sliding windows, and its pages have another --block-size",
+            ),
         }
     }
 }

@@ -258,18 +258,8 @@ impl Incoming {
         canonical: &[u8],
         own: &mut Vec<u8>,
     ) -> bool {
-        // A page of the sender may begin with rows that this node has, or that are behind its window.
-        let end = run.first_row + run.num_rows;
-        let first_of_table =
-            self.table(run.layer).num_gone as u32 * self.pages.geometry().page_size;
-        let first = run
-            .first_row
-            .max(self.request.first_row)
-            .max(first_of_table);
-        let rows = first.min(end)..end;
-        if rows.is_empty() {
-            return self.gate.is_open();
-        }
+        // A page of the sender may begin with rows that this node has.
+        let rows = run.first_row.max(self.request.first_row)..run.first_row + run.num_rows;
         let layer = self.layer_in_page(run.layer);
         let pages = self.pages_with(run.layer, rows.clone());
         let form = PageForm::Canonical;

@@ -50,7 +50,7 @@ pub struct Hello {
     pub kv_shape: KvShape,
     /// Converted by the receiver where it differs.
     pub kv_format: Box<str>,
-    /// Converted by the receiver where it differs.
+    /// Converted by the receiver where it differs, in models without windows.
     pub page_size: u32,
     /// Converted by the receiver where it differs.
     pub element_order: Box<str>,
@@ -79,6 +79,8 @@ pub enum Mismatch {
     Model(u128, u128),
     Tokenizer(u128, u128),
     KvShape(KvShape, KvShape),
+    /// Only with windows: the first page that is sent would begin with rows that the other node's page lacks.
+    PageSize(u32, u32),
 }
 
 /// A request, without what only its own node has to know of it.
@@ -198,6 +200,9 @@ impl Hello {
         if self.kv_shape != other.kv_shape {
             return Err(Mismatch::KvShape(self.kv_shape, other.kv_shape));
         }
+        if self.kv_shape.window_digest != 0 && self.page_size != other.page_size {
+            return Err(Mismatch::PageSize(self.page_size, other.page_size));
+        }
         Ok(())
     }
 }
@@ -210,6 +215,7 @@ impl Mismatch {
             Self::Model(ours, theirs) => Self::Model(theirs, ours),
             Self::Tokenizer(ours, theirs) => Self::Tokenizer(theirs, ours),
             Self::KvShape(ours, theirs) => Self::KvShape(theirs, ours),
+            Self::PageSize(ours, theirs) => Self::PageSize(theirs, ours),
         }
     }
 }
@@ -250,6 +256,11 @@ impl fmt::Display for Mismatch {
                 f,
                 "this node has tokenizer {ours:032x} and the peer tokenizer {theirs:032x}: \
                  start both with the same tokenizer files"
+            ),
+            Self::PageSize(ours, theirs) => write!(
+                f,
+                "this node has pages of {ours} tokens and the peer pages of {theirs}, and the model has sliding \
+                 windows: start both with the same --block-size"
             ),
             Self::KvShape(ours, theirs) => write!(
                 f,

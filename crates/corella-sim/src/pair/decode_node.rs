@@ -257,8 +257,10 @@ impl DecodeNode {
                 deadline_us,
             } => {
                 world.totals.num_loads += 1;
+                let page_size = self.engine.page_size();
                 let groups = self.engine.groups().iter().map(|group| {
-                    let first_row = group.first_row_read(num_rows - 1).max(first_row);
+                    let first_page = group.first_page_exported(num_rows, page_size);
+                    let first_row = (first_page * page_size).max(first_row);
                     let rows = vec![(0, None); (num_rows - first_row) as usize];
                     GroupLoad { first_row, rows }
                 });

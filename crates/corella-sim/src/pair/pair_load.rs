@@ -123,7 +123,7 @@ impl PairLoad {
                 num_kv_heads: 1,
                 head_dim: 1,
                 num_ranks: 1,
-                window_digest: 0,
+                window_digest: u64::from(plan.config.has_windows()),
             },
             kv_format: "bf16".into(),
             page_size: plan.config.page_size,
@@ -386,15 +386,22 @@ impl Writer {
     }
 }
 
-/// Gives the model of all nodes one to three KV groups, most of them with windows. Each node has as many more pages.
+/// Gives the model of all nodes one to three KV groups, most of them with windows. Each node has as many more pages, and
+/// with windows all have pages of one size.
 fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
     let num_groups = 1 + random.below(3) as u32;
     let groups = (0..num_groups).map(|_| KvGroup {
         window: (!random.once_in(3)).then(|| 1 + random.below(30) as u32),
     });
     let groups: Vec<_> = groups.collect();
+    let page_size = nodes[0].config.page_size;
     for node in nodes {
         let config = &mut node.config;
+        if groups.iter().any(|group| group.window.is_some()) {
+            config.page_size = page_size;
+            let num_least_pages = config.max_model_len.div_ceil(page_size);
+            config.num_pages = config.num_pages.max(num_least_pages);
+        }
         config.kv_groups = groups.clone();
         config.num_pages *= num_groups;
         config.max_held_pages *= num_groups;

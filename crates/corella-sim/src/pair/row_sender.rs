@@ -106,7 +106,11 @@ impl PrefillNode {
     ) {
         let num_rows = offer.borrow().rows.len() as u32;
         let groups = self.engine.groups().iter();
-        let first_rows = groups.map(|group| group.first_row_read(num_rows - 1).max(load.first_row));
+        let page_size = self.engine.page_size();
+        let first_rows = groups.map(|group| {
+            let first_page = group.first_page_exported(num_rows, page_size);
+            (first_page * page_size).max(load.first_row)
+        });
         let next = first_rows.flat_map(|row| std::iter::repeat_n(row, self.num_layers as usize));
         let sender = Sender {
             decode_index: load.decode_index,

@@ -92,10 +92,9 @@ async fn windows_reach_no_bit_of_an_answer_of_two_nodes() {
         keeps_context: false,
         ..PLAIN
     };
-    // Pages of the same size travel as they are, others are converted. Stages divide pages in another way.
-    for (page_size, num_stages) in [(8, 1), (16, 1), (4, 1), (8, 2)] {
+    // Stages divide pages in another way.
+    for num_stages in [1, 2] {
         let decode = Kind {
-            page_size,
             num_stages,
             ..prefill
         };
@@ -104,7 +103,7 @@ async fn windows_reach_no_bit_of_an_answer_of_two_nodes() {
         for (at, prompt) in prompts().into_iter().enumerate() {
             let asked = submission(prompt, NUM_TOKENS, sampling(at));
             let answer = finish(prefill.submit(asked).remove(0)).await;
-            assert_eq!(answer, expected[at], "prompt {at}, pages of {page_size}");
+            assert_eq!(answer, expected[at], "prompt {at}, {num_stages} stages");
             assert_eq!(answer.1, FinishReason::Length);
         }
         at_rest(&prefill.engine).await;
@@ -115,6 +114,27 @@ async fn windows_reach_no_bit_of_an_answer_of_two_nodes() {
         assert_eq!(there.num_generated_tokens, num_decoded);
         assert_eq!(there.num_prefix_query_tokens, 0, "it computes no prompt");
     }
+}
+
+/// The first page that is sent would lack rows where pages have another size, and others could find it later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_windows_and_other_pages_do_not_work_together() {
+    let windows = Kind {
+        keeps_context: false,
+        ..PLAIN
+    };
+    let others = Kind {
+        page_size: 16,
+        ..windows
+    };
+    let decode = Decode::start_with(executor(others), 11).await;
+    let prefill = Prefill::start_with(executor(windows), &[&decode]);
+    let prompt: Vec<TokenId> = (0..200).map(|i| i * 7 % 79).collect();
+    let asked = submission(prompt, 4, SamplingParams::GREEDY);
+    let (tokens, _) = finish(prefill.submit(asked).remove(0)).await;
+    assert_eq!(tokens.len(), 4);
+    at_rest(&prefill.engine).await;
+    assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
 }
 
 /// The whole of 200 rows is 25 pages in each layer. Behind a window of 24 rows, those from row 176 on are three.
