@@ -1,7 +1,7 @@
 //! Adapters of an engine's executor, which it keeps as long as somebody may use them.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use corella_model::{Adapter, Adapters};
 
@@ -9,8 +9,13 @@ use corella_model::{Adapter, Adapters};
 /// else holds it.
 pub struct LoadedAdapter {
     name: Arc<str>,
+    fingerprint: u128,
     adapters: Arc<dyn Adapters>,
 }
+
+/// Adapters that take requests of other nodes, which know them by their contents.
+#[derive(Default)]
+pub struct AdapterIndex(Mutex<Vec<Weak<LoadedAdapter>>>);
 
 impl LoadedAdapter {
     /// Gives an adapter to an executor. The name must be one that no other loaded adapter has: requests
@@ -19,12 +24,41 @@ impl LoadedAdapter {
         adapters.add(name, adapter);
         Self {
             name: name.into(),
+            fingerprint: adapter.fingerprint(),
             adapters,
         }
     }
 
     pub fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    /// Equal for equal adapters, whatever they are called.
+    pub fn fingerprint(&self) -> u128 {
+        self.fingerprint
+    }
+}
+
+impl AdapterIndex {
+    pub fn add(&self, adapter: &Arc<LoadedAdapter>) {
+        let mut adapters = self.lock();
+        adapters.retain(|other| other.strong_count() > 0);
+        adapters.push(Arc::downgrade(adapter));
+    }
+
+    pub fn remove(&self, adapter: &Arc<LoadedAdapter>) {
+        let is_another = |other: &Weak<LoadedAdapter>| other.as_ptr() != Arc::as_ptr(adapter);
+        self.lock().retain(is_another);
+    }
+
+    pub fn find(&self, fingerprint: u128) -> Option<Arc<LoadedAdapter>> {
+        let adapters = self.lock();
+        let mut adapters = adapters.iter().filter_map(Weak::upgrade);
+        adapters.find(|adapter| adapter.fingerprint == fingerprint)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Weak<LoadedAdapter>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

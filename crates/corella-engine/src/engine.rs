@@ -16,6 +16,7 @@ use corella_core::{
 use corella_model::{Adapters, Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
 
+use crate::adapter::AdapterIndex;
 use crate::doorbell::{CommandSender, doorbell};
 use crate::drafter::{DraftModel, Drafter};
 use crate::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
@@ -66,6 +67,7 @@ pub struct Engine {
     shared: Arc<Shared>,
     kv_pages: Arc<dyn KvPages>,
     adapters: Option<Arc<dyn Adapters>>,
+    served_adapters: Arc<AdapterIndex>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -199,6 +201,7 @@ impl Engine {
                 shared,
                 kv_pages,
                 adapters,
+                served_adapters: Arc::default(),
             }),
             Ok(Err(error)) => Err(EngineError::WarmUp(error)),
             Err(_) => Err(EngineError::WarmUp(ExecutorError::Lost {
@@ -383,6 +386,11 @@ impl Engine {
     /// The adapters that the executor has; `None` if it can have none.
     pub fn adapters(&self) -> Option<&Arc<dyn Adapters>> {
         self.adapters.as_ref()
+    }
+
+    /// The adapters that requests of other nodes may be computed with.
+    pub fn served_adapters(&self) -> &Arc<AdapterIndex> {
+        &self.served_adapters
     }
 
     /// What the scheduler was given.

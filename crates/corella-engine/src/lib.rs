@@ -24,7 +24,7 @@ mod token_stream;
 mod trace;
 mod watchdog;
 
-pub use adapter::LoadedAdapter;
+pub use adapter::{AdapterIndex, LoadedAdapter};
 pub use drafter::DraftModel;
 pub use engine::{Engine, EngineConfig, EngineState, Entry};
 pub use engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};

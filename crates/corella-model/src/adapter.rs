@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 
 use serde_json::{Map, Value};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::Source;
 use crate::decoder_weights::{Part, TensorSource};
@@ -47,6 +48,22 @@ const WEIGHTS: &str = "adapter_model.safetensors";
 const PREFIX: &str = "base_model.model.";
 
 impl Adapter {
+    /// A digest of the updates, which is the same whatever the adapter is called. It is no defence against somebody who
+    /// wants two adapters to look the same.
+    pub fn fingerprint(&self) -> u128 {
+        let mut hasher = Xxh3::new();
+        for (index, layer) in self.layers.iter().enumerate() {
+            for (name, LowRankUpdate { down, up, scale }) in layer {
+                hasher.update(format!("{index} {name:?} {scale:?}").as_bytes());
+                for tensor in [down, up] {
+                    hasher.update(format!("{:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
+                    hasher.update(tensor.bytes());
+                }
+            }
+        }
+        hasher.digest128()
+    }
+
     /// Reads a folder as PEFT's `save_pretrained` writes it, for a model. What cannot be computed here
     /// is refused, because leaving it out would change what the adapter says.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self, CheckpointError> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
-use corella_engine::LoadedAdapter;
+use corella_engine::{AdapterIndex, LoadedAdapter};
 use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::oneshot;
@@ -38,6 +38,8 @@ pub struct ServedAdapters {
     load_timeout: Duration,
     table: Arc<Mutex<Table>>,
     uses: Arc<AdapterUses>,
+    /// Where requests of other nodes find them.
+    index: Arc<AdapterIndex>,
 }
 
 #[derive(Default)]
@@ -71,6 +73,7 @@ impl ServedAdapters {
         loader: Option<Arc<dyn AdapterLoader>>,
         max_adapters: usize,
         load_timeout: Duration,
+        index: Arc<AdapterIndex>,
     ) -> Self {
         Self {
             loader,
@@ -78,6 +81,7 @@ impl ServedAdapters {
             load_timeout,
             table: Arc::default(),
             uses: Arc::new(AdapterUses::new(max_adapters)),
+            index,
         }
     }
 
@@ -144,6 +148,7 @@ impl ServedAdapters {
         let load = Load {
             loader,
             table: self.table.clone(),
+            index: self.index.clone(),
             name: name.to_owned(),
             path: path.to_owned(),
             number,
@@ -186,7 +191,10 @@ impl ServedAdapters {
                 let _ = unloaded.send(());
                 Ok(())
             }
-            Some(Place::Served(_)) => Ok(()),
+            Some(Place::Served(adapter)) => {
+                self.index.remove(&adapter.loaded);
+                Ok(())
+            }
         }
     }
 
@@ -263,6 +271,7 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
 struct Load {
     loader: Arc<dyn AdapterLoader>,
     table: Arc<Mutex<Table>>,
+    index: Arc<AdapterIndex>,
     name: String,
     path: String,
     number: u64,
@@ -286,6 +295,7 @@ impl Load {
             created: unix_now_s(),
             loaded: Arc::new(loaded),
         };
+        self.index.add(&adapter.loaded);
         table
             .by_name
             .insert(self.name.clone(), Place::Served(adapter));

@@ -104,6 +104,7 @@ impl ServerState {
             adapters,
             config.max_num_adapters,
             config.adapter_load_timeout,
+            engine.served_adapters().clone(),
         );
         if adapters.is_on() {
             collectors.push(Box::new(AdapterMetrics(adapters.uses().clone())));

@@ -158,7 +158,16 @@ impl Driver for DecodeNode {
                 deadline_us,
             } => {
                 let source = allocate.constraint.clone();
-                let submission = allocate.into_request(RequestId(0), now_us).into();
+                let adapters = self.engine.served_adapters();
+                let adapter = allocate.adapter.map(|adapter| adapters.find(adapter));
+                if let Some(None) = adapter {
+                    let refused = Err(Refusal::Unsuitable);
+                    return state.end.handle_reserved(key, refused, now_us);
+                }
+                let submission = Submission {
+                    adapter: adapter.flatten(),
+                    ..allocate.into_request(RequestId(0), now_us).into()
+                };
                 match source {
                     None => self.reserve(state, key, submission, deadline_us),
                     Some(source) => {
@@ -288,7 +297,8 @@ impl DecodeNode {
             }
             Err(error) => {
                 rare_line!(warn, %key, error, "an answer cannot be held to its constraint here");
-                self.with(|end, now_us| end.handle_reserved(key, Err(Refusal::Never), now_us));
+                let refused = Err(Refusal::Unsuitable);
+                self.with(|end, now_us| end.handle_reserved(key, refused, now_us));
             }
         }
     }

@@ -173,16 +173,16 @@ impl Generate for PrefillNode {
         let constraint = submission.constraint.clone();
         let source = constraint.as_ref().and_then(|it| it.source());
         let source = source.filter(|source| source.len() <= wire::MAX_CONSTRAINT_BYTES);
-        let is_local = submission.sampling.is_told_of_prompt()
-            || constraint.is_some() && source.is_none()
-            || submission.adapter.is_some();
+        let is_local =
+            submission.sampling.is_told_of_prompt() || constraint.is_some() && source.is_none();
         if is_local {
-            // Only whoever computes the prompt has its log-probabilities or its hidden state, and a
-            // session carries no adapters, so the request stays here.
+            // Only whoever computes the prompt has its log-probabilities or its hidden state, and only
+            // this node the constraint, so the request stays here.
             return node.engine.submit(submission);
         }
         let num_choices = submission.num_choices;
         let (trace_id, trace) = (submission.trace_id.clone(), submission.trace.clone());
+        let adapter = submission.adapter.clone();
         let first = Request {
             exports_kv: false,
             ..submission.into_request(RequestId(0), 0)
@@ -211,10 +211,12 @@ impl Generate for PrefillNode {
                 max_tokens,
                 deadline_us: None,
                 siblings,
+                adapter: adapter.as_ref().map(|adapter| adapter.fingerprint()),
                 constraint: source.clone(),
                 trace_id: trace_id.clone(),
             };
             let client = ClientFacts {
+                adapter: adapter.clone(),
                 constraint: constraint.clone(),
                 trace: trace.clone(),
             };

@@ -181,6 +181,7 @@ pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
             let kind = match refusal {
                 core::Refusal::Exhausted => RefusalKind::Exhausted,
                 core::Refusal::Never => RefusalKind::Never,
+                core::Refusal::Unsuitable => RefusalKind::Unsuitable,
                 core::Refusal::Incompatible(_) => RefusalKind::Incompatible,
                 core::Refusal::StaleIncarnation => RefusalKind::StaleIncarnation,
                 core::Refusal::Ended => RefusalKind::Ended,
@@ -215,6 +216,7 @@ pub fn from_decode(body: Body, own: &core::Hello) -> Result<core::ToPrefill, Wir
             RefusalKind::Unknown => return Err(WireError("the kind of a refusal")),
             RefusalKind::Exhausted => core::Refusal::Exhausted,
             RefusalKind::Never => core::Refusal::Never,
+            RefusalKind::Unsuitable => core::Refusal::Unsuitable,
             RefusalKind::Incompatible => {
                 let theirs = refused.hello.ok_or(WireError("what is incompatible"))?;
                 match own.check(&theirs.try_into()?) {
@@ -254,6 +256,7 @@ impl From<core::Allocate> for Allocate {
             namespace,
             remaining_us,
             siblings,
+            adapter,
             constraint,
             trace_id,
         } = allocate;
@@ -280,10 +283,10 @@ impl From<core::Allocate> for Allocate {
                 stop_token_ids: stopping.stop_token_ids,
             }),
             priority,
-            lora: text(namespace.lora),
             cache_salt: text(namespace.cache_salt),
             remaining_us,
             siblings: siblings.map(|session| session.0.to_be_bytes().into()),
+            adapter: adapter.map(|fingerprint| fingerprint.to_be_bytes().into()),
             constraint: text(constraint),
             trace_id: text(trace_id),
         }
@@ -299,6 +302,9 @@ impl TryFrom<Allocate> for core::Allocate {
         let rules = sampling.rules.map(TokenRules::try_from);
         // Servers take no longer ones.
         let trace_id = allocate.trace_id.filter(|id| id.len() <= 128);
+        let adapter = allocate
+            .adapter
+            .map(|fingerprint| number(&fingerprint, "the adapter's fingerprint"));
         let constraint = allocate.constraint;
         if { constraint.as_ref() }.is_some_and(|source| source.len() > MAX_CONSTRAINT_BYTES) {
             return Err(WireError("the size of the constraint"));
@@ -333,11 +339,12 @@ impl TryFrom<Allocate> for core::Allocate {
             },
             priority: allocate.priority,
             namespace: Namespace {
-                lora: allocate.lora.map(Into::into),
+                lora: None,
                 cache_salt: allocate.cache_salt.map(Into::into),
             },
             remaining_us: allocate.remaining_us,
             siblings: siblings.transpose()?.map(SessionId),
+            adapter: adapter.transpose()?,
             constraint: constraint.map(Into::into),
             trace_id: trace_id.map(Into::into),
         })

@@ -2,6 +2,7 @@
 //! which notices every wrong row of a page.
 
 mod account;
+mod adapter;
 mod constraint;
 mod entrance;
 mod fixture;

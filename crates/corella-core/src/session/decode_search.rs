@@ -10,7 +10,7 @@ use crate::session::pulse::Pulse;
 use crate::session::{
     AbortReason, Allocate, Allocated, Hello, Peer, Refusal, SessionKey, ToDecode,
 };
-use crate::{Incarnation, NodeId};
+use crate::{Incarnation, Namespace, NodeId};
 
 impl PrefillSession {
     pub(super) fn begin_search(&mut self, context: &Context<'_>) {
@@ -53,9 +53,14 @@ impl PrefillSession {
             sampling: self.request.sampling.clone(),
             stopping: self.stopping(),
             priority: self.request.priority,
-            namespace: self.request.namespace.clone(),
+            // A decode node calls the adapter by a name of its own.
+            namespace: Namespace {
+                lora: None,
+                ..self.request.namespace.clone()
+            },
             remaining_us,
             siblings: self.siblings,
+            adapter: self.adapter,
             constraint: self.constraint.clone(),
             trace_id: self.trace_id.clone(),
         };
@@ -145,6 +150,10 @@ impl PrefillSession {
         match refusal {
             Refusal::Incompatible(mismatch) => {
                 self.be_refused_as_incompatible(node, mismatch.seen_from_other(), context);
+            }
+            Refusal::Unsuitable => {
+                self.was_unsuitable = true;
+                self.be_refused(None, context);
             }
             Refusal::Exhausted
             | Refusal::Never

@@ -98,6 +98,9 @@ pub struct Allocate {
     /// The session of the first choice, where several choices have this prompt. Their rows are sent
     /// once.
     pub siblings: Option<SessionId>,
+    /// The fingerprint of the adapter that it is computed with. Each node has a name of its own for it, which is part of
+    /// its namespace there.
+    pub adapter: Option<u128>,
     /// What the answer is held to, from its first token on, which the prefill node draws. The decode node makes of it
     /// the constraint that the prefill node has.
     pub constraint: Option<Arc<str>>,
@@ -123,6 +126,8 @@ pub enum Refusal {
     Exhausted,
     /// There could never be room.
     Never,
+    /// The node has not the request's adapter, or cannot hold an answer to its constraint.
+    Unsuitable,
     Incompatible(Mismatch),
     /// The key names another start of either node than the one that is known here.
     StaleIncarnation,
@@ -296,6 +301,9 @@ impl fmt::Display for Refusal {
         match self {
             Self::Exhausted => f.write_str("the decode node has no room now"),
             Self::Never => f.write_str("the request can never fit the decode node"),
+            Self::Unsuitable => {
+                f.write_str("the decode node cannot follow the request's adapter or constraint")
+            }
             Self::Incompatible(mismatch) => mismatch.fmt(f),
             Self::StaleIncarnation => f.write_str("one of the nodes has been started again"),
             Self::Ended => f.write_str("the session has ended"),

@@ -59,6 +59,8 @@ pub struct Submission {
     pub deadline_us: Option<u64>,
     /// The session of the first choice, where several choices have this prompt.
     pub siblings: Option<SessionId>,
+    /// The fingerprint of the adapter that it is computed with.
+    pub adapter: Option<u128>,
     /// What the answer is held to, as decode nodes read it.
     pub constraint: Option<Arc<str>>,
     /// What logs call the request on both nodes.

@@ -23,6 +23,7 @@ pub(super) struct PrefillSession {
     pub(super) max_tokens: u32,
     pub(super) deadline_us: Option<u64>,
     pub(super) siblings: Option<SessionId>,
+    pub(super) adapter: Option<u128>,
     pub(super) constraint: Option<Arc<str>>,
     pub(super) trace_id: Option<Arc<str>>,
     pub(super) remote: Remote,
@@ -40,6 +41,8 @@ pub(super) struct PrefillSession {
     pub(super) can_export: bool,
     /// Another decode node has been looked for because one was lost.
     has_retried: bool,
+    /// Some decode node could not serve such a request, so that it may be served here whatever the configuration says.
+    pub(super) was_unsuitable: bool,
     /// The tokens that the client has been sent; `accounting` holds the figures reported along with
     /// them.
     pub(super) output: Vec<TokenId>,
@@ -162,6 +165,7 @@ impl PrefillSession {
             max_tokens: submission.max_tokens,
             deadline_us: submission.deadline_us,
             siblings: submission.siblings,
+            adapter: submission.adapter,
             constraint: submission.constraint,
             trace_id: submission.trace_id,
             remote: Remote::Nothing,
@@ -173,6 +177,7 @@ impl PrefillSession {
             allocate_by_us: 0,
             can_export: true,
             has_retried: false,
+            was_unsuitable: false,
             output: Vec::new(),
             accounting: None,
             first_token: None,
@@ -484,7 +489,8 @@ impl PrefillSession {
     /// No decode node is left: the rest is computed here, if the configuration allows it.
     pub(super) fn go_on_locally(&mut self, reason: AbortReason, context: &mut Context<'_>) {
         self.remote = Remote::Nothing;
-        if self.output.is_empty() && !context.config.starts_locally {
+        let stays = context.config.starts_locally || self.was_unsuitable;
+        if self.output.is_empty() && !stays {
             let finish = SessionFinish::Refused(AdmissionError::NoDecodeNode);
             return self.end(None, finish, reason, context);
         }

@@ -72,6 +72,7 @@ impl PrefillNode {
             max_tokens: call.max_tokens,
             deadline_us: call.deadline_us,
             siblings: call.siblings,
+            adapter: None,
             constraint: None,
             trace_id: None,
         };

@@ -12,7 +12,8 @@ use crate::Llm;
 use crate::cluster::ClusterConfig;
 
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
-/// Version 3 knows constraints on whole answers, which a node that skipped them would break.
+/// Version 3 knows constraints on whole answers, which a node that skipped them would break, and adapters by their
+/// contents.
 const PROTOCOL: (u32, u32) = (3, 0);
 
 pub struct ServedModel {

@@ -25,8 +25,10 @@ impl Node {
     ) {
         let exports_kv = request.exports_kv;
         let client = state.sessions.client(session);
+        let facts = client.map(|client| &client.facts);
         let submission = Submission {
-            constraint: client.and_then(|client| client.facts.constraint.clone()),
+            adapter: facts.and_then(|facts| facts.adapter.clone()),
+            constraint: facts.and_then(|facts| facts.constraint.clone()),
             ..request.into()
         };
         let submitted = self.engine.submit_as(submission, entry);

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use corella_core::session::SessionKey;
 use corella_core::{RequestId, SessionId};
-use corella_engine::{StreamEvent, StreamRelay, TokenConstraint, TraceScope};
+use corella_engine::{LoadedAdapter, StreamEvent, StreamRelay, TokenConstraint, TraceScope};
 use tokio::task::AbortHandle;
 
 use crate::session::link::Link;
@@ -33,6 +33,7 @@ pub struct Client {
 
 /// What only this node knows of a client's request.
 pub struct ClientFacts {
+    pub adapter: Option<Arc<LoadedAdapter>>,
     pub constraint: Option<Arc<dyn TokenConstraint>>,
     pub trace: Option<TraceScope>,
 }

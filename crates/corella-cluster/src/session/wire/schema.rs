@@ -131,8 +131,6 @@ pub struct Allocate {
     pub stopping: Option<Stopping>,
     #[prost(sint32, tag = "4")]
     pub priority: i32,
-    #[prost(string, optional, tag = "5")]
-    pub lora: Option<String>,
     #[prost(string, optional, tag = "6")]
     pub cache_salt: Option<String>,
     #[prost(uint64, optional, tag = "7")]
@@ -142,6 +140,9 @@ pub struct Allocate {
     pub siblings: Option<Vec<u8>>,
     #[prost(string, optional, tag = "9")]
     pub trace_id: Option<String>,
+    /// 16 bytes: the fingerprint of the adapter. Tag 5 was its name.
+    #[prost(bytes = "vec", optional, tag = "11")]
+    pub adapter: Option<Vec<u8>>,
     /// What the prefill node's server has made of the request's format or tools.
     #[prost(string, optional, tag = "10")]
     pub constraint: Option<String>,
@@ -236,6 +237,7 @@ pub enum RefusalKind {
     StaleIncarnation = 4,
     Ended = 5,
     Draining = 6,
+    Unsuitable = 7,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -86,11 +86,12 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
         },
         priority: -7,
         namespace: Namespace {
-            lora: Some("adapter".into()),
+            lora: None,
             cache_salt: Some("".into()),
         },
         remaining_us: Some(0),
         siblings: Some(SessionId(1 << 100)),
+        adapter: Some(1 << 127),
         constraint: Some("{\"Regex\":\"a+\"}".into()),
         trace_id: Some("trace-7".into()),
     };
@@ -101,6 +102,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             namespace: Namespace::default(),
             remaining_us: None,
             siblings: None,
+            adapter: None,
             constraint: None,
             trace_id: None,
             stopping: StoppingCriteria::default(),
@@ -138,6 +140,7 @@ fn a_decode_nodes_messages_arrive_as_they_were() {
     let refusals = [
         Refusal::Exhausted,
         Refusal::Never,
+        Refusal::Unsuitable,
         Refusal::StaleIncarnation,
         Refusal::Ended,
         Refusal::Draining,

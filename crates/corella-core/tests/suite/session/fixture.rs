@@ -66,6 +66,7 @@ pub fn submission(session: u128) -> Submission {
         max_tokens: 8,
         deadline_us: None,
         siblings: None,
+        adapter: None,
         constraint: None,
         trace_id: None,
     }
@@ -80,6 +81,7 @@ pub fn allocate() -> Allocate {
         namespace: Default::default(),
         remaining_us: None,
         siblings: None,
+        adapter: None,
         constraint: None,
         trace_id: None,
     }

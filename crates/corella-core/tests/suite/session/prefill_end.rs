@@ -495,6 +495,15 @@ fn a_request_that_nobody_takes_may_be_refused_here() {
     end.handle_placement(SESSION, None, 1);
     assert_eq!(finish(&actions(&mut end)), Some(&refused));
 
+    // One node lacks what the request needs, so that it may stay here.
+    let mut end = new();
+    end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
+    actions(&mut end);
+    let unsuitable = ToPrefill::Refused(Refusal::Unsuitable);
+    assert!(tries_next(&say(&mut end, key(1, 0), unsuitable, 1)).is_some());
+    end.handle_placement(SESSION, None, 1);
+    assert_eq!(runs_locally(&actions(&mut end)), Some(&[][..]));
+
     // The decode node is lost while the prompt is computed here, and there is no other.
     let mut end = new();
     end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();

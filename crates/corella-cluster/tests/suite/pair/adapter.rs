@@ -1,0 +1,114 @@
+//! Requests of a pair that are computed with an adapter, which nodes know by its contents.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use corella_core::{SamplingParams, TokenId};
+use corella_cpu::{CpuConfig, CpuExecutor};
+use corella_engine::{Engine, LoadedAdapter};
+use corella_model::{Adapter, Checkpoint, DType, KvFormat};
+
+use crate::pair::fixture::*;
+
+fn golden(name: &str) -> PathBuf {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
+    golden.join(name)
+}
+
+fn executor() -> Box<CpuExecutor> {
+    let checkpoint = Checkpoint::open(golden("llama-gqa-tied")).expect("the model is there");
+    let config = CpuConfig {
+        num_threads: 1,
+        weight_format: None,
+        kv_format: KvFormat::Float(DType::F32),
+        kv_groups: None,
+        num_pages: 256,
+        page_size: 8,
+        max_num_seqs: MAX_SEQS,
+        max_num_batched_tokens: MAX_STEP_TOKENS,
+        max_model_len: MAX_CONTEXT,
+        isa: None,
+        num_stages: 1,
+        max_adapter_rank: Some(8),
+        pin_threads: false,
+        profile: None,
+    };
+    let spec = checkpoint.config().spec.clone();
+    let weights = checkpoint.weights().expect("the weights can be read");
+    Box::new(CpuExecutor::new(spec, weights, config).expect("the executor starts"))
+}
+
+/// Loads the adapter of a folder, as a server does for its callers.
+fn load(engine: &Engine, name: &str, folder: &str) -> Arc<LoadedAdapter> {
+    let model = Checkpoint::open(golden("llama-gqa-tied")).expect("the model is there");
+    let adapter = Adapter::open(&golden("adapters").join(folder), model.config());
+    let adapters = engine.adapters().expect("the executor takes adapters");
+    let adapter = adapter.expect("it can be read");
+    let loaded = Arc::new(LoadedAdapter::new(name, &adapter, adapters.clone()));
+    engine.served_adapters().add(&loaded);
+    loaded
+}
+
+fn prompts() -> Vec<Vec<TokenId>> {
+    let prompt = |len| (0..len).map(|i| (i * 7 + len) % 79).collect();
+    [5, 16, 40, 41, 100].map(prompt).to_vec()
+}
+
+/// The answers of a generator with an adapter, and without one.
+async fn answers(
+    submit: impl Fn(corella_engine::Submission) -> corella_engine::TokenStream,
+    adapter: &Arc<LoadedAdapter>,
+) -> Vec<Vec<TokenId>> {
+    let mut all = Vec::new();
+    for prompt in prompts() {
+        for adapter in [Some(adapter.clone()), None] {
+            let mut asked = submission(prompt.clone(), 16, SamplingParams::GREEDY);
+            asked.adapter = adapter;
+            all.push(finish(submit(asked)).await.0);
+        }
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_adapter_is_known_by_its_contents() {
+    let (alone, _) = start_engine(executor());
+    let adapter = load(&alone, "alone", "llama-all");
+    let ask = |asked| alone.submit(asked).expect("it is taken").remove(0);
+    let expected = answers(ask, &adapter).await;
+    let differ = expected.chunks(2).filter(|pair| pair[0] != pair[1]);
+    assert!(differ.count() > 0, "the adapter changes no answer");
+
+    let decode = Decode::start_with(executor(), 11).await;
+    let prefill = Prefill::start_with(executor(), &[&decode]);
+    let here = load(&prefill.engine, "here", "llama-all");
+    let num_tokens = prompts().len() as u64 * 15;
+    let num_decoded = || decode.engine.stats().scheduler.num_generated_tokens;
+
+    // The decode node has no adapter: what is computed with one stays where it is.
+    let ask = |asked| prefill.submit(asked).remove(0);
+    assert_eq!(answers(ask, &here).await, expected);
+    at_rest(&decode.engine).await;
+    assert_eq!(num_decoded(), num_tokens);
+
+    // One of the same name has other contents.
+    let other = load(&decode.engine, "here", "llama-some");
+    assert_eq!(answers(ask, &here).await, expected);
+    at_rest(&decode.engine).await;
+    assert_eq!(num_decoded(), 2 * num_tokens);
+
+    // One of another name has the same.
+    let there = load(&decode.engine, "there", "llama-all");
+    assert_eq!(there.fingerprint(), here.fingerprint());
+    assert_ne!(other.fingerprint(), here.fingerprint());
+    assert_eq!(answers(ask, &here).await, expected);
+    at_rest(&decode.engine).await;
+    assert_eq!(num_decoded(), 4 * num_tokens);
+
+    // It is served no more.
+    decode.engine.served_adapters().remove(&there);
+    assert_eq!(answers(ask, &here).await, expected);
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+    assert_eq!(num_decoded(), 5 * num_tokens);
+}
