@@ -270,9 +270,10 @@ def play(processes, kinds, seconds, pause_s):
     threads = [threading.Thread(target=client.run_until, args=(is_over, may_send)) for client in clients]
     for thread in threads:
         thread.start()
-    for _ in range(int(seconds / SAMPLE_INTERVAL_S)):
-        at_s = time.monotonic() - began_at
-        if at_s % (BURST_S + pause_s) < BURST_S:
+    num_samples = int(BURST_S / SAMPLE_INTERVAL_S)
+    num_pauses = int(pause_s / SAMPLE_INTERVAL_S)
+    for number in range(int(seconds / SAMPLE_INTERVAL_S)):
+        if number % (num_samples + num_pauses) < num_samples:
             may_send.set()
         else:
             may_send.clear()

@@ -1,5 +1,6 @@
 //! KV memory that others read and write while the executor runs.
 
+use std::iter;
 use std::ptr::NonNull;
 use std::time::Duration;
 
@@ -38,7 +39,7 @@ impl KvGeometry {
         let attention = &spec.layers[0].attention;
         Self {
             num_layers: kv_groups.num_page_layers(0..spec.layers.len()) as u32,
-            layers: KvLayers::new(kv_groups, [0..spec.layers.len()]),
+            layers: KvLayers::new(kv_groups, iter::once(0..spec.layers.len())),
             num_kv_heads: attention.num_kv_heads as u32,
             head_dim: attention.head_dim as u32,
             page_size,

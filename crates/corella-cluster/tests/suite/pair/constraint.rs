@@ -51,7 +51,11 @@ impl TokenConstraint for EvenTokens {
 
 impl ConstrainedAnswer for EvenAnswer {
     fn push(&mut self, token: TokenId) -> Result<(), String> {
-        match self.num_left.checked_sub(1).filter(|_| token % 2 == 0) {
+        match self
+            .num_left
+            .checked_sub(1)
+            .filter(|_| token.is_multiple_of(2))
+        {
             Some(num_left) => self.num_left = num_left,
             None => return Err(format!("{token} is not allowed")),
         }
