@@ -217,7 +217,7 @@ fn a_text_alone_has_the_bits_that_it_has_among_others() {
                 let state = pool(&mut alone, step, &[case], Pooling::Mean);
                 assert_eq!(
                     state[..],
-                    [expected.clone()],
+                    *std::slice::from_ref(expected),
                     "{} on {isa}, {formats:?}, {} tokens",
                     folder.display(),
                     case.tokens.len()

@@ -97,7 +97,7 @@ impl Units {
         let boot = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
         (ticks > 0 && page_bytes > 0).then_some(Self {
             ticks_per_second: ticks as f64,
-            page_bytes: page_bytes.into(),
+            page_bytes,
             boot_seconds: boot.trim().parse().ok()?,
         })
     }

@@ -271,7 +271,10 @@ fn commands_that_generate_refuse_encoders() {
             vec!["generate", model, "--no-limits", "-p", "a"],
             "generates none",
         ),
-        (vec!["quantize", model, target], "not quantised"),
+        (
+            vec!["quantize", model, target, "--format", "int8"],
+            "not quantised",
+        ),
         (
             vec!["serve", model, "--port", "0", "--pin-prefix", "a"],
             "--pin-prefix",
