@@ -57,7 +57,7 @@ pub struct WeightReport {
     pub left_out: Vec<String>,
     pub format: WeightFormat,
     pub packed_bytes: ByPart,
-    /// `None` if the machine has no memory for keys and values.
+    /// `None` for an encoder, and if the machine has no memory for keys and values.
     pub kv: Option<KvSize>,
 }
 
@@ -197,14 +197,18 @@ impl Inspection {
         let stored_bytes = weights.stored_bytes(spec);
         let all_bytes = self.totals.map_or(0, |totals| totals.num_bytes);
         let format = wanted.unwrap_or_else(|| weights.stored_format());
-        let kv = KvSize::new(spec, format, options);
+        // An encoder keeps nothing.
+        let kv = match spec.encoder {
+            Some(_) => None,
+            None => self.accept(KvSize::new(spec, format, options)),
+        };
         Some(WeightReport {
             stored_bytes,
             unused_bytes: all_bytes.saturating_sub(stored_bytes.total()),
             left_out: weights.left_out,
             format,
             packed_bytes,
-            kv: self.accept(kv),
+            kv,
         })
     }
 }

@@ -6,6 +6,7 @@ mod page_hash;
 mod page_list;
 mod peer_table;
 mod placement;
+mod pooling_name;
 mod scenario;
 mod session;
 mod span_token;

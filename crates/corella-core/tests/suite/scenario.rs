@@ -63,12 +63,13 @@ use std::path::Path;
 
 use crate::line_diff::line_diff;
 use crate::page_list::page_list;
+use crate::pooling_name;
 use crate::span_token::{drafts, letter, logprob};
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, InputToken, KvGroup,
-    LatencyObjectives, LostKv, Namespace, Pooling, PrefillAdmissionPolicy, Request, RequestError,
-    RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId,
-    Speculation, StoppingCriteria, TokenId, Yield,
+    LatencyObjectives, LostKv, Namespace, PrefillAdmissionPolicy, Request, RequestError, RequestId,
+    Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Speculation,
+    StoppingCriteria, TokenId, Yield,
 };
 
 #[test]
@@ -476,15 +477,7 @@ impl World {
                 "until" => until_us = value.parse().unwrap(),
                 "drawn" => output = value.chars().map(TokenId::from).collect(),
                 "scored" => prompt_logprobs = (value == "on").then_some(0),
-                "pooled" => {
-                    pooling = Some(match value {
-                        "last" => Pooling::LastToken,
-                        "mean" => Pooling::Mean,
-                        "first" => Pooling::FirstToken,
-                        "max" => Pooling::Max,
-                        _ => panic!("unknown pooling {value}"),
-                    })
-                }
+                "pooled" => pooling = Some(pooling_name::find(value)),
                 "export" => exports_kv = value == "on",
                 "masked" => is_masked = value == "on",
                 "prompt" => {
@@ -563,10 +556,9 @@ impl World {
                 Yield::Nothing | Yield::Draw => {}
                 Yield::Logprobs { positions, .. } => write!(line, "?{positions:?}").unwrap(),
                 Yield::Sum => line.push('+'),
-                Yield::HiddenState(Pooling::LastToken) => line.push_str("=last"),
-                Yield::HiddenState(Pooling::Mean) => line.push_str("=mean"),
-                Yield::HiddenState(Pooling::FirstToken) => line.push_str("=first"),
-                Yield::HiddenState(Pooling::Max) => line.push_str("=max"),
+                Yield::HiddenState(pooling) => {
+                    write!(line, "={}", pooling_name::of(*pooling)).unwrap()
+                }
             }
             if span.yields.draws() {
                 line.push('*');

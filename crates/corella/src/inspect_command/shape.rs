@@ -34,12 +34,16 @@ pub fn attention(layer: &LayerSpec) -> String {
         scale,
         soft_cap,
         qk_norm,
+        is_causal,
         qkv_bias,
         output_bias,
         has_sinks,
         ..
     } = layer.attention;
     let mut text = format!("{num_heads} heads of {head_dim}, {num_kv_heads} KV heads");
+    if !is_causal {
+        text += ", both ways";
+    }
     if scale != AttentionSpec::usual_scale(head_dim) {
         text += &format!(", scale {scale}");
     }

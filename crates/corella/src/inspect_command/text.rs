@@ -23,7 +23,10 @@ pub fn render(inspection: &Inspection) -> String {
     }
     if let Some(tokenizer) = &inspection.tokenizer {
         page.line("tokenizer", &tokenizer_text(tokenizer));
-        page.line("chat template", &template_text(&inspection.chat_template));
+        let model = inspection.model.as_ref();
+        if model.is_none_or(|model| model.config.has_head) {
+            page.line("chat template", &template_text(&inspection.chat_template));
+        }
     }
     if let Some(model) = &inspection.model {
         page.sizes(model);
@@ -201,7 +204,9 @@ fn vocabulary(model: &ModelReport) -> String {
     if num_padding > 0 {
         text += &format!(" and {num_padding} rows without a token");
     }
-    if !model.config.has_head {
+    if spec.encoder.is_some() {
+        text += ", no head: an encoder";
+    } else if !model.config.has_head {
         text += ", no head: embeddings only";
     } else if spec.tied_embeddings {
         text += ", head tied to the embedding";

@@ -294,4 +294,7 @@ fn commands_that_generate_refuse_encoders() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}");
     assert!(text.contains("BertModel"), "{text}");
+    assert!(text.contains("no head: an encoder"), "{text}");
+    assert!(!text.contains("KV cache"), "{text}");
+    assert!(text.contains("problems      none"), "{text}");
 }
