@@ -11,8 +11,9 @@ pub fn corella(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
     command.stdin(Stdio::null()).env_remove("RUST_LOG");
     command.args(arguments);
-    let is_replay = arguments.starts_with(&["bench", "admission"]);
-    if let Some(isa) = held_isa().filter(|_| !is_replay) {
+    let computes_nothing = |bench: &str| arguments.starts_with(&["bench", bench]);
+    let has_isa = !["admission", "serve"].into_iter().any(computes_nothing);
+    if let Some(isa) = held_isa().filter(|_| has_isa) {
         command.args(["--isa", &isa.to_string()]);
     }
     command
