@@ -67,7 +67,7 @@ struct Feed {
     is_complete: bool,
 }
 
-/// The first row that is sent of a layer, of `rows`, of which the receiver has those before. It is the first of a page
+/// The first row of a layer that is sent. The receiver has the rows before `rows`. The first sent row begins a page
 /// of the sender, so a page that begins with rows that the receiver has is sent whole. Behind a window, pages are left
 /// out that no query behind the rows reads.
 pub fn first_row_sent(group: KvGroup, page_size: u32, rows: Range<u32>) -> u32 {

@@ -118,7 +118,7 @@ impl Holds {
         self.by_request.is_empty()
     }
 
-    /// What is written for the cache, and for no request.
+    /// Fetches, whose pages belong to the cache and to no request.
     pub fn fetches(&self) -> &Fetches {
         &self.fetches
     }

@@ -143,7 +143,7 @@ pub struct Allocate {
     /// 16 bytes: the fingerprint of the adapter. Tag 5 was its name.
     #[prost(bytes = "vec", optional, tag = "11")]
     pub adapter: Option<Vec<u8>>,
-    /// What the prefill node's server has made of the request's format or tools.
+    /// The source of the constraint that the prefill node's server made from the request's format or tools.
     #[prost(string, optional, tag = "10")]
     pub constraint: Option<String>,
 }

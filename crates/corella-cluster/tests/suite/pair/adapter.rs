@@ -85,7 +85,7 @@ async fn an_adapter_is_known_by_its_contents() {
     let num_tokens = prompts().len() as u64 * 15;
     let num_decoded = || decode.engine.stats().scheduler.num_generated_tokens;
 
-    // The decode node has no adapter: what is computed with one stays where it is.
+    // The decode node has no adapter, so requests with one stay on the prefill node.
     let ask = |asked| prefill.submit(asked).remove(0);
     assert_eq!(answers(ask, &here).await, expected);
     at_rest(&decode.engine).await;

@@ -80,7 +80,7 @@ fn seeded(seed: u64) -> SamplingParams {
     }
 }
 
-/// The decode node makes the constraint of what a session says of it, and goes on behind the first token.
+/// The decode node compiles the session's constraint and goes on behind the first token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_constrained_answer_is_that_of_one_node() {
     let model = model(256);

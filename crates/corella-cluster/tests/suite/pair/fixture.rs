@@ -42,7 +42,7 @@ pub fn model(num_pages: u32) -> MockConfig {
     }
 }
 
-/// The same with three KV groups, of which two have windows that end within pages. A page has the layers of one group.
+/// The same with three KV groups. Two have windows that end within pages. A page has the layers of one group.
 pub fn windowed_model(num_pages: u32) -> MockConfig {
     let groups = [None, Some(10), Some(17)].map(|window| KvGroup { window });
     MockConfig {

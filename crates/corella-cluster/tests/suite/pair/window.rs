@@ -1,5 +1,5 @@
 //! A model with sliding windows on two nodes: its answers are those of one process that keeps all pages, bit for bit,
-//! and of a long prompt only what the windows reach is sent.
+//! and only the rows of a long prompt that the windows reach are sent.
 
 use std::path::Path;
 
