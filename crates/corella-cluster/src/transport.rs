@@ -5,7 +5,8 @@
 //! that were reserved for them. So a load that is cancelled is over at once: nobody else ever writes
 //! to those pages.
 //!
-//! The wire is in `frame.rs`. Each end reads and writes a connection concurrently, on few threads
+//! The wire is in `frame.rs`. How rows come from memory to memory is a row path (`row_path.rs`): `tcp`, `shm`, `nixl`.
+//! Each end reads and writes a connection concurrently, on few threads
 //! ([`TransferThreads`]); many sessions share a connection, chunk by chunk, each within its credit.
 
 mod account;
@@ -15,32 +16,38 @@ mod chunk;
 mod frame;
 mod frame_queue;
 mod frame_reader;
+mod frame_stream;
 mod gate;
 mod hello;
-mod host_memory;
 mod incoming;
 mod io_parts;
 mod kv_receiver;
 mod kv_sender;
 mod listener;
+mod meeting;
 mod nixl;
 mod outgoing;
+mod path_list;
+mod path_name;
 mod peer;
+mod place;
 mod plain_pages;
 mod receiver_connection;
 mod receiver_state;
+mod row_path;
 mod sender_connection;
-mod sender_memory;
 mod sender_state;
+mod shm;
 mod socket;
 mod store_table;
+mod tcp;
 mod tls_socket;
 mod token_bucket;
 mod transfer_threads;
 
 pub use account::TransferAccount;
 pub use frame::{
-    FRAME_BYTES, Frame, FrameError, LoadFrame, PageRun, Refusal, TRAILER_BYTES, Trailer,
+    FRAME_BYTES, Frame, FrameError, LoadFrame, PageRun, PathFrame, Refusal, TRAILER_BYTES, Trailer,
 };
 pub use hello::{Hello, Incompatibility};
 pub use incoming::{LoadFailure, LoadStatus};
@@ -48,8 +55,11 @@ pub use kv_receiver::{
     KvReceiver, LoadHandle, LoadRejection, LoadRequest, ReceiverConfig, ReceiverStats,
 };
 pub use kv_sender::{KvSender, SenderConfig, SenderStats, StoreError};
-pub use nixl::{NixlAgent, NixlError, NixlLibrary, NixlOffer, exit};
+pub use nixl::{NixlAgent, NixlError, NixlLibrary, exit};
 pub use outgoing::SendStatus;
+pub use path_list::PathSet;
+pub use path_name::PathName;
 pub use plain_pages::PlainPages;
+pub use row_path::{PathError, RowPath};
 pub use socket::PeerAddress;
 pub use transfer_threads::TransferThreads;

@@ -3,13 +3,12 @@
 use std::future::poll_fn;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use corella_cluster::transport::{
-    KvReceiver, KvSender, LoadRequest, LoadStatus, NixlAgent, NixlLibrary, PeerAddress,
+    KvReceiver, KvSender, LoadRequest, LoadStatus, NixlAgent, NixlLibrary, PathName, PeerAddress,
     ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::SessionKey;
@@ -71,16 +70,16 @@ impl Pair {
         config.chunk_bytes = options.chunk_bytes;
         if let Some(library) = nixl {
             let agent = NixlAgent::start(library, PREFILL).map_err(io::Error::other)?;
-            let offer = agent.offer(layout.from.clone()).map_err(io::Error::other)?;
-            config.nixl = Some(Arc::new(offer));
+            config.paths.push(agent);
         }
         let sender = KvSender::start(config, layout.from.clone(), &sending);
+        let sender = sender.map_err(io::Error::other)?;
         let address = sender.listen(address)?;
         let mut config = ReceiverConfig::new(DECODE, MODEL);
         config.connections_per_peer = options.num_connections;
         if let Some(library) = nixl {
             let agent = NixlAgent::start(library, DECODE).map_err(io::Error::other)?;
-            config.nixl = Some(agent);
+            config.paths.push(agent);
         }
         let receiver = KvReceiver::new(config, layout.to.clone(), &receiving);
         Ok(Self {
@@ -93,7 +92,7 @@ impl Pair {
     }
 
     pub fn has_read_by_nixl(&self) -> bool {
-        self.receiver.stats().num_nixl_bytes > 0
+        self.receiver.num_bytes_by(PathName::new("NIXL")) > 0
     }
 
     /// Transfers all messages, each as a session of its own, with one session at a time for each table.

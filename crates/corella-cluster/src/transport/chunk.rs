@@ -9,9 +9,9 @@ use corella_model::PageForm;
 
 use super::checksum::Checksum;
 use super::frame::{Frame, PageRun, TRAILER_BYTES, Trailer};
-use super::host_memory::{PLACE_BYTES, Place};
 use super::io_parts::IoParts;
 use super::outgoing::Outgoing;
+use super::place::{PLACE_BYTES, Place};
 use super::socket::Socket;
 
 /// Sent in place of pages that were taken back.

@@ -10,6 +10,7 @@ use corella_core::{Incarnation, SessionId};
 use corella_model::PageForm;
 
 use super::Hello;
+use super::path_name::{PathData, PathName};
 
 pub const FRAME_BYTES: usize = 64;
 pub const TRAILER_BYTES: usize = 16;
@@ -34,19 +35,27 @@ pub enum Frame {
     Received { load_id: u64 },
     /// Receiver to sender: send no more.
     Cancel { load_id: u64 },
-    /// Sender to receiver on the same host, after the greeting: the word at an address of the
-    /// sender's memory. A receiver that can read the word there can read pages too.
-    Memory { address: u64, content: u64 },
-    /// Sender to receiver, after the greeting, if both have NIXL: this many bytes follow, which describe
-    /// the sender's agent, and the word at an address of its memory is this.
-    Agent {
-        address: u64,
-        content: u64,
-        num_bytes: u32,
-    },
-    /// Receiver to sender: the answer, whether it could read the word. If so, native pages are not sent
-    /// but read by NIXL.
-    ReadsByNixl(bool),
+    /// After the greetings, unless they say all: what the sender offers by a row path, and then the path by which the
+    /// receiver has rows come.
+    Path(PathFrame),
+}
+
+/// Where both ends have several row paths, they agree on one by their greetings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathFrame {
+    pub name: PathName,
+    pub data: PathData,
+    /// So many bytes of the offer follow.
+    pub num_bytes: u32,
+}
+
+impl PathFrame {
+    pub fn named(name: PathName) -> Self {
+        Self {
+            name,
+            ..Self::default()
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,11 +165,8 @@ const COMPLETE: u8 = 4;
 const FAILED: u8 = 5;
 const RECEIVED: u8 = 6;
 const CANCEL: u8 = 7;
-const MEMORY: u8 = 8;
-const AGENT: u8 = 9;
-const READS_BY_NIXL: u8 = 10;
+const PATH: u8 = 8;
 
-const ANSWERS: [bool; 2] = [false, true];
 const FORMS: [PageForm; 2] = [PageForm::Native, PageForm::Canonical];
 
 impl Frame {
@@ -205,22 +211,11 @@ impl Frame {
             }
             Self::Received { load_id } => out.kind(RECEIVED, *load_id),
             Self::Cancel { load_id } => out.kind(CANCEL, *load_id),
-            Self::Memory { address, content } => {
-                out.kind(MEMORY, *address);
-                out.u64(*content);
-            }
-            Self::Agent {
-                address,
-                content,
-                num_bytes,
-            } => {
-                out.kind(AGENT, *address);
-                out.u64(*content);
-                out.u32(*num_bytes);
-            }
-            Self::ReadsByNixl(reads) => {
-                out.kind(READS_BY_NIXL, 0);
-                out.index(&ANSWERS, reads);
+            Self::Path(path) => {
+                out.put(&[PATH, 0, 0, 0]);
+                out.put(&path.name.0);
+                out.put(&path.data);
+                out.u32(path.num_bytes);
             }
         }
         bytes
@@ -235,7 +230,7 @@ impl Frame {
             fields.zeroes()?;
             return Ok(Self::Hello(hello));
         }
-        if kind == 0 || kind > READS_BY_NIXL {
+        if kind == 0 || kind > PATH {
             return Err(FrameError::Kind(kind));
         }
         if fields.take::<3>() != [0; 3] {
@@ -278,17 +273,11 @@ impl Frame {
             },
             RECEIVED => Self::Received { load_id },
             CANCEL => Self::Cancel { load_id },
-            MEMORY => Self::Memory {
-                address: load_id,
-                content: fields.u64(),
-            },
-            AGENT => Self::Agent {
-                address: load_id,
-                content: fields.u64(),
+            _ => Self::Path(PathFrame {
+                name: PathName(load_id.to_le_bytes()),
+                data: fields.take(),
                 num_bytes: fields.u32(),
-            },
-            _ if load_id == 0 => Self::ReadsByNixl(fields.index(&ANSWERS, "answer")?),
-            _ => return Err(FrameError::Field("padding")),
+            }),
         };
         fields.zeroes()?;
         Ok(frame)

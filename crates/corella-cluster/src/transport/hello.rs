@@ -5,11 +5,12 @@ use std::fmt;
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 
 use super::frame::{FieldReader, FieldWriter, FrameError};
+use super::path_list::{PathSet, own_paths};
 
 /// Behind the kind, `C`.
 const MAGIC: [u8; 3] = *b"KVT";
 /// Peers of another version are refused.
-const PROTOCOL_VERSION: u32 = 1;
+const PROTOCOL_VERSION: u32 = 2;
 
 const FORMATS: [KvFormat; 4] = [
     KvFormat::Float(DType::F32),
@@ -33,8 +34,8 @@ pub struct Hello {
     pub geometry: KvGeometry,
     /// `KvLayers::window_digest`.
     pub window_digest: u64,
-    /// Whether the node can move rows by NIXL.
-    pub has_nixl: bool,
+    /// By which the node can move rows.
+    pub paths: PathSet,
 }
 
 impl Hello {
@@ -50,14 +51,8 @@ impl Hello {
                 num_pages: 0,
                 ..geometry.clone()
             },
-            has_nixl: false,
+            paths: PathSet::of(&own_paths(incarnation)),
         }
-    }
-
-    /// Whether the two go on to try NIXL; both ends come to the same answer. Its reads would have to be
-    /// converted by turns, so pages in their canonical form go over the socket.
-    pub fn tries_nixl(&self, other: &Self, form: PageForm) -> bool {
-        self.has_nixl && other.has_nixl && form == PageForm::Native
     }
 
     /// In which form pages travel between the two; both ends come to the same answer. The receiver
@@ -94,7 +89,7 @@ impl Hello {
         out.u32(geometry.page_size);
         out.index(&FORMATS, &geometry.format);
         out.index(&ORDERS, &geometry.order);
-        out.put(&[u8::from(self.has_nixl)]);
+        out.put(&[self.paths.0]);
         out.u64(self.window_digest);
     }
 
@@ -119,11 +114,7 @@ impl Hello {
                 format: fields.index(&FORMATS, "KV format")?,
                 order: fields.index(&ORDERS, "element order")?,
             },
-            has_nixl: match fields.take() {
-                [0] => false,
-                [1] => true,
-                _ => return Err(FrameError::Field("flag")),
-            },
+            paths: PathSet(u8::from_le_bytes(fields.take())),
             window_digest: fields.u64(),
         };
         let geometry = &hello.geometry;

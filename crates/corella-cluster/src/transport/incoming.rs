@@ -216,7 +216,7 @@ impl Incoming {
     }
 
     /// This node's pages for a run in native form, whose pages have the same size on both nodes.
-    pub fn pages_of(&self, run: &PageRun) -> &[PageId] {
+    fn pages_of(&self, run: &PageRun) -> &[PageId] {
         self.pages_with(run.layer, run.first_row..run.first_row + run.num_rows)
     }
 
@@ -232,9 +232,11 @@ impl Incoming {
         &self.request.tables[self.pages.geometry().layers.place(layer).group]
     }
 
-    /// Where a page lies within a layer of the model.
-    pub fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2] {
-        self.pages.native_parts(self.layer_in_page(layer), page)
+    /// Where the rows of a run in native form belong.
+    pub fn native_parts_of(&self, run: &PageRun) -> impl Iterator<Item = NonNull<[u8]>> {
+        let layer = self.layer_in_page(run.layer);
+        let of_page = move |&page: &PageId| self.pages.native_parts(layer, page);
+        self.pages_of(run).iter().flat_map(of_page)
     }
 
     fn layer_in_page(&self, layer: u32) -> u32 {

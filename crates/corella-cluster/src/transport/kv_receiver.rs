@@ -11,9 +11,11 @@ use corella_model::KvPages;
 use tokio::sync::watch;
 
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
-use super::nixl::NixlAgent;
 use super::outgoing::first_row_sent;
+use super::path_list::{PathSet, own_paths};
+use super::path_name::PathName;
 use super::receiver_state::ReceiverState;
+use super::row_path::RowPath;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 use crate::tls::ClusterTls;
 
@@ -31,8 +33,8 @@ pub struct ReceiverConfig {
     pub num_connect_attempts: usize,
     /// For connections that leave the host.
     pub tls: Option<ClusterTls>,
-    /// For senders that have NIXL, too.
-    pub nixl: Option<Arc<NixlAgent>>,
+    /// By which rows come from senders that have them, too.
+    pub paths: Vec<Arc<dyn RowPath>>,
 }
 
 impl ReceiverConfig {
@@ -47,7 +49,7 @@ impl ReceiverConfig {
             connect_timeout: Duration::from_secs(5),
             num_connect_attempts: 3,
             tls: None,
-            nixl: None,
+            paths: own_paths(incarnation),
         }
     }
 }
@@ -98,8 +100,6 @@ pub struct ReceiverStats {
     /// Since the start: frames with rows of loads that were over.
     pub num_unknown_frames: u64,
     pub num_corrupt_frames: u64,
-    /// Since the start: bytes of pages that were read by NIXL.
-    pub num_nixl_bytes: u64,
 }
 
 /// Loads rows from the senders of other nodes. All calls return at once.
@@ -118,7 +118,7 @@ pub struct LoadHandle {
 impl KvReceiver {
     pub fn new(config: ReceiverConfig, pages: Arc<dyn KvPages>, threads: &TransferThreads) -> Self {
         let hello = Hello {
-            has_nixl: config.nixl.is_some(),
+            paths: PathSet::of(&config.paths),
             ..Hello::new(
                 config.incarnation,
                 config.model_fingerprint,
@@ -206,8 +206,12 @@ impl KvReceiver {
             num_peers: self.state.peers().len(),
             num_unknown_frames: self.state.num_unknown_frames.load(Ordering::Relaxed),
             num_corrupt_frames: self.state.num_corrupt_frames.load(Ordering::Relaxed),
-            num_nixl_bytes: self.state.num_nixl_bytes.load(Ordering::Relaxed),
         }
+    }
+
+    /// Since the start: bytes of pages that were read from senders' memory by this path.
+    pub fn num_bytes_by(&self, path: PathName) -> u64 {
+        self.state.num_bytes_by(path)
     }
 }
 

@@ -19,10 +19,11 @@ use tracing::debug;
 
 use super::frame::{Frame, Refusal};
 use super::frame_reader::{FrameReader, violation};
-use super::host_memory::allow_reader;
 use super::listener::{Accepted, Listener};
-use super::nixl::{self, NixlOffer};
+use super::meeting::propose;
 use super::outgoing::{Outgoing, SendStatus};
+use super::path_list::{PathSet, agreed, own_paths};
+use super::row_path::{Link, PathError, RowPath};
 use super::sender_connection::SenderConnection;
 use super::sender_state::{SenderState, lock};
 use super::socket::Socket;
@@ -52,8 +53,8 @@ pub struct SenderConfig {
     pub idle_timeout: Duration,
     /// For connections from other hosts.
     pub tls: Option<ClusterTls>,
-    /// For receivers that have NIXL, too.
-    pub nixl: Option<Arc<NixlOffer>>,
+    /// By which receivers that have them, too, get rows.
+    pub paths: Vec<Arc<dyn RowPath>>,
 }
 
 impl SenderConfig {
@@ -75,7 +76,7 @@ impl SenderConfig {
             stall_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(600),
             tls: None,
-            nixl: None,
+            paths: own_paths(incarnation),
         }
     }
 }
@@ -125,25 +126,36 @@ pub struct KvSender {
 }
 
 impl KvSender {
-    pub fn start(config: SenderConfig, pages: Arc<dyn KvPages>, threads: &TransferThreads) -> Self {
+    /// The error is of a row path that cannot offer these pages.
+    pub fn start(
+        config: SenderConfig,
+        pages: Arc<dyn KvPages>,
+        threads: &TransferThreads,
+    ) -> Result<Self, PathError> {
+        let mut offers = Vec::new();
+        for path in &config.paths {
+            if let Some(offer) = path.offer(&pages)? {
+                offers.push((path.clone(), offer));
+            }
+        }
         let hello = Hello {
-            has_nixl: config.nixl.is_some(),
+            paths: PathSet::of(offers.iter().map(|(path, _)| path)),
             ..Hello::new(
                 config.incarnation,
                 config.model_fingerprint,
                 pages.geometry(),
             )
         };
-        let state = Arc::new(SenderState::new(config, hello));
+        let state = Arc::new(SenderState::new(config, hello, offers));
         let (stop, stopped) = watch::channel(false);
         threads.spawn(until_stopped(stopped, watch_deadlines(state.clone())));
-        Self {
+        Ok(Self {
             state,
             pages,
             threads: threads.clone(),
             stop,
             accepting: Mutex::default(),
-        }
+        })
     }
 
     /// Accepts connections there; the address tells the port when 0 was asked for. May be called for
@@ -349,21 +361,12 @@ impl SenderState {
             .hello
             .page_form(&hello)
             .map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason.to_string()))?;
-        if let Some(pid) = socket.peer_pid() {
-            allow_reader(pid);
-        }
-        if socket.is_local() {
-            let memory = Frame::Memory {
-                address: std::ptr::from_ref(&self.word).addr() as u64,
-                content: self.word,
-            };
-            socket.write_all(&memory.encode()).await?;
-        }
-        let offer = { self.config.nixl.as_ref() }
-            .filter(|_| !socket.is_local() && self.hello.tries_nixl(&hello, form));
-        let sends_places = match offer {
-            Some(offer) => nixl::propose(&socket, &mut reader, offer).await?,
-            None => socket.is_local(),
+        let is_local = socket.is_local();
+        let paths = self.offers.iter().map(|(path, _)| path);
+        let path = agreed(paths, hello.paths, Link { is_local, form });
+        let sends_places = match path.and_then(|path| self.offer(path.name())) {
+            Some((path, offer)) => propose(&socket, &mut reader, &**path, offer).await?,
+            None => false,
         };
         let meter = self.meter(hello.incarnation);
         let max_loads = self.config.max_loads_per_connection;

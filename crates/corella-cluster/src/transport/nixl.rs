@@ -7,11 +7,10 @@
 
 mod agent;
 mod library;
-mod meeting;
+mod path;
 mod reader;
 mod staging;
 
-pub use agent::{NixlAgent, NixlOffer};
+pub use agent::NixlAgent;
 pub use library::{NixlError, NixlLibrary, exit};
-pub(super) use meeting::{answer, propose};
-pub(super) use reader::NixlReader;
+pub(super) use path::NAME;

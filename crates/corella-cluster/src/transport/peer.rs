@@ -1,7 +1,6 @@
 //! A receiver's connections to one sender.
 
 use std::io;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,14 +10,16 @@ use tokio::sync::Mutex as AsyncMutex;
 use tracing::{debug, info, warn};
 
 use super::frame::{FRAME_BYTES, Frame};
-use super::host_memory::{HostMemory, Place};
+use super::frame_reader::violation;
 use super::incoming::LoadFailure;
-use super::io_parts::IoParts;
-use super::nixl::{self, NixlReader};
-use super::receiver_connection::ReceiverConnection;
+use super::meeting::answer;
+use super::path_list::{PathSet, agreed};
+use super::path_name::PathName;
+use super::receiver_connection::{ReceiverConnection, SenderMemory};
 use super::receiver_state::ReceiverState;
+use super::row_path::Link;
 use super::socket::Socket;
-use super::{Incompatibility, PeerAddress};
+use super::{Hello, Incompatibility, PeerAddress};
 
 /// From one attempt to the next, where a peer refuses at once.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
@@ -29,7 +30,7 @@ pub struct Peer {
     first_index: usize,
     slots: Box<[Slot]>,
     next_slot: AtomicUsize,
-    /// What the log says of NIXL, once for all connections.
+    /// What the log says of its row path, once for all connections.
     told: Mutex<String>,
 }
 
@@ -84,18 +85,20 @@ impl Peer {
         }
     }
 
-    fn tell(&self, met: &Result<NixlReader, String>) {
+    fn tell(&self, path: PathName, met: Result<(), &str>) {
         let address = &self.address;
         let line = match met {
-            Ok(_) => format!("KV rows from {address} come by NIXL"),
-            Err(reason) => format!("KV rows from {address} come over TCP, not by NIXL: {reason}"),
+            Ok(()) => format!("KV rows from {address} come by {path}"),
+            Err(reason) => {
+                format!("KV rows from {address} come over TCP, not by {path}: {reason}")
+            }
         };
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if *told == line {
             return;
         }
         match met {
-            Ok(_) => info!("{line}"),
+            Ok(()) => info!("{line}"),
             Err(_) => warn!("{line}"),
         }
         *told = line;
@@ -183,13 +186,13 @@ impl SlotGuard {
                 Ok(Ok((socket, hello))) => {
                     let form = receiver.hello.page_form(&hello);
                     let form = form.map_err(LoadFailure::Incompatible)?;
-                    match self.meet_by_nixl(&socket, &hello, form, receiver).await {
-                        Ok(nixl) => {
+                    match self.meet(&socket, &hello, form, receiver).await {
+                        Ok(memory) => {
                             let own = &receiver.hello;
                             let connection = ReceiverConnection::new(socket, hello, form, own)
                                 .ok_or(LoadFailure::Incompatible(Incompatibility::Shape))?;
                             let connection = Arc::new(connection);
-                            self.spawn(&connection, nixl, receiver);
+                            self.spawn(&connection, memory, receiver);
                             return Ok(connection);
                         }
                         Err(error) => reason = error.to_string(),
@@ -212,33 +215,43 @@ impl SlotGuard {
         Err(LoadFailure::Unreachable(format!("{address}: {reason}")))
     }
 
-    /// What reads the sender's memory, if both ends have NIXL and it works between them.
-    async fn meet_by_nixl(
+    /// What reads the sender's memory, if both ends have a path for that and it works between them.
+    async fn meet(
         &self,
         socket: &Socket,
-        hello: &super::Hello,
+        hello: &Hello,
         form: PageForm,
         receiver: &ReceiverState,
-    ) -> io::Result<Option<NixlReader>> {
-        let Some(agent) = { receiver.config.nixl.as_ref() }.filter(|_| !socket.is_local()) else {
+    ) -> io::Result<Option<SenderMemory>> {
+        let config = &receiver.config;
+        let is_local = socket.is_local();
+        let Some(path) = agreed(&config.paths, hello.paths, Link { is_local, form }) else {
             return Ok(None);
         };
-        let met = if receiver.hello.tries_nixl(hello, form) {
-            let met = nixl::answer(socket, agent, hello.incarnation).await?;
-            met.map_err(|error| error.to_string())
-        } else if hello.has_nixl {
-            Err("its pages have another layout".to_owned())
-        } else {
-            Err("it runs without NIXL".to_owned())
-        };
-        self.peer.tell(&met);
-        Ok(met.ok())
+        let met = answer(socket, path, hello.incarnation, config.connect_timeout).await?;
+        // What this node would use if nothing of the sender were in the way.
+        let form = PageForm::Native;
+        let wanted = agreed(&config.paths, PathSet::ALL, Link { is_local, form });
+        // Inside a host the address says how rows come.
+        if let Some(wanted) = wanted.filter(|wanted| !is_local && !wanted.is_agreed_by_greeting()) {
+            let without = format!("it runs without {}", wanted.name());
+            let met = match &met {
+                _ if !hello.paths.has(wanted.name()) => Err(&*without),
+                _ if path.name() != wanted.name() => Err("its pages have another layout"),
+                Err(error) => Err(&*error.0),
+                Ok(_) => Ok(()),
+            };
+            self.peer.tell(wanted.name(), met);
+        }
+        let reader = met.ok().flatten();
+        let path = path.name();
+        Ok(reader.map(|reader| SenderMemory { path, reader }))
     }
 
     fn spawn(
         &self,
         connection: &Arc<ReceiverConnection>,
-        nixl: Option<NixlReader>,
+        memory: Option<SenderMemory>,
         receiver: &Arc<ReceiverState>,
     ) {
         let (connection, receiver) = (connection.clone(), receiver.clone());
@@ -247,7 +260,7 @@ impl SlotGuard {
         tokio::spawn(async move {
             let mut stopped = receiver.stopped.subscribe();
             tokio::select! {
-                result = connection.run(&receiver, nixl) => if let Err(error) = result {
+                result = connection.run(&receiver, memory) => if let Err(error) = result {
                     debug!("KV connection to {address} has ended: {error}");
                 },
                 // Also when the receiver is gone.
@@ -265,51 +278,18 @@ impl SlotGuard {
     }
 }
 
-async fn greet(
-    address: &PeerAddress,
-    receiver: &ReceiverState,
-) -> io::Result<(Socket, super::Hello)> {
+async fn greet(address: &PeerAddress, receiver: &ReceiverState) -> io::Result<(Socket, Hello)> {
     let socket = Socket::connect(address, receiver.config.tls.as_ref()).await?;
-    socket
-        .write_all(&Frame::Hello(receiver.hello.clone()).encode())
-        .await?;
-    let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-    let stranger = "the program that listens there is not a Corella KV sender";
-    let Ok(Frame::Hello(hello)) = Frame::decode(&read_frame(&socket).await?) else {
-        return Err(invalid(stranger));
-    };
-    if socket.is_local() {
-        let Ok(Frame::Memory { address, content }) = Frame::decode(&read_frame(&socket).await?)
-        else {
-            return Err(invalid(stranger));
-        };
-        if read_word(&socket, address) != Some(content) {
-            return Err(invalid(
-                "its memory cannot be read; run both as the same user and in the same PID \
-                 namespace, or use TCP",
-            ));
-        }
-    }
-    Ok((socket, hello))
-}
-
-async fn read_frame(socket: &Socket) -> io::Result<[u8; FRAME_BYTES]> {
+    let hello = Frame::Hello(receiver.hello.clone());
+    socket.write_all(&hello.encode()).await?;
     let mut bytes = [0; FRAME_BYTES];
     socket.read_exact(&mut bytes).await?;
-    Ok(bytes)
-}
-
-/// What stands at an address of the process at the other end.
-fn read_word(socket: &Socket, address: u64) -> Option<u64> {
-    let mut memory = HostMemory::new(socket.peer_pid()?);
-    let mut bytes = [0; size_of::<u64>()];
-    let num_bytes = bytes.len() as u64;
-    let mut parts = IoParts::default();
-    parts.push(NonNull::from(bytes.as_mut_slice()));
-    memory.set_places([Place { address, num_bytes }].into_iter(), bytes.len());
-    // SAFETY: bytes of this function.
-    unsafe { memory.copy(&mut parts, |_| {}) }.ok()?;
-    Some(u64::from_ne_bytes(bytes))
+    match Frame::decode(&bytes) {
+        Ok(Frame::Hello(hello)) => Ok((socket, hello)),
+        _ => Err(violation(
+            "the program that listens there is not a Corella KV sender",
+        )),
+    }
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 
 use super::incoming::{Incoming, LoadFailure};
+use super::path_name::PathName;
 use super::peer::{Peer, SlotGuard};
 use super::{Hello, PeerAddress, ReceiverConfig};
 
@@ -15,7 +16,7 @@ pub struct ReceiverState {
     pub hello: Hello,
     pub num_unknown_frames: AtomicU64,
     pub num_corrupt_frames: AtomicU64,
-    pub num_nixl_bytes: AtomicU64,
+    path_bytes: Mutex<HashMap<PathName, u64>>,
     pub stopped: watch::Sender<bool>,
     pub next_load_id: AtomicU64,
     peers: Mutex<HashMap<PeerAddress, Arc<Peer>>>,
@@ -29,7 +30,7 @@ impl ReceiverState {
             hello,
             num_unknown_frames: AtomicU64::new(0),
             num_corrupt_frames: AtomicU64::new(0),
-            num_nixl_bytes: AtomicU64::new(0),
+            path_bytes: Mutex::default(),
             stopped: watch::Sender::new(false),
             next_load_id: AtomicU64::new(1),
             peers: Mutex::default(),
@@ -43,6 +44,21 @@ impl ReceiverState {
 
     pub fn peers(&self) -> MutexGuard<'_, HashMap<PeerAddress, Arc<Peer>>> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts bytes of pages that were read from a sender's memory.
+    pub fn count_read(&self, path: PathName, num_bytes: u64) {
+        *self.path_bytes().entry(path).or_default() += num_bytes;
+    }
+
+    pub fn num_bytes_by(&self, path: PathName) -> u64 {
+        self.path_bytes().get(&path).copied().unwrap_or_default()
+    }
+
+    fn path_bytes(&self) -> MutexGuard<'_, HashMap<PathName, u64>> {
+        self.path_bytes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn remove_load(&self, load_id: u64) {

@@ -9,6 +9,8 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::bandwidth_meter::BandwidthMeter;
 use super::frame::MAX_PAYLOAD_BYTES;
+use super::path_name::PathName;
+use super::row_path::{Offer, RowPath};
 use super::store_table::StoreTable;
 use super::token_bucket::TokenBucket;
 use super::{Hello, SenderConfig};
@@ -16,9 +18,6 @@ use super::{Hello, SenderConfig};
 /// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
 /// wait for it.
 const CHUNK_TIME: f64 = 0.02;
-/// Part of the word that a receiver on this host reads as a test. A receiver that finds 0 or
-/// another incarnation's word there knows that it reads the wrong memory.
-const WORD: u64 = 0x5bd1_e995_c0de_11a5;
 /// Peers whose speed is remembered.
 const MAX_METERS: usize = 1024;
 
@@ -27,8 +26,8 @@ pub struct SenderState {
     pub chunk_bytes: usize,
     pub deadlines_changed: Notify,
     pub hello: Hello,
-    /// For receivers on this host, to find out whether they can read this memory.
-    pub word: u64,
+    /// The row paths by which receivers can read this node's pages.
+    pub offers: Vec<(Arc<dyn RowPath>, Offer)>,
     table: Mutex<StoreTable>,
     bucket: Option<Mutex<TokenBucket>>,
     meters: Mutex<HashMap<u64, Arc<Mutex<BandwidthMeter>>>>,
@@ -38,7 +37,7 @@ pub struct SenderState {
 }
 
 impl SenderState {
-    pub fn new(config: SenderConfig, hello: Hello) -> Self {
+    pub fn new(config: SenderConfig, hello: Hello, offers: Vec<(Arc<dyn RowPath>, Offer)>) -> Self {
         let bucket = config.max_bandwidth.map(|bytes_per_s| {
             let bucket = TokenBucket::new(bytes_per_s.max(1), Instant::now());
             Mutex::new(bucket)
@@ -52,7 +51,7 @@ impl SenderState {
             chunk_bytes,
             deadlines_changed: Notify::new(),
             hello,
-            word: config.incarnation ^ WORD,
+            offers,
             table: Mutex::new(StoreTable::new(&config)),
             bucket,
             meters: Mutex::default(),
@@ -69,6 +68,10 @@ impl SenderState {
 
     pub fn meters(&self) -> MutexGuard<'_, HashMap<u64, Arc<Mutex<BandwidthMeter>>>> {
         lock(&self.meters)
+    }
+
+    pub fn offer(&self, name: PathName) -> Option<&(Arc<dyn RowPath>, Offer)> {
+        self.offers.iter().find(|(path, _)| path.name() == name)
     }
 
     /// How long to wait before so many bytes may be sent.

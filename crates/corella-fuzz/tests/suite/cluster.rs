@@ -359,7 +359,8 @@ impl Sender {
             SenderConfig::new(PREFILL, FINGERPRINT),
             pages as Arc<dyn KvPages>,
             &threads,
-        );
+        )
+        .expect("its row paths need nothing");
         let address = sender.listen(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let PeerAddress::Tcp(address) = address.expect("a free port") else {
             panic!("TCP was asked for");

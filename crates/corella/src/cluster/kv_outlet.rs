@@ -7,7 +7,6 @@ use corella_cluster::entrance::{KeepConfig, KeptPrompts, NearSource, SOCKET_PREF
 use corella_cluster::session::KvAddress;
 use corella_cluster::transport::{KvSender, NixlAgent, PeerAddress, SenderConfig};
 use corella_core::session::Hello;
-use corella_model::ElementOrder;
 
 use super::listener::ClusterListener;
 use super::role::nixl_error;
@@ -34,13 +33,11 @@ impl Node {
         let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
         sender_config.max_bandwidth = config.max_bandwidth;
         sender_config.tls.clone_from(&self.tls);
-        // What is in a GPU's memory is not registered as the host's, and travels by sockets.
-        let is_in_host = pages.geometry().order != ElementOrder::Rows;
-        if let Some(agent) = nixl.filter(|_| is_in_host) {
-            let offer = agent.offer(pages.clone()).map_err(nixl_error)?;
-            sender_config.nixl = Some(Arc::new(offer));
-        }
-        let sender = Arc::new(KvSender::start(sender_config, pages, &self.threads));
+        sender_config
+            .paths
+            .extend(nixl.cloned().map(|agent| agent as _));
+        let sender = KvSender::start(sender_config, pages, &self.threads).map_err(nixl_error)?;
+        let sender = Arc::new(sender);
         let (host, port) = (config.host(), listener.address.port());
         let address = listener.address;
         sender

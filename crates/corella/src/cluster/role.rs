@@ -1,5 +1,6 @@
 //! A role that runs: what it takes to start one, and to end it.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -7,9 +8,7 @@ use corella_cluster::entrance::{AllowedPeers, Entrance, Network, Puller};
 use corella_cluster::session::{
     DecodeNode, NodeListener, PrefillNode, RegistryPeers, serve_sessions,
 };
-use corella_cluster::transport::{
-    KvReceiver, NixlAgent, NixlError, ReceiverConfig, TransferThreads,
-};
+use corella_cluster::transport::{KvReceiver, NixlAgent, ReceiverConfig, TransferThreads};
 use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
 use corella_core::PlacementConfig;
 use corella_core::session::{Hello, SessionConfig};
@@ -273,7 +272,7 @@ impl Node {
         let pages = self.model.engine.kv_pages().clone();
         let mut config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
         config.tls.clone_from(&self.tls);
-        config.nixl = nixl;
+        config.paths.extend(nixl.map(|agent| agent as _));
         Arc::new(KvReceiver::new(config, pages, &self.threads))
     }
 
@@ -304,6 +303,6 @@ impl Node {
     }
 }
 
-pub fn nixl_error(error: NixlError) -> Error {
+pub fn nixl_error(error: impl fmt::Display) -> Error {
     Error::Config(format!("--transport nixl: {error}"))
 }

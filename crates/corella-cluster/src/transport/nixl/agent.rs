@@ -13,6 +13,7 @@ use super::library::{
     Agent, AgentConfig, DRAM, Functions, NixlError, NixlLibrary, RegisterList, SYNC_STRICT, check,
 };
 use super::staging::Staging;
+use crate::transport::place::Word;
 
 /// Chooses among the networks of the machine by itself; `UCX_TLS` and others are the operator's.
 const BACKEND: &CStr = c"UCX";
@@ -34,7 +35,7 @@ pub struct NixlAgent {
     num_unfinished: AtomicUsize,
     /// What others may read: it stays as long as the agent, because a read may come late.
     offered: Mutex<Vec<Arc<dyn KvPages>>>,
-    word: Box<u64>,
+    word: Word,
 }
 
 /// A peer's life that NIXL knows.
@@ -85,7 +86,7 @@ impl NixlAgent {
             peers: Mutex::default(),
             num_unfinished: AtomicUsize::new(0),
             offered: Mutex::default(),
-            word: Box::new(incarnation ^ WORD),
+            word: Word::new(incarnation ^ WORD),
         };
         this.start_backend()?;
         Ok(Arc::new(this))
@@ -120,22 +121,20 @@ impl NixlAgent {
         self.agent.as_ptr()
     }
 
+    pub(super) fn word(&self) -> &Word {
+        &self.word
+    }
+
     /// Registers a node's KV memory, so that others may read it as long as the agent lives.
-    pub fn offer(self: &Arc<Self>, pages: Arc<dyn KvPages>) -> Result<NixlOffer, NixlError> {
-        let word = NonNull::slice_from_raw_parts(NonNull::from(&*self.word).cast(), 8);
+    pub(super) fn register_pages(&self, pages: &Arc<dyn KvPages>) -> Result<(), NixlError> {
         let mut regions = pages.regions();
-        regions.push(word);
+        regions.push(self.word.memory());
         // Kept even if it fails: NIXL may know some of it.
-        lock(&self.offered).push(pages);
+        lock(&self.offered).push(pages.clone());
         for region in joined(regions) {
             self.register(region)?;
         }
-        Ok(NixlOffer {
-            metadata: self.metadata()?,
-            word_address: word.cast::<u8>().as_ptr().addr() as u64,
-            word: *self.word,
-            _agent: self.clone(),
-        })
+        Ok(())
     }
 
     /// The memory stays until it is deregistered, or as long as the agent.
@@ -183,7 +182,8 @@ impl NixlAgent {
         Ok(list)
     }
 
-    fn metadata(&self) -> Result<Vec<u8>, NixlError> {
+    /// How peers reach what is registered.
+    pub(super) fn metadata(&self) -> Result<Vec<u8>, NixlError> {
         let (mut data, mut num_bytes): (*mut c_void, usize) = (null_mut(), 0);
         // SAFETY: places for an address and a number of bytes, which are the caller's to free.
         unsafe {
@@ -268,21 +268,6 @@ impl Drop for NixlAgent {
 impl fmt::Debug for NixlAgent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "NixlAgent({:x})", self.incarnation)
-    }
-}
-
-/// What a sender tells receivers of its pages.
-pub struct NixlOffer {
-    pub(super) metadata: Vec<u8>,
-    /// Where a receiver finds the word, as a test.
-    pub(super) word_address: u64,
-    pub(super) word: u64,
-    _agent: Arc<NixlAgent>,
-}
-
-impl fmt::Debug for NixlOffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "NixlOffer({} bytes)", self.metadata.len())
     }
 }
 

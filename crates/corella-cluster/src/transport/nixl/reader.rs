@@ -1,6 +1,7 @@
 //! Reads of a peer's memory, one after the other.
 
 use std::ffi::c_int;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, null_mut};
 use std::time::{Duration, Instant};
@@ -10,7 +11,8 @@ use tokio::runtime::Handle;
 use super::agent::NixlPeer;
 use super::library::{DRAM, IN_PROGRESS, NixlError, READ, Request, SUCCESS, TransferList, check};
 use super::staging::Staging;
-use crate::transport::host_memory::Place;
+use crate::transport::place::Place;
+use crate::transport::row_path::{BoxFuture, RowReader, Target};
 use crate::transport::socket::Socket;
 
 /// NIXL does not tell when a read has ended, so it is asked after pauses that become longer. Short ones
@@ -43,20 +45,9 @@ impl NixlReader {
         }
     }
 
-    /// Sets what is read next. Returns false unless the places have `num_bytes` in all.
-    pub fn set_places(&mut self, places: impl Iterator<Item = Place>, num_bytes: usize) -> bool {
-        self.places.clear();
-        self.places
-            .extend(places.filter(|place| place.num_bytes > 0));
-        self.num_bytes = num_bytes;
-        let mut sizes = self.places.iter().map(|place| place.num_bytes);
-        let sum = sizes.try_fold(0u64, |sum, size| sum.checked_add(size));
-        num_bytes > 0 && sum == Some(num_bytes as u64)
-    }
-
     /// The bytes at the places. An error while the read is under way, as when the socket or this future
     /// ends, leaves it to end by itself. After an error there are no further reads.
-    pub async fn read(&mut self, socket: &Socket, limit: Duration) -> Result<&[u8], NixlError> {
+    pub async fn bytes(&mut self, socket: &Socket, limit: Duration) -> Result<&[u8], NixlError> {
         let kept = { self.staging.take() }.filter(|kept| kept.num_bytes() >= self.num_bytes);
         let staging = match kept {
             Some(kept) => kept,
@@ -85,6 +76,39 @@ impl NixlReader {
         }
         let staging = self.staging.insert(flight.land());
         Ok(&staging.bytes()[..self.num_bytes])
+    }
+}
+
+impl RowReader for NixlReader {
+    fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool {
+        self.places.clear();
+        self.places
+            .extend(places.filter(|place| place.num_bytes > 0));
+        self.num_bytes = num_bytes;
+        let mut sizes = self.places.iter().map(|place| place.num_bytes);
+        let sum = sizes.try_fold(0u64, |sum, size| sum.checked_add(size));
+        num_bytes > 0 && sum == Some(num_bytes as u64)
+    }
+
+    /// A read that is under way cannot be called back, so it never goes to the pieces themselves.
+    unsafe fn read<'a>(
+        &'a mut self,
+        target: Target<'a>,
+    ) -> BoxFuture<'a, io::Result<Option<bool>>> {
+        Box::pin(async move {
+            let bytes = self.bytes(target.socket, target.stall_timeout).await;
+            let bytes = bytes.map_err(io::Error::other)?;
+            target.hasher.reset();
+            target.hasher.update(bytes);
+            let is_whole = target.hasher.value() == target.checksum;
+            Ok(target.gate.enter(|| {
+                if is_whole {
+                    // SAFETY: the caller's promise.
+                    unsafe { target.to.fill(bytes) };
+                }
+                is_whole
+            }))
+        })
     }
 }
 

@@ -52,7 +52,7 @@ impl Scene {
         };
         let pages = Arc::new(PlainPages::new(geometry));
         let threads = TransferThreads::start(1).unwrap();
-        let sender = KvSender::start(config, pages.clone(), &threads);
+        let sender = KvSender::start(config, pages.clone(), &threads).unwrap();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let peer = TcpStream::connect(listener.local_addr().unwrap());
         let (accepted, peer) = tokio::join!(listener.accept(), peer);

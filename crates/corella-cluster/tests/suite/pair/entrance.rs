@@ -45,7 +45,7 @@ impl Node {
         let threads = TransferThreads::start(1).expect("threads start");
         let mut config = SenderConfig::new(incarnation, FINGERPRINT);
         config.max_bandwidth = max_bandwidth;
-        let sender = Arc::new(KvSender::start(config, pages.clone(), &threads));
+        let sender = Arc::new(KvSender::start(config, pages.clone(), &threads).unwrap());
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let PeerAddress::Tcp(address) = sender.listen(local).expect("a port is free") else {
             panic!("a TCP address was asked for");

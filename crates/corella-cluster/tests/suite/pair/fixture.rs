@@ -231,7 +231,7 @@ impl Prefill {
         let threads = TransferThreads::start(1).expect("threads start");
         let mut config = SenderConfig::new(PREFILL_INCARNATION, FINGERPRINT);
         config.max_bandwidth = max_bandwidth;
-        let sender = KvSender::start(config, pages, &threads);
+        let sender = KvSender::start(config, pages, &threads).unwrap();
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let kv_address = sender.listen(local).expect("a port is free");
         let node = PrefillNode::start(

@@ -92,7 +92,7 @@ impl SendingNode {
         };
         change(&mut config);
         let pages = Arc::new(PlainPages::new(geometry));
-        let sender = KvSender::start(config, pages.clone(), &threads);
+        let sender = KvSender::start(config, pages.clone(), &threads).unwrap();
         let address = listen(&sender);
         Self {
             sender,

@@ -1,7 +1,8 @@
 //! Frames are read as they were written, and nothing else is read.
 
 use corella_cluster::transport::{
-    FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, Refusal, TRAILER_BYTES, Trailer,
+    FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, PathFrame, PathName, PathSet, Refusal,
+    TRAILER_BYTES, Trailer,
 };
 use corella_core::session::SessionKey;
 use corella_core::{Incarnation, SessionId};
@@ -21,14 +22,11 @@ fn hello() -> impl Strategy<Value = Frame> {
         any::<u32>(),
         any::<u64>(),
         any::<u128>(),
-        any::<bool>(),
+        any::<u8>(),
         any::<u64>(),
     );
     (node, geometry).prop_map(
-        |(
-            (protocol_version, incarnation, model_fingerprint, has_nixl, window_digest),
-            geometry,
-        )| {
+        |((protocol_version, incarnation, model_fingerprint, paths, window_digest), geometry)| {
             let (num_layers, num_kv_heads, head_dim, page_size, format, is_plain) = geometry;
             Frame::Hello(Hello {
                 protocol_version,
@@ -52,7 +50,7 @@ fn hello() -> impl Strategy<Value = Frame> {
                         false => ElementOrder::Tiles,
                     },
                 },
-                has_nixl,
+                paths: PathSet(paths),
                 window_digest,
             })
         },
@@ -115,7 +113,7 @@ fn small() -> impl Strategy<Value = Frame> {
         Refusal::Busy,
         Refusal::Superseded,
     ];
-    (0..8, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
+    (0..6, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
         |(kind, load_id, number, reason)| match kind {
             0 => Frame::Credit {
                 load_id,
@@ -130,16 +128,11 @@ fn small() -> impl Strategy<Value = Frame> {
                 reason: REASONS[reason],
             },
             3 => Frame::Received { load_id },
-            4 => Frame::Memory {
-                address: load_id,
-                content: u64::from(number) << 7,
-            },
-            5 => Frame::Agent {
-                address: load_id,
-                content: u64::from(number) << 7,
+            4 => Frame::Path(PathFrame {
+                name: PathName(load_id.to_ne_bytes()),
+                data: [reason as u8; 32],
                 num_bytes: number,
-            },
-            6 => Frame::ReadsByNixl(number % 2 == 0),
+            }),
             _ => Frame::Cancel { load_id },
         },
     )

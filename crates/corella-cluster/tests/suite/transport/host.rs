@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use corella_cluster::transport::{
-    FRAME_BYTES, Frame, Hello, LoadFailure, LoadHandle, LoadStatus, PageRun, PeerAddress,
-    SendStatus, Trailer,
+    FRAME_BYTES, Frame, Hello, LoadFailure, LoadHandle, LoadStatus, PageRun, PathFrame, PathName,
+    PeerAddress, SendStatus, Trailer,
 };
 use corella_core::PageId;
 use corella_test::wait_until;
@@ -223,13 +223,21 @@ impl Scene {
         self.other.load(&key(1), address, 0, num_rows, table)
     }
 
-    fn greet(&self, memory: &Frame) -> UnixStream {
+    /// With the word at an address of this process's memory.
+    fn greet(&self, address: u64, content: u64) -> UnixStream {
         let (mut stream, _) = self.listener.accept().unwrap();
         stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
         assert!(matches!(receive(&mut stream), Frame::Hello(_)));
         let hello = Hello::new(PREFILL, MODEL, &geometry(1, 16, 8));
         stream.write_all(&Frame::Hello(hello).encode()).unwrap();
-        stream.write_all(&memory.encode()).unwrap();
+        let mut data = [0; 32];
+        data[..8].copy_from_slice(&address.to_le_bytes());
+        data[8..16].copy_from_slice(&content.to_le_bytes());
+        let memory = PathFrame {
+            data,
+            ..PathFrame::named(PathName::new("shm"))
+        };
+        stream.write_all(&Frame::Path(memory).encode()).unwrap();
         stream
     }
 }
@@ -247,7 +255,7 @@ fn a_memory_that_cannot_be_read_is_said_before_any_load() {
     let address = std::ptr::from_ref(&word).addr() as u64;
     for (address, content) in [(0, 0), (address, word + 1)] {
         let load = scene.load(&page_ids(0..2), 32);
-        let _stream = scene.greet(&Frame::Memory { address, content });
+        let _stream = scene.greet(address, content);
         let status = wait(&load);
         let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
             panic!("{status:?}");
@@ -268,10 +276,7 @@ fn wrong_places_fail_their_load() {
     let at_page = page.as_ptr().addr() as u64;
     let load = |page: u32| scene.load(&page_ids([page]), 16);
     let mut loads = vec![load(0)];
-    let mut stream = scene.greet(&Frame::Memory {
-        address,
-        content: word,
-    });
+    let mut stream = scene.greet(address, word);
     loads.extend((1..4).map(load));
     let mut ids = Vec::new();
     while ids.len() < 4 {

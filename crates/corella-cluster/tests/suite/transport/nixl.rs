@@ -4,7 +4,8 @@ use std::io::{Read, Write};
 use std::process::Command;
 
 use corella_cluster::transport::{
-    Frame, Hello, LoadFailure, LoadStatus, NixlAgent, PageRun, ReceiverConfig, SendStatus, Trailer,
+    Frame, Hello, LoadFailure, LoadStatus, NixlAgent, PageRun, PathFrame, PathName, PathSet,
+    ReceiverConfig, SendStatus, Trailer,
 };
 use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,10 +26,14 @@ const SESSION_BYTES: u64 = (NUM_PAGES * 16 * 4 * 2048) as u64;
 fn receiving_node(change: impl FnOnce(&mut ReceiverConfig)) -> ReceivingNode {
     let agent = NixlAgent::start(&library(), DECODE).unwrap();
     ReceivingNode::configured(large_geometry(), |config| {
-        config.nixl = Some(agent);
+        config.paths.push(agent);
         config.connections_per_peer = 1;
         change(config);
     })
+}
+
+fn num_nixl_bytes(node: &ReceivingNode) -> u64 {
+    node.receiver.num_bytes_by(PathName::new("NIXL"))
 }
 
 #[test]
@@ -44,7 +49,7 @@ fn rows_come_from_another_process_as_they_are() {
     let is_other = |page: &corella_core::PageId| !to[2..].contains(page);
     let others: Vec<_> = everywhere.into_iter().filter(is_other).collect();
     other.assert_filled(&others, 0xcc);
-    let num_nixl_bytes = other.receiver.stats().num_nixl_bytes;
+    let num_nixl_bytes = num_nixl_bytes(&other);
     assert_eq!(
         num_nixl_bytes,
         SESSION_BYTES / u64::from(NUM_PAGES) * u64::from(NUM_PAGES - 2)
@@ -63,18 +68,15 @@ fn a_killed_sender_fails_its_load_and_its_next_life_is_read() {
         process.kill();
         let status = wait(&load);
         assert_eq!(status, LoadStatus::Failed(LoadFailure::ConnectionLost));
-        assert!(other.receiver.stats().num_nixl_bytes > 0);
+        assert!(num_nixl_bytes(&other) > 0);
 
         let process = SendingProcess::start(life + 10);
         let key = key_of(1, life + 10);
-        let num_before = other.receiver.stats().num_nixl_bytes;
+        let num_before = num_nixl_bytes(&other);
         let load = other.load(&key, process.address, 0, NUM_ROWS, &table());
         assert_eq!(wait(&load), DONE);
         other.assert_holds(&key, &table(), 0);
-        assert_eq!(
-            other.receiver.stats().num_nixl_bytes - num_before,
-            SESSION_BYTES
-        );
+        assert_eq!(num_nixl_bytes(&other) - num_before, SESSION_BYTES);
         other.fill(&table(), 0);
     }
 }
@@ -181,27 +183,42 @@ fn a_deleted_session_fails_its_load_and_no_other() {
 #[test]
 fn without_nixl_at_one_end_rows_go_over_the_socket() {
     let node = sending_node(PREFILL, |_| {});
-    let without = sending_node(PREFILL, |config| config.nixl = None);
+    let without = sending_node(PREFILL, |config| drop(config.paths.pop()));
     let (other, other_without) = (
         receiving_node(|_| {}),
-        receiving_node(|config| config.nixl = None),
+        receiving_node(|config| drop(config.paths.pop())),
     );
     for (node, other) in [(&node, &other_without), (&without, &other)] {
         node.store_whole(&key(1), &table(), NUM_ROWS);
         let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
         assert_eq!(wait(&load), DONE);
         other.assert_holds(&key(1), &table(), 0);
-        assert_eq!(other.receiver.stats().num_nixl_bytes, 0);
+        assert_eq!(num_nixl_bytes(other), 0);
     }
     node.store_whole(&key(2), &table(), NUM_ROWS);
     let load = other.load(&key(2), node.address, 0, NUM_ROWS, &table());
     assert_eq!(wait(&load), DONE);
-    assert_eq!(other.receiver.stats().num_nixl_bytes, SESSION_BYTES);
+    assert_eq!(num_nixl_bytes(&other), SESSION_BYTES);
+}
+
+/// A description of so many bytes, with a word at address 16.
+fn offer(num_bytes: u32) -> Frame {
+    let mut data = [0; 32];
+    (data[0], data[8]) = (16, 1);
+    Frame::Path(PathFrame {
+        name: PathName::new("NIXL"),
+        data,
+        num_bytes,
+    })
+}
+
+fn named(path: &str) -> Frame {
+    Frame::Path(PathFrame::named(PathName::new(path)))
 }
 
 fn hello_with_nixl(incarnation: u64) -> Hello {
     Hello {
-        has_nixl: true,
+        paths: PathSet::ALL,
         ..Hello::new(incarnation, MODEL, &large_geometry())
     }
 }
@@ -214,13 +231,9 @@ fn a_description_that_nixl_cannot_read_is_refused_and_rows_come_over_the_socket(
     let to = page_ids([3]);
     let load = other.load(&key(1), listener.address, 0, 16, &to);
     let mut peer = listener.accept_as(hello_with_nixl(PREFILL));
-    peer.send(&Frame::Agent {
-        address: 16,
-        content: 1,
-        num_bytes: 64,
-    });
+    peer.send(&offer(64));
     peer.send(&Frame::Received { load_id: 7 });
-    assert_eq!(peer.receive(), Some(Frame::ReadsByNixl(false)));
+    assert_eq!(peer.receive(), Some(named("TCP")));
     let Some(Frame::Load(frame)) = peer.receive() else {
         panic!("no load");
     };
@@ -247,11 +260,7 @@ fn a_description_without_end_is_not_read() {
     });
     let load = other.load(&key(1), listener.address, 0, 16, &page_ids([3]));
     let mut peer = listener.accept_as(hello_with_nixl(PREFILL));
-    peer.send(&Frame::Agent {
-        address: 16,
-        content: 1,
-        num_bytes: (1 << 20) + 1,
-    });
+    peer.send(&offer((1 << 20) + 1));
     let status = wait(&load);
     let LoadStatus::Failed(LoadFailure::Unreachable(reason)) = status else {
         panic!("{status:?}");
@@ -263,7 +272,7 @@ fn a_description_without_end_is_not_read() {
 fn a_receiver_that_does_not_answer_about_nixl_is_refused() {
     let node = sending_node(PREFILL, |_| {});
     let mut peer = RawPeer::connect_as(hello_with_nixl(DECODE), node.address);
-    let Some(Frame::Agent { num_bytes, .. }) = peer.receive() else {
+    let Some(Frame::Path(PathFrame { num_bytes, .. })) = peer.receive() else {
         panic!("no description");
     };
     assert!((1..1 << 20).contains(&num_bytes));
@@ -280,7 +289,7 @@ fn places_that_were_not_offered_are_not_read() {
     let node = sending_node(PREFILL, |_| {});
     let mut near = RawPeer::connect_as(hello_with_nixl(DECODE), node.address);
     let agent = near.receive().unwrap();
-    let Frame::Agent { num_bytes, .. } = agent else {
+    let Frame::Path(PathFrame { num_bytes, .. }) = agent else {
         panic!("{agent:?}");
     };
     let mut metadata = vec![0; num_bytes as usize];
@@ -294,7 +303,7 @@ fn places_that_were_not_offered_are_not_read() {
     let mut peer = listener.accept_as(hello_with_nixl(PREFILL));
     peer.send(&agent);
     peer.stream.write_all(&metadata).unwrap();
-    assert_eq!(peer.receive(), Some(Frame::ReadsByNixl(true)));
+    assert_eq!(peer.receive(), Some(named("NIXL")));
     let Some(Frame::Load(frame)) = peer.receive() else {
         panic!("no load");
     };
@@ -317,5 +326,5 @@ fn places_that_were_not_offered_are_not_read() {
     let load = other.load(&key(1), node.address, 0, NUM_ROWS, &table());
     assert_eq!(wait(&load), DONE);
     other.assert_holds(&key(1), &table(), 0);
-    assert_eq!(other.receiver.stats().num_nixl_bytes, SESSION_BYTES);
+    assert_eq!(num_nixl_bytes(&other), SESSION_BYTES);
 }

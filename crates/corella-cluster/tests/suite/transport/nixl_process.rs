@@ -61,11 +61,11 @@ pub fn sending_node(incarnation: u64, change: impl FnOnce(&mut SenderConfig)) ->
     let pages = Arc::new(PlainPages::new(large_geometry()));
     let agent = NixlAgent::start(&library(), incarnation).unwrap();
     let mut config = SenderConfig::new(incarnation, MODEL);
-    config.nixl = Some(Arc::new(agent.offer(pages.clone()).unwrap()));
+    config.paths.push(agent);
     config.max_wait = HOUR;
     config.stall_timeout = HOUR;
     change(&mut config);
-    let sender = KvSender::start(config, pages.clone(), &threads);
+    let sender = KvSender::start(config, pages.clone(), &threads).unwrap();
     let address = listen(&sender);
     SendingNode {
         sender,

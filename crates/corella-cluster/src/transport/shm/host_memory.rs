@@ -9,42 +9,9 @@ use std::ptr::NonNull;
 
 use libc::{iovec, pid_t};
 
-use super::io_parts::{IoParts, MAX_PARTS_PER_CALL};
-
-/// Bytes of a [`Place`] on the wire.
-pub const PLACE_BYTES: usize = 16;
-
-/// A piece of a process's memory, at an address of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
-    pub address: u64,
-    pub num_bytes: u64,
-}
-
-impl Place {
-    pub fn of(part: NonNull<[u8]>) -> Self {
-        Self {
-            address: part.cast::<u8>().as_ptr().addr() as u64,
-            num_bytes: part.len() as u64,
-        }
-    }
-
-    pub fn encode(self) -> [u8; PLACE_BYTES] {
-        let mut bytes = [0; PLACE_BYTES];
-        bytes[..8].copy_from_slice(&self.address.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.num_bytes.to_le_bytes());
-        bytes
-    }
-
-    pub fn decode(bytes: &[u8; PLACE_BYTES]) -> Self {
-        let (address, num_bytes) = bytes.split_at(8);
-        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-        Self {
-            address: number(address),
-            num_bytes: number(num_bytes),
-        }
-    }
-}
+use crate::transport::io_parts::{IoParts, MAX_PARTS_PER_CALL};
+use crate::transport::place::Place;
+use crate::transport::row_path::{BoxFuture, RowReader, Target};
 
 /// Lets another process read this one's memory where the kernel otherwise lets only ancestors do
 /// so. One process at a time has this permission. It is needed only if `kernel.yama.ptrace_scope`
@@ -69,27 +36,6 @@ impl HostMemory {
             pid,
             places: Vec::new(),
         }
-    }
-
-    /// Sets where the next copy comes from. Returns false unless the places have `num_bytes` in
-    /// all.
-    pub fn set_places(&mut self, places: impl Iterator<Item = Place>, num_bytes: usize) -> bool {
-        self.places.clear();
-        let mut num_left = num_bytes;
-        for place in places {
-            let Ok(len) = usize::try_from(place.num_bytes) else {
-                return false;
-            };
-            let Some(rest) = num_left.checked_sub(len) else {
-                return false;
-            };
-            num_left = rest;
-            self.places.push(iovec {
-                iov_base: std::ptr::without_provenance_mut(place.address as usize),
-                iov_len: len,
-            });
-        }
-        num_left == 0
     }
 
     /// Copies from the places to the pieces, until these are full. `visit` sees each piece.
@@ -132,5 +78,48 @@ impl HostMemory {
             }
         }
         Ok(())
+    }
+}
+
+impl RowReader for HostMemory {
+    fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool {
+        self.places.clear();
+        let mut num_left = num_bytes;
+        for place in places {
+            let Ok(len) = usize::try_from(place.num_bytes) else {
+                return false;
+            };
+            let Some(rest) = num_left.checked_sub(len) else {
+                return false;
+            };
+            num_left = rest;
+            self.places.push(iovec {
+                iov_base: std::ptr::without_provenance_mut(place.address as usize),
+                iov_len: len,
+            });
+        }
+        num_left == 0
+    }
+
+    unsafe fn read<'a>(
+        &'a mut self,
+        target: Target<'a>,
+    ) -> BoxFuture<'a, io::Result<Option<bool>>> {
+        let Target {
+            to,
+            gate,
+            hasher,
+            checksum,
+            ..
+        } = target;
+        hasher.reset();
+        let is_whole = gate.enter(|| {
+            // SAFETY: the caller's promise.
+            let hash = |part: NonNull<[u8]>| hasher.update(unsafe { part.as_ref() });
+            // SAFETY: as above.
+            let copied: io::Result<()> = unsafe { self.copy(to, hash) };
+            copied.is_ok() && hasher.value() == checksum
+        });
+        Box::pin(std::future::ready(Ok(is_whole)))
     }
 }

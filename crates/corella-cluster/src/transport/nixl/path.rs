@@ -1,0 +1,81 @@
+//! NIXL as a row path.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_model::{ElementOrder, KvPages, PageForm};
+
+use super::agent::NixlAgent;
+use super::library::NixlError;
+use super::reader::NixlReader;
+use crate::transport::path_name::PathName;
+use crate::transport::place::Word;
+use crate::transport::row_path::{BoxFuture, Link, Offer, PathError, RowPath, RowReader};
+use crate::transport::socket::Socket;
+
+pub const NAME: PathName = PathName::new("NIXL");
+
+/// For the first read, before which networks connect.
+const TEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl RowPath for NixlAgent {
+    fn name(&self) -> PathName {
+        NAME
+    }
+
+    /// Reads would have to be converted by turns, so pages in their canonical form go over the socket.
+    fn suits(&self, link: Link) -> bool {
+        !link.is_local && link.form == PageForm::Native
+    }
+
+    /// What is in a GPU's memory is not registered as the host's, and travels by sockets.
+    fn offer(&self, pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError> {
+        if pages.geometry().order == ElementOrder::Rows {
+            return Ok(None);
+        }
+        self.register_pages(pages)?;
+        Ok(Some(Offer {
+            data: self.word().encode(),
+            bytes: self.metadata()?,
+        }))
+    }
+
+    fn meet_sender<'a>(
+        self: Arc<Self>,
+        socket: &'a Socket,
+        incarnation: u64,
+        offer: Offer,
+    ) -> BoxFuture<'a, io::Result<Result<Box<dyn RowReader>, PathError>>> {
+        Box::pin(async move {
+            let reader = match self.meet(incarnation, &offer.bytes) {
+                Ok(peer) => test(NixlReader::new(peer), socket, &offer).await,
+                Err(error) => Err(error),
+            };
+            let reader = reader.map(|reader| Box::new(reader) as Box<dyn RowReader>);
+            Ok(reader.map_err(PathError::from))
+        })
+    }
+}
+
+/// Reads the word that the sender says is there.
+async fn test(
+    mut reader: NixlReader,
+    socket: &Socket,
+    offer: &Offer,
+) -> Result<NixlReader, NixlError> {
+    let (place, content) = Word::decode(&offer.data);
+    reader.set_places(&mut [place].into_iter(), content.len());
+    match *reader.bytes(socket, TEST_TIMEOUT).await? == content {
+        true => Ok(reader),
+        false => Err(NixlError::Peer(
+            "what NIXL reads is not the word that it said",
+        )),
+    }
+}
+
+impl From<NixlError> for PathError {
+    fn from(error: NixlError) -> Self {
+        Self(error.to_string())
+    }
+}

@@ -1,0 +1,48 @@
+//! The row paths that there are.
+
+use std::sync::Arc;
+
+use super::path_name::PathName;
+use super::row_path::{Link, RowPath};
+use super::{nixl, shm, tcp};
+
+/// Greetings have a bit for each place in the list, so that a new path comes last. Of two paths that suit a
+/// connection, the later one is tried.
+const ROW_PATHS: [PathName; 3] = [tcp::NAME, shm::NAME, nixl::NAME];
+
+/// The paths that every node has.
+pub fn own_paths(incarnation: u64) -> Vec<Arc<dyn RowPath>> {
+    vec![Arc::new(tcp::Tcp), Arc::new(shm::Shm::new(incarnation))]
+}
+
+/// The paths of a node, as its greeting tells them. Bits of paths that are unknown here stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathSet(pub u8);
+
+impl PathSet {
+    pub const ALL: Self = Self(u8::MAX);
+
+    pub fn of<'a>(paths: impl IntoIterator<Item = &'a Arc<dyn RowPath>>) -> Self {
+        let bits = paths.into_iter().map(|path| 1 << place_of(path.name()));
+        Self(bits.fold(0, |set, bit| set | bit))
+    }
+
+    pub fn has(self, name: PathName) -> bool {
+        self.0 & 1 << place_of(name) != 0
+    }
+}
+
+fn place_of(name: PathName) -> usize {
+    let place = ROW_PATHS.iter().position(|other| *other == name);
+    place.expect("the list has every path")
+}
+
+/// The path that two nodes try; both ends come to the same answer.
+pub fn agreed<'a>(
+    own: impl IntoIterator<Item = &'a Arc<dyn RowPath>>,
+    theirs: PathSet,
+    link: Link,
+) -> Option<&'a Arc<dyn RowPath>> {
+    let both = { own.into_iter() }.filter(|path| theirs.has(path.name()) && path.suits(link));
+    both.max_by_key(|path| place_of(path.name()))
+}

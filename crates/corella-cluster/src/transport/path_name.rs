@@ -1,0 +1,32 @@
+//! What row paths are called on the wire.
+
+use std::fmt;
+
+/// What an offer or its answer says besides the path's name.
+pub type PathData = [u8; 32];
+
+/// A row path's name in frames and logs: ASCII, filled up with zeroes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct PathName(pub [u8; 8]);
+
+impl PathName {
+    /// Of at most 8 letters.
+    pub const fn new(name: &str) -> Self {
+        let (mut bytes, mut at) = ([0; 8], 0);
+        while at < name.len() {
+            bytes[at] = name.as_bytes()[at];
+            at += 1;
+        }
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for PathName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}",
+            self.0.escape_ascii().to_string().trim_end_matches("\\x00")
+        )
+    }
+}

@@ -1,0 +1,99 @@
+//! How rows come from a sender's pages to a receiver's.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_model::{KvPages, PageForm};
+
+use super::checksum::Checksum;
+use super::gate::Gate;
+use super::io_parts::IoParts;
+use super::path_name::{PathData, PathName};
+use super::place::Place;
+use super::socket::Socket;
+
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A node has the same path for its sender and its receiver. Each path has a folder, and a place in `path_list.rs`.
+pub trait RowPath: fmt::Debug + Send + Sync {
+    /// The greeting says by it that the node has the path.
+    fn name(&self) -> PathName;
+
+    /// Whether two nodes that have the path try it on such a connection.
+    fn suits(&self, link: Link) -> bool;
+
+    /// Whether two greetings say all, so that no offer is made.
+    fn is_agreed_by_greeting(&self) -> bool {
+        false
+    }
+
+    /// Lets receivers read these pages as long as the path lives. `None` if these cannot be read this way.
+    fn offer(&self, pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError>;
+
+    /// The sender's part, before a receiver is told the offer.
+    fn meet_receiver(&self, _socket: &Socket) {}
+
+    /// The receiver's part. The inner error is why rows have to follow their frames on the socket. The outer one ends
+    /// the connection.
+    fn meet_sender<'a>(
+        self: Arc<Self>,
+        socket: &'a Socket,
+        incarnation: u64,
+        offer: Offer,
+    ) -> BoxFuture<'a, io::Result<Result<Box<dyn RowReader>, PathError>>>;
+}
+
+/// Reads a sender's pages on behalf of one connection.
+pub trait RowReader: Send {
+    /// Sets what is read next. Returns false unless the places have `num_bytes` in all.
+    fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool;
+
+    /// Copies from the places, and returns whether the bytes were read and have the checksum; `None` if the gate was
+    /// closed. An error ends the connection. The future's allocation is one for each chunk.
+    ///
+    /// # Safety
+    /// While the gate is open nobody else uses the memory of `to`, which is as large as the places.
+    unsafe fn read<'a>(&'a mut self, to: Target<'a>) -> BoxFuture<'a, io::Result<Option<bool>>>;
+}
+
+/// What paths can tell connections apart by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Both ends are on one host.
+    pub is_local: bool,
+    /// How pages travel.
+    pub form: PageForm,
+}
+
+/// What a receiver is told of a sender's pages.
+#[derive(Debug, Default)]
+pub struct Offer {
+    pub data: PathData,
+    pub bytes: Vec<u8>,
+}
+
+/// Where a read goes.
+pub struct Target<'a> {
+    pub to: &'a mut IoParts,
+    pub gate: &'a Gate,
+    pub hasher: &'a mut Checksum,
+    pub checksum: u64,
+    /// The connection, which may end meanwhile.
+    pub socket: &'a Socket,
+    pub stall_timeout: Duration,
+}
+
+/// Why a path cannot be used, for the operator.
+#[derive(Debug)]
+pub struct PathError(pub String);
+
+impl fmt::Display for PathError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for PathError {}

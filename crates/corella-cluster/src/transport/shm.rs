@@ -1,0 +1,90 @@
+//! Rows that are copied from the memory of another process on this host.
+
+mod host_memory;
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use corella_model::KvPages;
+
+use super::io_parts::IoParts;
+use super::path_name::PathName;
+use super::place::Word;
+use super::row_path::{BoxFuture, Link, Offer, PathError, RowPath, RowReader};
+use super::socket::Socket;
+
+use host_memory::{HostMemory, allow_reader};
+
+pub const NAME: PathName = PathName::new("shm");
+
+/// Part of the word that a receiver reads as a test.
+const WORD: u64 = 0x5bd1_e995_c0de_11a5;
+
+#[derive(Debug)]
+pub struct Shm {
+    word: Word,
+}
+
+impl Shm {
+    pub fn new(incarnation: u64) -> Self {
+        Self {
+            word: Word::new(incarnation ^ WORD),
+        }
+    }
+}
+
+impl RowPath for Shm {
+    fn name(&self) -> PathName {
+        NAME
+    }
+
+    fn suits(&self, link: Link) -> bool {
+        link.is_local
+    }
+
+    /// All of a process's memory can be read, or none.
+    fn offer(&self, _pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError> {
+        Ok(Some(Offer {
+            data: self.word.encode(),
+            bytes: Vec::new(),
+        }))
+    }
+
+    fn meet_receiver(&self, socket: &Socket) {
+        if let Some(pid) = socket.peer_pid() {
+            allow_reader(pid);
+        }
+    }
+
+    /// A sender whose memory cannot be read is given up: the same node may be reached over TCP.
+    fn meet_sender<'a>(
+        self: Arc<Self>,
+        socket: &'a Socket,
+        _incarnation: u64,
+        offer: Offer,
+    ) -> BoxFuture<'a, io::Result<Result<Box<dyn RowReader>, PathError>>> {
+        let memory = read_word(socket, &offer).ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidData,
+                "its memory cannot be read; run both as the same user and in the same PID \
+                 namespace, or use TCP",
+            )
+        });
+        let memory = memory.map(|memory| Ok(Box::new(memory) as Box<dyn RowReader>));
+        Box::pin(std::future::ready(memory))
+    }
+}
+
+/// The other process's memory, if its word can be read.
+fn read_word(socket: &Socket, offer: &Offer) -> Option<HostMemory> {
+    let (place, content) = Word::decode(&offer.data);
+    let mut memory = HostMemory::new(socket.peer_pid()?);
+    let mut bytes = [0; size_of::<u64>()];
+    let mut parts = IoParts::default();
+    parts.push(NonNull::from(bytes.as_mut_slice()));
+    memory.set_places(&mut [place].into_iter(), bytes.len());
+    // SAFETY: bytes of this function.
+    unsafe { memory.copy(&mut parts, |_| {}) }.ok()?;
+    (bytes == content).then_some(memory)
+}

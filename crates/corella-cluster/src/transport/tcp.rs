@@ -1,0 +1,48 @@
+//! Rows that follow their frames on the connection's own socket, over TCP and wherever no other path serves.
+
+mod reader;
+
+use std::io;
+use std::sync::Arc;
+
+use corella_model::KvPages;
+
+use super::path_name::PathName;
+use super::row_path::{BoxFuture, Link, Offer, PathError, RowPath, RowReader};
+use super::socket::Socket;
+
+pub use reader::TcpReader;
+
+pub const NAME: PathName = PathName::new("TCP");
+
+/// Every connection has a [`TcpReader`], whatever its path is, because pages in their canonical form go this way.
+#[derive(Debug)]
+pub struct Tcp;
+
+impl RowPath for Tcp {
+    fn name(&self) -> PathName {
+        NAME
+    }
+
+    fn suits(&self, _link: Link) -> bool {
+        true
+    }
+
+    fn is_agreed_by_greeting(&self) -> bool {
+        true
+    }
+
+    fn offer(&self, _pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError> {
+        Ok(Some(Offer::default()))
+    }
+
+    fn meet_sender<'a>(
+        self: Arc<Self>,
+        _socket: &'a Socket,
+        _incarnation: u64,
+        _offer: Offer,
+    ) -> BoxFuture<'a, io::Result<Result<Box<dyn RowReader>, PathError>>> {
+        let reason = PathError("rows follow their frames".to_owned());
+        Box::pin(std::future::ready(Ok(Err(reason))))
+    }
+}

@@ -1,0 +1,81 @@
+//! Rows that follow their frames, on their way to pages.
+
+use std::io;
+use std::ptr::NonNull;
+
+use corella_model::{PageConversion, PageForm};
+
+use crate::transport::checksum::Checksum;
+use crate::transport::frame::{PageRun, Trailer};
+use crate::transport::frame_stream::FrameStream;
+use crate::transport::incoming::Incoming;
+use crate::transport::io_parts::IoParts;
+use crate::transport::socket::Socket;
+
+pub struct TcpReader {
+    /// From the sender's canonical pages to this node's.
+    conversion: PageConversion,
+    parts: IoParts,
+    hasher: Checksum,
+    /// For pages in their canonical form.
+    copy: Vec<u8>,
+    /// For such pages as this node keeps them.
+    own: Vec<u8>,
+}
+
+impl TcpReader {
+    pub fn new(conversion: PageConversion) -> Self {
+        Self {
+            conversion,
+            parts: IoParts::default(),
+            hasher: Checksum::new(),
+            copy: Vec::new(),
+            own: Vec::new(),
+        }
+    }
+
+    /// Reads a run of so many bytes, and returns whether all of it is there with its checksum; `None` if it is
+    /// withdrawn, or if no load wants it any more.
+    pub async fn read(
+        &mut self,
+        socket: &Socket,
+        stream: &mut FrameStream,
+        run: &PageRun,
+        num_bytes: usize,
+        load: Option<&Incoming>,
+    ) -> io::Result<Option<bool>> {
+        let Self {
+            parts,
+            hasher,
+            copy,
+            ..
+        } = self;
+        parts.clear();
+        let mut gate = None;
+        match load {
+            Some(load) if run.form == PageForm::Native => {
+                load.native_parts_of(run).for_each(|part| parts.push(part));
+                gate = Some(&load.gate);
+            }
+            Some(_) => {
+                copy.resize(num_bytes, 0);
+                parts.push(NonNull::from(copy.as_mut_slice()));
+            }
+            None => stream.push_rubbish(parts, num_bytes),
+        }
+        // SAFETY: own memory, or pages that are reserved for a load whose gate is open.
+        let trailer = unsafe { stream.read_payload(socket, parts, gate, hasher).await? };
+        let (Some(load), Trailer::Whole { checksum }) = (load, trailer) else {
+            // The sender says why in a frame of its own.
+            return Ok(None);
+        };
+        if checksum != self.hasher.value() {
+            // The rest of a payload whose load ended in the middle was discarded, so that its checksum says nothing.
+            return Ok(load.gate.is_open().then_some(false));
+        }
+        if run.form == PageForm::Canonical {
+            load.write_rows(run, &self.conversion, &self.copy, &mut self.own);
+        }
+        Ok(Some(true))
+    }
+}
