@@ -1,5 +1,6 @@
 //! Small frames that wait for a connection's writer.
 
+use std::io;
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
@@ -14,20 +15,24 @@ pub struct FrameQueue {
     bytes: Mutex<Vec<u8>>,
     /// Wakes the connection's writer when there is something for it to do.
     pub wake: Notify,
+    overflow: Notify,
 }
 
 impl FrameQueue {
-    /// False when the queue is full: the connection must end.
-    #[must_use]
-    pub fn push(&self, frame: &Frame) -> bool {
+    pub fn push(&self, frame: &Frame) {
         let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
         if bytes.len() >= MAX_FRAMES * FRAME_BYTES {
-            return false;
+            return self.overflow.notify_one();
         }
         bytes.extend_from_slice(&frame.encode());
         drop(bytes);
         self.wake.notify_one();
-        true
+    }
+
+    /// Waits until a frame had no room: the connection must end.
+    pub async fn overflow(&self) -> io::Error {
+        self.overflow.notified().await;
+        io::Error::other("the peer does not read its answers")
     }
 
     /// Everything that waits; `out` lends its memory.

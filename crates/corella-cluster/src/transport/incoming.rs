@@ -1,5 +1,6 @@
 //! A session's rows on the receiving side.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -12,11 +13,10 @@ use tokio::sync::{Notify, watch};
 
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
-use super::kv_receiver::LoadRequest;
+use super::load_request::LoadRequest;
 use super::outgoing::first_row_sent;
-use super::receiver_connection::ReceiverConnection;
-use super::receiver_state::ReceiverState;
-use super::{Incompatibility, TransferAccount};
+use super::receiver_queue::ReceiverQueue;
+use super::{Hello, Incompatibility, TransferAccount};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadStatus {
@@ -75,6 +75,9 @@ impl fmt::Display for LoadFailure {
     }
 }
 
+/// The loads that run, by their ids. A load that ends leaves it.
+pub type LoadTable = Mutex<HashMap<u64, Arc<Incoming>>>;
+
 pub struct Incoming {
     pub load_id: u64,
     pub request: LoadRequest,
@@ -83,13 +86,13 @@ pub struct Incoming {
     pub gate: Gate,
     /// The connection ended before the load.
     pub lost: Notify,
-    receiver: Weak<ReceiverState>,
+    table: Weak<LoadTable>,
     state: Mutex<State>,
     status: watch::Sender<LoadStatus>,
 }
 
 struct State {
-    connection: Option<Arc<ReceiverConnection>>,
+    connection: Option<Arc<ReceiverQueue>>,
     /// For each layer of the model, the rows from 0 on that are there or are not read.
     num_received: Vec<u32>,
     /// Bytes that the sender may send before it hears that any have come.
@@ -127,7 +130,7 @@ impl Incoming {
         load_id: u64,
         request: LoadRequest,
         pages: Arc<dyn KvPages>,
-        receiver: &Arc<ReceiverState>,
+        table: &Arc<LoadTable>,
     ) -> Self {
         Self {
             load_id,
@@ -135,7 +138,7 @@ impl Incoming {
             pages,
             gate: Gate::new(),
             lost: Notify::new(),
-            receiver: Arc::downgrade(receiver),
+            table: Arc::downgrade(table),
             state: Mutex::new(State::new(Vec::new(), 0)),
             status: watch::Sender::new(LoadStatus::Opening),
         }
@@ -154,12 +157,12 @@ impl Incoming {
     }
 
     /// Asks for the rows over this connection.
-    pub fn open(self: &Arc<Self>, connection: &Arc<ReceiverConnection>, window_bytes: u32) {
+    pub fn open(&self, connection: &Arc<ReceiverQueue>, sender: &Hello, window_bytes: u32) {
         let request = &self.request;
-        if request.key.prefill_incarnation.0 != connection.hello.incarnation {
+        if request.key.prefill_incarnation.0 != sender.incarnation {
             return self.fail(LoadFailure::OtherIncarnation);
         }
-        let geometry = &connection.hello.geometry;
+        let geometry = &sender.geometry;
         let layer_bytes = u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX);
         let credit_bytes = window_bytes.max(layer_bytes);
         let layers = &self.pages.geometry().layers;
@@ -172,7 +175,7 @@ impl Incoming {
             connection: Some(connection.clone()),
             ..State::new(num_received, credit_bytes.into())
         };
-        if !connection.add_load(self) {
+        if !connection.add_load(self.load_id) {
             return self.handle_lost();
         }
         let wait = request.deadline.saturating_duration_since(Instant::now());
@@ -352,8 +355,9 @@ impl Incoming {
                 _ => connection.send(&Frame::Cancel { load_id }),
             }
         }
-        if let Some(receiver) = self.receiver.upgrade() {
-            receiver.remove_load(self.load_id);
+        if let Some(table) = self.table.upgrade() {
+            let mut loads = table.lock().unwrap_or_else(PoisonError::into_inner);
+            loads.remove(&self.load_id);
         }
         self.status.send_replace(end);
     }

@@ -3,71 +3,20 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use corella_core::session::SessionKey;
 use corella_core::{KvGroup, PageTable};
 use corella_model::KvPages;
 use tokio::sync::watch;
 
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
+use super::load_request::LoadRequest;
 use super::outgoing::first_row_sent;
-use super::path_list::{PathSet, own_paths};
+use super::path_list::PathSet;
 use super::path_name::PathName;
+use super::peer_table::PeerTable;
+use super::receiver_config::ReceiverConfig;
 use super::receiver_state::ReceiverState;
-use super::row_path::RowPath;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
-use crate::tls::ClusterTls;
-
-#[derive(Clone, Debug)]
-pub struct ReceiverConfig {
-    pub incarnation: u64,
-    pub model_fingerprint: u128,
-    pub connections_per_peer: usize,
-    pub max_loads: usize,
-    pub max_peers: usize,
-    /// What a sender may send of one load before it hears that it has come.
-    pub window_bytes: u32,
-    /// For one attempt, greeting included: the other end answers at once, but may wait for a core.
-    pub connect_timeout: Duration,
-    pub num_connect_attempts: usize,
-    /// For connections that leave the host.
-    pub tls: Option<ClusterTls>,
-    /// By which rows come from senders that have them, too.
-    pub paths: Vec<Arc<dyn RowPath>>,
-}
-
-impl ReceiverConfig {
-    pub fn new(incarnation: u64, model_fingerprint: u128) -> Self {
-        Self {
-            incarnation,
-            model_fingerprint,
-            connections_per_peer: 2,
-            max_loads: 1024,
-            max_peers: 1024,
-            window_bytes: 8 << 20,
-            connect_timeout: Duration::from_secs(5),
-            num_connect_attempts: 3,
-            tls: None,
-            paths: own_paths(incarnation),
-        }
-    }
-}
-
-/// Rows `first_row..num_rows` of a session, and where they belong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LoadRequest {
-    pub key: SessionKey,
-    pub peer: PeerAddress,
-    /// The first of a page: the rows before it are there already.
-    pub first_row: u32,
-    pub num_rows: u32,
-    /// The session's own pages, by KV group. A table has those of all rows, or of those that are read behind its
-    /// group's window.
-    pub tables: Vec<PageTable>,
-    /// When the load fails if it is not done by then.
-    pub deadline: Instant,
-}
 
 /// Why a load was not begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +54,7 @@ pub struct ReceiverStats {
 /// Loads rows from the senders of other nodes. All calls return at once.
 pub struct KvReceiver {
     state: Arc<ReceiverState>,
+    peers: PeerTable,
     pages: Arc<dyn KvPages>,
     threads: TransferThreads,
 }
@@ -126,6 +76,7 @@ impl KvReceiver {
             )
         };
         Self {
+            peers: PeerTable::new(config.max_peers, config.connections_per_peer),
             state: Arc::new(ReceiverState::new(config, hello)),
             pages,
             threads: threads.clone(),
@@ -135,7 +86,7 @@ impl KvReceiver {
     /// Connects to a sender from which loads are expected, so that they need not wait for that. It costs
     /// little to say so again and again, which brings lost connections back.
     pub fn expect_loads(&self, address: &PeerAddress) {
-        let Some(peer) = self.state.peer(address) else {
+        let Some(peer) = self.peers.get(address) else {
             return;
         };
         for slot in peer.slots() {
@@ -176,10 +127,10 @@ impl KvReceiver {
         if loads.len() >= self.state.config.max_loads {
             return Err(LoadRejection::Full);
         }
-        let peer = self.state.peer(&request.peer);
+        let peer = self.peers.get(&request.peer);
         let slot = peer.ok_or(LoadRejection::TooManyPeers)?.choose_slot();
         let load_id = self.state.next_load_id.fetch_add(1, Ordering::Relaxed);
-        let load = Incoming::new(load_id, request, self.pages.clone(), &self.state);
+        let load = Incoming::new(load_id, request, self.pages.clone(), &self.state.loads);
         let load = Arc::new(load);
         loads.insert(load_id, load.clone());
         drop(loads);
@@ -190,7 +141,7 @@ impl KvReceiver {
             let deadline = task.request.deadline;
             let mut status = task.status();
             tokio::select! {
-                () = state.run(&task, slot) => {}
+                () = slot.run(&task, &state) => {}
                 _ = status.wait_for(LoadStatus::is_over) => {}
                 () = tokio::time::sleep_until(deadline.into()) => {
                     task.fail(LoadFailure::DeadlinePassed);
@@ -203,7 +154,7 @@ impl KvReceiver {
     pub fn stats(&self) -> ReceiverStats {
         ReceiverStats {
             num_loads: self.state.loads().len(),
-            num_peers: self.state.peers().len(),
+            num_peers: self.peers.num_peers(),
             num_unknown_frames: self.state.num_unknown_frames.load(Ordering::Relaxed),
             num_corrupt_frames: self.state.num_corrupt_frames.load(Ordering::Relaxed),
         }

@@ -22,64 +22,13 @@ use super::frame_reader::{FrameReader, violation};
 use super::listener::{Accepted, Listener};
 use super::meeting::propose;
 use super::outgoing::{Outgoing, SendStatus};
-use super::path_list::{PathSet, agreed, own_paths};
-use super::row_path::{Link, PathError, RowPath};
+use super::path_list::{PathSet, agreed};
+use super::row_path::{Link, PathError};
+use super::sender_config::SenderConfig;
 use super::sender_connection::SenderConnection;
 use super::sender_state::{SenderState, lock};
 use super::socket::Socket;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
-use crate::tls::ClusterTls;
-
-#[derive(Clone, Debug)]
-pub struct SenderConfig {
-    pub incarnation: u64,
-    pub model_fingerprint: u128,
-    pub max_connections: usize,
-    pub max_loads_per_connection: usize,
-    pub max_stored: usize,
-    /// Loads that come before their session.
-    pub max_waiting_loads: usize,
-    /// A load waits no longer, whatever it asks for.
-    pub max_wait: Duration,
-    pub max_tombstones: usize,
-    pub tombstone_time: Duration,
-    /// Bytes a second that the node sends in all.
-    pub max_bandwidth: Option<u64>,
-    /// Bytes of one session before another has its turn; at least a page goes out.
-    pub chunk_bytes: usize,
-    /// A connection that takes nothing for so long is closed.
-    pub stall_timeout: Duration,
-    /// A connection without loads and frames is closed after it.
-    pub idle_timeout: Duration,
-    /// For connections from other hosts.
-    pub tls: Option<ClusterTls>,
-    /// By which receivers that have them, too, get rows.
-    pub paths: Vec<Arc<dyn RowPath>>,
-}
-
-impl SenderConfig {
-    pub fn new(incarnation: u64, model_fingerprint: u128) -> Self {
-        Self {
-            incarnation,
-            model_fingerprint,
-            max_connections: 256,
-            max_loads_per_connection: 1024,
-            max_stored: 4096,
-            max_waiting_loads: 4096,
-            max_wait: Duration::from_secs(60),
-            max_tombstones: 16_384,
-            tombstone_time: Duration::from_secs(60),
-            max_bandwidth: None,
-            // It stays in a core's cache on either side, and 256 KB cost a fifth of the speed inside a host,
-            // because threads are woken for every chunk.
-            chunk_bytes: 1 << 20,
-            stall_timeout: Duration::from_secs(10),
-            idle_timeout: Duration::from_secs(600),
-            tls: None,
-            paths: own_paths(incarnation),
-        }
-    }
-}
 
 /// How long a new connection may take to say who it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
@@ -231,14 +180,14 @@ impl KvSender {
 
     /// The next part of the session's table for each KV group. A session that is over has none.
     pub fn add_pages(&self, key: &SessionKey, parts: &[PageTable]) {
-        if let Some(outgoing) = self.get(key) {
+        if let Some(outgoing) = self.state.stored(key) {
             outgoing.add_pages(parts);
         }
     }
 
     /// The rows from 0 to `num_rows` may be read in these layers of pages that were added.
     pub fn handle_rows_readable(&self, key: &SessionKey, layers: Range<u32>, num_rows: u32) {
-        if let Some(outgoing) = self.get(key) {
+        if let Some(outgoing) = self.state.stored(key) {
             outgoing.handle_rows_readable(layers, num_rows);
         }
     }
@@ -246,7 +195,9 @@ impl KvSender {
     /// Declares the rows valid, because the steps that computed them have returned. Returns false
     /// if some were never declared readable, or if the session is over.
     pub fn finish(&self, key: &SessionKey) -> bool {
-        self.get(key).is_some_and(|outgoing| outgoing.finish())
+        self.state
+            .stored(key)
+            .is_some_and(|outgoing| outgoing.finish())
     }
 
     /// The rows will not come. When this has returned nobody reads the pages.
@@ -267,19 +218,15 @@ impl KvSender {
         }
     }
 
-    fn get(&self, key: &SessionKey) -> Option<Arc<Outgoing>> {
-        self.state.table().get(key).cloned()
-    }
-
     /// What has been sent of a session that is stored.
     pub fn account(&self, key: &SessionKey) -> Option<TransferAccount> {
-        self.get(key).map(|outgoing| outgoing.account())
+        self.state.stored(key).map(|outgoing| outgoing.account())
     }
 
     /// The receiver has said in another place that it has all rows, perhaps before it says so here.
     /// What the transfer was.
     pub fn handle_loaded(&self, key: &SessionKey) -> Option<TransferAccount> {
-        let outgoing = self.get(key)?;
+        let outgoing = self.state.stored(key)?;
         Some(outgoing.handle_loaded(Instant::now()))
     }
 
@@ -368,15 +315,12 @@ impl SenderState {
             Some((path, offer)) => propose(&socket, &mut reader, &**path, offer).await?,
             None => false,
         };
-        let meter = self.meter(hello.incarnation);
-        let max_loads = self.config.max_loads_per_connection;
         let connection = SenderConnection::new(
+            self.new_queue(hello.incarnation),
             socket,
             form,
             sends_places,
             hello.incarnation,
-            max_loads,
-            meter,
         );
         Arc::new(connection).run(self, reader).await
     }

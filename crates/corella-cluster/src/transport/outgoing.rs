@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::TransferAccount;
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
-use super::sender_connection::SenderConnection;
+use super::sender_queue::{ConnectionId, SenderQueue};
 
 /// What has become of a stored session. When it is over its owner has ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ struct State {
 
 /// A load that is being served.
 struct Feed {
-    connection: Arc<SenderConnection>,
+    connection: Arc<SenderQueue>,
     load_id: u64,
     /// Bytes that may be sent.
     credit: u64,
@@ -173,7 +173,7 @@ impl Outgoing {
     }
 
     /// Begins to serve a load; an older one of this session is told to go.
-    pub fn serve(self: &Arc<Self>, connection: &Arc<SenderConnection>, load: &LoadFrame) {
+    pub fn serve(self: &Arc<Self>, connection: &Arc<SenderQueue>, load: &LoadFrame) {
         let page_size = self.pages.geometry().page_size;
         if load.num_rows != self.num_rows || load.first_row > load.num_rows {
             connection.send(&Frame::Failed {
@@ -192,7 +192,7 @@ impl Outgoing {
                 )
             })
             .collect();
-        if !connection.add_load(load.load_id, self) {
+        if !connection.add_load(load.load_id, self.key) {
             return;
         }
         let mut state = self.state();
@@ -220,26 +220,33 @@ impl Outgoing {
     }
 
     /// The load is over on the receiver's side, or its connection is lost.
-    pub fn stop_serving(&self, load_id: u64) {
+    pub fn stop_serving(&self, connection: ConnectionId, load_id: u64) {
         let mut state = self.state();
-        if let Some(mut feed) = state.feed.take_if(|feed| feed.load_id == load_id) {
+        if let Some(mut feed) = state.feed.take_if(|feed| feed.is(connection, load_id)) {
             drop(state);
             feed.stop();
             self.set_status(SendStatus::Stopped);
         }
     }
 
-    pub fn handle_credit(&self, load_id: u64, num_bytes: u64, now: Instant) {
+    pub fn handle_credit(
+        &self,
+        connection: ConnectionId,
+        load_id: u64,
+        num_bytes: u64,
+        now: Instant,
+    ) {
         let mut state = self.state();
-        if let Some(feed) = state.feed_of(load_id) {
+        let feed = state.feed.as_mut();
+        if let Some(feed) = feed.filter(|feed| feed.is(connection, load_id)) {
             feed.credit = feed.credit.saturating_add(num_bytes);
             feed.acknowledge(num_bytes, now);
             self.queue(&mut state);
         }
     }
 
-    pub fn handle_received(&self, load_id: u64, now: Instant) {
-        self.note_received(|feed| feed.load_id == load_id, now);
+    pub fn handle_received(&self, connection: ConnectionId, load_id: u64, now: Instant) {
+        self.note_received(|feed| feed.is(connection, load_id), now);
     }
 
     /// The receiver has said in another place that it has everything.
@@ -267,6 +274,7 @@ impl Outgoing {
     /// What to send now: at most `max_bytes`, or one page.
     pub fn next(
         &self,
+        connection: ConnectionId,
         load_id: u64,
         form: PageForm,
         max_bytes: usize,
@@ -282,7 +290,8 @@ impl Outgoing {
             feed,
             account,
         } = &mut *state;
-        let Some(feed) = feed.as_mut().filter(|feed| feed.load_id == load_id) else {
+        let feed = feed.as_mut().filter(|feed| feed.is(connection, load_id));
+        let Some(feed) = feed else {
             return Next::Nothing;
         };
         // A page is sent when nobody will write to it any more: full, or the last.
@@ -361,13 +370,11 @@ impl Outgoing {
     }
 }
 
-impl State {
-    fn feed_of(&mut self, load_id: u64) -> Option<&mut Feed> {
-        self.feed.as_mut().filter(|feed| feed.load_id == load_id)
-    }
-}
-
 impl Feed {
+    fn is(&self, connection: ConnectionId, load_id: u64) -> bool {
+        self.connection.id == connection && self.load_id == load_id
+    }
+
     fn acknowledge(&mut self, num_bytes: u64, now: Instant) {
         let num_bytes = num_bytes.min(self.num_unacknowledged);
         self.num_unacknowledged -= num_bytes;

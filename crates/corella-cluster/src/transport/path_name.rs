@@ -10,7 +10,7 @@ pub type PathData = [u8; 32];
 pub struct PathName(pub [u8; 8]);
 
 impl PathName {
-    /// Of at most 8 letters.
+    /// The name has at most 8 letters.
     pub const fn new(name: &str) -> Self {
         let (mut bytes, mut at) = ([0; 8], 0);
         while at < name.len() {

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::frame::{FRAME_BYTES, Frame};
 use super::frame_reader::violation;
-use super::incoming::LoadFailure;
+use super::incoming::{Incoming, LoadFailure};
 use super::meeting::answer;
 use super::path_list::{PathSet, agreed};
 use super::path_name::PathName;
@@ -135,6 +135,18 @@ impl SlotGuard {
     /// Which connection it is, of those to all peers: neighbours belong to one peer.
     pub fn index(&self) -> usize {
         self.peer.first_index + self.index
+    }
+
+    /// Runs a load. An idle connection may have ended unnoticed, so a load that received nothing is tried once more.
+    pub async fn run(&self, load: &Arc<Incoming>, receiver: &Arc<ReceiverState>) {
+        for _ in 0..2 {
+            match self.connection(receiver).await {
+                Ok(connection) => connection.open(load, receiver.config.window_bytes),
+                Err(failure) => return load.fail(failure),
+            }
+            load.lost.notified().await;
+        }
+        load.fail(LoadFailure::ConnectionLost);
     }
 
     /// Connects ahead of loads, unless that is done or under way.

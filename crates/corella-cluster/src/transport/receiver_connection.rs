@@ -1,10 +1,9 @@
 //! A connection to a sender, on the receiver's side.
 
-use std::collections::HashMap;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use corella_engine::rare_line;
@@ -14,13 +13,13 @@ use super::Hello;
 use super::checksum::Checksum;
 use super::chunk::ChunkWriter;
 use super::frame::{Frame, MAX_PAYLOAD_BYTES, PageRun, Trailer};
-use super::frame_queue::FrameQueue;
 use super::frame_reader::violation;
 use super::frame_stream::FrameStream;
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
 use super::path_name::PathName;
 use super::place::{PLACE_BYTES, Place};
+use super::receiver_queue::ReceiverQueue;
 use super::receiver_state::ReceiverState;
 use super::row_path::{RowReader, Target};
 use super::socket::Socket;
@@ -37,14 +36,7 @@ pub struct ReceiverConnection {
     form: PageForm,
     /// From the sender's canonical pages to this node's.
     conversion: PageConversion,
-    frames: FrameQueue,
-    loads: Mutex<Loads>,
-}
-
-#[derive(Default)]
-struct Loads {
-    by_id: HashMap<u64, Arc<Incoming>>,
-    is_closed: bool,
+    queue: Arc<ReceiverQueue>,
 }
 
 impl ReceiverConnection {
@@ -55,36 +47,13 @@ impl ReceiverConnection {
             socket,
             hello,
             form,
-            frames: FrameQueue::default(),
-            loads: Mutex::default(),
+            queue: Arc::default(),
         })
     }
 
-    fn loads(&self) -> MutexGuard<'_, Loads> {
-        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn send(&self, frame: &Frame) {
-        if !self.frames.push(frame) {
-            self.socket.shut_down();
-        }
-    }
-
-    /// False when the connection is lost.
-    pub fn add_load(&self, load: &Arc<Incoming>) -> bool {
-        let mut loads = self.loads();
-        if !loads.is_closed {
-            loads.by_id.insert(load.load_id, load.clone());
-        }
-        !loads.is_closed
-    }
-
-    pub fn remove_load(&self, load_id: u64) {
-        self.loads().by_id.remove(&load_id);
-    }
-
-    fn load(&self, load_id: u64) -> Option<Arc<Incoming>> {
-        self.loads().by_id.get(&load_id).cloned()
+    /// Has a load come over this connection.
+    pub fn open(&self, load: &Incoming, window_bytes: u32) {
+        load.open(&self.queue, &self.hello, window_bytes);
     }
 
     pub fn shut_down(&self) {
@@ -92,7 +61,7 @@ impl ReceiverConnection {
     }
 
     pub fn is_closed(&self) -> bool {
-        self.loads().is_closed
+        self.queue.is_closed()
     }
 
     /// Until the connection ends, or this is dropped. `memory` reads the sender's memory, if that is agreed.
@@ -101,11 +70,12 @@ impl ReceiverConnection {
         receiver: &ReceiverState,
         memory: Option<SenderMemory>,
     ) -> io::Result<()> {
-        let _closing = Closing(self);
-        let mut reader = RunReader::new(self, memory);
+        let _closing = Closing(self, receiver);
+        let mut reader = RunReader::new(self, receiver, memory);
         tokio::select! {
-            result = reader.run(receiver) => result,
+            result = reader.run() => result,
             result = self.write() => result,
+            error = self.queue.frames.overflow() => Err(error),
         }
     }
 
@@ -113,25 +83,23 @@ impl ReceiverConnection {
         let mut writer = ChunkWriter::new(false, STALL_TIMEOUT);
         let mut frames = Vec::new();
         loop {
-            self.frames.take(&mut frames);
+            self.queue.frames.take(&mut frames);
             writer.write_bytes(&self.socket, &frames).await?;
-            self.frames.wake.notified().await;
+            self.queue.frames.wake.notified().await;
         }
     }
 }
 
-struct Closing<'a>(&'a ReceiverConnection);
+struct Closing<'a>(&'a ReceiverConnection, &'a ReceiverState);
 
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.socket.shut_down();
-        let loads = {
-            let mut loads = self.0.loads();
-            loads.is_closed = true;
-            std::mem::take(&mut loads.by_id)
-        };
-        for load in loads.into_values() {
-            load.handle_lost();
+        for load_id in self.0.queue.close() {
+            let load = self.1.loads().get(&load_id).cloned();
+            if let Some(load) = load {
+                load.handle_lost();
+            }
         }
     }
 }
@@ -145,6 +113,7 @@ pub struct SenderMemory {
 /// Reads frames, and the rows of each run, by whichever path they come.
 struct RunReader<'a> {
     connection: &'a ReceiverConnection,
+    receiver: &'a ReceiverState,
     stream: FrameStream,
     rows: TcpReader,
     memory: Option<SenderMemory>,
@@ -154,9 +123,14 @@ struct RunReader<'a> {
 }
 
 impl<'a> RunReader<'a> {
-    fn new(connection: &'a ReceiverConnection, memory: Option<SenderMemory>) -> Self {
+    fn new(
+        connection: &'a ReceiverConnection,
+        receiver: &'a ReceiverState,
+        memory: Option<SenderMemory>,
+    ) -> Self {
         Self {
             connection,
+            receiver,
             stream: FrameStream::new(),
             rows: TcpReader::new(connection.conversion.clone()),
             memory,
@@ -166,20 +140,20 @@ impl<'a> RunReader<'a> {
         }
     }
 
-    async fn run(&mut self, receiver: &ReceiverState) -> io::Result<()> {
+    async fn run(&mut self) -> io::Result<()> {
         loop {
             let frame = self.stream.next(&self.connection.socket).await?;
             let (load_id, result) = match frame {
-                Frame::Data(run) => (run.load_id, self.read_run(run, receiver).await?),
+                Frame::Data(run) => (run.load_id, self.read_run(run).await?),
                 Frame::Complete { load_id, num_rows } => {
-                    let load = self.connection.load(load_id);
+                    let load = self.load(load_id);
                     (
                         load_id,
                         load.map_or(Ok(()), |load| load.handle_complete(num_rows)),
                     )
                 }
                 Frame::Failed { load_id, reason } => {
-                    if let Some(load) = self.connection.load(load_id) {
+                    if let Some(load) = self.load(load_id) {
                         load.fail(LoadFailure::Refused(reason));
                     }
                     (load_id, Ok(()))
@@ -189,7 +163,7 @@ impl<'a> RunReader<'a> {
             // A fast sender on this host never lets the socket run dry: others have their turn.
             tokio::task::yield_now().await;
             if let Err(what) = result {
-                if let Some(load) = self.connection.load(load_id) {
+                if let Some(load) = self.load(load_id) {
                     load.fail(LoadFailure::Violation(what));
                 }
                 return Err(violation(what));
@@ -197,12 +171,15 @@ impl<'a> RunReader<'a> {
         }
     }
 
+    /// A load that comes over this connection, unless it is over.
+    fn load(&self, load_id: u64) -> Option<Arc<Incoming>> {
+        let is_here = self.connection.queue.has(load_id);
+        { is_here }.then(|| self.receiver.loads().get(&load_id).cloned())?
+    }
+
     /// The inner error is the sender's mistake.
-    async fn read_run(
-        &mut self,
-        run: PageRun,
-        receiver: &ReceiverState,
-    ) -> io::Result<Result<(), &'static str>> {
+    async fn read_run(&mut self, run: PageRun) -> io::Result<Result<(), &'static str>> {
+        let receiver = self.receiver;
         let geometry = &self.connection.hello.geometry;
         let num_pages = run.num_rows.div_ceil(geometry.page_size) as usize;
         let num_bytes = match num_pages.checked_mul(geometry.layer_bytes()) {
@@ -217,7 +194,7 @@ impl<'a> RunReader<'a> {
         if run.num_places > 0 && (!reads_memory || run.num_places as usize > 2 * num_pages) {
             return Ok(Err("places in a memory that cannot be read"));
         }
-        let load = self.connection.load(run.load_id);
+        let load = self.load(run.load_id);
         let load = load.as_deref();
         match load.map(|load| load.check(&run, num_bytes)) {
             Some(Err(what)) => return Ok(Err(what)),

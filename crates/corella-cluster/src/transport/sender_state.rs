@@ -5,15 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use corella_core::session::SessionKey;
 use tokio::sync::{Notify, Semaphore};
 
+use super::Hello;
 use super::bandwidth_meter::BandwidthMeter;
 use super::frame::MAX_PAYLOAD_BYTES;
+use super::outgoing::Outgoing;
 use super::path_name::PathName;
 use super::row_path::{Offer, RowPath};
+use super::sender_config::SenderConfig;
+use super::sender_queue::{ConnectionId, SenderQueue};
 use super::store_table::StoreTable;
 use super::token_bucket::TokenBucket;
-use super::{Hello, SenderConfig};
 
 /// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
 /// wait for it.
@@ -32,6 +36,7 @@ pub struct SenderState {
     bucket: Option<Mutex<TokenBucket>>,
     meters: Mutex<HashMap<u64, Arc<Mutex<BandwidthMeter>>>>,
     pub connections: Arc<Semaphore>,
+    next_connection: AtomicU64,
     pub num_refused_connections: AtomicU64,
     pub num_bytes_sent: AtomicU64,
 }
@@ -56,6 +61,7 @@ impl SenderState {
             bucket,
             meters: Mutex::default(),
             connections: Arc::new(Semaphore::new(config.max_connections)),
+            next_connection: AtomicU64::new(0),
             num_refused_connections: AtomicU64::new(0),
             num_bytes_sent: AtomicU64::new(0),
             config,
@@ -64,6 +70,10 @@ impl SenderState {
 
     pub fn table(&self) -> MutexGuard<'_, StoreTable> {
         lock(&self.table)
+    }
+
+    pub fn stored(&self, key: &SessionKey) -> Option<Arc<Outgoing>> {
+        self.table().get(key).cloned()
     }
 
     pub fn meters(&self) -> MutexGuard<'_, HashMap<u64, Arc<Mutex<BandwidthMeter>>>> {
@@ -84,13 +94,16 @@ impl SenderState {
         }
     }
 
-    pub fn meter(&self, peer_incarnation: u64) -> Arc<Mutex<BandwidthMeter>> {
+    /// For a new connection of this receiver.
+    pub fn new_queue(&self, peer_incarnation: u64) -> SenderQueue {
         let mut meters = self.meters();
         if meters.len() >= MAX_METERS {
             // Those of peers that are connected have two owners.
             meters.retain(|_, meter| Arc::strong_count(meter) > 1);
         }
-        meters.entry(peer_incarnation).or_default().clone()
+        let meter = meters.entry(peer_incarnation).or_default().clone();
+        let id = ConnectionId(self.next_connection.fetch_add(1, Ordering::Relaxed));
+        SenderQueue::new(id, self.config.max_loads_per_connection, meter)
     }
 }
 

@@ -8,10 +8,10 @@ use corella_core::session::{
     CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, SessionKey, StoreRefusal,
 };
 
-use super::SenderConfig;
 use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
-use super::sender_connection::SenderConnection;
+use super::sender_config::SenderConfig;
+use super::sender_queue::{ConnectionId, SenderQueue};
 
 /// What a sender has on offer. Bounded in each of its parts.
 pub struct StoreTable {
@@ -20,13 +20,13 @@ pub struct StoreTable {
 }
 
 struct WaitingLoad {
-    connection: Arc<SenderConnection>,
+    connection: Arc<SenderQueue>,
     load: LoadFrame,
 }
 
 impl WaitingLoad {
-    fn is(&self, connection: &Arc<SenderConnection>, load_id: u64) -> bool {
-        self.load.load_id == load_id && Arc::ptr_eq(&self.connection, connection)
+    fn is(&self, connection: ConnectionId, load_id: u64) -> bool {
+        self.load.load_id == load_id && self.connection.id == connection
     }
 
     fn refuse(&self, reason: Refusal) {
@@ -91,7 +91,7 @@ impl StoreTable {
 
     pub fn look_up(
         &mut self,
-        connection: &Arc<SenderConnection>,
+        connection: &Arc<SenderQueue>,
         load: LoadFrame,
         deadline: Instant,
         now: Instant,
@@ -108,10 +108,10 @@ impl StoreTable {
                 if let Some(older) = replaced {
                     older.refuse(Refusal::Superseded);
                 }
-                if connection.add_waiting(load_id, key) {
+                if connection.add_load(load_id, key) {
                     return Lookup::Waits;
                 }
-                self.cancel(connection, load_id, &key);
+                self.cancel(connection.id, load_id, &key);
                 Lookup::Refused(Refusal::Busy)
             }
             Err(refusal) => Lookup::Refused(refusal.into()),
@@ -129,7 +129,7 @@ impl StoreTable {
     }
 
     /// The receiver wants it no more; it may ask again.
-    pub fn cancel(&mut self, connection: &Arc<SenderConnection>, load_id: u64, key: &SessionKey) {
+    pub fn cancel(&mut self, connection: ConnectionId, load_id: u64, key: &SessionKey) {
         self.store
             .cancel(*key, |waiting| waiting.is(connection, load_id));
     }

@@ -13,6 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::SenderConnection;
 use crate::transport::frame::{FRAME_BYTES, Frame, LoadFrame, Refusal};
 use crate::transport::outgoing::Outgoing;
+use crate::transport::sender_queue::{ConnectionId, SenderQueue};
 use crate::transport::sender_state::SenderState;
 use crate::transport::socket::Socket;
 use crate::transport::{KvSender, PlainPages, SenderConfig, TransferThreads};
@@ -27,7 +28,7 @@ const NOTHING: [Frame; 0] = [];
 struct Scene {
     sender: KvSender,
     pages: Arc<PlainPages>,
-    connection: Arc<SenderConnection>,
+    connection: SenderConnection,
     start: Instant,
     // The other end of the connection, kept open and never read.
     _peer: TcpStream,
@@ -57,18 +58,12 @@ impl Scene {
         let peer = TcpStream::connect(listener.local_addr().unwrap());
         let (accepted, peer) = tokio::join!(listener.accept(), peer);
         let socket = Socket::tcp(accepted.unwrap().0).unwrap();
-        let connection = SenderConnection::new(
-            socket,
-            PageForm::Native,
-            false,
-            THEIRS.0,
-            100,
-            Arc::default(),
-        );
+        let queue = SenderQueue::new(ConnectionId(1), 100, Arc::default());
+        let connection = SenderConnection::new(queue, socket, PageForm::Native, false, THEIRS.0);
         Self {
             sender,
             pages,
-            connection: Arc::new(connection),
+            connection,
             start: Instant::now() + Duration::from_hours(1),
             _peer: peer.unwrap(),
         }
@@ -96,7 +91,7 @@ impl Scene {
     fn told_at(&self, time: Duration) -> Vec<Frame> {
         self.state().table().expire(self.start + time);
         let mut bytes = Vec::new();
-        self.connection.frames.take(&mut bytes);
+        self.connection.queue.frames.take(&mut bytes);
         let (frames, _) = bytes.as_chunks::<FRAME_BYTES>();
         frames.iter().map(|it| Frame::decode(it).unwrap()).collect()
     }

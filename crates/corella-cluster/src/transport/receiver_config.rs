@@ -1,0 +1,43 @@
+//! What a receiver is told at its start.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::path_list::own_paths;
+use super::row_path::RowPath;
+use crate::tls::ClusterTls;
+
+#[derive(Clone, Debug)]
+pub struct ReceiverConfig {
+    pub incarnation: u64,
+    pub model_fingerprint: u128,
+    pub connections_per_peer: usize,
+    pub max_loads: usize,
+    pub max_peers: usize,
+    /// What a sender may send of one load before it hears that it has come.
+    pub window_bytes: u32,
+    /// For one attempt, greeting included: the other end answers at once, but may wait for a core.
+    pub connect_timeout: Duration,
+    pub num_connect_attempts: usize,
+    /// For connections that leave the host.
+    pub tls: Option<ClusterTls>,
+    /// By which rows come from senders that have them, too.
+    pub paths: Vec<Arc<dyn RowPath>>,
+}
+
+impl ReceiverConfig {
+    pub fn new(incarnation: u64, model_fingerprint: u128) -> Self {
+        Self {
+            incarnation,
+            model_fingerprint,
+            connections_per_peer: 2,
+            max_loads: 1024,
+            max_peers: 1024,
+            window_bytes: 8 << 20,
+            connect_timeout: Duration::from_secs(5),
+            num_connect_attempts: 3,
+            tls: None,
+            paths: own_paths(incarnation),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! A receiver's connection as the sessions see it that are sent over it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use corella_core::session::SessionKey;
+
+use super::bandwidth_meter::BandwidthMeter;
+use super::frame::Frame;
+use super::frame_queue::FrameQueue;
+
+/// Tells a sender's connections apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionId(pub u64);
+
+/// What the connection's writer has to do. It outlives the connection, and is closed then.
+pub struct SenderQueue {
+    pub id: ConnectionId,
+    pub frames: FrameQueue,
+    max_loads: usize,
+    loads: Mutex<Loads>,
+    meter: Arc<Mutex<BandwidthMeter>>,
+}
+
+#[derive(Default)]
+struct Loads {
+    /// The sessions that are asked for, by the ids of the loads.
+    by_id: HashMap<u64, SessionKey>,
+    /// Those that have something to send, each once and in turn.
+    ready: VecDeque<u64>,
+    is_closed: bool,
+}
+
+impl SenderQueue {
+    pub fn new(id: ConnectionId, max_loads: usize, meter: Arc<Mutex<BandwidthMeter>>) -> Self {
+        Self {
+            id,
+            frames: FrameQueue::default(),
+            max_loads,
+            loads: Mutex::default(),
+            meter,
+        }
+    }
+
+    pub fn meter(&self) -> MutexGuard<'_, BandwidthMeter> {
+        self.meter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn loads(&self) -> MutexGuard<'_, Loads> {
+        self.loads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn send(&self, frame: &Frame) {
+        self.frames.push(frame);
+    }
+
+    /// Returns false when the connection is lost, or has as many loads as it may.
+    pub fn add_load(&self, load_id: u64, key: SessionKey) -> bool {
+        let mut loads = self.loads();
+        let has_room = !loads.is_closed && loads.by_id.len() < self.max_loads;
+        if has_room {
+            loads.by_id.insert(load_id, key);
+        }
+        has_room
+    }
+
+    pub fn remove_load(&self, load_id: u64) {
+        let mut loads = self.loads();
+        loads.by_id.remove(&load_id);
+        loads.ready.retain(|&other| other != load_id);
+    }
+
+    /// The session that a load asks for.
+    pub fn key_of(&self, load_id: u64) -> Option<SessionKey> {
+        self.loads().by_id.get(&load_id).copied()
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.loads().by_id.len() >= self.max_loads
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.loads().by_id.is_empty()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.loads().is_closed
+    }
+
+    /// The writer looks at this load when it is its turn.
+    pub fn queue(&self, load_id: u64) {
+        self.loads().ready.push_back(load_id);
+        self.frames.wake.notify_one();
+    }
+
+    /// The writer has looked at this load, and does so again.
+    pub fn requeue(&self, load_id: u64) {
+        let mut loads = self.loads();
+        if loads.by_id.contains_key(&load_id) {
+            loads.ready.push_back(load_id);
+        }
+    }
+
+    pub fn next_ready(&self) -> Option<(u64, SessionKey)> {
+        let mut loads = self.loads();
+        while let Some(load_id) = loads.ready.pop_front() {
+            if let Some(key) = loads.by_id.get(&load_id) {
+                return Some((load_id, *key));
+            }
+        }
+        None
+    }
+
+    /// The connection is lost. Returns the loads that it had.
+    pub fn close(&self) -> HashMap<u64, SessionKey> {
+        let mut loads = self.loads();
+        loads.is_closed = true;
+        loads.ready.clear();
+        let by_id = std::mem::take(&mut loads.by_id);
+        drop(loads);
+        self.frames.wake.notify_one();
+        by_id
+    }
+}
