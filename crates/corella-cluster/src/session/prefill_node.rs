@@ -176,8 +176,8 @@ impl Generate for PrefillNode {
         let is_local =
             submission.sampling.is_told_of_prompt() || constraint.is_some() && source.is_none();
         if is_local {
-            // Only whoever computes the prompt has its log-probabilities or its hidden state, and only
-            // this node the constraint, so the request stays here.
+            // Only the node that computes the prompt has its log-probabilities or its hidden state. A constraint
+            // without a source, or with one of more than 1 MiB, cannot be sent. All of these requests stay here.
             return node.engine.submit(submission);
         }
         let num_choices = submission.num_choices;
