@@ -3,7 +3,18 @@
 //! The registry says which nodes there are; what is known of each is kept by the peer table of
 //! `corella-core`, which also decides where a request goes. A prefill node and a decode node serve a
 //! request together: `session` drives the machines of `corella-core` that hold its whole life, over
-//! one gRPC stream for each request. `tls` secures what nodes say to each other.
+//! one gRPC stream for each request.
+//!
+//! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
+//!
+//! * `clock`: the time as state machines want it.
+//! * `peer_log`: limits log lines about a peer.
+//! * `tls`: secures what nodes say to each other.
+//! * `registry`: which nodes there are.
+//! * `transport`: KV rows from memory to memory.
+//! * `exporter`: carries out the export tasks of the core with the sender.
+//! * `entrance`: prompts that a proxy has one node compute for another.
+//! * `session`: requests that two nodes serve together.
 
 mod clock;
 pub mod entrance;

@@ -8,7 +8,7 @@ use super::{Tree, rust_code};
 const MAX_CIRCLE: usize = 3;
 
 /// The crates whose files are checked for circles.
-const CRATES: [&str; 1] = ["crates/corella-core/src/"];
+const CRATES: [&str; 2] = ["crates/corella-core/src/", "crates/corella-cluster/src/"];
 
 pub fn circles(tree: &Tree) -> Vec<String> {
     let crates = CRATES.iter().map(|folder| ModuleGraph::of(tree, folder));
@@ -28,8 +28,8 @@ pub fn circles(tree: &Tree) -> Vec<String> {
 pub struct ModuleGraph<'a> {
     /// The files by the paths of their modules, such as `cache::kv_cache`. That of the crate is empty.
     files: BTreeMap<String, &'a str>,
-    /// The names that `lib.rs` has from other modules, with the modules' paths.
-    re_exports: BTreeMap<String, String>,
+    /// The paths of names that modules have from their children, by the paths that the names get by this.
+    re_exports: BTreeMap<String, Vec<String>>,
     /// What each module uses besides the tests in its file.
     uses: BTreeMap<String, BTreeSet<Vec<String>>>,
 }
@@ -52,19 +52,24 @@ impl<'a> ModuleGraph<'a> {
                 Some(tests) => &code[..tests],
                 None => &code,
             };
-            if module == "lib" {
-                graph.files.insert(String::new(), path);
-                for path in code.split("pub use ").skip(1).flat_map(use_paths) {
-                    if let [module @ .., name] = &path[..] {
-                        graph.re_exports.insert(name.clone(), module.join("::"));
-                    }
+            let module = if module == "lib" { "" } else { &*module }.to_string();
+            let own: Vec<String> = module.split_terminator("::").map(String::from).collect();
+            let re_exports = code.split("pub use ").skip(1).flat_map(use_paths);
+            for path in re_exports.filter(|path| !["crate", "super", "self"].contains(&&*path[0])) {
+                if let [_, .., name] = &path[..] {
+                    let name = [&own[..], std::slice::from_ref(name)].concat();
+                    graph
+                        .re_exports
+                        .insert(name.join("::"), [&own[..], &path].concat());
                 }
+            }
+            if module.is_empty() {
+                graph.files.insert(module, path);
                 continue;
             }
             graph.files.insert(module.clone(), path);
             let from_root = code.split("crate::").skip(1).flat_map(use_paths);
-            let above: Vec<String> = module.split("::").map(String::from).collect();
-            let above = &above[..above.len() - 1];
+            let above = &own[..own.len() - 1];
             let from_above = code.split("super::").skip(1).flat_map(use_paths);
             let from_above = from_above.map(|path| [above, &path].concat());
             let uses = from_root.chain(from_above).collect();
@@ -89,14 +94,15 @@ impl<'a> ModuleGraph<'a> {
     }
 
     fn module_of(&self, path: &[String]) -> Option<&str> {
-        let module = match self.re_exports.get(path.first()?) {
-            Some(module) => module.split("::").map(String::from).collect(),
-            None => path.to_vec(),
-        };
-        (1..=module.len()).rev().find_map(|length| {
-            let found = self.files.get_key_value(&module[..length].join("::"))?;
-            Some(&**found.0)
-        })
+        let beginnings = (1..=path.len())
+            .rev()
+            .map(|length| path[..length].join("::"));
+        if let Some(path) = { beginnings.clone() }.find_map(|name| self.re_exports.get(&name)) {
+            // The child may have the name from a child of its own.
+            return self.module_of(path);
+        }
+        let found = { beginnings }.find_map(|module| self.files.get_key_value(&module))?;
+        Some(&**found.0)
     }
 
     /// The largest sets of files in which each file leads to all others.
@@ -218,6 +224,21 @@ mod tests {
         let mut files = files.to_vec();
         files.push(("b.rs", "use crate::a::three::Three;"));
         assert_eq!(circles_of(&files), 1);
+    }
+
+    #[test]
+    fn names_that_a_parent_has_from_its_children_lead_to_the_children() {
+        let mut files = [
+            ("lib.rs", "pub use a::One;"),
+            ("a.rs", "pub use one::One;\npub use two::{Two, Three};"),
+            ("a/one.rs", "use super::Two;"),
+            ("a/two.rs", "use crate::b::B;"),
+            ("b.rs", "use crate::c::C;"),
+            ("c.rs", "use crate::One;"),
+        ];
+        assert_eq!(circles_of(&files), 1);
+        files[5].1 = "use crate::a::A;";
+        assert_eq!(circles_of(&files), 0);
     }
 
     #[test]

@@ -119,11 +119,6 @@ impl DecodeNode {
         self.is_draining.load(Ordering::Relaxed)
     }
 
-    /// Whether the node takes new sessions.
-    pub fn is_serving(&self) -> bool {
-        self.engine.state() == EngineState::Ready && !self.is_draining()
-    }
-
     pub fn times(&self) -> &DecodeTimes {
         &self.times
     }
@@ -526,9 +521,13 @@ impl DecodeNode {
     }
 }
 
-impl SessionHandler for Arc<DecodeNode> {
+impl SessionHandler for DecodeNode {
+    fn is_serving(&self) -> bool {
+        self.engine.state() == EngineState::Ready && !self.is_draining()
+    }
+
     fn serve(
-        &self,
+        self: &Arc<Self>,
         incoming: Streaming<Envelope>,
         outgoing: mpsc::Sender<Result<Envelope, Status>>,
         trace: Option<TraceScope>,

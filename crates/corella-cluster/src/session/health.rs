@@ -18,8 +18,6 @@ use tonic::server::{Grpc, NamedService, ServerStreamingService, UnaryService};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
-use super::service::SESSIONS;
-
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// How often it is looked whether there is news for those who watch.
@@ -54,6 +52,8 @@ enum ServingStatus {
 pub struct HealthService(Arc<Inner>);
 
 struct Inner {
+    /// The server's one service.
+    name: &'static str,
     is_serving: Box<dyn Fn() -> bool + Send + Sync>,
     watches: Arc<Semaphore>,
     /// Closed when the server stops, which waits for no watcher.
@@ -62,10 +62,12 @@ struct Inner {
 
 impl HealthService {
     pub fn new(
+        name: &'static str,
         is_serving: impl Fn() -> bool + Send + Sync + 'static,
         stopping: watch::Receiver<()>,
     ) -> Self {
         Self(Arc::new(Inner {
+            name,
             is_serving: Box::new(is_serving),
             watches: Arc::new(Semaphore::new(MAX_WATCHES)),
             stopping,
@@ -74,10 +76,10 @@ impl HealthService {
 
     /// The server and its one service are well together.
     fn status_of(&self, service: &str) -> ServingStatus {
-        match service {
-            "" | SESSIONS if (self.0.is_serving)() => ServingStatus::Serving,
-            "" | SESSIONS => ServingStatus::NotServing,
-            _ => ServingStatus::ServiceUnknown,
+        match service.is_empty() || service == self.0.name {
+            true if (self.0.is_serving)() => ServingStatus::Serving,
+            true => ServingStatus::NotServing,
+            false => ServingStatus::ServiceUnknown,
         }
     }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tonic::Streaming;
 
-use super::service::MAX_UNSENT;
 use super::wire::Envelope;
 
+/// Messages that wait for a peer to take them. A peer that takes none for so long is silent anyway.
+pub const MAX_UNSENT: usize = 1024;
 /// How long a closed stream may take to send what it has.
 const LINGER: Duration = Duration::from_secs(3);
 

@@ -22,8 +22,8 @@ use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-use super::DecodeNode;
 use super::health::HealthService;
+use super::link::MAX_UNSENT;
 use super::node_listener::NodeListener;
 use super::wire::Envelope;
 
@@ -32,11 +32,9 @@ pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The name of the service of sessions.
-pub const SESSIONS: &str = "corella.cluster.v1.Sessions";
+const SESSIONS: &str = "corella.cluster.v1.Sessions";
 const METHOD: &str = "/corella.cluster.v1.Sessions/Serve";
 
-/// Messages that wait for a peer to take them. A peer that takes none for so long is silent anyway.
-pub const MAX_UNSENT: usize = 1024;
 /// More than the largest prompt takes: a token is at most five bytes.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
@@ -68,7 +66,7 @@ const TRACE_PARENT: &str = "traceparent";
 /// and the last session have ended.
 pub async fn serve_sessions(
     listener: NodeListener,
-    node: Arc<DecodeNode>,
+    handler: Arc<impl SessionHandler>,
     tracer: Option<Tracer>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
@@ -77,18 +75,16 @@ pub async fn serve_sessions(
         shutdown.await;
         drop(stopping);
     };
-    let health = HealthService::new(
-        {
-            let node = node.clone();
-            move || node.is_serving()
-        },
-        stopped,
-    );
+    let is_serving = {
+        let handler = handler.clone();
+        move || handler.is_serving()
+    };
+    let health = HealthService::new(SESSIONS, is_serving, stopped);
     let router = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE_INTERVAL))
         .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
         .add_service(health)
-        .add_service(SessionService::new(Arc::new(node), tracer));
+        .add_service(SessionService::new(handler, tracer));
     router
         .serve_with_incoming_shutdown(listener.connections(), shutdown)
         .await
@@ -98,10 +94,13 @@ type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<Envelope, Status>
 
 /// Takes the streams that prefill nodes open.
 pub trait SessionHandler: Send + Sync + 'static {
+    /// Whether new sessions are taken.
+    fn is_serving(&self) -> bool;
+
     /// Called for each stream; what is sent to `outgoing` goes to the peer until it is dropped. `trace` is
     /// the span of the session, if anybody wants to see it.
     fn serve(
-        &self,
+        self: &Arc<Self>,
         incoming: Streaming<Envelope>,
         outgoing: mpsc::Sender<Result<Envelope, Status>>,
         trace: Option<TraceScope>,
