@@ -15,10 +15,12 @@
 //! * `exporter`: carries out the export tasks of the core with the sender.
 //! * `entrance`: prompts that a proxy has one node compute for another.
 //! * `session`: requests that two nodes serve together.
+//! * `node`: a node, its role, and what it tells of itself.
 
 mod clock;
 pub mod entrance;
 mod exporter;
+pub mod node;
 mod peer_log;
 mod registry;
 pub mod session;

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_cluster::node::NodeConfig;
 use corella_cluster::{Role, TlsFiles};
 use corella_core::Speculation;
 use corella_cpu::{Isa, num_cores};
@@ -19,7 +20,6 @@ use crate::args::{
     RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg, SpeculationArgs, TransportArg,
     WeightFormatArg,
 };
-use crate::cluster::ClusterConfig;
 use crate::foreign_variable;
 use crate::load_display::load_watcher;
 use crate::option_name::in_options;
@@ -83,7 +83,7 @@ pub struct Serve {
     pub adapter: AdapterOptions,
     /// Where files are kept, if they are.
     pub files: Option<FilesConfig>,
-    pub cluster: ClusterConfig,
+    pub cluster: NodeConfig,
 }
 
 pub struct Generate {
@@ -185,10 +185,12 @@ fn allowed_origins(origins: &[String]) -> Result<AllowedOrigins, Error> {
     })
 }
 
+/// A fleet's other nodes have fewer connections to this one. With a low limit of open files the server takes fewer.
+const MAX_NODE_CONNECTIONS: usize = 1024;
 /// Any free port, for this machine only.
 const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";
 
-fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
+fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
     let role = match args.role {
         RoleArg::Unified => Role::Unified,
         RoleArg::Prefill => Role::Prefill,
@@ -226,12 +228,13 @@ fn cluster(args: ClusterArgs) -> Result<ClusterConfig, Error> {
                 .to_owned(),
         ));
     }
-    Ok(ClusterConfig {
+    Ok(NodeConfig {
         role,
         listens: role != Role::Unified || args.cluster_listen.is_some(),
         registry: args.registry,
         listen,
         kv_peer_allow: args.kv_peer_allow,
+        max_connections: MAX_NODE_CONNECTIONS,
         max_connections_per_address: { args.cluster_max_connections_per_address }
             .map_or(usize::MAX, |number| number as usize),
         advertise: args.cluster_advertise,

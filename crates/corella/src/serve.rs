@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_cluster::node::NodePort;
 use corella_core::SchedulerConfig;
 use corella_engine::Tracer;
 use corella_server::batch::Batches;
@@ -12,7 +13,7 @@ use corella_server::{
 use tokio::runtime::Runtime;
 
 use crate::adapter_loader::FolderLoader;
-use crate::cluster::{Cluster, ClusterListener};
+use crate::cluster::Cluster;
 use crate::config::Serve;
 use crate::log_format::announce;
 use crate::malloc_arena;
@@ -39,7 +40,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let mut socket = ServerSocket::bind(&config.address).await?;
     let mut cluster_config = config.cluster.clone();
     let cluster_listener = match cluster_config.listens {
-        true => Some(ClusterListener::bind(&cluster_config)?),
+        true => Some(NodePort::bind(&cluster_config)?),
         false => None,
     };
     let api_keys = config.keys.read()?;

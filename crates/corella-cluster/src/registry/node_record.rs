@@ -22,6 +22,21 @@ pub enum Role {
     Decode,
 }
 
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unified => "unified",
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+        }
+    }
+
+    pub fn from_name(name: &str) -> Option<Self> {
+        let roles = [Self::Unified, Self::Prefill, Self::Decode];
+        roles.into_iter().find(|role| role.name() == name)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
     /// Stays when the node is restarted.

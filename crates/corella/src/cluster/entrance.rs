@@ -15,7 +15,7 @@ impl KvTransfer for Cluster {
         params: &Map<String, Value>,
         request_name: &str,
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError> {
-        let role = self.running_role();
+        let role = self.0.running_role();
         // Between two roles there is none, and the request is served like any other.
         let Some(entrance) = role.entrance() else {
             return Ok(None);

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use corella_cluster::node::{DecodeRole, PrefillRole, RunningRole, standing_name};
 use corella_cluster::{NodeRecord, Registry};
-use corella_core::{DecodeNode, PeerId, PeerStanding};
+use corella_core::{DecodeNode, PeerId};
 use corella_server::{ClusterStatus, MAX_NODES, NodeStatus, RoleStatus};
-
-use super::role::{DecodeRole, PrefillRole, RunningRole};
 
 /// `None` for a node that no other node reaches.
 pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<ClusterStatus> {
@@ -74,15 +73,5 @@ fn node_status(record: &NodeRecord, known: Option<&DecodeNode>) -> NodeStatus {
         waiting: report.map(|report| report.num_waiting),
         free_pages: report.map(|report| report.num_free_pages),
         bandwidth: known.and_then(|node| node.bandwidth),
-    }
-}
-
-/// As in the metrics.
-pub fn standing_name(standing: PeerStanding) -> &'static str {
-    match standing {
-        PeerStanding::Healthy => "healthy",
-        PeerStanding::Suspect => "suspect",
-        PeerStanding::Incompatible => "incompatible",
-        PeerStanding::Draining => "draining",
     }
 }

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::entrance::{KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX};
-use corella_cluster::session::KvAddress;
-use corella_cluster::transport::{KvSender, NixlAgent, PeerAddress, SenderConfig};
 use corella_core::session::Hello;
 
-use super::listener::ClusterListener;
-use super::role::nixl_error;
-use super::{Node, host_name};
-use crate::Error;
+use super::Node;
+use super::error::{NodeError, nixl_error};
+use super::host_name::host_name;
+use super::listener::NodePort;
+use crate::entrance::{KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX};
+use crate::session::KvAddress;
+use crate::transport::{KvSender, NixlAgent, PeerAddress, SenderConfig};
 
 pub struct KvOutlet {
     pub sender: Arc<KvSender>,
@@ -24,10 +24,10 @@ impl Node {
     /// Sends KV rows to those who connect to the listener or, on this host, to a socket with a name.
     pub fn start_outlet(
         &self,
-        listener: ClusterListener,
+        listener: NodePort,
         hello: &Hello,
         nixl: Option<&Arc<NixlAgent>>,
-    ) -> Result<KvOutlet, Error> {
+    ) -> Result<KvOutlet, NodeError> {
         let config = &self.config;
         let pages = self.model.engine.kv_pages().clone();
         let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
@@ -40,15 +40,15 @@ impl Node {
         let sender = Arc::new(sender);
         let (host, port) = (config.host(), listener.address.port());
         let address = listener.address;
-        sender
-            .listen_on(listener.listener)
-            .map_err(|error| Error::Io(format!("cannot listen on {address} for KV rows"), error))?;
+        sender.listen_on(listener.listener).map_err(|error| {
+            NodeError::Io(format!("cannot listen on {address} for KV rows"), error)
+        })?;
         let socket = config.uses_host.then(|| socket_name(hello));
         if let Some(name) = &socket {
             let listening = sender.listen(PeerAddress::Unix(name.clone()));
             listening.map_err(|error| {
                 let what = "cannot listen for nodes on this host (--transport tcp does without)";
-                Error::Io(what.to_owned(), error)
+                NodeError::Io(what.to_owned(), error)
             })?;
         }
         let near = { socket.clone() }.map(|socket| NearSource {

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use corella_cluster::entrance::{Entrance, KeptEnd, PullOutcome};
 use corella_core::PeerStanding;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -12,13 +11,13 @@ use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Unit;
 
-use super::Cluster;
+use super::ClusterNode;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
-use super::status::standing_name;
+use crate::entrance::{Entrance, KeptEnd, PullOutcome};
 
 /// Those of the role that the node has at a scrape.
 #[derive(Debug)]
-pub struct ClusterMetrics(pub Cluster);
+pub struct NodeMetrics(pub ClusterNode);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
@@ -35,7 +34,7 @@ struct ReasonLabels {
     reason: &'static str,
 }
 
-impl Collector for ClusterMetrics {
+impl Collector for NodeMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let role = self.0.running_role();
         encode_role(&role, &mut encoder)?;
@@ -227,4 +226,14 @@ fn encode(
 ) -> fmt::Result {
     let unit: Option<&Unit> = None;
     metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
+}
+
+/// What metrics and status call it.
+pub fn standing_name(standing: PeerStanding) -> &'static str {
+    match standing {
+        PeerStanding::Healthy => "healthy",
+        PeerStanding::Suspect => "suspect",
+        PeerStanding::Incompatible => "incompatible",
+        PeerStanding::Draining => "draining",
+    }
 }

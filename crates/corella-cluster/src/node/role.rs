@@ -1,31 +1,26 @@
 //! A role that runs: what it takes to start one, and to end it.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use corella_cluster::entrance::{AllowedPeers, Entrance, Network, Puller};
-use corella_cluster::session::{
-    DecodeNode, NodeListener, PrefillNode, RegistryPeers, serve_sessions,
-};
-use corella_cluster::transport::{KvReceiver, NixlAgent, ReceiverConfig, TransferThreads};
-use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
 use corella_core::PlacementConfig;
 use corella_core::session::{Hello, SessionConfig};
 use corella_engine::Generate;
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
+use super::Node;
+use super::error::{NodeError, nixl_error};
+use super::host_name::host_name;
 use super::kv_outlet::KvOutlet;
-use super::{ClusterListener, Node, host_name, name_of};
-use crate::{Error, open_files};
+use super::listener::NodePort;
+use crate::entrance::{AllowedPeers, Entrance, Network, Puller};
+use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
+use crate::session::{DecodeNode, NodeListener, PrefillNode, RegistryPeers, serve_sessions};
+use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, TransferThreads};
 
 /// How long a registry has to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// A fleet's other nodes have fewer connections to this one. With a low limit of open files it is a quarter of that,
-/// so that clients of the API find room whatever comes to this port.
-const MAX_NODE_CONNECTIONS: usize = 1024;
 
 pub enum RunningRole {
     Unified(UnifiedRole),
@@ -138,12 +133,12 @@ impl RunningRole {
 }
 
 impl Node {
-    pub fn start_unified(&self, listener: ClusterListener) -> Result<UnifiedRole, Error> {
+    pub fn start_unified(&self, listener: NodePort) -> Result<UnifiedRole, NodeError> {
         let (_, hello) = self.identity(Role::Unified, &listener);
         let nixl = self.start_nixl(&hello)?;
         let outlet = self.start_outlet(listener, &hello, nixl.as_ref())?;
         let following = outlet.kept.follow();
-        following.map_err(|error| Error::Io("starting a thread".to_owned(), error))?;
+        following.map_err(|error| NodeError::Io("starting a thread".to_owned(), error))?;
         let entrance = Entrance {
             kept: Some(outlet.kept.clone()),
             puller: Some(self.puller(&hello, self.receiver(&hello, nixl))),
@@ -154,16 +149,18 @@ impl Node {
         })
     }
 
-    pub fn start_prefill(&self, listener: ClusterListener) -> Result<PrefillRole, Error> {
+    pub fn start_prefill(&self, listener: NodePort) -> Result<PrefillRole, NodeError> {
         let config = &self.config;
         let Some(url) = &config.registry else {
-            return Err(Error::Config("a prefill node needs --registry".to_owned()));
+            return Err(NodeError::Config(
+                "a prefill node needs --registry".to_owned(),
+            ));
         };
         let (_, hello) = self.identity(Role::Prefill, &listener);
         let nixl = self.start_nixl(&hello)?;
         let outlet = self.start_outlet(listener, &hello, nixl.as_ref())?;
         let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
-        let registry = registry.map_err(|error| Error::Config(error.to_string()))?;
+        let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
         let placement = PlacementConfig {
             policy: config.policy,
             disaggregate_min_tokens: config.min_tokens,
@@ -193,7 +190,7 @@ impl Node {
             peers,
             Some(outlet.kept.clone()),
         );
-        let node = node.map_err(|error| Error::Config(error.to_string()))?;
+        let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
         let entrance = Entrance {
             kept: Some(outlet.kept.clone()),
             puller: Some(puller),
@@ -207,7 +204,7 @@ impl Node {
         })
     }
 
-    pub fn start_decode(&self, listener: ClusterListener) -> Result<DecodeRole, Error> {
+    pub fn start_decode(&self, listener: NodePort) -> Result<DecodeRole, NodeError> {
         let config = &self.config;
         let (reachable, hello) = self.identity(Role::Decode, &listener);
         let nixl = self.start_nixl(&hello)?;
@@ -218,14 +215,14 @@ impl Node {
             local: Arc::new(self.model.engine.clone()),
         };
         let listener = TcpListener::from_std(listener.listener)
-            .map_err(|error| Error::Io("listening for sessions".to_owned(), error))?;
+            .map_err(|error| NodeError::Io("listening for sessions".to_owned(), error))?;
         let registry = match &config.registry {
             Some(url) => {
                 let mut own = NodeRecord::at(&hello.instance, &reachable);
                 own.incarnation = Some(hello.incarnation.0);
                 own.role = Some(Role::Decode);
                 let registry = Registry::start(url, Some(own), RegistryConfig::new(Role::Prefill));
-                Some(registry.map_err(|error| Error::Config(error.to_string()))?)
+                Some(registry.map_err(|error| NodeError::Config(error.to_string()))?)
             }
             None => None,
         };
@@ -234,11 +231,11 @@ impl Node {
         let engine = self.model.engine.clone();
         let constraints = Some(self.model.constraints.clone());
         let node = DecodeNode::start(session, hello, engine, receiver.clone(), constraints, host);
-        let node = node.map_err(|error| Error::Config(error.to_string()))?;
+        let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
         let (stop, stopped) = oneshot::channel::<()>();
         let listener = NodeListener {
             tls: self.tls.clone(),
-            max_num_connections: open_files::share(4).clamp(16, MAX_NODE_CONNECTIONS),
+            max_num_connections: config.max_connections,
             max_per_address: config.max_connections_per_address,
             ..NodeListener::new(listener)
         };
@@ -262,7 +259,7 @@ impl Node {
     }
 
     /// For this life of the node.
-    fn start_nixl(&self, hello: &Hello) -> Result<Option<Arc<NixlAgent>>, Error> {
+    fn start_nixl(&self, hello: &Hello) -> Result<Option<Arc<NixlAgent>>, NodeError> {
         let start = |library| NixlAgent::start(library, hello.incarnation.0);
         let agent = self.nixl.as_ref().map(start).transpose();
         agent.map_err(nixl_error)
@@ -295,14 +292,10 @@ impl Node {
     }
 
     /// Where others reach this node, and what it tells them of itself.
-    fn identity(&self, role: Role, listener: &ClusterListener) -> (String, Hello) {
+    fn identity(&self, role: Role, listener: &NodePort) -> (String, Hello) {
         let reachable = format!("{}:{}", self.config.host(), listener.address.port());
         let instance = { self.config.node_id.clone() }
-            .unwrap_or_else(|| format!("{}-{reachable}", name_of(role)));
+            .unwrap_or_else(|| format!("{}-{reachable}", role.name()));
         (reachable, self.model.hello(&instance))
     }
-}
-
-pub fn nixl_error(error: impl fmt::Display) -> Error {
-    Error::Config(format!("--transport nixl: {error}"))
 }

@@ -6,10 +6,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use corella_core::Incarnation;
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_engine::{ConstraintMaker, Engine};
-use corella_server::GrammarMaker;
 
-use crate::Llm;
-use crate::cluster::ClusterConfig;
+use super::config::NodeConfig;
 
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
 /// Version 3 knows constraints on whole answers, which a node that skipped them would break, and adapters by their
@@ -24,16 +22,25 @@ pub struct ServedModel {
     hello: Hello,
 }
 
+/// By which nodes know that they have the same model, and why they differ if they do.
+pub struct ModelFacts {
+    pub model_fingerprint: u128,
+    pub tokenizer_digest: u128,
+    pub kv_format: Box<str>,
+    pub weight_format: Box<str>,
+    pub instruction_set: Box<str>,
+}
+
 impl ServedModel {
-    pub fn of(llm: &Llm) -> Self {
-        let geometry = llm.engine.kv_pages().geometry();
+    pub fn new(engine: Engine, constraints: Arc<dyn ConstraintMaker>, facts: ModelFacts) -> Self {
+        let geometry = engine.kv_pages().geometry();
         let hello = Hello {
             instance: "".into(),
             incarnation: Incarnation(0),
             protocol_major: PROTOCOL.0,
             protocol_minor: PROTOCOL.1,
-            model_fingerprint: llm.identity.model.0,
-            tokenizer_digest: llm.identity.tokenizer_digest,
+            model_fingerprint: facts.model_fingerprint,
+            tokenizer_digest: facts.tokenizer_digest,
             kv_shape: KvShape {
                 num_layers: geometry.layers.num_layers(),
                 num_kv_heads: geometry.num_kv_heads,
@@ -41,18 +48,15 @@ impl ServedModel {
                 num_ranks: 1,
                 window_digest: geometry.layers.window_digest(),
             },
-            kv_format: llm.hardware.kv_format.name().into(),
+            kv_format: facts.kv_format,
             page_size: geometry.page_size,
             element_order: format!("{:?}", geometry.order).to_lowercase().into(),
-            weight_format: llm.hardware.weight_format.name().into(),
-            instruction_set: llm.hardware.executor.isa.as_str().into(),
+            weight_format: facts.weight_format,
+            instruction_set: facts.instruction_set,
         };
         Self {
-            engine: llm.engine.clone(),
-            constraints: Arc::new(GrammarMaker::new(
-                llm.tokenizer.clone(),
-                llm.config.spec.vocab_size,
-            )),
+            engine,
+            constraints,
             hello,
         }
     }
@@ -66,7 +70,7 @@ impl ServedModel {
         }
     }
 
-    pub fn session_config(&self, config: &ClusterConfig) -> SessionConfig {
+    pub fn session_config(&self, config: &NodeConfig) -> SessionConfig {
         SessionConfig {
             load_base_us: config.load_time.as_micros() as u64,
             hold_lease_us: self.engine.limits().hold_lease_us,

@@ -1,0 +1,76 @@
+//! What a node is told at its start.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use corella_core::PeerPolicy;
+use corella_engine::Tracer;
+
+use super::error::{NodeError, nixl_error};
+use crate::entrance::Network;
+use crate::registry::{RegistryUrl, Role};
+use crate::tls::{ClusterTls, TlsFiles};
+use crate::transport::NixlLibrary;
+
+/// What the options say of the other nodes.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// At the start.
+    pub role: Role,
+    /// Whether the node listens for others whatever its role is, so that proxies may pair it.
+    pub listens: bool,
+    pub registry: Option<RegistryUrl>,
+    pub listen: SocketAddr,
+    /// Networks that requests may name for their KV rows, besides this machine.
+    pub kv_peer_allow: Vec<Network>,
+    /// Connections of other nodes to one that decodes for them.
+    pub max_connections: usize,
+    /// Connections that one address may have to `listen`.
+    pub max_connections_per_address: usize,
+    /// The host that others are told, if it is not that of `listen`.
+    pub advertise: Option<String>,
+    pub tls: Option<TlsFiles>,
+    /// Where the spans of other nodes' requests go, if anywhere.
+    pub tracer: Option<Tracer>,
+    pub node_id: Option<String>,
+    pub policy: PeerPolicy,
+    pub min_tokens: u32,
+    /// Whether a prefill node decodes what no decode node takes.
+    pub falls_back: bool,
+    /// How long it looks for a decode node that takes a request.
+    pub search_timeout: Duration,
+    /// How long the KV rows of a prompt may take once they are all computed, besides the time that their bytes need.
+    pub load_time: Duration,
+    pub uses_network: bool,
+    pub uses_host: bool,
+    pub uses_nixl: bool,
+    pub max_bandwidth: Option<u64>,
+    pub num_threads: usize,
+}
+
+impl NodeConfig {
+    /// Reads what other nodes know this one by, if they are to know it.
+    pub fn load_tls(&self) -> Result<Option<ClusterTls>, NodeError> {
+        let Some(files) = &self.tls else {
+            return Ok(None);
+        };
+        let tls = ClusterTls::load(files, &self.host());
+        tls.map(Some)
+            .map_err(|error| NodeError::Config(error.to_string()))
+    }
+
+    /// Loads NIXL, if KV rows are to go by it.
+    pub fn load_nixl(&self) -> Result<Option<NixlLibrary>, NodeError> {
+        let library = self.uses_nixl.then(NixlLibrary::find);
+        let library = library.transpose();
+        library.map_err(nixl_error)
+    }
+
+    /// By which other nodes reach this one.
+    pub fn host(&self) -> String {
+        { self.advertise.clone() }.unwrap_or_else(|| match self.listen {
+            SocketAddr::V4(address) => address.ip().to_string(),
+            SocketAddr::V6(address) => format!("[{}]", address.ip()),
+        })
+    }
+}
