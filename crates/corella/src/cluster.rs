@@ -11,56 +11,49 @@ use corella_cluster::node::{
 };
 use corella_cluster::transport::NixlLibrary;
 use corella_cluster::{ClusterTls, Role};
-use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use corella_server::{
     ClusterStatus, GrammarMaker, KvTransfer, RoleChange, RoleControl, RoleError, RoleStatus,
-    ServerState,
 };
-use prometheus_client::collector::Collector;
 
 use status::cluster_status;
 
 use crate::{Error, Llm, open_files};
 
-/// What runs beside a server's engine. The server submits to it, whatever its role is by then.
+/// Starts this node's role on the caller's runtime. `port` is there unless the role needs none.
+pub fn start(
+    mut config: NodeConfig,
+    tls: Option<ClusterTls>,
+    nixl: Option<NixlLibrary>,
+    port: Option<NodePort>,
+    llm: &Llm,
+    drain_timeout: Duration,
+) -> Result<Cluster, Error> {
+    // Clients of the API find room whatever comes to the port for nodes.
+    config.max_connections = open_files::share(4).clamp(16, config.max_connections);
+    let node = ClusterNode::start(config, tls, nixl, port, served_model(llm), drain_timeout);
+    Ok(Cluster(node?))
+}
+
+fn served_model(llm: &Llm) -> ServedModel {
+    let constraints = GrammarMaker::new(llm.tokenizer.clone(), llm.config.spec.vocab_size);
+    let facts = ModelFacts {
+        model_fingerprint: llm.identity.model.0,
+        tokenizer_digest: llm.identity.tokenizer_digest,
+        kv_format: llm.hardware.kv_format.name().into(),
+        weight_format: llm.hardware.weight_format.name().into(),
+        instruction_set: llm.hardware.executor.isa.as_str().into(),
+    };
+    ServedModel::new(llm.engine.clone(), Arc::new(constraints), facts)
+}
+
+/// A node as the server asks it.
 #[derive(Clone)]
-pub struct Cluster(ClusterNode);
+pub struct Cluster(pub ClusterNode);
 
 impl Cluster {
-    /// Starts this node's role on the caller's runtime. `port` is there unless the role needs none.
-    pub fn start(
-        mut config: NodeConfig,
-        tls: Option<ClusterTls>,
-        nixl: Option<NixlLibrary>,
-        port: Option<NodePort>,
-        llm: &Llm,
-        drain_timeout: Duration,
-    ) -> Result<Self, Error> {
-        // Clients of the API find room whatever comes to the port for nodes.
-        config.max_connections = open_files::share(4).clamp(16, config.max_connections);
-        let node = ClusterNode::start(config, tls, nixl, port, served_model(llm), drain_timeout);
-        Ok(Self(node?))
-    }
-
     /// Reads `kv_transfer_params`, if this node listens for others.
     pub fn kv_transfer(&self) -> Option<Arc<dyn KvTransfer>> {
         { self.0.config().listens }.then(|| Arc::new(self.clone()) as _)
-    }
-
-    /// What it adds to the server's metrics.
-    pub fn collector(&self) -> Box<dyn Collector> {
-        self.0.collector()
-    }
-
-    /// Tells the other nodes as soon as the server drains, so that nothing new comes from them.
-    pub async fn leave_when_draining(&self, state: &ServerState) {
-        state.draining().await;
-        self.0.leave().await;
-    }
-
-    /// Waits until nothing is owed to other nodes, but no longer than the drain timeout.
-    pub async fn finish(&self) {
-        self.0.finish().await;
     }
 
     /// For the start-up lines; a node that serves alone has none.
@@ -81,24 +74,6 @@ impl Cluster {
             Role::Unified => Some(format!("a proxy may pair this node with others{tls}{nixl}")),
             role => Some(format!("{} node{registry}{tls}{nixl}", role.name())),
         }
-    }
-}
-
-fn served_model(llm: &Llm) -> ServedModel {
-    let constraints = GrammarMaker::new(llm.tokenizer.clone(), llm.config.spec.vocab_size);
-    let facts = ModelFacts {
-        model_fingerprint: llm.identity.model.0,
-        tokenizer_digest: llm.identity.tokenizer_digest,
-        kv_format: llm.hardware.kv_format.name().into(),
-        weight_format: llm.hardware.weight_format.name().into(),
-        instruction_set: llm.hardware.executor.isa.as_str().into(),
-    };
-    ServedModel::new(llm.engine.clone(), Arc::new(constraints), facts)
-}
-
-impl Generate for Cluster {
-    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        self.0.submit(submission)
     }
 }
 

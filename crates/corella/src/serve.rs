@@ -13,7 +13,7 @@ use corella_server::{
 use tokio::runtime::Runtime;
 
 use crate::adapter_loader::FolderLoader;
-use crate::cluster::Cluster;
+use crate::cluster;
 use crate::config::Serve;
 use crate::log_format::announce;
 use crate::malloc_arena;
@@ -82,7 +82,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let say = |line: &str| announce(config.log_format, line);
     say(&llm.summary());
     say(&limits_line(&scheduler, &serve_config));
-    let cluster = Cluster::start(
+    let cluster = cluster::start(
         cluster_config,
         tls,
         nixl,
@@ -107,7 +107,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         reply_format,
         chat_template: llm.chat_template,
     };
-    let mut collectors = vec![cluster.collector()];
+    let mut collectors = vec![cluster.0.collector()];
     if let Some(exporter) = exporter.clone() {
         collectors.push(Box::new(exporter));
     }
@@ -120,7 +120,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         }
     };
     let backend = Backend {
-        generator: Arc::new(cluster.clone()),
+        generator: Arc::new(cluster.0.clone()),
         kv_transfer: cluster.kv_transfer(),
         roles: Some(Arc::new(cluster.clone())),
         adapters: loader,
@@ -146,10 +146,12 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let report = {
         let listener = socket.take_listener();
         let served = corella_server::serve(listener, state.clone(), shutdown);
-        let (mut served, mut leaving) = (
-            std::pin::pin!(served),
-            std::pin::pin!(cluster.leave_when_draining(&state)),
-        );
+        // Nothing new comes from other nodes as soon as the server drains.
+        let leaving = async {
+            state.draining().await;
+            cluster.0.leave().await;
+        };
+        let (mut served, mut leaving) = (std::pin::pin!(served), std::pin::pin!(leaving));
         tokio::select! {
             report = &mut served => {
                 // A server that ends without a drain, because its engine is lost, leaves nothing behind
@@ -163,7 +165,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         }
     };
     if report.is_ok() {
-        cluster.finish().await;
+        cluster.0.finish().await;
     }
     if let Some(exporter) = exporter {
         // It waits for the collector, on a thread of its own.

@@ -1,36 +1,125 @@
-//! Frames without pages, as they come in from the other end.
+//! Frames, and the payloads behind them, as they come in from the other end.
 
 use std::io;
+use std::ptr::NonNull;
 
-use super::frame::{FRAME_BYTES, Frame};
+use super::checksum::Checksum;
+use super::frame::{FRAME_BYTES, Frame, TRAILER_BYTES, Trailer};
+use super::gate::Gate;
+use super::io_parts::IoParts;
 use super::socket::Socket;
 
 pub fn violation(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Frames without pages, as receivers send them.
-#[derive(Default)]
+/// Reads payloads straight to where they belong; one for a connection.
 pub struct FrameReader {
-    bytes: Vec<u8>,
+    /// A trailer and the frame behind it, which one call takes in together with the end of a payload.
+    ahead: Box<[u8; TRAILER_BYTES + FRAME_BYTES]>,
+    num_ahead: usize,
+    /// For payloads that nobody wants.
+    rubbish: Vec<u8>,
 }
 
 impl FrameReader {
+    pub fn new() -> Self {
+        Self {
+            ahead: Box::new([0; TRAILER_BYTES + FRAME_BYTES]),
+            num_ahead: 0,
+            rubbish: Vec::new(),
+        }
+    }
+
     /// May be dropped while it waits, and loses nothing.
     pub async fn next(&mut self, socket: &Socket) -> io::Result<Frame> {
-        loop {
-            if let Some(bytes) = self.bytes.first_chunk::<FRAME_BYTES>() {
-                let frame = Frame::decode(bytes);
-                self.bytes.drain(..FRAME_BYTES);
-                return frame.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
-            }
-            socket.readable().await?;
-            let mut buffer = [0; 16 * FRAME_BYTES];
-            match socket.try_read(&mut buffer) {
-                Ok(num_bytes) => self.bytes.extend_from_slice(&buffer[..num_bytes]),
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+        while self.num_ahead < FRAME_BYTES {
+            // No further: pages may follow.
+            match socket.try_read(&mut self.ahead[self.num_ahead..FRAME_BYTES]) {
+                Ok(num_bytes) => self.num_ahead += num_bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    socket.readable().await?
+                }
                 Err(error) => return Err(error),
             }
+        }
+        let bytes = self.ahead.first_chunk().expect("a frame is there");
+        let frame = Frame::decode(bytes);
+        self.num_ahead = 0;
+        frame.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// Has a payload go nowhere.
+    pub fn push_rubbish(&mut self, parts: &mut IoParts, mut num_bytes: usize) {
+        self.rubbish.resize(64 << 10, 0);
+        while num_bytes > 0 {
+            let len = num_bytes.min(self.rubbish.len());
+            parts.push(NonNull::from(&mut self.rubbish[..len]));
+            num_bytes -= len;
+        }
+    }
+
+    /// Fills the parts, reads the trailer, and hashes the payload. When the gate closes meanwhile, the rest goes
+    /// nowhere.
+    ///
+    /// # Safety
+    /// Nobody else uses the parts' memory before this has returned, or while the gate is open.
+    pub async unsafe fn read_payload(
+        &mut self,
+        socket: &Socket,
+        parts: &mut IoParts,
+        mut gate: Option<&Gate>,
+        hasher: &mut Checksum,
+    ) -> io::Result<Trailer> {
+        let num_ahead = self.ahead.len();
+        parts.push(NonNull::from(self.ahead.as_mut_slice()));
+        hasher.reset();
+        // `ahead` is the last of the parts, and it ends with the frame that follows the trailer.
+        while parts.num_bytes() > FRAME_BYTES {
+            let mut read = || {
+                let num_payload = parts.num_bytes().saturating_sub(num_ahead);
+                // SAFETY: own memory, or the caller's promise.
+                let num_bytes = unsafe { socket.try_receive(parts)? };
+                let num_payload = num_bytes.min(num_payload);
+                // SAFETY: as above.
+                let hash = |part: NonNull<[u8]>| hasher.update(unsafe { part.as_ref() });
+                parts.advance(num_payload, hash);
+                parts.advance(num_bytes - num_payload, |_| {});
+                Ok(())
+            };
+            let result: io::Result<()> = match gate {
+                None => read(),
+                Some(open) => match open.enter(read) {
+                    Some(result) => result,
+                    None => {
+                        gate = None;
+                        self.discard(parts);
+                        continue;
+                    }
+                },
+            };
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    socket.readable().await?
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => result?,
+            }
+        }
+        let num_filled = num_ahead - parts.num_bytes();
+        let trailer = Trailer::decode(self.ahead.first_chunk().expect("it is filled so far"));
+        self.ahead.copy_within(TRAILER_BYTES..num_filled, 0);
+        self.num_ahead = num_filled - TRAILER_BYTES;
+        trailer.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// Has what is left of a payload go nowhere.
+    fn discard(&mut self, parts: &mut IoParts) {
+        let num_payload = parts.num_bytes().saturating_sub(self.ahead.len());
+        if num_payload > 0 {
+            parts.clear();
+            self.push_rubbish(parts, num_payload);
+            parts.push(NonNull::from(self.ahead.as_mut_slice()));
         }
     }
 }

@@ -11,11 +11,11 @@ use corella_core::{PageId, PageTable};
 use corella_model::{KvPages, PageConversion, PageForm};
 use tokio::sync::{Notify, watch};
 
+use super::connection_queue::ConnectionQueue;
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
 use super::load_request::LoadRequest;
 use super::outgoing::first_row_sent;
-use super::receiver_queue::ReceiverQueue;
 use super::{Hello, Incompatibility, TransferAccount};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,7 +92,7 @@ pub struct Incoming {
 }
 
 struct State {
-    connection: Option<Arc<ReceiverQueue>>,
+    connection: Option<Arc<ConnectionQueue>>,
     /// For each layer of the model, the rows from 0 on that are there or are not read.
     num_received: Vec<u32>,
     /// Bytes that the sender may send before it hears that any have come.
@@ -157,7 +157,7 @@ impl Incoming {
     }
 
     /// Asks for the rows over this connection.
-    pub fn open(&self, connection: &Arc<ReceiverQueue>, sender: &Hello, window_bytes: u32) {
+    pub fn open(&self, connection: &Arc<ConnectionQueue>, sender: &Hello, window_bytes: u32) {
         let request = &self.request;
         if request.key.prefill_incarnation.0 != sender.incarnation {
             return self.fail(LoadFailure::OtherIncarnation);
@@ -175,7 +175,7 @@ impl Incoming {
             connection: Some(connection.clone()),
             ..State::new(num_received, credit_bytes.into())
         };
-        if !connection.add_load(self.load_id) {
+        if !connection.add_load(self.load_id, request.key) {
             return self.handle_lost();
         }
         let wait = request.deadline.saturating_duration_since(Instant::now());

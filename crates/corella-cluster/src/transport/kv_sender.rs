@@ -295,7 +295,7 @@ impl SenderState {
 
     async fn serve_connection(self: &Arc<Self>, socket: Socket) -> io::Result<()> {
         let socket = socket.secured(self.config.tls.as_ref()).await?;
-        let mut reader = FrameReader::default();
+        let mut reader = FrameReader::new();
         let frame = tokio::time::timeout(HELLO_TIMEOUT, reader.next(&socket));
         let Frame::Hello(hello) = frame.await.map_err(|_| io::ErrorKind::TimedOut)?? else {
             return Err(violation("no greeting"));

@@ -10,9 +10,9 @@ use corella_model::{KvPages, PageForm};
 use tokio::sync::watch;
 
 use super::TransferAccount;
+use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
-use super::sender_queue::{ConnectionId, SenderQueue};
 
 /// What has become of a stored session. When it is over its owner has ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ struct State {
 
 /// A load that is being served.
 struct Feed {
-    connection: Arc<SenderQueue>,
+    connection: Arc<ConnectionQueue>,
     load_id: u64,
     /// Bytes that may be sent.
     credit: u64,
@@ -173,7 +173,7 @@ impl Outgoing {
     }
 
     /// Begins to serve a load; an older one of this session is told to go.
-    pub fn serve(self: &Arc<Self>, connection: &Arc<SenderQueue>, load: &LoadFrame) {
+    pub fn serve(self: &Arc<Self>, connection: &Arc<ConnectionQueue>, load: &LoadFrame) {
         let page_size = self.pages.geometry().page_size;
         if load.num_rows != self.num_rows || load.first_row > load.num_rows {
             connection.send(&Frame::Failed {

@@ -46,3 +46,25 @@ pub fn agreed<'a>(
     let both = { own.into_iter() }.filter(|path| theirs.has(path.name()) && path.suits(link));
     both.max_by_key(|path| place_of(path.name()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use corella_model::PageForm;
+
+    #[test]
+    fn both_ends_must_have_a_path_that_suits_their_connection() {
+        let own = own_paths(7);
+        let name = |theirs, is_local| {
+            let form = PageForm::Native;
+            agreed(&own, theirs, Link { is_local, form }).map(|path| path.name())
+        };
+        let tcp_alone = PathSet(1);
+        assert_eq!(PathSet::of(&own), PathSet(0b11));
+        assert_eq!(name(PathSet::ALL, true), Some(shm::NAME));
+        assert_eq!(name(PathSet::ALL, false), Some(tcp::NAME));
+        assert_eq!(name(tcp_alone, true), Some(tcp::NAME));
+        // Paths that only the other end knows.
+        assert_eq!(name(PathSet(0b1111_0000), true), None);
+    }
+}

@@ -23,10 +23,7 @@ impl PathName {
 
 impl fmt::Display for PathName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{}",
-            self.0.escape_ascii().to_string().trim_end_matches("\\x00")
-        )
+        let name = self.0.escape_ascii().to_string();
+        f.write_str(name.trim_end_matches("\\x00"))
     }
 }

@@ -12,14 +12,13 @@ use corella_model::{PageConversion, PageForm};
 use super::Hello;
 use super::checksum::Checksum;
 use super::chunk::ChunkWriter;
+use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::{Frame, MAX_PAYLOAD_BYTES, PageRun, Trailer};
-use super::frame_reader::violation;
-use super::frame_stream::FrameStream;
+use super::frame_reader::{FrameReader, violation};
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
 use super::path_name::PathName;
 use super::place::{PLACE_BYTES, Place};
-use super::receiver_queue::ReceiverQueue;
 use super::receiver_state::ReceiverState;
 use super::row_path::{RowReader, Target};
 use super::socket::Socket;
@@ -36,18 +35,20 @@ pub struct ReceiverConnection {
     form: PageForm,
     /// From the sender's canonical pages to this node's.
     conversion: PageConversion,
-    queue: Arc<ReceiverQueue>,
+    queue: Arc<ConnectionQueue>,
 }
 
 impl ReceiverConnection {
     /// `None` for a sender whose rows have another shape.
     pub fn new(socket: Socket, hello: Hello, form: PageForm, own: &Hello) -> Option<Self> {
+        // The loads of a receiver are bounded, whichever connections they have.
+        let queue = ConnectionQueue::new(ConnectionId(0), usize::MAX, Arc::default());
         Some(Self {
             conversion: PageConversion::new(&hello.geometry, &own.geometry)?,
             socket,
             hello,
             form,
-            queue: Arc::default(),
+            queue: Arc::new(queue),
         })
     }
 
@@ -95,7 +96,7 @@ struct Closing<'a>(&'a ReceiverConnection, &'a ReceiverState);
 impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.socket.shut_down();
-        for load_id in self.0.queue.close() {
+        for (load_id, _) in self.0.queue.close() {
             let load = self.1.loads().get(&load_id).cloned();
             if let Some(load) = load {
                 load.handle_lost();
@@ -114,7 +115,7 @@ pub struct SenderMemory {
 struct RunReader<'a> {
     connection: &'a ReceiverConnection,
     receiver: &'a ReceiverState,
-    stream: FrameStream,
+    frames: FrameReader,
     rows: TcpReader,
     memory: Option<SenderMemory>,
     parts: IoParts,
@@ -131,7 +132,7 @@ impl<'a> RunReader<'a> {
         Self {
             connection,
             receiver,
-            stream: FrameStream::new(),
+            frames: FrameReader::new(),
             rows: TcpReader::new(connection.conversion.clone()),
             memory,
             parts: IoParts::default(),
@@ -142,7 +143,7 @@ impl<'a> RunReader<'a> {
 
     async fn run(&mut self) -> io::Result<()> {
         loop {
-            let frame = self.stream.next(&self.connection.socket).await?;
+            let frame = self.frames.next(&self.connection.socket).await?;
             let (load_id, result) = match frame {
                 Frame::Data(run) => (run.load_id, self.read_run(run).await?),
                 Frame::Complete { load_id, num_rows } => {
@@ -173,7 +174,7 @@ impl<'a> RunReader<'a> {
 
     /// A load that comes over this connection, unless it is over.
     fn load(&self, load_id: u64) -> Option<Arc<Incoming>> {
-        let is_here = self.connection.queue.has(load_id);
+        let is_here = self.connection.queue.key_of(load_id).is_some();
         { is_here }.then(|| self.receiver.loads().get(&load_id).cloned())?
     }
 
@@ -206,8 +207,8 @@ impl<'a> RunReader<'a> {
         let socket = &self.connection.socket;
         let read = match run.num_places {
             0 => {
-                let stream = &mut self.stream;
-                let read = self.rows.read(socket, stream, &run, num_bytes, load);
+                let frames = &mut self.frames;
+                let read = self.rows.read(socket, frames, &run, num_bytes, load);
                 read.await?
             }
             _ => match self.read_places(&run, num_bytes, load).await? {
@@ -253,7 +254,7 @@ impl<'a> RunReader<'a> {
         let (parts, hasher) = (&mut self.parts, &mut self.hasher);
         // SAFETY: own memory.
         let trailer = unsafe {
-            self.stream
+            self.frames
                 .read_payload(socket, parts, None, hasher)
                 .await?
         };

@@ -9,10 +9,10 @@ use corella_core::session::SessionKey;
 use corella_model::PageForm;
 
 use super::chunk::ChunkWriter;
+use super::connection_queue::ConnectionQueue;
 use super::frame::{Frame, LoadFrame, Refusal};
 use super::frame_reader::{FrameReader, violation};
 use super::outgoing::{Next, Outgoing};
-use super::sender_queue::SenderQueue;
 use super::sender_state::SenderState;
 use super::socket::Socket;
 use super::store_table::Lookup;
@@ -21,7 +21,7 @@ use super::store_table::Lookup;
 const ANYBODY_WAIT: Duration = Duration::from_secs(1);
 
 pub struct SenderConnection {
-    queue: Arc<SenderQueue>,
+    queue: Arc<ConnectionQueue>,
     socket: Socket,
     form: PageForm,
     /// Whether the receiver reads native pages from this node's memory.
@@ -31,7 +31,7 @@ pub struct SenderConnection {
 
 impl SenderConnection {
     pub fn new(
-        queue: SenderQueue,
+        queue: ConnectionQueue,
         socket: Socket,
         form: PageForm,
         sends_places: bool,

@@ -10,12 +10,12 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::Hello;
 use super::bandwidth_meter::BandwidthMeter;
+use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::MAX_PAYLOAD_BYTES;
 use super::outgoing::Outgoing;
 use super::path_name::PathName;
 use super::row_path::{Offer, RowPath};
 use super::sender_config::SenderConfig;
-use super::sender_queue::{ConnectionId, SenderQueue};
 use super::store_table::StoreTable;
 use super::token_bucket::TokenBucket;
 
@@ -95,7 +95,7 @@ impl SenderState {
     }
 
     /// For a new connection of this receiver.
-    pub fn new_queue(&self, peer_incarnation: u64) -> SenderQueue {
+    pub fn new_queue(&self, peer_incarnation: u64) -> ConnectionQueue {
         let mut meters = self.meters();
         if meters.len() >= MAX_METERS {
             // Those of peers that are connected have two owners.
@@ -103,7 +103,7 @@ impl SenderState {
         }
         let meter = meters.entry(peer_incarnation).or_default().clone();
         let id = ConnectionId(self.next_connection.fetch_add(1, Ordering::Relaxed));
-        SenderQueue::new(id, self.config.max_loads_per_connection, meter)
+        ConnectionQueue::new(id, self.config.max_loads_per_connection, meter)
     }
 }
 

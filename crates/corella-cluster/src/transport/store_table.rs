@@ -8,10 +8,10 @@ use corella_core::session::{
     CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, SessionKey, StoreRefusal,
 };
 
+use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
 use super::sender_config::SenderConfig;
-use super::sender_queue::{ConnectionId, SenderQueue};
 
 /// What a sender has on offer. Bounded in each of its parts.
 pub struct StoreTable {
@@ -20,7 +20,7 @@ pub struct StoreTable {
 }
 
 struct WaitingLoad {
-    connection: Arc<SenderQueue>,
+    connection: Arc<ConnectionQueue>,
     load: LoadFrame,
 }
 
@@ -91,7 +91,7 @@ impl StoreTable {
 
     pub fn look_up(
         &mut self,
-        connection: &Arc<SenderQueue>,
+        connection: &Arc<ConnectionQueue>,
         load: LoadFrame,
         deadline: Instant,
         now: Instant,

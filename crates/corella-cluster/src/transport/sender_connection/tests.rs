@@ -11,9 +11,9 @@ use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageFor
 use tokio::net::{TcpListener, TcpStream};
 
 use super::SenderConnection;
+use crate::transport::connection_queue::{ConnectionId, ConnectionQueue};
 use crate::transport::frame::{FRAME_BYTES, Frame, LoadFrame, Refusal};
 use crate::transport::outgoing::Outgoing;
-use crate::transport::sender_queue::{ConnectionId, SenderQueue};
 use crate::transport::sender_state::SenderState;
 use crate::transport::socket::Socket;
 use crate::transport::{KvSender, PlainPages, SenderConfig, TransferThreads};
@@ -58,7 +58,7 @@ impl Scene {
         let peer = TcpStream::connect(listener.local_addr().unwrap());
         let (accepted, peer) = tokio::join!(listener.accept(), peer);
         let socket = Socket::tcp(accepted.unwrap().0).unwrap();
-        let queue = SenderQueue::new(ConnectionId(1), 100, Arc::default());
+        let queue = ConnectionQueue::new(ConnectionId(1), 100, Arc::default());
         let connection = SenderConnection::new(queue, socket, PageForm::Native, false, THEIRS.0);
         Self {
             sender,

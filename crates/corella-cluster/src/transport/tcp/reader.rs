@@ -7,7 +7,7 @@ use corella_model::{PageConversion, PageForm};
 
 use crate::transport::checksum::Checksum;
 use crate::transport::frame::{PageRun, Trailer};
-use crate::transport::frame_stream::FrameStream;
+use crate::transport::frame_reader::FrameReader;
 use crate::transport::incoming::Incoming;
 use crate::transport::io_parts::IoParts;
 use crate::transport::socket::Socket;
@@ -39,7 +39,7 @@ impl TcpReader {
     pub async fn read(
         &mut self,
         socket: &Socket,
-        stream: &mut FrameStream,
+        frames: &mut FrameReader,
         run: &PageRun,
         num_bytes: usize,
         load: Option<&Incoming>,
@@ -61,10 +61,10 @@ impl TcpReader {
                 copy.resize(num_bytes, 0);
                 parts.push(NonNull::from(copy.as_mut_slice()));
             }
-            None => stream.push_rubbish(parts, num_bytes),
+            None => frames.push_rubbish(parts, num_bytes),
         }
         // SAFETY: own memory, or pages that are reserved for a load whose gate is open.
-        let trailer = unsafe { stream.read_payload(socket, parts, gate, hasher).await? };
+        let trailer = unsafe { frames.read_payload(socket, parts, gate, hasher).await? };
         let (Some(load), Trailer::Whole { checksum }) = (load, trailer) else {
             // The sender says why in a frame of its own.
             return Ok(None);

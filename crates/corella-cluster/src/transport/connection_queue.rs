@@ -1,4 +1,4 @@
-//! A receiver's connection as the sessions see it that are sent over it.
+//! A connection as the loads see it that use it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,16 +9,17 @@ use super::bandwidth_meter::BandwidthMeter;
 use super::frame::Frame;
 use super::frame_queue::FrameQueue;
 
-/// Tells a sender's connections apart.
+/// Tells a sender's connections apart, whose loads may have the same ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionId(pub u64);
 
 /// What the connection's writer has to do. It outlives the connection, and is closed then.
-pub struct SenderQueue {
+pub struct ConnectionQueue {
     pub id: ConnectionId,
     pub frames: FrameQueue,
     max_loads: usize,
     loads: Mutex<Loads>,
+    /// How fast the other end takes rows. Receivers measure nothing.
     meter: Arc<Mutex<BandwidthMeter>>,
 }
 
@@ -31,7 +32,7 @@ struct Loads {
     is_closed: bool,
 }
 
-impl SenderQueue {
+impl ConnectionQueue {
     pub fn new(id: ConnectionId, max_loads: usize, meter: Arc<Mutex<BandwidthMeter>>) -> Self {
         Self {
             id,
