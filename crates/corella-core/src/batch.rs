@@ -8,11 +8,13 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-use crate::{KvGroupId, PageId, Pooling, RequestId, SamplingParams, SlotId, StepId, TokenId};
+use crate::{
+    KvGroupId, PageId, Pooling, RequestId, SamplingParams, SlotId, SnapshotId, StepId, TokenId,
+};
 
 /// The work of one step. An executor applies the fields in their order, then computes all spans
 /// together: it writes a layer's K and V of every span before any span attends, so that a span may
-/// read pages that another span of the same batch fills.
+/// read pages that another span of the same batch fills. Snapshots are taken last.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub step: StepId,
@@ -26,6 +28,8 @@ pub struct Batch {
     pub spans: Vec<Span>,
     /// The tokens of all spans, which `Span::tokens` indexes.
     pub tokens: Vec<InputToken>,
+    /// The recurrent states to keep: at most one for each span.
+    pub snapshots: Vec<StateSnapshot>,
     /// The pages of all page table changes, which `PageTableDelta::pages` indexes.
     pub pages: Vec<PageId>,
 }
@@ -49,6 +53,9 @@ pub struct SlotStart {
     /// The adapter that the request's tokens are computed with, by the name under which the executor
     /// has it.
     pub adapter: Option<Arc<str>>,
+    /// The recurrent state behind `cached_tokens`, which becomes the slot's own. Without one, the state
+    /// starts at zero, and a model that has recurrent layers has no cached tokens.
+    pub snapshot: Option<SnapshotId>,
 }
 
 /// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a
@@ -70,6 +77,15 @@ pub struct PageCopy {
     pub from: PageId,
     pub to: PageId,
     pub num_rows: u32,
+}
+
+/// Copies a slot's recurrent state behind the span of this step to a snapshot, whatever that held.
+/// The span has no drafts. Steps run in order, so a later step may restore the state, and one behind
+/// that may overwrite it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSnapshot {
+    pub slot: SlotId,
+    pub to: SnapshotId,
 }
 
 /// Consecutive positions of one slot, to be computed in a step.

@@ -36,6 +36,11 @@ id! {
     PageId(u32)
 }
 id! {
+    /// A place in the executor for a copy of a slot's recurrent state, below
+    /// [`RecurrentState::num_snapshots`](crate::RecurrentState::num_snapshots).
+    SnapshotId(u32)
+}
+id! {
     /// One fetch of blocks from elsewhere. An id is never reused.
     FetchId(u64)
 }

@@ -53,7 +53,7 @@ mod token_rule;
 
 pub use batch::{
     Batch, BatchOutput, HiddenState, InputToken, Logprobs, NOTHING_ALLOWED, PageCopy,
-    PageTableDelta, PromptLogprob, Sample, SlotStart, Span, Yield,
+    PageTableDelta, PromptLogprob, Sample, SlotStart, Span, StateSnapshot, Yield,
 };
 pub use cache::fetch::{FetchEnd, FetchGrant, FetchRefusal, FetchRequest};
 pub use cache::hold::KvFact;
@@ -74,7 +74,7 @@ pub use fleet::placement::{
 };
 pub use id::{
     BlockId, FetchId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId,
-    StepId, TokenId,
+    SnapshotId, StepId, TokenId,
 };
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use request::{
@@ -84,7 +84,7 @@ pub use request::{
 pub use request_view::{RequestStatus, RequestView};
 pub use sampling::{Pooling, SamplingParams};
 pub use scheduler_config::policy::{PrefillAdmissionPolicy, SchedulingPolicy};
-pub use scheduler_config::{ConfigError, HeadRoom, SchedulerConfig, Speculation};
+pub use scheduler_config::{ConfigError, HeadRoom, RecurrentState, SchedulerConfig, Speculation};
 pub use stats::{PrefixHits, SchedulerStats};
 pub use step::scheduler::receipt::{LostKv, Reservation};
 pub use step::scheduler::speculation::DraftRequest;

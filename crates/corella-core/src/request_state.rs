@@ -240,6 +240,7 @@ impl RequestState {
             min_tokens: self.request.stopping.min_tokens,
             masked_until_min_tokens: self.masked_until_min_tokens.clone(),
             adapter: self.request.namespace.lora.clone(),
+            snapshot: None,
         }
     }
 

@@ -18,6 +18,8 @@ pub struct SchedulerConfig {
     pub page_size: u32,
     /// The model's KV groups, at least one. They take their pages from one pool.
     pub kv_groups: Vec<KvGroup>,
+    /// The snapshots of a model with recurrent layers; `None` for all others.
+    pub recurrent_state: Option<RecurrentState>,
     pub max_model_len: u32,
     /// The number of slots, and so of requests that hold KV at the same time.
     pub max_num_seqs: u32,
@@ -71,6 +73,18 @@ pub struct SchedulerConfig {
     pub speculation: Speculation,
     /// The most drafts of one request in one step.
     pub max_draft_tokens: u32,
+}
+
+/// How prefixes are cached for a model with recurrent layers, which keep one state for each sequence
+/// instead of rows: copies of a slot's state behind whole blocks, from which other requests go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecurrentState {
+    /// The states that the executor has room for beside those of its slots. With 0, every prompt is
+    /// computed from its beginning.
+    pub num_snapshots: u32,
+    /// A snapshot is taken behind every block whose number, counted from 1, is a multiple of this,
+    /// and behind the last whole block of a prompt.
+    pub snapshot_interval: u32,
 }
 
 /// Where drafts come from: guesses of the next tokens, which a step computes along with a decode's
@@ -138,6 +152,7 @@ impl SchedulerConfig {
             num_pages,
             page_size,
             kv_groups: alloc::vec![KvGroup::default()],
+            recurrent_state: None,
             max_model_len,
             max_num_seqs: 256,
             max_num_batched_tokens: 2048,

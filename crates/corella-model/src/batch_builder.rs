@@ -58,6 +58,7 @@ impl BatchBuilder {
             min_tokens: 0,
             masked_until_min_tokens: Arc::new([]),
             adapter: None,
+            snapshot: None,
         })
     }
 

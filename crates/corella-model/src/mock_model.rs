@@ -212,6 +212,7 @@ impl MockConfig {
             min_tokens: 0,
             masked_until_min_tokens: Arc::new([]),
             adapter: None,
+            snapshot: None,
         }
     }
 

@@ -223,6 +223,7 @@ fn start(builder: &mut BatchBuilder, slot: u32, adapter: Option<&str>, num_promp
         min_tokens: 0,
         masked_until_min_tokens: Arc::new([]),
         adapter: adapter.map(Into::into),
+        snapshot: None,
     });
 }
 

@@ -183,6 +183,7 @@ impl Driver {
             min_tokens: script.min_tokens,
             masked_until_min_tokens: Arc::from(&script.masked_until_min_tokens[..]),
             adapter: None,
+            snapshot: None,
         });
         let mut own_tables = vec![Vec::new(); self.groups.len()];
         for (index, (table, own)) in tables.iter().zip(&mut own_tables).enumerate() {

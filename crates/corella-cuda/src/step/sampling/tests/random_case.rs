@@ -152,6 +152,7 @@ impl Case {
                 min_tokens: 0,
                 masked_until_min_tokens: Arc::new([]),
                 adapter: None,
+                snapshot: None,
                 sampling,
             },
             mask: None,
@@ -174,6 +175,7 @@ impl Case {
             min_tokens: random.pick(&[0, 0, 3, 1000]),
             masked_until_min_tokens: random.tokens(3, vocab_size).into(),
             adapter: None,
+            snapshot: None,
             sampling,
         };
         let num_words = random.pick(&[vocab_size.div_ceil(32), vocab_size.div_ceil(64)]);
