@@ -18,4 +18,5 @@ pub(crate) mod prefix_tree;
 pub(crate) mod residency;
 #[cfg(test)]
 pub(crate) mod residency_model;
+pub(crate) mod snapshot;
 pub(crate) mod spill;

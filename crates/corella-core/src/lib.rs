@@ -84,7 +84,8 @@ pub use request::{
 pub use request_view::{RequestStatus, RequestView};
 pub use sampling::{Pooling, SamplingParams};
 pub use scheduler_config::policy::{PrefillAdmissionPolicy, SchedulingPolicy};
-pub use scheduler_config::{ConfigError, HeadRoom, RecurrentState, SchedulerConfig, Speculation};
+pub use scheduler_config::recurrent_state::RecurrentState;
+pub use scheduler_config::{ConfigError, HeadRoom, SchedulerConfig, Speculation};
 pub use stats::{PrefixHits, SchedulerStats};
 pub use step::scheduler::receipt::{LostKv, Reservation};
 pub use step::scheduler::speculation::DraftRequest;

@@ -2,6 +2,7 @@
 
 mod page_count;
 pub(crate) mod policy;
+pub(crate) mod recurrent_state;
 mod request_limit;
 
 use alloc::format;
@@ -9,7 +10,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::{KvGroup, PrefillAdmissionPolicy, SchedulingPolicy};
+use crate::{KvGroup, PrefillAdmissionPolicy, RecurrentState, SchedulingPolicy};
 
 /// Limits and policies. Fields that name no unit count tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,7 +19,7 @@ pub struct SchedulerConfig {
     pub page_size: u32,
     /// The model's KV groups, at least one. They take their pages from one pool.
     pub kv_groups: Vec<KvGroup>,
-    /// The snapshots of a model with recurrent layers; `None` for all others.
+    /// `None` for a model without recurrent layers. See [`set_recurrent_state`](Self::set_recurrent_state).
     pub recurrent_state: Option<RecurrentState>,
     pub max_model_len: u32,
     /// The number of slots, and so of requests that hold KV at the same time.
@@ -73,18 +74,6 @@ pub struct SchedulerConfig {
     pub speculation: Speculation,
     /// The most drafts of one request in one step.
     pub max_draft_tokens: u32,
-}
-
-/// How prefixes are cached for a model with recurrent layers, which keep one state for each sequence
-/// instead of rows: copies of a slot's state behind whole blocks, from which other requests go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecurrentState {
-    /// The states that the executor has room for beside those of its slots. With 0, every prompt is
-    /// computed from its beginning.
-    pub num_snapshots: u32,
-    /// A snapshot is taken behind every block whose number, counted from 1, is a multiple of this,
-    /// and behind the last whole block of a prompt.
-    pub snapshot_interval: u32,
 }
 
 /// Where drafts come from: guesses of the next tokens, which a step computes along with a decode's
@@ -204,6 +193,7 @@ impl SchedulerConfig {
             }
         }
         self.validate_kv_groups()?;
+        self.validate_recurrent_state()?;
         self.validate_steps()?;
         self.validate_limits()?;
         self.validate_policies()

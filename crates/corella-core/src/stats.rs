@@ -1,6 +1,6 @@
 //! The scheduler's counters.
 
-/// What the scheduler is doing and has done. The fields up to `num_pinned_pages` describe the
+/// What the scheduler is doing and has done. The fields up to `num_snapshots` describe the
 /// current state; the others count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerStats {
@@ -28,6 +28,8 @@ pub struct SchedulerStats {
     /// Pages that requests hold, and pinned pages.
     pub num_in_use_pages: usize,
     pub num_pinned_pages: usize,
+    /// Copies of recurrent state that are kept.
+    pub num_snapshots: usize,
 
     /// How long 1,024 prompt tokens take, in microseconds, smoothed; 0 before any step was timed.
     pub prefill_us: u64,

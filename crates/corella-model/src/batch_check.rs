@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use corella_core::{Batch, KvGroup, KvGroupId, PageId, SlotId, Span, StepId};
+use corella_core::{Batch, KvGroup, KvGroupId, PageId, SlotId, Span, StateSnapshot, StepId};
 
 /// What the batches so far have claimed, and which of their steps have not returned.
 pub struct BatchCheck {
@@ -51,7 +51,8 @@ impl BatchCheck {
         self.apply(batch);
         let result = released
             .and_then(|()| self.check_copies(batch))
-            .and_then(|()| self.check_spans(batch));
+            .and_then(|()| self.check_spans(batch))
+            .and_then(|()| check_snapshots(batch));
         let read = batch.spans.iter().filter_map(|span| {
             let slot = self.slots.get(&span.slot)?;
             Some(self.pages_read(span, slot).map(|page| (page, slot.start)))
@@ -184,6 +185,28 @@ impl BatchCheck {
         }
         Ok(())
     }
+}
+
+/// A step takes each snapshot once, behind a span without drafts, and none that it restores.
+fn check_snapshots(batch: &Batch) -> Result<(), String> {
+    let restored = batch.started.iter().filter_map(|start| start.snapshot);
+    let restored: BTreeSet<_> = restored.collect();
+    let mut taken = BTreeSet::new();
+    for &StateSnapshot { slot, to } in &batch.snapshots {
+        if !taken.insert(to) {
+            return Err(format!("two states go into snapshot {to}"));
+        }
+        if restored.contains(&to) {
+            return Err(format!("snapshot {to} is both restored and taken"));
+        }
+        let mut spans = batch.spans.iter();
+        if !spans.any(|span| span.slot == slot && span.num_drafts == 0) {
+            return Err(format!(
+                "snapshot {to} is of slot {slot}, which has no span, or drafts in it"
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn positions(span: &Span) -> impl Iterator<Item = usize> + use<> {

@@ -3,6 +3,7 @@
 //! A row of a page holds a hash of its namespace, its KV group and all tokens up to it, and a drawn
 //! token is a function of the rows that its span can see: in each KV group, those behind its window. If a span reads a row that holds anything but its
 //! own history, a real model would draw another token than in a lone run, so the executor panics.
+//! Recurrent layers have a state for each slot (`StateTable`).
 //! The rows of a failed step are undefined, and so is what is drawn from them: the scheduler must
 //! not emit it. What steps in flight forbid is checked as the mock executor does (`BatchCheck`).
 
@@ -17,6 +18,7 @@ use corella_core::{
 use corella_model::{BatchCheck, MeanPool};
 
 use crate::random::mix;
+use crate::state_table::StateTable;
 
 /// The token that is drawn from undefined rows.
 pub const UNDEFINED: TokenId = TokenId::MAX;
@@ -34,6 +36,8 @@ pub struct CheckingExecutor {
     pages: Vec<Vec<Row>>,
     /// The start of the slot that wrote to each page last.
     writers: Vec<u64>,
+    /// `None` for a model without recurrent layers.
+    states: Option<StateTable>,
     slots: BTreeMap<SlotId, Slot>,
     drawn: BTreeMap<(StepId, SlotId), TokenId>,
     check: BatchCheck,
@@ -80,6 +84,7 @@ impl CheckingExecutor {
             roots,
             pages: vec![page; config.num_pages as usize],
             writers: vec![0; config.num_pages as usize],
+            states: config.recurrent_state.as_ref().map(StateTable::new),
             slots: BTreeMap::new(),
             drawn: BTreeMap::new(),
             check: BatchCheck::new(config.page_size, &config.kv_groups),
@@ -148,6 +153,9 @@ impl CheckingExecutor {
                     samples.push((span.slot, sample));
                 }
             }
+        }
+        if let Some(states) = &mut self.states {
+            states.take_snapshots(batch);
         }
         let request = |(slot, _): &(SlotId, Box<str>)| self.slots[slot].request;
         let undrawn_requests = failed.iter().map(request).collect();
@@ -223,6 +231,9 @@ impl CheckingExecutor {
                 self.slots.remove(slot).is_some(),
                 "slot {slot} is released without having been started"
             );
+            if let Some(states) = &mut self.states {
+                states.release(*slot);
+            }
         }
         for start in &batch.started {
             let before = self.slots.get(&start.slot);
@@ -234,12 +245,20 @@ impl CheckingExecutor {
                 row = next_row(row, token);
                 row
             });
+            let history: Vec<_> = history.collect();
+            match &mut self.states {
+                Some(states) => states.start(start, history.last().copied().unwrap_or(root)),
+                None => assert!(
+                    start.snapshot.is_none(),
+                    "the model has no recurrent layers"
+                ),
+            }
             let slot = Slot {
                 start: self.num_started,
                 request: start.request,
                 root,
                 tables: vec![Vec::new(); self.config.kv_groups.len()],
-                history: history.collect(),
+                history,
                 num_cached_tokens: start.cached_tokens.len(),
                 num_prompt_tokens: start.num_prompt_tokens as usize,
                 min_tokens: start.min_tokens as usize,
@@ -304,6 +323,9 @@ impl CheckingExecutor {
             let row = next_row(before, token);
             let position = slot.history.len();
             slot.history.push(row);
+            if let Some(states) = &mut self.states {
+                states.push(span.slot, token, fails);
+            }
             let page_size = self.config.page_size as usize;
             let pages = slot.pages_of(position / page_size);
             let at = position % page_size;
@@ -316,6 +338,9 @@ impl CheckingExecutor {
     }
 
     fn poison(&mut self, slot: SlotId) {
+        if let Some(states) = &mut self.states {
+            states.poison(slot);
+        }
         let slot = &self.slots[&slot];
         let page_size = self.config.page_size as usize;
         for position in slot.num_cached_tokens..slot.history.len() {
@@ -345,6 +370,9 @@ impl CheckingExecutor {
             }
         }
         slot.history.truncate(num_tokens);
+        if let Some(states) = &mut self.states {
+            states.truncate(span.slot, num_tokens);
+        }
     }
 
     /// Reads all rows that the span sees, and draws behind its last token that is not a draft and
@@ -442,6 +470,9 @@ impl CheckingExecutor {
                 }
             }
         }
+        if let Some(states) = &self.states {
+            is_defined &= states.behind(span.slot, num_tokens).is_some();
+        }
         if !is_defined {
             return UNDEFINED;
         }
@@ -533,7 +564,7 @@ fn rank(row: u64, token: TokenId) -> u32 {
     1 + mix(row ^ u64::from(token)) as u32 / 2
 }
 
-fn next_row(row: Row, token: TokenId) -> Row {
+pub fn next_row(row: Row, token: TokenId) -> Row {
     let row = row?;
     (token != UNDEFINED).then(|| mix(row.wrapping_add(u64::from(token) + 1)))
 }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use corella_core::{Namespace, PinError, Scheduler, TokenId};
+use corella_core::{Namespace, PinError, Scheduler, SchedulerConfig, TokenId};
 
 use crate::checker::{Verdict, ensure};
 use crate::load::Pin;
 
-/// All prefixes that were pinned in a run. Without windows, that is each prefix in whole blocks of a
-/// pinned one. With windows, queries behind another prefix read other pages.
+/// All prefixes that were pinned in a run. Without windows or recurrent layers, that is each prefix in whole blocks of a
+/// pinned one. With windows, queries behind another prefix read other pages, and with recurrent layers they go on from
+/// another state.
 #[derive(Default)]
 pub struct KeptPrefixes {
     prefixes: BTreeSet<(Namespace, Vec<TokenId>)>,
@@ -21,7 +22,8 @@ impl KeptPrefixes {
         let (page_size, limit) = (config.page_size as usize, config.max_pinned_pages);
         let num_whole = pin.tokens.len() / page_size;
         let num_most = num_whole * config.kv_groups.len();
-        let first = if config.has_windows() { num_whole } else { 1 };
+        let is_kept_alone = is_kept_alone(config);
+        let first = if is_kept_alone { num_whole } else { 1 };
         let num_before = scheduler.stats().num_pinned_pages;
         let result = scheduler.pin_prefix(&pin.namespace, &pin.tokens);
         let num_new = scheduler.stats().num_pinned_pages - num_before;
@@ -44,7 +46,7 @@ impl KeptPrefixes {
             format!("pinning {num_whole} blocks returned {result:?}, and {num_new} are new")
         })?;
         // Behind a window of one token, nothing is read of a prefix, and nothing of it is kept.
-        if result.is_ok() && (num_new > 0 || !scheduler.config().has_windows()) {
+        if result.is_ok() && (num_new > 0 || !is_kept_alone) {
             let prefixes = (first..=num_whole).map(|num| pin.tokens[..num * page_size].to_vec());
             let prefixes = prefixes.map(|prefix| (pin.namespace.clone(), prefix));
             self.prefixes.extend(prefixes);
@@ -53,22 +55,27 @@ impl KeptPrefixes {
     }
 
     /// Checks, at the end of a run, that every prefix that was pinned is found and pinned, unless
-    /// `may_be_lost`. Without windows, each has one pinned page of its own in each group, and there are no
-    /// others. It asks by pinning again, which changes the scheduler, so it comes last.
+    /// `may_be_lost`. Where no prefix is kept alone, each has one pinned page of its own in each group, and there
+    /// are no others. It asks by pinning again, which changes the scheduler, so it comes last.
     pub fn check(&self, scheduler: &mut Scheduler, may_be_lost: bool) -> Verdict {
         let num_pinned = scheduler.stats().num_pinned_pages;
         let num_groups = scheduler.config().kv_groups.len();
-        let has_windows = scheduler.config().has_windows();
+        let is_kept_alone = is_kept_alone(scheduler.config());
         // Prefixes are sorted, so each comes before those that continue it.
         let is_kept = |(namespace, tokens): &&(Namespace, Vec<TokenId>)| {
             scheduler.pin_prefix(namespace, tokens) == Ok(0)
         };
         let num_kept = self.prefixes.iter().filter(is_kept).count();
         let num_ever = self.prefixes.len();
-        let has_no_other = has_windows || num_kept * num_groups == num_pinned;
+        let has_no_other = is_kept_alone || num_kept * num_groups == num_pinned;
         let is_right = has_no_other && (may_be_lost || num_kept == num_ever);
         ensure(is_right, || {
             format!("{num_kept} of {num_ever} prefixes are kept, and {num_pinned} are pinned")
         })
     }
+}
+
+/// Whether a pinned prefix stays without the shorter ones that it begins with.
+fn is_kept_alone(config: &SchedulerConfig) -> bool {
+    config.has_windows() || config.recurrent_state.is_some()
 }

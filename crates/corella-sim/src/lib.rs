@@ -19,6 +19,7 @@ mod prompt_check;
 mod random;
 mod simulation;
 mod starvation;
+mod state_table;
 mod step_budget;
 mod totals;
 mod violation;

@@ -2,8 +2,8 @@
 
 use corella_core::{
     FinishReason, HeadRoom, KvGroup, LatencyObjectives, Namespace, Pooling, PrefillAdmissionPolicy,
-    Request, RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy, Speculation,
-    StoppingCriteria, TokenId,
+    RecurrentState, Request, RequestId, SamplingParams, SchedulerConfig, SchedulingPolicy,
+    Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::CostModel;
 
@@ -190,8 +190,16 @@ impl Writer {
         if groups.once_in(3) {
             split_layers(&mut config, &mut groups);
         }
+        let mut recurrent = Random(seed ^ 0x5a7e);
+        if recurrent.once_in(4) {
+            config.set_recurrent_state(RecurrentState {
+                num_snapshots: recurrent.below(10) as u32,
+                snapshot_interval: 1 + recurrent.below(5) as u32,
+            });
+        }
+        let is_recurrent = config.recurrent_state.is_some();
         let mut fetching = Random(seed ^ 0xfe7c);
-        let has_fetches = config.enable_prefix_caching && fetching.once_in(3);
+        let has_fetches = config.enable_prefix_caching && fetching.once_in(3) && !is_recurrent;
         if has_fetches && fetching.once_in(2) {
             config.max_fetched_pages = fetching.below(u64::from(config.num_pages) + 1) as u32;
         }

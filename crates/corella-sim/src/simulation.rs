@@ -309,6 +309,12 @@ impl<'a> Simulation<'a> {
     fn submit(&mut self, batch: &Batch) -> Result<(), Violation> {
         let num_waiting = self.scheduler.stats().num_waiting;
         self.totals.num_row_copies += batch.copies.len() as u64;
+        self.totals.num_snapshots += batch.snapshots.len() as u64;
+        let restored = batch
+            .started
+            .iter()
+            .filter(|start| start.snapshot.is_some());
+        self.totals.num_restored_states += restored.count() as u64;
         for slot in &batch.released {
             self.prefilling.remove(slot);
             if let Some(id) = self.slots.remove(slot)
@@ -507,9 +513,10 @@ impl<'a> Simulation<'a> {
                     true
                 }
                 KvEvent::Stored { page, parent, .. } => {
-                    // Behind a window, a block can be hit although the one before it cannot.
+                    // Behind a window or a snapshot, a block can be hit although the one before it cannot.
                     let has_parent = parent.is_none_or(|parent| self.heard.contains(&parent))
-                        || self.load.config.has_windows();
+                        || self.load.config.has_windows()
+                        || self.load.config.recurrent_state.is_some();
                     self.heard.insert(*page) && has_parent
                 }
                 KvEvent::Removed { page } => self.heard.remove(page),

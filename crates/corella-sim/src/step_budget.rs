@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use corella_core::{RequestId, SchedulerConfig, SchedulerStats, Span};
+use corella_core::{RecurrentState, RequestId, SchedulerConfig, SchedulerStats, Span};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::{Answer, Load};
@@ -11,6 +11,7 @@ use crate::policy;
 /// Rules 1, 3 and 7: a step exceeds no limit, and cuts a prompt short only if it is full.
 pub struct StepLimits {
     config: SchedulerConfig,
+    prompts: BTreeMap<RequestId, u32>,
     /// The lengths of prompts behind which nothing is drawn.
     undrawn_prompts: BTreeMap<RequestId, u32>,
 }
@@ -19,8 +20,21 @@ impl StepLimits {
     pub fn new(load: &Load) -> Self {
         Self {
             config: load.config.clone(),
+            prompts: BTreeMap::new(),
             undrawn_prompts: BTreeMap::new(),
         }
+    }
+
+    /// Whether a snapshot is due behind the first `num_rows` rows of a request.
+    fn is_snapshot_due(&self, id: RequestId, num_rows: u32) -> bool {
+        let page_size = self.config.page_size;
+        let num_blocks = num_rows / page_size;
+        let is_due = |recurrent: &RecurrentState| {
+            num_blocks.is_multiple_of(recurrent.snapshot_interval)
+                || num_blocks == self.prompts[&id] / page_size
+        };
+        num_rows.is_multiple_of(page_size)
+            && self.config.recurrent_state.as_ref().is_some_and(is_due)
     }
 }
 
@@ -31,8 +45,9 @@ impl Checker for StepLimits {
 
     fn queued(&mut self, answer: &Answer) {
         let request = &answer.request;
+        let num_prompt_tokens = request.prompt.len() as u32;
+        self.prompts.insert(request.id, num_prompt_tokens);
         if request.stopping.max_tokens == Some(0) {
-            let num_prompt_tokens = request.prompt.len() as u32;
             self.undrawn_prompts.insert(request.id, num_prompt_tokens);
         }
     }
@@ -66,9 +81,13 @@ impl Checker for StepLimits {
             num_prompt_tokens == Some(&(span.start + span.tokens.len() as u32))
         };
         let mut cut = { prefills.iter() }.filter(|span| !span.yields.draws());
-        let is_cut = cut.any(|span| !ends_undrawn(span));
+        let ends_at_snapshot = |span: &Span| {
+            let id = step.slots[&span.slot];
+            self.is_snapshot_due(id, span.start + span.tokens.len() as u32)
+        };
+        let is_cut = cut.any(|span| !ends_undrawn(span) && !ends_at_snapshot(span));
         // Behind windows a prompt is also cut short where pages are.
-        let may_be_short = config.kv_groups.iter().any(|group| group.window.is_some());
+        let may_be_short = config.has_windows();
         ensure(!is_cut || is_full || may_be_short, || {
             format!("a prompt is cut short in a step of {}", sizes())
         })

@@ -36,6 +36,9 @@ pub struct Totals {
     /// Those behind windows.
     pub num_window_hit_tokens: u64,
     pub num_row_copies: u64,
+    /// Recurrent states that were kept, and those from which a request went on.
+    pub num_snapshots: u64,
+    pub num_restored_states: u64,
     pub num_resets: u64,
     pub num_kv_events: u64,
     pub num_refused_as_late: u64,
@@ -78,6 +81,8 @@ impl Totals {
         self.num_hidden_states += run.num_hidden_states;
         self.num_window_hit_tokens += run.num_window_hit_tokens;
         self.num_row_copies += run.num_row_copies;
+        self.num_snapshots += run.num_snapshots;
+        self.num_restored_states += run.num_restored_states;
         self.num_resets += run.num_resets;
         self.num_kv_events += run.num_kv_events;
         self.num_refused_as_late += run.num_refused_as_late;
@@ -140,6 +145,8 @@ impl Totals {
             ("hidden states", self.num_hidden_states),
             ("prefix hits behind windows", self.num_window_hit_tokens),
             ("row copies", self.num_row_copies),
+            ("snapshots", self.num_snapshots),
+            ("restored states", self.num_restored_states),
             ("cache resets", self.num_resets),
             ("KV events", self.num_kv_events),
             ("calls refused as late", self.num_refused_as_late),

@@ -3,6 +3,7 @@
 mod announcement;
 mod eviction;
 pub(crate) mod pin;
+mod recurrence;
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -15,7 +16,7 @@ use crate::cache::page_pool::PagePool;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::cache::residency::Residency;
-use crate::{BlockId, KvGroup, Namespace, PageId, PageState, StepId, TokenId};
+use crate::{BlockId, KvGroup, Namespace, PageId, PageState, SnapshotId, StepId, TokenId};
 
 /// The KV pages and what they hold. A page is in one of three states, whose counts always add up to
 /// `num_pages`:
@@ -62,6 +63,8 @@ pub(crate) struct FoundPrefix {
     /// The pages that queries behind those tokens read.
     pub tables: PageTables,
     pub donor: Option<Donor>,
+    /// The number of blocks that the next step finds, when it can restore a snapshot that this one takes.
+    pub num_found_next: usize,
 }
 
 /// A block whose first rows continue a match. They can be copied.
@@ -78,6 +81,7 @@ impl FoundPrefix {
             path: Vec::new(),
             tables: PageTables::new(num_groups),
             donor: None,
+            num_found_next: 0,
         }
     }
 
@@ -145,7 +149,7 @@ impl KvCache {
     }
 
     /// The cached prefix of a token sequence. `known` is the result of an earlier look-up of the same tokens.
-    /// Only pages filled before `step` lend rows.
+    /// Only pages filled before `step` lend rows, and only snapshots taken before it are restored.
     pub(crate) fn find_prefix(
         &self,
         namespace: &Namespace,
@@ -154,19 +158,25 @@ impl KvCache {
         known: &mut KnownPath,
     ) -> FoundPrefix {
         let PrefixMatch { mut blocks, donor } = self.tree.match_prefix(namespace, tokens, known);
-        let num_blocks = self.residency.num_usable(&blocks, self.page_size());
-        let donor = donor.filter(|_| num_blocks == blocks.len());
+        let num_blocks = self.num_usable(&blocks, step);
+        let num_found_next = match self.is_recurrent() {
+            true => self.num_usable(&blocks, StepId(step.0 + 1)),
+            false => num_blocks,
+        };
+        // Rows in the middle of a block are of no use without the state behind them.
+        let donor = donor.filter(|_| num_blocks == blocks.len() && !self.is_recurrent());
         blocks.truncate(num_blocks);
         FoundPrefix {
             tables: self.tables_of(&blocks),
             donor: donor.and_then(|(block, num_rows)| self.donor(block, num_rows, step)),
             path: blocks,
+            num_found_next,
         }
     }
 
-    /// How many blocks at the beginning of a path can be used.
-    pub(crate) fn num_usable(&self, path: &[BlockId]) -> usize {
-        self.residency.num_usable(path, self.page_size())
+    /// How many blocks at the beginning of a path can be used by a request that starts in `step`.
+    pub(crate) fn num_usable(&self, path: &[BlockId], step: StepId) -> usize {
+        self.residency.num_usable(path, self.page_size(), step)
     }
 
     /// The pages that a query behind a path reads.
@@ -343,6 +353,11 @@ impl KvCache {
         self.tree.child(parent, tokens)
     }
 
+    /// The whole blocks that follow a block.
+    pub(crate) fn children(&self, block: BlockId) -> Vec<BlockId> {
+        self.tree.children(block).collect()
+    }
+
     /// The number of the insertion that put a block into the tree.
     pub(crate) fn insertion(&self, block: BlockId) -> Option<u64> {
         self.tree.insertion(block)
@@ -461,6 +476,14 @@ impl KvCache {
         self.residency
             .check_invariants(|block| self.tree.insertion(block).is_some());
         self.check_watch();
+    }
+
+    /// # Panics
+    /// Panics when requests hold other snapshots than these.
+    pub(crate) fn check_held_snapshots(&self, held: impl Iterator<Item = SnapshotId>) {
+        if let Some(snapshots) = self.residency.snapshots() {
+            snapshots.check_holders(held);
+        }
     }
 
     /// # Panics

@@ -3,9 +3,13 @@
 //! In groups without a window, every block of the prefix tree has its page. In groups with one, pages are
 //! evicted alone, so that a block may lack them; it can then be used only by queries that do not read
 //! them. Where all groups have windows, a block may have no page at all and lead to others that have.
+//!
+//! Recurrent layers have no pages. Some blocks have a snapshot of their state, and a prefix can be used up to such a
+//! block only.
 
 use alloc::vec::Vec;
 
+use crate::cache::snapshot::Snapshots;
 use crate::{BlockId, KvGroup, PageId, StepId};
 
 /// The bits of a time that tell the order of pages that were used last together.
@@ -19,6 +23,8 @@ pub(crate) struct Residency {
     pages: Vec<Option<PageId>>,
     /// The resident of each page, by page.
     residents: Vec<Option<Resident>>,
+    /// `None` for a model without recurrent layers.
+    snapshots: Option<Snapshots>,
 }
 
 /// The KV that a page of the prefix cache holds.
@@ -46,7 +52,20 @@ impl Residency {
             num_windows: windows.count(),
             pages: Vec::with_capacity(num_pages as usize),
             residents: alloc::vec![None; num_pages as usize],
+            snapshots: None,
         }
+    }
+
+    pub fn keep_snapshots(&mut self, num_snapshots: u32) {
+        self.snapshots = Some(Snapshots::new(num_snapshots));
+    }
+
+    pub fn snapshots(&self) -> Option<&Snapshots> {
+        self.snapshots.as_ref()
+    }
+
+    pub fn snapshots_mut(&mut self) -> Option<&mut Snapshots> {
+        self.snapshots.as_mut()
     }
 
     pub fn groups(&self) -> &[KvGroup] {
@@ -146,9 +165,22 @@ impl Residency {
         }
     }
 
-    /// How many blocks at the beginning of a path can be used: a query behind them finds all that it
-    /// reads.
-    pub fn num_usable(&self, path: &[BlockId], page_size: u32) -> usize {
+    /// How many blocks at the beginning of a path can be used by a request that starts in `step`: a query behind them
+    /// finds all that it reads, and earlier steps take the snapshot that it goes on from.
+    pub fn num_usable(&self, path: &[BlockId], page_size: u32, step: StepId) -> usize {
+        let mut num_blocks = path.len();
+        loop {
+            let num_in_windows = self.num_in_windows(&path[..num_blocks], page_size);
+            let num_restored = self.num_restorable(&path[..num_in_windows], step);
+            if num_restored == num_blocks {
+                return num_blocks;
+            }
+            num_blocks = num_restored;
+        }
+    }
+
+    /// How many blocks of a path can be used as far as windows go.
+    fn num_in_windows(&self, path: &[BlockId], page_size: u32) -> usize {
         let mut num_blocks = path.len();
         let mut is_shorter = self.has_windows();
         while is_shorter {
@@ -169,9 +201,26 @@ impl Residency {
         num_blocks
     }
 
+    /// How many blocks of a path there are up to the last one whose snapshot `step` can restore. A step restores before
+    /// it takes any.
+    fn num_restorable(&self, path: &[BlockId], step: StepId) -> usize {
+        let Some(snapshots) = &self.snapshots else {
+            return path.len();
+        };
+        let is_there = |block: &BlockId| {
+            snapshots
+                .filled_by(*block)
+                .is_some_and(|filled_by| filled_by < step)
+        };
+        path.iter().rposition(is_there).map_or(0, |last| last + 1)
+    }
+
     /// # Panics
     /// Panics when a block and its pages do not name each other.
     pub fn check_invariants(&self, is_in_tree: impl Fn(BlockId) -> bool) {
+        if let Some(snapshots) = &self.snapshots {
+            snapshots.check_invariants(&is_in_tree);
+        }
         let mut num_pages = 0;
         for (at, page) in self.pages.iter().enumerate() {
             let Some(page) = page else { continue };

@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::Parent;
-use crate::request_state::RequestState;
+use crate::request_state::{HeldSnapshot, RequestState};
 use crate::{BlockId, Namespace, PageId, StepId};
 
 #[derive(Debug, Default)]
@@ -40,7 +40,8 @@ struct Guest {
 /// Blocks to which a request has given pages since some step.
 #[derive(Default)]
 pub(crate) struct FilledBlocks {
-    /// Blocks that were there before, most of them of other requests. Windows had left them without those pages.
+    /// Blocks that were there before, most of them of other requests. Windows had left them without those pages, or
+    /// they had no snapshot.
     pub earlier: Vec<BlockId>,
     /// The first block that is new, as all behind it are.
     pub first_new: Option<BlockId>,
@@ -135,9 +136,13 @@ impl RequestState {
             let tokens = &self.progress.tokens()[at * page_size..(at + 1) * page_size];
             let page = page_at(self.place.tables(), at);
             let parent = self.path.parent(&self.request.namespace);
-            let Ok(block) = kv.publish(parent, tokens, page, step) else {
-                is_whole = false;
-                break;
+            let block = match kv.publish(parent, tokens, &page, step) {
+                Ok(block) => block,
+                Err(there) if kv.take_over(there, &page, step) => there,
+                Err(_) => {
+                    is_whole = false;
+                    break;
+                }
             };
             self.path.end = Some(block);
             self.path.num_blocks += 1;
@@ -150,9 +155,9 @@ impl RequestState {
     }
 
     /// Offers the request's pages to blocks behind its path, up to `num_blocks` blocks. Returns false where
-    /// there is no such block, or when no block can lack a page.
+    /// there is no such block, or when no block can lack a page or a snapshot.
     pub fn offer_as_guest(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
-        if !kv.has_windows() {
+        if !kv.has_windows() && !kv.is_recurrent() {
             return false;
         }
         let page_size = kv.page_size() as usize;
@@ -186,6 +191,49 @@ impl RequestState {
         true
     }
 
+    /// The block up to which it has `num_blocks` blocks, as far as its path and those to which it has offered its pages
+    /// go.
+    pub fn block_at(&self, kv: &KvCache, num_blocks: u32) -> Option<BlockId> {
+        let guest = self.path.guest.as_ref();
+        if guest.is_some_and(|guest| kv.insertion(guest.block) != Some(guest.insertion)) {
+            return None;
+        }
+        let (end, num_offered) = self.path.offered();
+        let mut block = end?;
+        for _ in 0..num_offered.checked_sub(num_blocks)? {
+            block = kv.block_before(block)?;
+        }
+        Some(block)
+    }
+
+    /// Gives the snapshot that it holds to its block, once the prefix tree has that.
+    pub fn give_snapshot(&mut self, kv: &mut KvCache) {
+        if let Some(HeldSnapshot { id, num_blocks }) = self.snapshot()
+            && let Some(block) = self.block_at(kv, num_blocks)
+        {
+            kv.give_snapshot(id, block);
+            self.take_snapshot();
+        }
+    }
+
+    /// Lets go of the snapshot that it holds. Its block gets it if the prefix tree has that and its rows are computed.
+    pub fn leave_snapshot(&mut self, kv: &mut KvCache) {
+        let Some(HeldSnapshot { id, num_blocks }) = self.take_snapshot() else {
+            return;
+        };
+        let num_rows = num_blocks * kv.page_size();
+        let is_computed = num_rows <= self.num_computed_tokens().min(self.num_known_tokens());
+        let mut blocks = Vec::new();
+        if is_computed {
+            let tokens = &self.progress.tokens()[..num_rows as usize];
+            blocks = kv.match_prefix(&self.request.namespace, tokens).blocks;
+        }
+        match blocks.last() {
+            Some(&block) if blocks.len() == num_blocks as usize => kv.give_snapshot(id, block),
+            _ => kv.drop_snapshot(id),
+        }
+    }
+
     /// Publishes the rest of the computed rows before the request lets go of its pages: blocks behind one that the
     /// tree already has, and the filled rows of the last page. If its pages stay locked, none are published behind
     /// such a block, whose pages may be without a lock.
@@ -193,7 +241,12 @@ impl RequestState {
         let num_rows = self.num_computed_tokens() as usize;
         let page_size = kv.page_size() as usize;
         let stays_locked = self.num_spill_pages() + self.export().num_pages() > 0;
-        let blocks = self.path.num_blocks as usize..num_rows.div_ceil(page_size);
+        // No request goes on in the middle of a block without the state there.
+        let num_blocks = match kv.is_recurrent() {
+            true => num_rows / page_size,
+            false => num_rows.div_ceil(page_size),
+        };
+        let blocks = self.path.num_blocks as usize..num_blocks;
         if !kv.make_room_for_blocks(blocks.len()) {
             return;
         }
@@ -222,6 +275,13 @@ impl RequestState {
             let mut published = pages.take(self.path.num_blocks as usize);
             let first = published.find(|&&page| kv.filled_by(page) >= Some(step));
             filled.first_new = first.and_then(|&page| kv.block_of(page));
+            if kv.is_recurrent() {
+                let blocks = self.offered_blocks(kv).into_iter();
+                let before = blocks.take_while(|&block| Some(block) != filled.first_new);
+                filled.earlier = before
+                    .filter(|&block| kv.snapshot_filled_by(block) >= Some(step))
+                    .collect();
+            }
             return filled;
         }
         for block in self.offered_blocks(kv) {
@@ -229,7 +289,8 @@ impl RequestState {
                 filled.first_new = Some(block);
                 break;
             }
-            if kv.block_filled_by(block) >= Some(step) {
+            let filled_by = kv.block_filled_by(block).max(kv.snapshot_filled_by(block));
+            if filled_by >= Some(step) {
                 filled.earlier.push(block);
             }
         }

@@ -6,7 +6,7 @@ use crate::cache::hold::Export;
 use crate::cache::kv_cache::Donor;
 use crate::cache::page_table::PageTables;
 use crate::request_state::{RequestState, Stage};
-use crate::{PageId, SlotId, StepId};
+use crate::{PageId, SlotId, SnapshotId, StepId};
 
 #[derive(Debug)]
 pub(super) struct Place {
@@ -28,6 +28,16 @@ pub(super) struct Place {
     /// Pages of host memory that are set aside for it while it is leaving.
     num_spill_pages: u32,
     export: Export,
+    /// The newest snapshot that it has taken, until its block is in the prefix tree.
+    snapshot: Option<HeldSnapshot>,
+}
+
+/// A snapshot of a request's state, behind a block that the prefix tree does not have yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldSnapshot {
+    pub id: SnapshotId,
+    /// The number of blocks up to there.
+    pub num_blocks: u32,
 }
 
 impl Default for Place {
@@ -43,6 +53,7 @@ impl Default for Place {
             came_with_kv: false,
             num_spill_pages: 0,
             export: Export::default(),
+            snapshot: None,
         }
     }
 }
@@ -63,6 +74,15 @@ impl RequestState {
         receipt_deadline_us: u64,
         came_with_kv: bool,
         num_spill_pages: u32,
+        snapshot: Option<HeldSnapshot>,
+    }
+
+    pub fn hold_snapshot(&mut self, snapshot: HeldSnapshot) {
+        self.place.snapshot = Some(snapshot);
+    }
+
+    pub fn take_snapshot(&mut self) -> Option<HeldSnapshot> {
+        self.place.snapshot.take()
     }
 
     /// # Panics

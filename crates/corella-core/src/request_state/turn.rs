@@ -25,6 +25,9 @@ pub(super) struct Turn {
     /// While it follows a leader: which, and how many blocks the leader will publish before the
     /// request may start.
     held_by: Option<(Leader, u32)>,
+    /// The number of blocks for which it has last followed another request, and a step, since it began to wait.
+    num_awaited_of_requests: u32,
+    num_awaited_of_steps: u32,
     /// What was last found for it in the prefix tree, while it waits.
     known_path: KnownPath,
 }
@@ -35,6 +38,8 @@ pub(crate) enum Leader {
     /// Another request, which computes them.
     Request(RequestIndex),
     Fetch(FetchId),
+    /// A step that takes the snapshot from which the follower can go on.
+    Step(StepId),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +130,20 @@ impl RequestState {
     /// Follows a leader until that has published `num_blocks` blocks.
     pub fn follow(&mut self, leader: Leader, num_blocks: u32) {
         self.turn.held_by = Some((leader, num_blocks));
+        match leader {
+            Leader::Request(_) => self.turn.num_awaited_of_requests = num_blocks,
+            Leader::Step(_) => self.turn.num_awaited_of_steps = num_blocks,
+            Leader::Fetch(_) => {}
+        }
+    }
+
+    /// The number of blocks for which it has last followed a leader of this kind since it began to wait.
+    pub fn num_awaited_blocks(&self, leader: Leader) -> u32 {
+        match leader {
+            Leader::Request(_) => self.turn.num_awaited_of_requests,
+            Leader::Step(_) => self.turn.num_awaited_of_steps,
+            Leader::Fetch(_) => 0,
+        }
     }
 
     /// Returns the leader that it followed, and how many blocks it waited for.
@@ -135,6 +154,8 @@ impl RequestState {
     /// It has waited long enough: its turn has come.
     pub fn end_turn(&mut self) {
         self.turn.due_step = None;
+        self.turn.num_awaited_of_requests = 0;
+        self.turn.num_awaited_of_steps = 0;
         self.turn.forget_path();
     }
 

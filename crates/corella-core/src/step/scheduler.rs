@@ -23,6 +23,7 @@
 //! * `latency_objective.rs` refuses or ends requests that would be too late
 //! * `decode_turn.rs` gives running requests their next tokens, and pages for them; `window.rs` takes and gives back
 //!   pages of groups with windows; `speculation.rs` fills the rest of a step with drafts
+//! * `snapshot.rs` keeps copies of recurrent state behind blocks
 //! * `publication.rs` enters computed blocks in the prefix tree, and takes out undefined ones
 //! * `feedback.rs` takes in a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
@@ -44,6 +45,7 @@ mod policy;
 mod poll;
 mod publication;
 pub(crate) mod receipt;
+mod snapshot;
 pub(crate) mod speculation;
 mod spill;
 mod view;
@@ -116,6 +118,14 @@ pub struct CacheInUse {
     pub num_pages_in_use: usize,
 }
 
+fn new_cache(config: &SchedulerConfig) -> KvCache {
+    let kv = KvCache::new(config.num_pages, config.page_size, &config.kv_groups);
+    match &config.recurrent_state {
+        Some(state) => kv.with_snapshots(state),
+        None => kv,
+    }
+}
+
 impl Scheduler {
     pub fn new(config: SchedulerConfig) -> Result<Self, ConfigError> {
         config.validate()?;
@@ -126,7 +136,7 @@ impl Scheduler {
             receipts: Receipts::default(),
             holds: Holds::default(),
             spills: Spills::default(),
-            kv: KvCache::new(config.num_pages, config.page_size, &config.kv_groups),
+            kv: new_cache(&config),
             outlook: Outlook::new(&config),
             inflight: InflightSteps::default(),
             pace: Pace::default(),
@@ -250,6 +260,7 @@ impl Scheduler {
         }
         self.pace.time_returned();
         self.drop_late();
+        self.let_go_of_last_step();
         let mut plan = StepPlan::new(self.inflight.next_step(), &self.config, self.running.len());
         self.preempt_less_urgent(&mut plan);
         loop {
@@ -288,6 +299,7 @@ impl Scheduler {
             if chunk == 0 {
                 break;
             }
+            let chunk = self.end_at_snapshot(index, chunk, plan.batch.step);
             let chunk = self.take_window_pages(index, chunk, plan);
             if chunk > 0 {
                 self.plan_span(index, chunk, plan);
@@ -308,7 +320,7 @@ impl Scheduler {
         for at in 0..plan.entries.len() {
             let index = plan.entries[at].index;
             let state = &self.requests[index];
-            if !state.is_prefilling() {
+            if !state.is_prefilling() || plan.takes_snapshot_of(plan.entries[at].slot) {
                 continue;
             }
             let rest = state.num_left_to_prefill();
@@ -316,6 +328,7 @@ impl Scheduler {
             if num_tokens == 0 {
                 return;
             }
+            let num_tokens = self.end_at_snapshot(index, num_tokens, plan.batch.step);
             let num_tokens = self.take_window_pages(index, num_tokens, plan);
             if num_tokens == 0 {
                 continue;
@@ -324,6 +337,7 @@ impl Scheduler {
             plan.lengthen_span(at, state, num_tokens);
             self.note_prefilled(index);
             self.publish_filled(index, plan.batch.step);
+            self.take_snapshot(index, plan);
         }
     }
 
@@ -341,6 +355,7 @@ impl Scheduler {
             self.note_prefilled(index);
         }
         self.publish_filled(index, plan.batch.step);
+        self.take_snapshot(index, plan);
     }
 
     /// A request that has got a chunk of its prompt may be done with prefilling.
@@ -387,6 +402,7 @@ impl Scheduler {
             num_in_use_pages: self.kv.num_in_use(),
             num_pinned_pages: self.kv.num_pinned(),
             num_evicted_pages: self.kv.num_evicted(),
+            num_snapshots: self.kv.num_snapshots(),
             num_queued_tokens: self.waiting.num_new_tokens(),
             head_room_share: self.outlook.share(),
             prefill_us: self.pace.prefill_us(1024),

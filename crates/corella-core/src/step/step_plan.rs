@@ -6,8 +6,8 @@ use crate::cache::page_table::PageTable;
 use crate::queue::patience::AdmissionRound;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 use crate::{
-    Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, Span, StepId,
-    Yield,
+    Batch, InputToken, KvGroupId, PageCopy, PageTableDelta, SchedulerConfig, SlotId, SlotStart,
+    SnapshotId, Span, StepId, Yield,
 };
 
 #[derive(Debug)]
@@ -102,11 +102,17 @@ impl StepPlan {
         }
     }
 
-    /// Announces a request's slot, with the tokens that its pages hold already.
-    pub fn start_slot(&mut self, state: &RequestState, slot: SlotId) {
+    /// Announces a request's slot, with the tokens that its pages hold already, and the recurrent state behind them.
+    pub fn start_slot(&mut self, state: &RequestState, slot: SlotId, snapshot: Option<SnapshotId>) {
         let num_cached_tokens = state.num_scheduled_tokens() as usize;
-        let start = state.slot_start(slot, num_cached_tokens);
-        self.batch.started.push(start);
+        self.batch.started.push(SlotStart {
+            snapshot,
+            ..state.slot_start(slot, num_cached_tokens)
+        });
+    }
+
+    pub fn takes_snapshot_of(&self, slot: SlotId) -> bool {
+        self.batch.snapshots.iter().any(|taken| taken.slot == slot)
     }
 
     /// Announces the page tables of a request that takes a slot.

@@ -60,7 +60,7 @@ impl KvCache {
         if self.watch.is_none() || self.tree.block_tokens(block).len() < self.tree.page_size() {
             return;
         }
-        let ready_by = self.windows_filled_by(block);
+        let ready_by = self.hit_filled_by(block);
         if let (Some(watch), Some(ready_by)) = (&mut self.watch, ready_by) {
             watch.note_found(block, ready_by);
         }
@@ -113,10 +113,14 @@ impl KvCache {
         group.first_page_read(num_rows, self.page_size()) as usize
     }
 
-    /// The step whose return makes all pages ready that a query behind a block reads in groups with
-    /// windows. `None` if one of them is missing.
-    fn windows_filled_by(&self, block: BlockId) -> Option<StepId> {
-        let mut ready_by = StepId(0);
+    /// The step whose return makes ready what a hit up to the end of a block needs beside its pages in groups without a
+    /// window: its snapshot, and all pages that a query behind it reads in groups with windows. `None` if something is
+    /// missing.
+    fn hit_filled_by(&self, block: BlockId) -> Option<StepId> {
+        let mut ready_by = match self.is_recurrent() {
+            true => self.snapshot_filled_by(block)?,
+            false => StepId(0),
+        };
         if !self.residency.has_windows() {
             return Some(ready_by);
         }
@@ -148,7 +152,10 @@ impl KvCache {
             let before = self.tree.block_before(block);
             let is_in_order = before.is_none_or(|before| watch.is_told(before));
             assert!(
-                is_in_order || !watch.is_told(block) || self.residency.has_windows(),
+                is_in_order
+                    || !watch.is_told(block)
+                    || self.residency.has_windows()
+                    || self.is_recurrent(),
                 "block {block} was announced before the block that it follows"
             );
             let parent = self.tree.parent(block);
@@ -161,7 +168,7 @@ impl KvCache {
             );
             assert_eq!(
                 watch.is_found(block),
-                self.windows_filled_by(block).is_some(),
+                self.hit_filled_by(block).is_some(),
                 "block {block} is announced and cannot be hit, or the reverse"
             );
         }

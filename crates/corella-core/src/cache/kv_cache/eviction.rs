@@ -58,10 +58,16 @@ impl KvCache {
         core::mem::take(&mut self.removed)
     }
 
-    /// Takes from a block the pages that `step` or a later one fills. The block stays with the others.
+    /// Takes from a block the snapshot, and in groups with windows the pages, that `step` or a later one fills. The block
+    /// stays with the others.
     pub(crate) fn drop_filled_since(&mut self, block: BlockId, step: StepId) -> Vec<PageId> {
+        if self.snapshot_filled_by(block) >= Some(step) {
+            self.drop_snapshot_of(block);
+        }
         for group in 0..self.residency.groups().len() {
+            let has_window = self.residency.groups()[group].window.is_some();
             if let Some(page) = self.residency.page(block, group)
+                && has_window
                 && self.filled_by(page) >= Some(step)
             {
                 self.retract_behind(block, group);
@@ -118,6 +124,7 @@ impl KvCache {
                 watch.note_removed(block);
             }
             self.removed.num_ends += core::mem::take(&mut self.num_ends[block.0 as usize]);
+            self.drop_snapshot_of(block);
             for group in 0..self.residency.groups().len() {
                 if let Some(page) = self.residency.page(block, group) {
                     self.drop_page(page);
@@ -127,7 +134,7 @@ impl KvCache {
     }
 
     /// Takes a page out of its block, and frees it if no table holds it. It loses its pin.
-    fn drop_page(&mut self, page: PageId) {
+    pub(super) fn drop_page(&mut self, page: PageId) {
         self.removed.pages.push(page);
         if self.pins.remove(page) {
             self.residency.remove(page);
@@ -153,6 +160,7 @@ impl KvCache {
             && self.tree.is_leaf(block)
         {
             let before = self.tree.block_before(block);
+            self.drop_snapshot_of(block);
             self.tree.remove_from(block, &mut self.removed.blocks);
             self.removed.blocks.pop();
             if let Some(watch) = &mut self.watch {

@@ -34,8 +34,8 @@ impl KvCache {
     ) -> Result<usize, PinError> {
         let num_pages = tokens.len() / self.page_size() as usize;
         let known = &mut KnownPath::default();
-        // No row is copied, so it does not matter which pages would lend some.
-        let found = self.find_prefix(namespace, tokens, StepId(0), known);
+        let next = last_returned.map_or(StepId(0), |last| StepId(last.0 + 1));
+        let found = self.find_prefix(namespace, tokens, next, known);
         let is_ready = |block: &&BlockId| self.block_filled_by(**block) <= last_returned;
         let num_ready = found.path.iter().take_while(is_ready).count();
         if num_ready < num_pages {
@@ -56,6 +56,9 @@ impl KvCache {
         }
         for &page in &pages {
             self.pin(page);
+        }
+        if let Some(&last) = found.path.last() {
+            self.pin_snapshot(last);
         }
         Ok(pages.len())
     }

@@ -111,7 +111,7 @@ impl Scheduler {
             found = self.ready_prefix(index, state.num_rows());
         } else if self.config.enable_prefix_caching {
             found = self.find_waiting(index, plan.batch.step);
-            if let Some((leader, num_blocks)) = self.leader_of(index, &found) {
+            if let Some((leader, num_blocks)) = self.leader_of(index, &found, plan.batch.step) {
                 plan.round.num_followers += 1;
                 let state = &mut self.requests[index];
                 self.waiting.follow(index, state, leader, num_blocks);
@@ -139,7 +139,15 @@ impl Scheduler {
 
     /// The prefilling request or the fetch, if any, that is about to publish the block that this one needs next, and
     /// the number of blocks to wait for.
-    fn leader_of(&self, index: RequestIndex, found: &FoundPrefix) -> Option<(Leader, u32)> {
+    fn leader_of(
+        &self,
+        index: RequestIndex,
+        found: &FoundPrefix,
+        step: StepId,
+    ) -> Option<(Leader, u32)> {
+        if self.kv.is_recurrent() {
+            return self.snapshot_leader_of(index, found, step);
+        }
         let page_size = self.config.page_size;
         let state = &self.requests[index];
         let prefilling = self.running.prefilling();
@@ -314,10 +322,12 @@ impl Scheduler {
         let Candidate { index, found, .. } = candidate;
         let now_us = self.pace.now_us();
         let slot = self.running.take_slot();
+        let end = found.path.last();
+        let snapshot = end.and_then(|&end| self.kv.restore_snapshot(end, plan.batch.step));
         let state = &mut self.requests[index];
         state.start(slot, plan.batch.step);
         state.prefill_to(state.num_known_tokens());
-        plan.start_slot(state, slot);
+        plan.start_slot(state, slot, snapshot);
         plan.start_tables(state, slot);
         if let Some(Donor { pages, num_rows }) = found.donor {
             let own = state
@@ -338,6 +348,7 @@ impl Scheduler {
         if self.requests[index].request().exports_kv {
             self.begin_export(index);
         }
+        let chunk = self.end_at_snapshot(index, chunk, plan.batch.step);
         self.plan_span(index, chunk, plan);
         self.outlook.count(&mut self.requests[index]);
     }

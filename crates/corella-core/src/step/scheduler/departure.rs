@@ -67,6 +67,7 @@ impl Scheduler {
         {
             self.requests[index].publish_computed(&mut self.kv, last_returned);
         }
+        self.requests[index].leave_snapshot(&mut self.kv);
         self.hold_exported(index);
         self.store_spill(index);
         self.running.note_left();

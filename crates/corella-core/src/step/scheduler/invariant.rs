@@ -20,6 +20,8 @@ impl Scheduler {
         fetches.check_invariants(&self.kv);
         let ends = self.requests.iter().filter_map(|state| state.path_end());
         self.kv.check_ends(ends.chain(fetches.ends()));
+        let held = self.requests.iter().filter_map(|state| state.snapshot());
+        self.kv.check_held_snapshots(held.map(|held| held.id));
     }
 
     /// A page has one lock for each table, each hold, each fetch and each copy to or from host memory that names

@@ -45,6 +45,7 @@ impl Scheduler {
         let kv = &mut self.kv;
         let goes_on =
             state.publish_path(kv, num_blocks, step) || state.offer_as_guest(kv, num_blocks, step);
+        state.give_snapshot(kv);
         let num_blocks = match goes_on && state.is_prefilling() {
             true => state.num_offered_blocks(),
             // Followers will find the other request's blocks.
@@ -65,14 +66,17 @@ impl Scheduler {
         undefined: &mut Undefined,
     ) {
         let filled = self.requests[index].filled_since(&self.kv, step);
+        if let Some(held) = self.requests[index].take_snapshot() {
+            self.kv.drop_snapshot(held.id);
+        }
         for &block in &filled.earlier {
-            for page in self.kv.drop_filled_since(block, step) {
-                undefined.is_undefined[page.0 as usize] = true;
-            }
-            undefined.blocks.insert(block);
+            self.drop_filled_since(block, step, undefined);
         }
         if let Some(first) = filled.first_new {
             self.unpublish_from(first, index, undefined);
+        }
+        if let Some(&first) = filled.earlier.first() {
+            self.unpublish_behind(first, step, index, undefined);
         }
         if let Some(&last) = filled.earlier.last() {
             self.kv.prune(last);
@@ -80,6 +84,47 @@ impl Scheduler {
         let state = &mut self.requests[index];
         let num_rows = state.num_published_blocks() * self.config.page_size;
         state.truncate_computed(num_rows);
+    }
+
+    /// Requests may have gone on from the snapshot of an earlier block, and let go of everything since. So what `step` and
+    /// later ones have brought behind that block is taken out of the tree, too.
+    fn unpublish_behind(
+        &mut self,
+        block: BlockId,
+        step: StepId,
+        index: RequestIndex,
+        undefined: &mut Undefined,
+    ) {
+        if !self.kv.is_recurrent() {
+            return;
+        }
+        let mut kept = alloc::vec![block];
+        let mut at = 0;
+        while let Some(&block) = kept.get(at) {
+            at += 1;
+            for child in self.kv.children(block) {
+                if self.kv.is_new_since(child, step) {
+                    self.unpublish_from(child, index, undefined);
+                } else {
+                    self.drop_filled_since(child, step, undefined);
+                    kept.push(child);
+                }
+            }
+        }
+        // Those behind come first.
+        for &block in kept[1..].iter().rev() {
+            if self.kv.insertion(block).is_some() {
+                self.kv.prune(block);
+            }
+        }
+    }
+
+    /// Takes from an earlier block what `step` or a later one has given it.
+    fn drop_filled_since(&mut self, block: BlockId, step: StepId, undefined: &mut Undefined) {
+        for page in self.kv.drop_filled_since(block, step) {
+            undefined.is_undefined[page.0 as usize] = true;
+        }
+        undefined.blocks.insert(block);
     }
 
     /// Unpublishes a block of a request and all behind it, and ends before it every path that leads through

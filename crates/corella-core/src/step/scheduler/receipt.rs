@@ -59,13 +59,14 @@ impl Scheduler {
     ///
     /// [`AdmissionError::NoRoom`] says that another node may have room, and
     /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because log-probabilities or a
-    /// hidden state of the prompt are wanted, which only the node that computes it has.
+    /// hidden state of the prompt are wanted, which only the node that computes it has, or because the model has recurrent
+    /// layers.
     pub fn reserve(
         &mut self,
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
-        if request.sampling.is_told_of_prompt() {
+        if request.sampling.is_told_of_prompt() || self.kv.is_recurrent() {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;
@@ -131,7 +132,7 @@ impl Scheduler {
         let path = self.kv.find_prefix(namespace, tokens, step, known).path;
         found.path = path.into_iter().take_while(is_ready).collect();
         // In groups with windows, a shorter path may lack pages that the longer one needs not.
-        found.path.truncate(self.kv.num_usable(&found.path));
+        found.path.truncate(self.kv.num_usable(&found.path, step));
         found.tables = self.kv.tables_of(&found.path);
         found
     }
@@ -300,7 +301,7 @@ impl Scheduler {
         state.prefill_to(state.num_scheduled_tokens());
         self.give_back_pages(index);
         let state = &self.requests[index];
-        plan.start_slot(state, slot);
+        plan.start_slot(state, slot, None);
         plan.start_tables(state, slot);
         self.note_admitted(index);
         self.running.insert(index, &self.requests);

@@ -94,7 +94,8 @@ impl Scheduler {
             return;
         }
         let is_decode = |plan: &StepPlan, at: usize| {
-            plan.batch.spans[at].yields.draws() && plan.batch.spans[at].tokens.len() == 1
+            let span = &plan.batch.spans[at];
+            span.yields.draws() && span.tokens.len() == 1 && !plan.takes_snapshot_of(span.slot)
         };
         let at_all = 0..plan.entries.len();
         let mut num_decodes = at_all.clone().filter(|&at| is_decode(plan, at)).count() as u32;
@@ -120,6 +121,7 @@ impl Scheduler {
     /// Guesses up to `max` tokens behind the request's token in the step, and allocates their
     /// pages. Returns the number of drafts.
     fn draft(&mut self, index: RequestIndex, max: u32, plan: &mut StepPlan) -> u32 {
+        let max = max.min(self.num_drafts_before_snapshot(index));
         let demand = self.outlook.demand_of_running(&self.requests[index]);
         let num_own_pages = self.outlook.forecast().num_own_pages(&demand);
         let state = &mut self.requests[index];

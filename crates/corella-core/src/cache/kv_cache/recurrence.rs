@@ -1,0 +1,130 @@
+//! Recurrent layers: which blocks have a snapshot, from which a request can go on behind them.
+//!
+//! A prefix is found up to a block with a snapshot only. What is behind it is computed again, although the tree may
+//! have the rows: where no other request holds those pages, the request's own take their place
+//! ([`take_over`](KvCache::take_over)), so that its path goes on.
+
+use crate::cache::kv_cache::KvCache;
+use crate::{BlockId, PageId, RecurrentState, SnapshotId, StepId};
+
+impl KvCache {
+    /// Makes it the cache of a model with recurrent layers.
+    pub fn with_snapshots(mut self, state: &RecurrentState) -> Self {
+        self.residency.keep_snapshots(state.num_snapshots);
+        self
+    }
+
+    pub(crate) fn is_recurrent(&self) -> bool {
+        self.residency.snapshots().is_some()
+    }
+
+    /// The number of snapshots that hold a state.
+    pub fn num_snapshots(&self) -> usize {
+        let snapshots = self.residency.snapshots();
+        snapshots.map_or(0, |snapshots| snapshots.num_used())
+    }
+
+    pub(crate) fn has_snapshot(&self, block: BlockId) -> bool {
+        self.snapshot_filled_by(block).is_some()
+    }
+
+    /// The step whose return makes a block's snapshot ready.
+    pub(crate) fn snapshot_filled_by(&self, block: BlockId) -> Option<StepId> {
+        self.residency.snapshots()?.filled_by(block)
+    }
+
+    /// Whether `step` can take a snapshot.
+    pub(crate) fn can_take_snapshot(&self, step: StepId) -> bool {
+        let snapshots = self.residency.snapshots();
+        snapshots.is_some_and(|snapshots| snapshots.next(step).is_some())
+    }
+
+    /// A snapshot that `step` takes, and that the caller gives to a block or drops. The least recently used one is
+    /// overwritten for it. `None` when all of them have to stay.
+    pub(crate) fn try_take_snapshot(&mut self, step: StepId) -> Option<SnapshotId> {
+        let id = self.residency.snapshots()?.next(step)?;
+        self.drop_snapshot(id);
+        self.residency.snapshots_mut()?.take(id, step);
+        Some(id)
+    }
+
+    /// Gives a block a snapshot. If it has one, that one stays and the other is dropped.
+    pub(crate) fn give_snapshot(&mut self, id: SnapshotId, block: BlockId) {
+        if self.has_snapshot(block) {
+            self.touch_snapshot(block);
+            self.drop_snapshot(id);
+            return;
+        }
+        if let Some(snapshots) = self.residency.snapshots_mut() {
+            snapshots.give(id, block);
+            self.announce(block);
+        }
+    }
+
+    pub(crate) fn touch_snapshot(&mut self, block: BlockId) {
+        if let Some(snapshots) = self.residency.snapshots_mut() {
+            snapshots.touch(block);
+        }
+    }
+
+    /// The snapshot of a block, which `step` restores.
+    pub(crate) fn restore_snapshot(&mut self, block: BlockId, step: StepId) -> Option<SnapshotId> {
+        self.residency.snapshots_mut()?.restore(block, step)
+    }
+
+    pub(crate) fn pin_snapshot(&mut self, block: BlockId) {
+        if let Some(snapshots) = self.residency.snapshots_mut() {
+            snapshots.pin(block);
+        }
+    }
+
+    /// Takes a snapshot from its block or its request.
+    pub(crate) fn drop_snapshot(&mut self, id: SnapshotId) {
+        if let Some(snapshots) = self.residency.snapshots_mut() {
+            let block = snapshots.block_of(id);
+            snapshots.drop(id);
+            if let (Some(block), Some(watch)) = (block, &mut self.watch) {
+                watch.note_lost(block);
+            }
+        }
+    }
+
+    /// Takes a block's snapshot from it, if it has one.
+    pub(crate) fn drop_snapshot_of(&mut self, block: BlockId) {
+        let snapshots = self.residency.snapshots();
+        if let Some(id) = snapshots.and_then(|snapshots| snapshots.of_block(block)) {
+            self.drop_snapshot(id);
+        }
+    }
+
+    /// Puts locked pages in the place of a block's own in groups without a window, if no table names those. Returns
+    /// whether it did.
+    pub(crate) fn take_over(
+        &mut self,
+        block: BlockId,
+        page: impl Fn(usize) -> Option<PageId>,
+        filled_by: StepId,
+    ) -> bool {
+        let is_full = |kv: &Self, group: usize| kv.residency.groups()[group].window.is_none();
+        let all = 0..self.residency.groups().len();
+        let is_free = |group: usize| {
+            let its = self.residency.page(block, group);
+            !is_full(self, group)
+                || page(group).is_some() && its.is_some_and(|its| !self.is_locked(its))
+        };
+        if !self.is_recurrent() || !all.clone().all(is_free) {
+            return false;
+        }
+        for group in all
+            .filter(|&group| is_full(self, group))
+            .collect::<alloc::vec::Vec<_>>()
+        {
+            if let Some(its) = self.residency.page(block, group) {
+                self.drop_page(its);
+            }
+        }
+        self.removed.clear();
+        self.fill_block(block, page, filled_by);
+        true
+    }
+}

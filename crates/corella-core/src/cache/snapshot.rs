@@ -1,0 +1,217 @@
+//! Snapshots: copies of recurrent state that the executor keeps, and the blocks behind which they were taken.
+//!
+//! A snapshot belongs to the request that is taking it until its block is in the prefix tree, and to the block then.
+//! The least recently used one of a block is overwritten first. A step restores and takes each snapshot at most once,
+//! and never does both.
+
+use alloc::collections::BTreeSet;
+use alloc::vec::Vec;
+
+use crate::{BlockId, SnapshotId, StepId};
+
+#[derive(Debug)]
+pub(crate) struct Snapshots {
+    of_blocks: Vec<Option<SnapshotId>>,
+    /// By snapshot.
+    entries: Vec<Entry>,
+    /// Snapshots without an owner, then those of blocks that are not pinned, least recently used first.
+    idle: BTreeSet<(u64, SnapshotId)>,
+    /// Advances with each use.
+    clock: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    owner: Owner,
+    /// 0 without an owner.
+    last_used: u64,
+    /// The step whose return makes it ready.
+    filled_by: StepId,
+    /// The last step that takes or restores it.
+    named_by: Option<StepId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Nobody,
+    Request,
+    Block { block: BlockId, is_pinned: bool },
+}
+
+impl Snapshots {
+    pub fn new(num_snapshots: u32) -> Self {
+        let entry = Entry {
+            owner: Owner::Nobody,
+            last_used: 0,
+            filled_by: StepId(0),
+            named_by: None,
+        };
+        Self {
+            of_blocks: Vec::new(),
+            entries: alloc::vec![entry; num_snapshots as usize],
+            idle: (0..num_snapshots).map(|id| (0, SnapshotId(id))).collect(),
+            clock: 0,
+        }
+    }
+
+    pub fn num_used(&self) -> usize {
+        let entries = self.entries.iter();
+        entries.filter(|entry| entry.owner != Owner::Nobody).count()
+    }
+
+    pub fn of_block(&self, block: BlockId) -> Option<SnapshotId> {
+        self.of_blocks.get(block.0 as usize).copied().flatten()
+    }
+
+    /// The step whose return makes a block's snapshot ready.
+    pub fn filled_by(&self, block: BlockId) -> Option<StepId> {
+        let id = self.of_block(block)?;
+        Some(self.entry(id).filled_by)
+    }
+
+    /// The snapshot that `step` would take.
+    pub fn next(&self, step: StepId) -> Option<SnapshotId> {
+        let mut idle = self.idle.iter().map(|&(_, id)| id);
+        idle.find(|&id| self.entry(id).named_by < Some(step))
+    }
+
+    /// Gives a request a snapshot that `step` takes. It must have been taken from its block.
+    pub fn take(&mut self, id: SnapshotId, step: StepId) {
+        self.idle.remove(&(self.entry(id).last_used, id));
+        let entry = &mut self.entries[id.0 as usize];
+        debug_assert_eq!(entry.owner, Owner::Nobody);
+        entry.owner = Owner::Request;
+        entry.filled_by = step;
+        entry.named_by = Some(step);
+    }
+
+    /// The block of a snapshot, if it has one.
+    pub fn block_of(&self, id: SnapshotId) -> Option<BlockId> {
+        match self.entry(id).owner {
+            Owner::Block { block, .. } => Some(block),
+            Owner::Nobody | Owner::Request => None,
+        }
+    }
+
+    /// Gives a block that has none the snapshot that a request has taken behind it.
+    pub fn give(&mut self, id: SnapshotId, block: BlockId) {
+        debug_assert_eq!(self.entry(id).owner, Owner::Request);
+        debug_assert_eq!(self.of_block(block), None);
+        if self.of_blocks.len() <= block.0 as usize {
+            self.of_blocks.resize(block.0 as usize + 1, None);
+        }
+        self.of_blocks[block.0 as usize] = Some(id);
+        self.entries[id.0 as usize].owner = Owner::Block {
+            block,
+            is_pinned: false,
+        };
+        self.touch(block);
+    }
+
+    /// A block's snapshot counts as used.
+    pub fn touch(&mut self, block: BlockId) {
+        let Some(id) = self.of_block(block) else {
+            return;
+        };
+        self.clock += 1;
+        let entry = &mut self.entries[id.0 as usize];
+        self.idle.remove(&(entry.last_used, id));
+        entry.last_used = self.clock;
+        if let Owner::Block {
+            is_pinned: false, ..
+        } = entry.owner
+        {
+            self.idle.insert((self.clock, id));
+        }
+    }
+
+    /// `step` restores a block's snapshot.
+    pub fn restore(&mut self, block: BlockId, step: StepId) -> Option<SnapshotId> {
+        let id = self.of_block(block)?;
+        self.touch(block);
+        self.entries[id.0 as usize].named_by = Some(step);
+        Some(id)
+    }
+
+    /// A block's snapshot stays until the block leaves the tree.
+    pub fn pin(&mut self, block: BlockId) {
+        let Some(id) = self.of_block(block) else {
+            return;
+        };
+        let entry = &mut self.entries[id.0 as usize];
+        self.idle.remove(&(entry.last_used, id));
+        entry.owner = Owner::Block {
+            block,
+            is_pinned: true,
+        };
+    }
+
+    /// Takes a snapshot from its owner.
+    pub fn drop(&mut self, id: SnapshotId) {
+        if let Some(block) = self.block_of(id) {
+            self.of_blocks[block.0 as usize] = None;
+        }
+        let entry = &mut self.entries[id.0 as usize];
+        self.idle.remove(&(entry.last_used, id));
+        (entry.owner, entry.last_used) = (Owner::Nobody, 0);
+        self.idle.insert((0, id));
+    }
+
+    fn entry(&self, id: SnapshotId) -> &Entry {
+        &self.entries[id.0 as usize]
+    }
+
+    /// # Panics
+    /// Panics when a snapshot and its owner do not name each other. `held` are those of requests.
+    pub fn check_holders(&self, held: impl Iterator<Item = SnapshotId>) {
+        let mut is_held = alloc::vec![false; self.entries.len()];
+        for id in held {
+            let is_twice = core::mem::replace(&mut is_held[id.0 as usize], true);
+            assert!(!is_twice, "two requests hold snapshot {id}");
+        }
+        for (entry, is_held) in self.entries.iter().zip(is_held) {
+            assert_eq!(
+                entry.owner == Owner::Request,
+                is_held,
+                "a request holds a snapshot of another, or none holds it"
+            );
+        }
+    }
+
+    /// # Panics
+    /// Panics when a snapshot and its block do not name each other, or a snapshot can be overwritten that must stay.
+    pub fn check_invariants(&self, is_in_tree: impl Fn(BlockId) -> bool) {
+        let mut num_of_blocks = 0;
+        for (at, entry) in self.entries.iter().enumerate() {
+            let id = SnapshotId(at as u32);
+            let is_idle = match entry.owner {
+                Owner::Nobody => true,
+                Owner::Request => false,
+                Owner::Block { block, is_pinned } => {
+                    num_of_blocks += 1;
+                    assert_eq!(
+                        self.of_block(block),
+                        Some(id),
+                        "block {block} has another snapshot than {id}"
+                    );
+                    assert!(
+                        is_in_tree(block),
+                        "block {block} is not in the tree and has snapshot {id}"
+                    );
+                    !is_pinned
+                }
+            };
+            assert_eq!(
+                self.idle.contains(&(entry.last_used, id)),
+                is_idle,
+                "snapshot {id} is listed to be overwritten and must stay, or the reverse"
+            );
+        }
+        let of_blocks = self.of_blocks.iter().flatten();
+        assert_eq!(
+            of_blocks.count(),
+            num_of_blocks,
+            "a block has the snapshot of another"
+        );
+    }
+}

@@ -1,0 +1,118 @@
+//! The recurrent states of slots, and the snapshots of them: a hash over all tokens so far.
+
+use std::collections::BTreeMap;
+
+use corella_core::{Batch, RecurrentState, SlotId, SlotStart, SnapshotId, StateSnapshot, TokenId};
+
+use crate::executor::{Row, next_row};
+
+/// A state is a row's hash, and `None` where what it was computed from is undefined. A real model would draw other
+/// tokens from the state of another sequence, so the table panics where a slot gets one.
+pub struct StateTable {
+    num_snapshots: u32,
+    slots: BTreeMap<SlotId, SlotStates>,
+    snapshots: BTreeMap<SnapshotId, Snapshot>,
+    num_starts: u64,
+}
+
+struct SlotStates {
+    /// The number of this start, among all starts of slots.
+    start: u64,
+    /// The number of tokens before the first state.
+    num_cached_tokens: usize,
+    /// The state at the start, and behind each token since.
+    states: Vec<Row>,
+}
+
+struct Snapshot {
+    /// The start of the slot whose state it is.
+    start: u64,
+    state: Row,
+}
+
+impl StateTable {
+    pub fn new(recurrent: &RecurrentState) -> Self {
+        Self {
+            num_snapshots: recurrent.num_snapshots,
+            slots: BTreeMap::new(),
+            snapshots: BTreeMap::new(),
+            num_starts: 0,
+        }
+    }
+
+    pub fn release(&mut self, slot: SlotId) {
+        self.slots.remove(&slot);
+    }
+
+    /// Starts a slot, whose state must be `expected`.
+    pub fn start(&mut self, start: &SlotStart, expected: Row) {
+        let state = match start.snapshot {
+            Some(id) => self.snapshots[&id].state,
+            None => {
+                let is_new = start.cached_tokens.is_empty();
+                assert!(is_new, "slot {} has cached tokens and no state", start.slot);
+                expected
+            }
+        };
+        assert!(
+            state.is_none() || state == expected,
+            "slot {} is started with the state of another sequence",
+            start.slot
+        );
+        let slot = SlotStates {
+            start: self.num_starts,
+            num_cached_tokens: start.cached_tokens.len(),
+            states: vec![state],
+        };
+        self.num_starts += 1;
+        self.slots.insert(start.slot, slot);
+    }
+
+    /// A step computes a slot's next token, or fails.
+    pub fn push(&mut self, slot: SlotId, token: TokenId, fails: bool) {
+        let states = &mut self.slot(slot).states;
+        let before = states.last().copied().flatten().filter(|_| !fails);
+        states.push(next_row(before, token));
+    }
+
+    /// Undoes what is behind the first `num_tokens` tokens.
+    pub fn truncate(&mut self, slot: SlotId, num_tokens: usize) {
+        let slot = self.slot(slot);
+        slot.states
+            .truncate(num_tokens - slot.num_cached_tokens + 1);
+    }
+
+    /// The state behind the first `num_tokens` tokens of a slot.
+    pub fn behind(&self, slot: SlotId, num_tokens: usize) -> Row {
+        let slot = &self.slots[&slot];
+        slot.states[num_tokens - slot.num_cached_tokens]
+    }
+
+    /// What a slot has computed since its start is undefined.
+    pub fn poison(&mut self, slot: SlotId) {
+        let slot = self.slot(slot);
+        slot.states.fill(None);
+        let start = slot.start;
+        let own = self.snapshots.values_mut();
+        for snapshot in own.filter(|snapshot| snapshot.start == start) {
+            snapshot.state = None;
+        }
+    }
+
+    pub fn take_snapshots(&mut self, batch: &Batch) {
+        for &StateSnapshot { slot, to } in &batch.snapshots {
+            assert!(to.0 < self.num_snapshots, "there is no snapshot {to}");
+            let slot = &self.slots[&slot];
+            let snapshot = Snapshot {
+                start: slot.start,
+                state: slot.states.last().copied().flatten(),
+            };
+            self.snapshots.insert(to, snapshot);
+        }
+    }
+
+    fn slot(&mut self, slot: SlotId) -> &mut SlotStates {
+        let states = self.slots.get_mut(&slot);
+        states.expect("a span names a slot that was never started")
+    }
+}
