@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use corella_core::{
     Batch, InputToken, KvGroupId, PageCopy, PageId, PageTableDelta, Pooling, RequestId,
-    SamplingParams, SlotId, SlotStart, Span, StepId, TokenId, Yield,
+    SamplingParams, SlotId, SlotStart, SnapshotId, Span, StateSnapshot, StepId, TokenId, Yield,
 };
 
 /// Assembles batches step by step. Ids are plain numbers here and get their types in the batch.
@@ -65,6 +65,23 @@ impl BatchBuilder {
     /// Starts a slot.
     pub fn start_slot(&mut self, start: SlotStart) -> &mut Self {
         self.batch.started.push(start);
+        self
+    }
+
+    /// Keeps a slot's recurrent state behind the step.
+    pub fn keep_state(&mut self, slot: u32, to: u32) -> &mut Self {
+        self.batch.snapshots.push(StateSnapshot {
+            slot: SlotId(slot),
+            to: SnapshotId(to),
+        });
+        self
+    }
+
+    /// Lets the newest slot that starts go on from a kept state.
+    pub fn restore_state(&mut self, from: u32) -> &mut Self {
+        if let Some(start) = self.batch.started.last_mut() {
+            start.snapshot = Some(SnapshotId(from));
+        }
         self
     }
 

@@ -3,7 +3,8 @@
 //!
 //! A row of a page records its token, its position and a hash of everything before it, and each KV
 //! group has rows of its own. A span that finds another row within a group's window than its history
-//! calls for fails its step and says which, so wrong page handling cannot go unnoticed. The batch is
+//! calls for fails its step and says which, so wrong page handling cannot go unnoticed. So does a slot that starts with
+//! the recurrent state of other tokens. The batch is
 //! checked just as strictly, also against the steps that have not returned (`batch_check.rs`).
 
 use std::collections::VecDeque;
@@ -16,6 +17,7 @@ use corella_core::{
 };
 
 use crate::mock_adapters::MockAdapters;
+use crate::mock_executor::state::Snapshots;
 pub use crate::mock_executor::step_gate::StepGate;
 use crate::mock_executor::step_time::{StepClock, StepTime};
 use crate::mock_executor::step_timer::StepTimer;
@@ -28,6 +30,7 @@ pub struct MockExecutor {
     kv: Arc<MockKv>,
     adapters: Arc<MockAdapters>,
     slots: Vec<Option<Slot>>,
+    snapshots: Snapshots,
     inflight: VecDeque<Inflight>,
     check: BatchCheck,
     clock: StepClock,
@@ -71,6 +74,7 @@ impl MockExecutor {
             kv: Arc::new(MockKv::new(&config)),
             adapters: Arc::default(),
             slots: Vec::new(),
+            snapshots: Snapshots::new(config.num_snapshots),
             inflight: VecDeque::new(),
             check: BatchCheck::new(config.page_size, &config.kv_groups),
             clock: StepClock::new(Instant::now()),
@@ -169,6 +173,18 @@ impl MockExecutor {
         Ok(())
     }
 
+    fn restore(&mut self, start: &SlotStart, precedes_bad_news: bool) -> Result<(), String> {
+        let slot = slot_mut(&mut self.slots, start.slot)?;
+        slot.undefined = self.snapshots.restore(start, &slot.sequence)?;
+        match slot.undefined && !precedes_bad_news {
+            true => Err(format!(
+                "slot {} starts with a state that is undefined",
+                start.slot
+            )),
+            false => Ok(()),
+        }
+    }
+
     fn copy_rows(&mut self, copy: &PageCopy, precedes_bad_news: bool) -> Result<(), String> {
         let PageCopy { from, to, num_rows } = *copy;
         let PageId(last) = from.max(to);
@@ -239,12 +255,20 @@ impl MockExecutor {
         }
         let precedes_bad_news = inflight.precedes_bad_news;
         let make_rows = |this: &mut Self| {
+            for start in &batch.started {
+                this.restore(start, precedes_bad_news)?;
+            }
             for copy in &batch.copies {
                 this.copy_rows(copy, precedes_bad_news)?;
             }
             let mut rows = Vec::new();
             for span in &batch.spans {
                 this.append_span(batch, span, precedes_bad_news, &mut rows)?;
+            }
+            for &taken in &batch.snapshots {
+                let slot = slot_mut(&mut this.slots, taken.slot)?;
+                let (sequence, is_undefined) = (&slot.sequence, slot.undefined);
+                this.snapshots.take(taken, sequence, is_undefined)?;
             }
             Ok(rows)
         };
@@ -535,6 +559,9 @@ impl MockExecutor {
                 }
             }
         }
+        for taken in &batch.snapshots {
+            self.snapshots.undo(taken.to);
+        }
         for later in &mut self.inflight {
             later.precedes_bad_news = true;
         }
@@ -579,6 +606,7 @@ fn row_index(slot: &Slot, group: usize, position: usize, page_size: u32) -> Resu
 
 mod face;
 mod scoring;
+mod state;
 mod step_gate;
 mod step_time;
 mod step_timer;

@@ -59,12 +59,14 @@ impl ExecutorFactory for MockFactory {
             vocab_size: plan.spec.vocab_size,
             num_pages: limits.num_pages,
             page_size: limits.page_size,
+            num_snapshots: limits.recurrent_state.map(|state| state.num_snapshots),
             num_stages: limits.num_pipeline_stages,
             ..self.config.clone()
         };
         if plan.is_draft {
             config.cost = None;
             config.num_stages = 1;
+            config.num_snapshots = None;
             config.script = MockScript::default();
         }
         Ok(BuiltExecutor {

@@ -22,6 +22,8 @@ pub struct MockConfig {
     pub page_size: u32,
     /// Each group keeps every row, in pages of its own.
     pub kv_groups: Vec<KvGroup>,
+    /// The places for recurrent states beside those of the slots; `None` for a model without recurrent layers.
+    pub num_snapshots: Option<u32>,
     /// Each layer keeps every row; a step stores the layers one after the other, evenly over its time.
     pub num_layers: u32,
     /// The model's weights, so to speak: two executors with the same seed are the same model.
@@ -97,6 +99,7 @@ impl MockConfig {
             num_pages,
             page_size,
             kv_groups: vec![KvGroup::default()],
+            num_snapshots: None,
             num_layers: 1,
             seed: 0,
             cost: None,

@@ -9,6 +9,8 @@
 //! config pages=16 page=4 budget=10   the limits, before anything else; show=pages also prints
 //!                                    what happens to pages
 //! config groups=full,w8              two KV groups, the second with a window of 8 positions
+//! config snapshots=3 interval=2      a model with recurrent layers; `(S1)` behind a span says that its
+//!                                    state goes into snapshot 1, and `S1:` before one that it starts there
 //! add a prompt=12 max=4              request a, with a prompt of 12 tokens that no other has
 //! add b prompt=xyxy max=2 end=z      each letter is a token
 //! add c=3 prompt=5                   the choices c0, c1 and c2 of one call
@@ -67,9 +69,9 @@ use crate::pooling_name;
 use crate::span_token::{drafts, letter, logprob};
 use corella_core::{
     Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, InputToken, KvGroup,
-    LatencyObjectives, LostKv, Namespace, PrefillAdmissionPolicy, Request, RequestError, RequestId,
-    Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy, SlotId, Speculation,
-    StoppingCriteria, TokenId, Yield,
+    LatencyObjectives, LostKv, Namespace, PrefillAdmissionPolicy, RecurrentState, Request,
+    RequestError, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
+    SlotId, Speculation, StoppingCriteria, TokenId, Yield,
 };
 
 #[test]
@@ -160,6 +162,15 @@ impl World {
         let (mut pack, mut lookahead, mut force) = (false, 64, 0);
         let mut policy = "fcfs";
         let (mut share, mut min_share, mut num_decay_steps) = (None, None, 0);
+        let recurrent = words
+            .iter()
+            .find_map(|word| word.strip_prefix("snapshots="));
+        if let Some(num_snapshots) = recurrent {
+            config.set_recurrent_state(RecurrentState {
+                num_snapshots: num_snapshots.parse().unwrap(),
+                snapshot_interval: u32::MAX,
+            });
+        }
         for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
             let number = || value.parse::<u32>().unwrap();
             match key {
@@ -170,6 +181,11 @@ impl World {
                         window: word.strip_prefix('w').map(|window| window.parse().unwrap()),
                     };
                     config.kv_groups = value.split(',').map(group).collect();
+                }
+                "snapshots" => {}
+                "interval" => {
+                    let state = config.recurrent_state.as_mut();
+                    state.expect("snapshots").snapshot_interval = number();
                 }
                 "context" => config.max_model_len = number(),
                 "seqs" => config.max_num_seqs = number(),
@@ -544,7 +560,13 @@ impl World {
         for span in &batch.spans {
             let name = &self.names[&self.slots[&span.slot]];
             let num_tokens = span.tokens.len() as u32 - span.num_drafts;
-            write!(line, " {name} {}+{num_tokens}", span.start).unwrap();
+            write!(line, " {name} ").unwrap();
+            let mut started = batch.started.iter();
+            let restored = started.find(|start| start.slot == span.slot);
+            if let Some(id) = restored.and_then(|start| start.snapshot) {
+                write!(line, "S{id}:").unwrap();
+            }
+            write!(line, "{}+{num_tokens}", span.start).unwrap();
             if let InputToken::FromStep { step, .. } = batch.span_tokens(span)[0] {
                 write!(line, "<{step}").unwrap();
             }
@@ -562,6 +584,10 @@ impl World {
             }
             if span.yields.draws() {
                 line.push('*');
+            }
+            let mut taken = batch.snapshots.iter();
+            if let Some(taken) = taken.find(|taken| taken.slot == span.slot) {
+                write!(line, " (S{})", taken.to).unwrap();
             }
             line.push(',');
         }
@@ -714,6 +740,12 @@ impl World {
             self.say(&format!(
                 "receiving {} arrived {} · pages held {}",
                 stats.num_receiving, stats.num_arrived, stats.num_held_pages
+            ));
+        }
+        if let Some(state) = self.scheduler.config().recurrent_state {
+            self.say(&format!(
+                "snapshots {} of {}",
+                stats.num_snapshots, state.num_snapshots
             ));
         }
         if stats.num_fetching_pages > 0 || stats.num_fetched_blocks > 0 {

@@ -382,3 +382,59 @@ fn echoes_repeat_and_stray() {
     // around it.
     assert!((695..806).contains(&num_echoes), "{num_echoes}");
 }
+
+/// A mock of a model with recurrent layers that has kept the state behind four tokens, and another behind five.
+fn recurrent() -> (MockExecutor, BatchBuilder) {
+    let mut config = MockConfig::new(50, 8, 4);
+    config.num_snapshots = Some(4);
+    let mut mock = MockExecutor::new(config);
+    let mut batch = BatchBuilder::new(0);
+    batch
+        .start(0, 6, &GREEDY)
+        .pages(0, 0, &[6, 2])
+        .span(0, 0, &[3, 1, 4, 1], false)
+        .keep_state(0, 2);
+    step(&mut mock, &mut batch).unwrap();
+    batch.span(0, 4, &[5], false).keep_state(0, 3);
+    step(&mut mock, &mut batch).unwrap();
+    (mock, batch)
+}
+
+#[test]
+fn a_slot_goes_on_from_a_state_that_was_kept() {
+    let expected = mock().config.lone_tokens(&[3, 1, 4, 1, 7], &GREEDY, 1);
+    let (mut mock, mut batch) = recurrent();
+    batch
+        .start_cached(1, 5, &GREEDY, &[3, 1, 4, 1])
+        .restore_state(2)
+        .pages(1, 0, &[6, 3])
+        .span(1, 4, &[7], true);
+    assert_eq!(step(&mut mock, &mut batch).unwrap(), expected);
+}
+
+#[test]
+fn a_slot_with_the_state_of_other_tokens_fails_its_step() {
+    type Build = fn(&mut BatchBuilder) -> &mut BatchBuilder;
+    let cases: [(Build, &str); 5] = [
+        (|b| b, "without their recurrent state"),
+        (|b| b.restore_state(3), "which is the state behind 5 others"),
+        (|b| b.restore_state(1), "which holds no state"),
+        (|b| b.restore_state(9), "which holds no state"),
+        // It is overwritten by a step that fails.
+        (|b| b.restore_state(2), "a state that is undefined"),
+    ];
+    for (at, (build, reason)) in cases.into_iter().enumerate() {
+        let (mut mock, mut batch) = recurrent();
+        if at == 4 {
+            mock.config.faults = vec![(StepId(2), Fault::Fail)];
+            batch.span(0, 5, &[9], false).keep_state(0, 2);
+            step(&mut mock, &mut batch).unwrap_err();
+        }
+        batch.start_cached(1, 5, &GREEDY, &[3, 1, 4, 1]);
+        build(&mut batch)
+            .pages(1, 0, &[6, 3])
+            .span(1, 4, &[7], true);
+        let error = step(&mut mock, &mut batch).unwrap_err();
+        assert!(error.contains(reason), "{error}");
+    }
+}
