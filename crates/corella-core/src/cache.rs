@@ -19,4 +19,6 @@ pub(crate) mod residency;
 #[cfg(test)]
 pub(crate) mod residency_model;
 pub(crate) mod snapshot;
+#[cfg(test)]
+mod snapshot_model;
 pub(crate) mod spill;
