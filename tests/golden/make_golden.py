@@ -358,6 +358,54 @@ FAMILIES = {
             },
         ),
     ),
+    "qwen3-next": (
+        "Qwen3NextConfig",
+        small(
+            head_dim=12,
+            attention_bias=True,
+            partial_rotary_factor=0.5,
+            linear_num_key_heads=2,
+            linear_num_value_heads=6,
+            linear_key_head_dim=12,
+            linear_value_head_dim=10,
+            linear_conv_kernel_dim=3,
+            layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+            moe_intermediate_size=12,
+            shared_expert_intermediate_size=20,
+            num_experts=6,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+            mlp_only_layers=[1],
+            intermediate_size=40,
+        ),
+    ),
+    "qwen3-5": (
+        "Qwen3_5TextConfig",
+        small(
+            head_dim=16,
+            linear_num_key_heads=1,
+            linear_num_value_heads=3,
+            linear_key_head_dim=16,
+            linear_value_head_dim=24,
+            full_attention_interval=2,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen3-5-moe": (
+        "Qwen3_5MoeTextConfig",
+        small(
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=2,
+            linear_key_head_dim=8,
+            linear_value_head_dim=16,
+            moe_intermediate_size=12,
+            shared_expert_intermediate_size=20,
+            num_experts=6,
+            num_experts_per_tok=2,
+            intermediate_size=None,
+        ),
+    ),
     "mixtral": (
         "MixtralConfig",
         small(intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
@@ -373,6 +421,8 @@ def make_module(name, seed):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     generator = np.random.default_rng(seed)
     mean = 0.0 if name.startswith("gemma") else 1.0
+    # Norms multiply by 1 plus their weights, but for those behind recurrent layers.
+    lacks_one = name.startswith(("gemma", "qwen3-next", "qwen3-5"))
     modules = dict(model.named_modules())
 
     def draw(name, shape):
@@ -382,7 +432,11 @@ def make_module(name, seed):
         if "norm" in name or ".ln_" in name:
             # Without sharp attention, greedy tokens end in a loop soon.
             is_sharp = name.endswith(("q_norm.weight", "k_norm.weight"))
-            return generator.normal(mean + 0.8 * is_sharp, 0.2, shape)
+            norm_mean = 0.0 if lacks_one and "linear_attn" not in name else 1.0
+            return generator.normal(norm_mean + 0.8 * is_sharp, 0.2, shape)
+        if name.endswith("A_log"):
+            # Slow enough that a state is felt many chunks later.
+            return generator.normal(-3.5, 0.7, shape)
         if name.endswith("sinks"):
             return generator.normal(1.0, 1.0, shape)
         if isinstance(owner, torch.nn.Embedding):
@@ -508,7 +562,9 @@ def evaluate(folder, seed, prompt_lengths=PROMPT_LENGTHS):
         if len(set(tokens)) < MIN_DISTINCT:
             return f"only {len(set(tokens))} distinct tokens"
         inputs = torch.tensor([prompt + tokens[:-1]])
-        rounded = model(inputs, past_key_values=Bf16Cache()).logits[0]
+        is_hybrid = "linear_attention" in (getattr(model.config, "layer_types", None) or [])
+        cache = Bf16Cache(config=model.config) if is_hybrid else Bf16Cache()
+        rounded = model(inputs, past_key_values=cache).logits[0]
         cases.append(
             {
                 "prompt": prompt,

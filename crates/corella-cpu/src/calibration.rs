@@ -16,6 +16,7 @@ pub use self::hessian::Hessian;
 
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
+use crate::recurrent::StateLimits;
 use crate::step::{Forward, ForwardParts, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
@@ -156,6 +157,11 @@ impl LayerCalibration {
             num_threads: self.pool.num_threads(),
             draws: false,
             max_adapter_rank: None,
+            states: StateLimits {
+                max_num_seqs: 0,
+                num_snapshots: 0,
+                max_drafts: 0,
+            },
             first_layer: 0,
             max_context: spec.max_position,
         })
@@ -168,6 +174,7 @@ fn check_calibrated(spec: &DecoderSpec) -> Result<(), DeviceError> {
     let refused = [
         (spec.encoder.is_some(), "attention that looks both ways"),
         (spec.learned_positions, "learned positions"),
+        (spec.is_recurrent(), "recurrent layers"),
         (
             spec.layers.iter().any(|layer| layer != first),
             "layers of different kinds",

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
+use corella_core::{Batch, BatchOutput, SchedulerConfig, Speculation, StepId};
 use corella_model::{
     Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, DeviceError, Executor,
     ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayers, KvLayout, KvPages, OnLayer,
@@ -16,6 +16,7 @@ use corella_model::{
 
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::{PipelinePages, page_bytes};
+use crate::recurrent::StateLimits;
 use crate::step::{AdapterStore, Command, Forward, ForwardParts, Output, Profile, Stage};
 use crate::system::{ThreadPool, allowed_cores};
 use crate::weights::{AdapterPacking, PackedImage, PackedWeights};
@@ -37,6 +38,10 @@ pub struct CpuConfig {
     pub max_num_seqs: u32,
     pub max_num_batched_tokens: u32,
     pub max_model_len: u32,
+    /// The most drafts in one span, by which recurrent states can be taken back.
+    pub max_draft_tokens: u32,
+    /// Places for copies of recurrent states.
+    pub num_snapshots: u32,
     /// The instruction set; `None` takes the best that this machine has.
     pub isa: Option<Isa>,
     /// The number of pipeline stages over which the layers and the threads are divided. Stages work
@@ -63,6 +68,11 @@ impl CpuConfig {
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             max_model_len: limits.max_model_len,
+            max_draft_tokens: match limits.speculation {
+                Speculation::Off => 0,
+                _ => limits.max_draft_tokens,
+            },
+            num_snapshots: { limits.recurrent_state }.map_or(0, |state| state.num_snapshots),
             isa: None,
             num_stages: limits.num_pipeline_stages as usize,
             max_adapter_rank: None,
@@ -135,6 +145,11 @@ impl CpuExecutor {
             return Err(DeviceError(format!(
                 "max_model_len is {}, but the model has learned {} positions",
                 config.max_model_len, spec.max_position
+            )));
+        }
+        if spec.is_recurrent() && config.max_adapter_rank.is_some() {
+            return Err(DeviceError(String::from(
+                "models with recurrent layers take no adapters yet: start without --enable-lora",
             )));
         }
         let kv_groups = { config.kv_groups.clone() }.unwrap_or_else(|| KvGroups::one(&spec));
@@ -226,6 +241,11 @@ impl CpuExecutor {
                 draws: stage + 1 == num_stages,
                 max_context: config.max_model_len as usize,
                 max_adapter_rank: config.max_adapter_rank,
+                states: StateLimits {
+                    max_num_seqs: config.max_num_seqs as usize,
+                    num_snapshots: config.num_snapshots as usize,
+                    max_drafts: config.max_draft_tokens as usize,
+                },
             })?;
             forward.profile = config.profile.clone();
             Ok(forward)

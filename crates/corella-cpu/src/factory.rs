@@ -10,6 +10,7 @@ use corella_model::{
 
 use crate::executor::{CpuConfig, CpuExecutor, kv_page_bytes};
 use crate::kernels::{Isa, detect_isa};
+use crate::recurrent::state_bytes;
 use crate::step::Profile;
 use crate::weights::PackedImage;
 
@@ -51,6 +52,20 @@ impl ExecutorFactory for CpuFactory {
     ) -> u64 {
         let num_stages = limits.num_pipeline_stages as usize;
         kv_page_bytes(spec, kv_groups, num_stages, limits.page_size, format) as u64
+    }
+
+    fn state_bytes(&self, spec: &DecoderSpec, limits: &SchedulerConfig) -> u64 {
+        let config = CpuConfig::for_scheduler(limits, self.num_threads);
+        state_bytes(spec, config.max_draft_tokens as usize) as u64
+    }
+
+    fn working_bytes(
+        &self,
+        spec: &DecoderSpec,
+        limits: &SchedulerConfig,
+        _weight_format: WeightFormat,
+    ) -> u64 {
+        self.state_bytes(spec, limits) * u64::from(limits.max_num_seqs)
     }
 
     fn image_layout(&self) -> Option<String> {

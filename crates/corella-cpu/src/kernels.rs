@@ -24,6 +24,7 @@ mod element;
 mod elementwise;
 mod exp;
 mod form;
+mod gated_delta;
 mod gemm;
 pub mod grouped;
 mod hadamard;
@@ -47,6 +48,7 @@ pub use self::elementwise::{NormRotate, QuantiseRow, sum_lanes};
 pub use self::form::{
     Form, INT8_TILE_K, PANEL_LANES, TILE_K, int8_position, panel_position, tile_position,
 };
+pub use self::gated_delta::{Convolution, DELTA_CHUNK, DeltaRow, DeltaRows, StateUpdate};
 pub use self::gemm::{
     FEW_ROWS, Int8Rows, MAX_MATRIX_ROWS, MAX_TILE_ROWS, NEXT_LINES, TilePart, TileRows, TileUnit,
 };

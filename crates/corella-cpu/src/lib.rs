@@ -8,6 +8,7 @@
 //! * `dense`: rows of activations, and their products with packed weights.
 //! * `kv`: the memory of keys and values, in pages.
 //! * `attention`: queries over the pages of their sequences, as tasks that workers share.
+//! * `recurrent`: states of sequences, and the layers that have them.
 //! * `step`: one step of a pipeline stage: from a batch, over the layers, to drawn tokens.
 //! * `measure`: the limits of the machine, and the speed of single kernels.
 //! * `calibration`: a model layer by layer over a text, for quantisation.
@@ -22,6 +23,7 @@ mod factory;
 mod kernels;
 mod kv;
 mod measure;
+mod recurrent;
 mod step;
 mod system;
 mod weights;

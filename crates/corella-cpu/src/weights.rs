@@ -7,6 +7,7 @@ mod image_reader;
 mod lane;
 mod norm;
 mod packed_adapter;
+mod packed_delta;
 mod packed_image;
 mod packed_layer;
 mod packed_size;
@@ -20,6 +21,7 @@ pub use self::norm::PackedNorm;
 pub use self::packed_adapter::{
     AdaptedMatrix, AdapterPacking, PackedAdapter, PackedUpdate, RowAdapters,
 };
+pub use self::packed_delta::{MAX_KERNEL_LEN, PackedDelta};
 pub use self::packed_image::PackedImage;
 pub use self::packed_layer::{PackedExperts, PackedFeedForward, PackedLayer, PackedMlp};
 pub use self::packed_size::packed_bytes;
@@ -221,7 +223,9 @@ impl PackedWeights {
         };
         let positions = self.ends.positions.as_deref().map_or(0, size_of_val);
         let positions = positions + self.ends.encoder.num_bytes();
-        self.matrices().map(PackedMatrix::num_bytes).sum::<usize>() + embedding + positions
+        let deltas = self.layers.iter().filter_map(|layer| layer.delta.as_ref());
+        let deltas: usize = deltas.map(PackedDelta::num_bytes).sum();
+        self.matrices().map(PackedMatrix::num_bytes).sum::<usize>() + embedding + positions + deltas
     }
 }
 

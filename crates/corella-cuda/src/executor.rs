@@ -8,8 +8,8 @@ use std::thread::JoinHandle;
 use corella_core::{Batch, BatchOutput, SchedulerConfig, StepId};
 use corella_model::{
     CallerWaker, DecoderSpec, DecoderWeights, DeviceError, Executor, ExecutorError, ExecutorInfo,
-    FeedForward, KvFormat, KvGeometry, KvGroups, KvLayout, KvPages, OnLayer, SlotLimits, Slots,
-    StepRows, StepWaker, TokenMask,
+    FeedForward, KvFormat, KvGeometry, KvGroups, KvLayout, KvPages, LayerSpec, OnLayer, SlotLimits,
+    Slots, StepRows, StepWaker, TokenMask,
 };
 
 use crate::device::{Element, SharedDevice};
@@ -154,7 +154,9 @@ impl CudaExecutor {
             spec: &spec,
             weights,
             kv: &kv,
-            kv_layers: kv_groups.layers(0..spec.layers.len()),
+            kv_layers: { kv_groups.layers(0..spec.layers.len()).into_iter() }
+                .flatten()
+                .collect(),
             config: &config,
         })?;
         let sampler = DeviceSampler::new(
@@ -320,6 +322,12 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
     if layers.any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_))) {
         return Err(DeviceError(String::from(
             "models with experts do not run on GPUs yet: use --device cpu",
+        )));
+    }
+    let is_gated = |layer: &LayerSpec| layer.attention.has_output_gate;
+    if spec.is_recurrent() || spec.layers.iter().any(is_gated) {
+        return Err(DeviceError(String::from(
+            "models with recurrent layers do not run on GPUs yet: use --device cpu",
         )));
     }
     if spec.layers.iter().any(|layer| layer.attention.has_sinks) {

@@ -27,7 +27,9 @@ mod phi3;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
 mod qwen3_moe;
+mod qwen3_next;
 mod rotary;
 mod seed_oss;
 mod smollm3;
@@ -45,7 +47,7 @@ use crate::decoder_weights;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 32] = [
+const FAMILIES: [&Family; 37] = [
     &bert::BERT,
     &bert::ROBERTA,
     &bert::XLM_ROBERTA,
@@ -76,7 +78,12 @@ const FAMILIES: [&Family; 32] = [
     &qwen2::QWEN2,
     &qwen2_moe::QWEN2_MOE,
     &qwen3::QWEN3,
+    &qwen3_5::QWEN3_5,
+    &qwen3_5::QWEN3_5_MULTIMODAL,
+    &qwen3_5::QWEN3_5_MOE,
+    &qwen3_5::QWEN3_5_MOE_MULTIMODAL,
     &qwen3_moe::QWEN3_MOE,
+    &qwen3_next::QWEN3_NEXT,
     &seed_oss::SEED_OSS,
     &smollm3::SMOLLM3,
 ];

@@ -37,6 +37,16 @@ pub enum RowOrder {
     },
     /// Another tensor's rows lie between these. `first` is 0 or 1.
     EverySecond { first: usize },
+    /// Blocks of `len` rows begin every `stride` rows, the first one at row `first`. Other tensors' rows
+    /// lie between them.
+    Blocks {
+        first: usize,
+        len: usize,
+        stride: usize,
+        /// The number of rows of a block that are rotated, if it is a head that is rotated in part. The
+        /// file has these first; ours are in the order of `Heads`.
+        num_rotated: Option<usize>,
+    },
 }
 
 impl RowOrder {
@@ -45,6 +55,16 @@ impl RowOrder {
         match self {
             Self::AsStored | Self::Heads { .. } => num_rows,
             Self::EverySecond { .. } => 2 * num_rows,
+            Self::Blocks { len, stride, .. } => num_rows / len * stride,
+        }
+    }
+
+    /// The number of a tensor's rows among some stored ones.
+    pub(crate) fn num_rows(self, num_stored: usize) -> usize {
+        match self {
+            Self::AsStored | Self::Heads { .. } => num_stored,
+            Self::EverySecond { .. } => num_stored / 2,
+            Self::Blocks { len, stride, .. } => num_stored / stride * len,
         }
     }
 
@@ -53,6 +73,22 @@ impl RowOrder {
         let (head_dim, num_dims, are_neighbours) = match self {
             Self::AsStored => return row,
             Self::EverySecond { first } => return 2 * row + first,
+            Self::Blocks {
+                first,
+                len,
+                stride,
+                num_rotated,
+            } => {
+                let in_block = match num_rotated {
+                    None => Self::AsStored,
+                    Some(num_dims) => Self::Heads {
+                        head_dim: len,
+                        num_dims,
+                        are_neighbours: false,
+                    },
+                };
+                return row / len * stride + first + in_block.stored(row % len);
+            }
             Self::Heads {
                 head_dim,
                 num_dims,

@@ -6,6 +6,7 @@
 mod driver;
 mod hidden_states;
 mod prompt_logprobs;
+mod recurrent;
 mod sampling;
 mod shared_pages;
 mod speculation;
@@ -36,51 +37,31 @@ pub fn run(
     page_size: u32,
     make: impl Fn(&ConformanceConfig) -> Box<dyn Executor>,
 ) {
-    assert!(
-        page_size >= 4 && vocab_size >= 64,
-        "the suite needs room for its rules"
-    );
-    let page_size = page_size as usize;
-    let mut suite = Suite {
-        vocab_size,
-        page_size,
-        num_groups: 1,
-        make: &make,
-    };
-    suite.num_groups = suite.executor(1, page_size).kv_layout().groups.len();
-    let suite = suite;
+    let suite = Suite::new(vocab_size, page_size, &make);
     let expected = suite.reference();
-    suite.chunked_equals_whole(&expected);
-    suite.paged_equals_contiguous(&expected);
-    suite.batched_equals_alone(&expected);
-    suite.threads_do_not_matter(&expected);
-    suite.two_steps_in_flight_equal_one(&expected);
+    suite.run_common(&expected);
     suite.cached_equals_recomputed();
     suite.copied_rows_are_the_reader_s_own();
     suite.pages_filled_in_the_same_step_can_be_read();
-    suite.slots_are_reused(&expected);
-    suite.resumed_equals_uninterrupted(&expected);
     suite.finished_layers_stay_as_they_are();
     suite.pages_lie_in_their_regions();
     suite.pages_can_be_moved(&expected);
     suite.pages_of_another_size_go_on(&expected);
-    suite.a_failed_step_leaves_the_others_right(&expected);
-    suite.steps_in_flight_survive_a_failed_one(&expected);
-    suite.a_row_that_cannot_be_drawn_from_ends_alone(&expected);
-    suite.a_batch_without_spans_draws_nothing();
-    suite.seeds_and_choices_decide();
-    suite.top_k_of_one_is_greedy();
-    suite.min_tokens_hold_end_tokens_back();
-    suite.penalties_count_what_they_should();
-    suite.masks_bind_their_slot_only(&expected);
-    suite.rules_are_masks_that_are_kept();
-    suite.biases_are_added();
-    suite.log_probabilities_are_in_order(&expected);
-    suite.prompts_are_scored_as_draws_are(&expected);
-    suite.hidden_states_depend_on_their_prompt_only(&expected);
-    suite.a_mean_is_that_of_the_last_tokens();
     suite.hidden_states_behind_cached_rows_are_the_same();
-    suite.drafts_change_nothing(&expected);
+}
+
+/// Runs the rules for models with recurrent layers, whose prefixes are reused with a state that was kept.
+/// Their executors need places for eight states.
+pub fn run_recurrent(
+    vocab_size: usize,
+    page_size: u32,
+    make: impl Fn(&ConformanceConfig) -> Box<dyn Executor>,
+) {
+    let suite = Suite::new(vocab_size, page_size, &make);
+    let expected = suite.reference();
+    suite.run_common(&expected);
+    suite.kept_states_equal_computed_ones();
+    suite.states_are_kept_while_others_run();
 }
 
 struct Suite<'a> {
@@ -95,7 +76,54 @@ const LONG_PROMPT: usize = 150;
 const NUM_TOKENS: usize = 7;
 const NUM_LOGPROBS: u32 = 50;
 
-impl Suite<'_> {
+impl<'a> Suite<'a> {
+    fn new(
+        vocab_size: usize,
+        page_size: u32,
+        make: &'a dyn Fn(&ConformanceConfig) -> Box<dyn Executor>,
+    ) -> Self {
+        assert!(
+            page_size >= 4 && vocab_size >= 64,
+            "the suite needs room for its rules"
+        );
+        let page_size = page_size as usize;
+        let mut suite = Self {
+            vocab_size,
+            page_size,
+            num_groups: 1,
+            make,
+        };
+        suite.num_groups = suite.executor(1, page_size).kv_layout().groups.len();
+        suite
+    }
+
+    /// The rules that share no rows between requests.
+    fn run_common(&self, expected: &[Vec<Sample>]) {
+        self.chunked_equals_whole(expected);
+        self.paged_equals_contiguous(expected);
+        self.batched_equals_alone(expected);
+        self.threads_do_not_matter(expected);
+        self.two_steps_in_flight_equal_one(expected);
+        self.slots_are_reused(expected);
+        self.resumed_equals_uninterrupted(expected);
+        self.a_failed_step_leaves_the_others_right(expected);
+        self.steps_in_flight_survive_a_failed_one(expected);
+        self.a_row_that_cannot_be_drawn_from_ends_alone(expected);
+        self.a_batch_without_spans_draws_nothing();
+        self.seeds_and_choices_decide();
+        self.top_k_of_one_is_greedy();
+        self.min_tokens_hold_end_tokens_back();
+        self.penalties_count_what_they_should();
+        self.masks_bind_their_slot_only(expected);
+        self.rules_are_masks_that_are_kept();
+        self.biases_are_added();
+        self.log_probabilities_are_in_order(expected);
+        self.prompts_are_scored_as_draws_are(expected);
+        self.hidden_states_depend_on_their_prompt_only(expected);
+        self.a_mean_is_that_of_the_last_tokens();
+        self.drafts_change_nothing(expected);
+    }
+
     fn driver(&self) -> Driver {
         self.driver_with_threads(1)
     }

@@ -1,7 +1,7 @@
 //! A decoder, or an encoder, as data. Each backend has one `forward.rs` that interprets it; a new family of models
 //! means mapping its configuration and its tensor names, not writing new kernels.
 
-use crate::{EncoderSpec, RotarySpec};
+use crate::{EncoderSpec, RecurrentSpec, RotarySpec};
 
 /// The shape of a decoder, or of an encoder, which has the same parts and some more.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,7 +31,10 @@ pub struct DecoderSpec {
 /// `x += scale * after(attention(before(x)))`, then the same with the feed-forward part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
+    /// In a recurrent layer, what the other layers have: it computes no attention.
     pub attention: AttentionSpec,
+    /// What takes attention's place, with a state for each sequence instead of keys and values.
+    pub recurrent: Option<RecurrentSpec>,
     pub attention_norms: BranchNorms,
     pub feed_forward: FeedForward,
     pub feed_forward_norms: BranchNorms,
@@ -93,6 +96,9 @@ pub struct AttentionSpec {
     /// Whether each query head has a score that its softmax counts beside those of positions. No value
     /// goes with it (gpt-oss).
     pub has_sinks: bool,
+    /// Whether what each query head gathers is multiplied by the sigmoid of a projection of the layer's
+    /// input (Qwen3-Next).
+    pub has_output_gate: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -176,6 +182,23 @@ impl NormSpec {
     }
 }
 
+impl DecoderSpec {
+    /// Whether any layer has a state for each sequence.
+    pub fn is_recurrent(&self) -> bool {
+        self.layers.iter().any(|layer| layer.recurrent.is_some())
+    }
+}
+
+impl LayerSpec {
+    /// The number of elements of a token between what mixes tokens and its output projection.
+    pub fn mixed_len(&self) -> usize {
+        match &self.recurrent {
+            None => self.attention.query_len(),
+            Some(RecurrentSpec::GatedDelta(spec)) => spec.value_len(),
+        }
+    }
+}
+
 impl BranchNorms {
     /// Only the norm of the input.
     pub fn before(norm: NormSpec) -> Self {
@@ -207,6 +230,7 @@ impl AttentionSpec {
             qkv_bias: false,
             output_bias: false,
             has_sinks: false,
+            has_output_gate: false,
         }
     }
 

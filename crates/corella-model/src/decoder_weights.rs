@@ -67,7 +67,7 @@ impl FileTensor {
     /// Some rows of a tensor, whose last size is the length of a row; a vector has rows of one element.
     /// The order may name only some of them.
     pub fn rows(self, rows: Range<usize>, order: RowOrder) -> Tensor {
-        let num_rows = rows.len() / order.num_stored(1);
+        let num_rows = order.num_rows(rows.len());
         let (num_columns, shape) = match self.shape[..] {
             [.., num_columns] if self.shape.len() > 1 => (num_columns, vec![num_rows, num_columns]),
             _ => (1, vec![num_rows]),
@@ -233,6 +233,13 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             && len == row_len
         {
             tensor.shape = vec![len];
+        }
+        // Convolutions of single channels have a size of 1 between their channels and their lengths.
+        if let (&[num_channels, len], &[stored_channels, 1, stored_len]) =
+            (shape, &tensor.shape[..])
+            && (num_channels, len) == (stored_channels, stored_len)
+        {
+            tensor.shape = vec![num_channels, len];
         }
         if tensor.shape != shape {
             let problem = format!(
@@ -491,8 +498,24 @@ impl Part {
         };
         if !stored.parts.is_empty() {
             let before = stored.parts.iter().take_while(|&&other| other != owner);
-            part.first = before.map(|&other| num_rows_of(other)).sum();
+            let before: usize = before.map(|&other| num_rows_of(other)).sum();
             part.num_rows = stored.parts.iter().map(|&other| num_rows_of(other)).sum();
+            if stored.takes_turns {
+                let num_heads = owner.num_stored_heads(layer);
+                let num_rotated = match part.order {
+                    RowOrder::Heads { num_dims, .. } => Some(num_dims),
+                    _ => None,
+                };
+                part.order = RowOrder::Blocks {
+                    first: before / num_heads,
+                    len: own / num_heads,
+                    stride: part.num_rows / num_heads,
+                    num_rotated,
+                };
+                part.num_taken = part.num_rows;
+            } else {
+                part.first = before;
+            }
         }
         if let Some(first) = stored.alternate {
             part.order = RowOrder::EverySecond { first };

@@ -32,6 +32,12 @@ pub trait ExecutorFactory: Send + Sync {
         format: KvFormat,
     ) -> u64;
 
+    /// Bytes that the recurrent layers of a model keep of each running request; 0 for other models, and
+    /// on devices that keep none.
+    fn state_bytes(&self, _spec: &DecoderSpec, _limits: &SchedulerConfig) -> u64 {
+        0
+    }
+
     /// About how many bytes of the device's memory an executor needs beside weights and KV pages, where
     /// that is worth planning for.
     fn working_bytes(

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use corella_core::{KvGroup, MAX_KV_GROUPS};
 
-use crate::DecoderSpec;
+use crate::{DecoderSpec, LayerSpec};
 
 /// The division of a decoder's layers into KV groups.
 ///
@@ -16,8 +16,8 @@ use crate::DecoderSpec;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroups {
     groups: Vec<KvGroup>,
-    /// The group of each layer.
-    of_layers: Vec<usize>,
+    /// The group of each layer; `None` for recurrent layers, which have no keys and values.
+    of_layers: Vec<Option<usize>>,
     /// Whether the layers take turns with the same rows of a page. An encoder needs the keys and values of
     /// a layer until the next one has its own.
     are_shared: bool,
@@ -43,7 +43,10 @@ impl KvGroups {
     pub fn one(spec: &DecoderSpec) -> Self {
         Self {
             groups: vec![KvGroup::default()],
-            of_layers: vec![0; spec.layers.len()],
+            of_layers: {
+                let has_rows = |layer: &LayerSpec| layer.recurrent.is_none().then_some(0);
+                spec.layers.iter().map(has_rows).collect()
+            },
             are_shared: spec.encoder.is_some(),
         }
     }
@@ -54,7 +57,8 @@ impl KvGroups {
             return Self::one(spec);
         }
         let max_position = u32::try_from(spec.max_position).unwrap_or(u32::MAX);
-        let windows = spec.layers.iter().map(|layer| {
+        let with_rows = { spec.layers.iter() }.filter(|layer| layer.recurrent.is_none());
+        let windows = with_rows.map(|layer| {
             let window = layer.attention.window.map(u32::try_from)?.ok();
             // A window as long as the context hides nothing.
             window.filter(|&window| window < max_position)
@@ -103,8 +107,13 @@ impl KvGroups {
             num_seen[kind] += 1;
             Some(first_groups[kind] + turn)
         };
+        let mut groups_of_rows = windows.iter().filter_map(group_of);
+        let of_layer = |layer: &LayerSpec| match layer.recurrent {
+            None => groups_of_rows.next(),
+            Some(_) => None,
+        };
         Self {
-            of_layers: windows.iter().filter_map(group_of).collect(),
+            of_layers: spec.layers.iter().map(of_layer).collect(),
             groups,
             are_shared: false,
         }
@@ -115,31 +124,36 @@ impl KvGroups {
     }
 
     /// Where some consecutive layers are, if a page holds only those of them that its group has: the
-    /// layers of a pipeline stage.
-    pub fn layers(&self, layers: Range<usize>) -> Vec<KvLayer> {
+    /// layers of a pipeline stage. `None` for recurrent layers.
+    pub fn layers(&self, layers: Range<usize>) -> Vec<Option<KvLayer>> {
         let mut num_layers = vec![0; self.groups.len()];
-        let place = |&group: &usize| {
+        let place = |group: &Option<usize>| {
+            let group = (*group)?;
             let in_page = num_layers[group];
             num_layers[group] += usize::from(!self.are_shared);
-            KvLayer { group, in_page }
+            Some(KvLayer { group, in_page })
         };
         self.of_layers[layers].iter().map(place).collect()
     }
 
     /// The number of layers that a page has room for, of some consecutive layers.
     pub fn num_page_layers(&self, layers: Range<usize>) -> usize {
-        let layers = self.layers(layers).into_iter();
+        let layers = self.layers(layers).into_iter().flatten();
         layers.map(|layer| layer.in_page + 1).max().unwrap_or(0)
     }
 
     /// Whether these are groups of a decoder: each layer is in one that keeps all that the layer reads.
     pub fn are_of(&self, spec: &DecoderSpec) -> bool {
-        let keeps = |(&group, window): (&usize, Option<usize>)| {
-            let kept = self.groups[group].window.map(|kept| kept as usize);
-            kept.is_none_or(|kept| window.is_some_and(|window| window <= kept))
+        let keeps = |(group, layer): (&Option<usize>, &LayerSpec)| {
+            let Some(group) = *group else {
+                return layer.recurrent.is_some();
+            };
+            let (window, kept) = (layer.attention.window, self.groups[group].window);
+            let is_kept = |kept| window.is_some_and(|window| window <= kept as usize);
+            layer.recurrent.is_none() && kept.is_none_or(is_kept)
         };
-        let windows = spec.layers.iter().map(|layer| layer.attention.window);
-        self.of_layers.len() == windows.len() && self.of_layers.iter().zip(windows).all(keeps)
+        let mut layers = self.of_layers.iter().zip(&spec.layers);
+        self.of_layers.len() == spec.layers.len() && layers.all(keeps)
     }
 }
 
@@ -153,8 +167,8 @@ impl Kind {
 mod tests {
     use super::*;
     use crate::{
-        Activation, AttentionSpec, BranchNorms, EncoderSpec, FeedForward, LayerSpec, MlpSpec,
-        NormSpec, RotarySpec,
+        Activation, AttentionSpec, BranchNorms, EncoderSpec, FeedForward, GatedDeltaSpec,
+        LayerSpec, MlpSpec, NormSpec, RecurrentSpec, RotarySpec,
     };
 
     fn spec(max_position: usize, windows: impl IntoIterator<Item = Option<usize>>) -> DecoderSpec {
@@ -174,6 +188,7 @@ mod tests {
             }),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,
+            recurrent: None,
             is_parallel: false,
         };
         DecoderSpec {
@@ -285,6 +300,44 @@ mod tests {
         assert!(KvGroups::one(&full).are_of(&narrow));
     }
 
+    /// Recurrent layers have no keys and values, so that pages hold the others alone.
+    #[test]
+    fn recurrent_layers_are_in_no_group() {
+        let mut hybrid = spec(4096, vec![None; 8]);
+        for (index, layer) in hybrid.layers.iter_mut().enumerate() {
+            layer.recurrent = (index % 4 != 3).then(|| {
+                RecurrentSpec::GatedDelta(GatedDeltaSpec {
+                    num_key_heads: 1,
+                    num_value_heads: 2,
+                    key_dim: 8,
+                    value_dim: 8,
+                    kernel_len: 4,
+                    norm: NormSpec::rms(1e-5),
+                })
+            });
+        }
+        assert_eq!(shape(&hybrid), (vec![(None, 1)], 2));
+        let groups = KvGroups::one(&hybrid);
+        let second = KvLayer {
+            group: 0,
+            in_page: 1,
+        };
+        assert_eq!(
+            groups.layers(6..8),
+            [
+                None,
+                Some(KvLayer {
+                    in_page: 0,
+                    ..second
+                })
+            ]
+        );
+        assert_eq!(groups.layers(0..8)[7], Some(second));
+        assert_eq!(groups.num_page_layers(0..3), 0);
+        hybrid.layers[3].recurrent = hybrid.layers[0].recurrent.clone();
+        assert!(!groups.are_of(&hybrid));
+    }
+
     /// An encoder keeps nothing, so that the memory of one layer is enough.
     #[test]
     fn the_layers_of_an_encoder_share_their_rows() {
@@ -302,6 +355,6 @@ mod tests {
             group: 0,
             in_page: 0,
         };
-        assert_eq!(groups.layers(0..3), [first; 3]);
+        assert_eq!(groups.layers(0..3), [Some(first); 3]);
     }
 }

@@ -39,16 +39,23 @@ impl KvLayers {
         }
     }
 
-    /// The layers of pipeline stages, which have their parts of a page one behind the other.
+    /// The layers of pipeline stages, which have their parts of a page one behind the other. Recurrent
+    /// layers have no place and no number.
     pub fn new(groups: &KvGroups, stages: impl IntoIterator<Item = Range<usize>>) -> Self {
         let mut places = Vec::new();
         let mut first = 0;
         for layers in stages {
             let num_page_layers = groups.num_page_layers(layers.clone());
-            places.extend(groups.layers(layers).into_iter().map(|place| KvLayer {
-                in_page: first + place.in_page,
-                ..place
-            }));
+            places.extend(
+                groups
+                    .layers(layers)
+                    .into_iter()
+                    .flatten()
+                    .map(|place| KvLayer {
+                        in_page: first + place.in_page,
+                        ..place
+                    }),
+            );
             first += num_page_layers;
         }
         Self {

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Index;
 
-use crate::{BranchNorms, FeedForward, LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, Tensor};
+use crate::{
+    AttentionSpec, BranchNorms, FeedForward, GatedDeltaSpec, LayerSpec, MlpSpec, NormKind,
+    NormSpec, QkNorm, RecurrentSpec, Tensor,
+};
 
 /// A tensor of a layer. Matrices are `[out, in]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,8 +26,28 @@ pub enum LayerTensor {
     KNorm,
     /// A score for each query head.
     Sinks,
+    /// The projection to what gates the output of each query head.
+    AttentionGate,
+    AttentionGateBias,
     O,
     OBias,
+    /// The projections of a gated delta network: queries, keys, values, what gates its outputs, its
+    /// strengths and its decays.
+    DeltaQ,
+    DeltaK,
+    DeltaV,
+    DeltaGate,
+    DeltaStrength,
+    DeltaDecay,
+    /// The convolution of queries, keys and values, `[channels, tokens]`, the newest token last.
+    DeltaConvolution,
+    /// What is added to the projected decays.
+    DeltaDecayBias,
+    /// The logarithm of what decays are multiplied by.
+    DeltaRate,
+    /// The norm of the outputs. Its weights are never stored without 1.
+    DeltaNorm,
+    DeltaO,
     /// The norm of attention's output.
     AttentionOutputNorm,
     AttentionOutputNormBias,
@@ -106,8 +129,10 @@ impl LayerTensor {
 
     pub fn role(self) -> TensorRole {
         TensorRole::Matrix(match self {
-            Self::Q | Self::K | Self::V => LayerInput::Attention,
-            Self::O => LayerInput::AttentionOutput,
+            Self::Q | Self::K | Self::V | Self::AttentionGate => LayerInput::Attention,
+            Self::DeltaQ | Self::DeltaK | Self::DeltaV => LayerInput::Attention,
+            Self::DeltaGate | Self::DeltaStrength | Self::DeltaDecay => LayerInput::Attention,
+            Self::O | Self::DeltaO => LayerInput::AttentionOutput,
             Self::Gate(Mlp::Expert(_)) | Self::Up(Mlp::Expert(_)) => LayerInput::Expert,
             Self::Gate(_) | Self::Up(_) => LayerInput::Mlp,
             Self::Down(Mlp::Only) => LayerInput::MlpOutput,
@@ -142,6 +167,7 @@ impl LayerTensor {
             Self::Q => Self::QBias,
             Self::K => Self::KBias,
             Self::V => Self::VBias,
+            Self::AttentionGate => Self::AttentionGateBias,
             Self::O => Self::OBias,
             Self::AttentionOutputNorm => Self::AttentionOutputNormBias,
             Self::MlpNorm => Self::MlpNormBias,
@@ -154,6 +180,15 @@ impl LayerTensor {
         })
     }
 
+    /// The heads by which a matrix takes turns with others that are stored in one tensor with it.
+    pub fn num_stored_heads(self, layer: &LayerSpec) -> usize {
+        match (&layer.recurrent, self) {
+            (_, Self::Q | Self::AttentionGate) => layer.attention.num_heads,
+            (Some(RecurrentSpec::GatedDelta(spec)), _) => spec.num_key_heads,
+            (None, _) => layer.attention.num_kv_heads,
+        }
+    }
+
     /// The matrix or the norm that a bias belongs to.
     pub fn owner(self) -> Option<Self> {
         Some(match self {
@@ -161,6 +196,7 @@ impl LayerTensor {
             Self::QBias => Self::Q,
             Self::KBias => Self::K,
             Self::VBias => Self::V,
+            Self::AttentionGateBias => Self::AttentionGate,
             Self::OBias => Self::O,
             Self::AttentionOutputNormBias => Self::AttentionOutputNorm,
             Self::MlpNormBias => Self::MlpNorm,
@@ -195,6 +231,18 @@ impl fmt::Display for LayerTensor {
             Self::QNorm => f.write_str("q_norm"),
             Self::KNorm => f.write_str("k_norm"),
             Self::Sinks => f.write_str("sinks"),
+            Self::AttentionGate => f.write_str("attention_gate"),
+            Self::DeltaQ => f.write_str("delta_q"),
+            Self::DeltaK => f.write_str("delta_k"),
+            Self::DeltaV => f.write_str("delta_v"),
+            Self::DeltaGate => f.write_str("delta_gate"),
+            Self::DeltaStrength => f.write_str("delta_strength"),
+            Self::DeltaDecay => f.write_str("delta_decay"),
+            Self::DeltaConvolution => f.write_str("delta_convolution"),
+            Self::DeltaDecayBias => f.write_str("delta_decay_bias"),
+            Self::DeltaRate => f.write_str("delta_rate"),
+            Self::DeltaNorm => f.write_str("delta_norm"),
+            Self::DeltaO => f.write_str("delta_o"),
             Self::O => f.write_str("o"),
             Self::AttentionOutputNorm => f.write_str("attention_output_norm"),
             Self::MlpNorm => f.write_str("mlp_norm"),
@@ -220,7 +268,7 @@ impl LayerInput {
     pub fn len(self, layer: &LayerSpec, hidden_size: usize) -> usize {
         match self {
             Self::Attention | Self::Mlp | Self::Expert => hidden_size,
-            Self::AttentionOutput => layer.attention.query_len(),
+            Self::AttentionOutput => layer.mixed_len(),
             Self::MlpOutput | Self::ExpertOutput => layer.feed_forward.mlp().intermediate_size,
             Self::SharedOutput => match &layer.feed_forward {
                 FeedForward::Experts(experts) => {
@@ -239,31 +287,15 @@ impl LayerSpec {
         use LayerTensor::*;
         let mut list = TensorList(Vec::new());
         let hidden = hidden_size;
-        let attention = &self.attention;
-        let (query, key) = (attention.query_len(), attention.kv_len());
         list.norms(
             &self.attention_norms,
             [AttentionNorm, AttentionOutputNorm],
             hidden,
         );
-        list.matrix(Q, query, hidden, attention.qkv_bias);
-        list.matrix(K, key, hidden, attention.qkv_bias);
-        list.matrix(V, key, hidden, attention.qkv_bias);
-        match attention.qk_norm {
-            Some(QkNorm::Heads(_)) => {
-                list.vector(QNorm, attention.head_dim);
-                list.vector(KNorm, attention.head_dim);
-            }
-            Some(QkNorm::Whole(_)) => {
-                list.vector(QNorm, query);
-                list.vector(KNorm, key);
-            }
-            None => {}
+        match &self.recurrent {
+            None => list.attention(&self.attention, hidden),
+            Some(RecurrentSpec::GatedDelta(spec)) => list.gated_delta(spec, hidden),
         }
-        if attention.has_sinks {
-            list.vector(Sinks, attention.num_heads);
-        }
-        list.matrix(O, hidden, query, attention.output_bias);
         list.norms(&self.feed_forward_norms, [MlpNorm, MlpOutputNorm], hidden);
         match &self.feed_forward {
             FeedForward::Mlp(mlp) => list.mlp(Mlp::Only, mlp, hidden),
@@ -314,6 +346,48 @@ impl TensorList {
                 }
             }
         }
+    }
+
+    fn attention(&mut self, attention: &AttentionSpec, hidden: usize) {
+        use LayerTensor::*;
+        let (query, key) = (attention.query_len(), attention.kv_len());
+        self.matrix(Q, query, hidden, attention.qkv_bias);
+        if attention.has_output_gate {
+            self.matrix(AttentionGate, query, hidden, attention.qkv_bias);
+        }
+        self.matrix(K, key, hidden, attention.qkv_bias);
+        self.matrix(V, key, hidden, attention.qkv_bias);
+        match attention.qk_norm {
+            Some(QkNorm::Heads(_)) => {
+                self.vector(QNorm, attention.head_dim);
+                self.vector(KNorm, attention.head_dim);
+            }
+            Some(QkNorm::Whole(_)) => {
+                self.vector(QNorm, query);
+                self.vector(KNorm, key);
+            }
+            None => {}
+        }
+        if attention.has_sinks {
+            self.vector(Sinks, attention.num_heads);
+        }
+        self.matrix(O, hidden, query, attention.output_bias);
+    }
+
+    fn gated_delta(&mut self, spec: &GatedDeltaSpec, hidden: usize) {
+        use LayerTensor::*;
+        let (key, value) = (spec.key_len(), spec.value_len());
+        self.matrix(DeltaQ, key, hidden, false);
+        self.matrix(DeltaK, key, hidden, false);
+        self.matrix(DeltaV, value, hidden, false);
+        self.matrix(DeltaGate, value, hidden, false);
+        self.matrix(DeltaStrength, spec.num_value_heads, hidden, false);
+        self.matrix(DeltaDecay, spec.num_value_heads, hidden, false);
+        self.add(DeltaConvolution, vec![spec.num_channels(), spec.kernel_len]);
+        self.vector(DeltaDecayBias, spec.num_value_heads);
+        self.vector(DeltaRate, spec.num_value_heads);
+        self.vector(DeltaNorm, spec.value_dim);
+        self.matrix(DeltaO, hidden, value, false);
     }
 
     fn mlp(&mut self, which: Mlp, mlp: &MlpSpec, hidden: usize) {
@@ -434,6 +508,7 @@ mod tests {
             },
             feed_forward: FeedForward::Mlp(mlp(10, false, true)),
             feed_forward_norms: BranchNorms::before(layer_norm),
+            recurrent: None,
             residual_scale: 1.0,
             is_parallel: false,
         };

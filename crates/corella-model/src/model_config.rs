@@ -46,6 +46,14 @@ impl ModelConfig {
         let architecture = Architecture::of_folder(&fields)?;
         let config = fields.object();
         let spec = architecture.spec(&fields)?;
+        // Models that also see or hear have the tokens of their decoder in its object.
+        let token_ids = |field| match config.token_ids(field)? {
+            ids if !ids.is_empty() => Ok(ids),
+            ids => match config.try_object("text_config")? {
+                Some(text) => text.token_ids(field),
+                None => Ok(ids),
+            },
+        };
         let mut model = Self {
             architecture,
             num_vocab_rows: spec.vocab_size,
@@ -53,8 +61,8 @@ impl ModelConfig {
             has_head: true,
             dtype: dtype(config)?,
             quantization: Quantization::parse(config)?,
-            bos_token_id: config.token_ids("bos_token_id")?.first().copied(),
-            eos_token_ids: config.token_ids("eos_token_id")?,
+            bos_token_id: token_ids("bos_token_id")?.first().copied(),
+            eos_token_ids: token_ids("eos_token_id")?,
             generation: GenerationDefaults::default(),
         };
         if let Some((file, bytes)) = generation {

@@ -54,8 +54,11 @@ impl LayerTensor {
     fn part(self, feed_forward: &FeedForward) -> ModelPart {
         let owner = self.owner().unwrap_or(self);
         match owner {
-            _ if owner.is_norm() => ModelPart::Norm,
-            Self::Q | Self::K | Self::V | Self::O => ModelPart::Attention,
+            _ if owner.is_norm() || owner == Self::DeltaNorm => ModelPart::Norm,
+            Self::Q | Self::K | Self::V | Self::O | Self::AttentionGate => ModelPart::Attention,
+            Self::DeltaQ | Self::DeltaK | Self::DeltaV | Self::DeltaO => ModelPart::Attention,
+            Self::DeltaGate | Self::DeltaStrength | Self::DeltaDecay => ModelPart::Attention,
+            Self::DeltaConvolution | Self::DeltaDecayBias | Self::DeltaRate => ModelPart::Attention,
             _ => match feed_forward {
                 FeedForward::Mlp(_) => ModelPart::Mlp,
                 FeedForward::Experts(_) => ModelPart::Experts,
@@ -179,7 +182,9 @@ mod tests {
             ("golden/phi3", false),
             ("golden/qwen2-moe", false),
             ("golden/qwen3-gqa-tied-sharded", false),
+            ("golden/qwen3-5", false),
             ("golden/qwen3-moe", false),
+            ("golden/qwen3-next", false),
             ("gguf/family/gemma3.gguf", false),
             ("gguf/family/mixtral.gguf", false),
             ("gguf/family/phi3.gguf", false),

@@ -15,6 +15,7 @@ use crate::draft_model::DraftCheckpoint;
 use crate::encoder_limit;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::option_name::in_options;
+use crate::recurrent_limit;
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, LlmOptions, LoadWatcher, TokenCost};
@@ -41,6 +42,8 @@ pub struct Hardware {
     /// The number of layers in a page, if pages that fell out of a sliding window are given back.
     pub num_page_layers: Option<usize>,
     pub kv_bytes: u64,
+    /// What recurrent layers keep of each running request; 0 without such layers.
+    pub state_bytes: u64,
 }
 
 /// What differs for a draft model; everything else is the same as for the model that it drafts for.
@@ -248,6 +251,7 @@ pub(crate) fn load(
     let factory = factory.as_ref();
     let device = factory.device();
     check_options(&device, spec, options)?;
+    let state_bytes = factory.state_bytes(spec, &scheduler);
     let format = options.weight_format;
     let formats = Formats::new(factory, checkpoint, format, kv_groups, options)?;
     let draft = match draft {
@@ -264,6 +268,12 @@ pub(crate) fn load(
         let models = [Some(&formats), of_draft].into_iter().flatten();
         models.map(num_bytes).sum()
     };
+    if state_bytes > 0 {
+        recurrent_limit::check_options(options, of_draft.map(|formats| formats.spec))?;
+        let weights = sum(&|formats| formats.packed_bytes());
+        let left = device.memory.available_bytes.saturating_sub(weights);
+        recurrent_limit::set_limits(&mut scheduler, state_bytes, left)?;
+    }
     let page_bytes = formats.page_bytes(&scheduler);
     let draft_page_bytes = of_draft.map_or(0, |formats| formats.page_bytes(&scheduler));
     let num_pages_per_draft_page = u64::from(pages_per_draft_page(&scheduler.kv_groups));
@@ -320,6 +330,7 @@ pub(crate) fn load(
         page_size: scheduler.page_size,
         num_page_layers,
         kv_bytes: page_bytes * u64::from(scheduler.num_pages),
+        state_bytes,
     };
     Ok(Loaded {
         executor: loaded.executor,

@@ -22,6 +22,7 @@ mod model_identity;
 mod options;
 mod perplexity;
 mod quantize;
+mod recurrent_limit;
 mod token_cost;
 mod tokenizer_loader;
 mod vocabulary;

@@ -163,7 +163,7 @@ impl Llm {
         let executor = &hardware.executor;
         format!(
             "{name} on {device} ({isa}, {threads} thread{s}{stages}): weights {weights} {weight_format}{kept}, \
-             {pages} KV pages of {page_size} tokens{layers} ({kv} {kv_format}), context {context}{head}{draft}",
+             {pages} KV pages of {page_size} tokens{layers} ({kv} {kv_format}){states}, context {context}{head}{draft}",
             name = self.name,
             device = executor.device,
             isa = executor.isa,
@@ -191,6 +191,10 @@ impl Llm {
             },
             kv = display_bytes(hardware.kv_bytes),
             kv_format = hardware.kv_format.name(),
+            states = match hardware.state_bytes {
+                0 => String::new(),
+                bytes => format!(", {} of state for each request", display_bytes(bytes)),
+            },
             context = self.max_model_len,
             head = match (self.config.has_head, &self.sentence.classes) {
                 (true, _) => "",

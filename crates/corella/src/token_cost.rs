@@ -2,7 +2,8 @@
 
 use corella_model::LayerTensor::{Down, Gate, Up};
 use corella_model::{
-    AttentionSpec, DecoderSpec, FeedForward, KvFormat, LayerSpec, Mlp, TensorSpec, WeightFormat,
+    AttentionSpec, DecoderSpec, FeedForward, KvFormat, LayerSpec, Mlp, RecurrentSpec, TensorSpec,
+    WeightFormat,
 };
 
 /// Operations and bytes that any implementation of a model needs.
@@ -29,6 +30,10 @@ impl TokenCost<'_> {
         // Attention computes a score and a weighted sum for each pair of positions.
         let attention: f64 = (spec.layers.iter())
             .map(|layer| {
+                if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+                    // A token's query and key read the state, and its key changes it.
+                    return 6.0 * tokens * (spec.value_len() * spec.key_dim) as f64;
+                }
                 4.0 * num_pairs(&layer.attention, tokens) * layer.attention.query_len() as f64
             })
             .sum();
@@ -42,6 +47,9 @@ impl TokenCost<'_> {
         let spec = self.spec;
         let weights = num_layer_weights(spec, Experts::OfToken) + num_head_weights(spec);
         let kv_bytes = |layer: &LayerSpec| {
+            if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+                return (spec.value_len() * spec.key_dim * size_of::<f32>()) as f64;
+            }
             let attention = &layer.attention;
             let row = 2 * attention.num_kv_heads * self.kv_format.row_bytes(attention.head_dim);
             let num_rows = (attention.window).map_or(num_context_tokens, |window| {

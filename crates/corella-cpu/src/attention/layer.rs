@@ -2,7 +2,7 @@
 
 use corella_model::{AttentionSpec, KvLayer};
 
-use crate::dense::{PackedRows, Tiles};
+use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::Kernels;
 use crate::kv::KvMemory;
 
@@ -22,6 +22,8 @@ pub struct AttentionLayer<'a> {
     pub spans: &'a Spans,
     pub plan: &'a AttentionPlan,
     pub queries: &'a Queries,
+    /// What gates the outputs of query heads, `[rows][heads][head_dim]`.
+    pub gates: Option<&'a Buffer>,
     pub out: &'a PackedRows,
     pub tiles: Tiles,
 }
@@ -35,6 +37,15 @@ impl AttentionLayer<'_> {
     /// The sink of a query head, counted from the layer's first one.
     pub(super) fn sink(&self, head: usize) -> Option<f32> {
         self.sinks.get(head).copied()
+    }
+
+    /// Multiplies one head of a row by its gates.
+    pub(super) fn gate(&self, gates: &Buffer, (row, head): (usize, usize), values: &mut [f32]) {
+        let dim = values.len();
+        // SAFETY: nobody writes gates between the barriers around attention.
+        let gates = unsafe { &gates.row(row)[head * dim..][..dim] };
+        // SAFETY: both have `dim` elements.
+        unsafe { (self.kernels.gate)(values.as_mut_ptr(), gates.as_ptr(), dim) };
     }
 
     /// Yields, for each row of the task, the row of the step and the query head.

@@ -200,6 +200,9 @@ impl AttentionLayer<'_> {
                 // Adding 0 turns -0 into 0, so that the sign does not depend on masked positions.
                 *value = *value * scale + 0.0;
             }
+            if let Some(gates) = self.gates {
+                self.gate(gates, at, values);
+            }
             self.write_row(at, values);
         }
     }

@@ -104,6 +104,13 @@ impl AttentionLayer<'_> {
             // SAFETY: the source is a row of `out`; each (row, head) belongs to one task.
             unsafe {
                 let from = scratch.out.add(from);
+                if let Some(gates) = self.gates {
+                    let values = &mut scratch.row;
+                    (kernels.store_row)(from, sums, head_dim, values.as_mut_ptr());
+                    self.gate(gates, (row, head), values);
+                    self.out.write(self.kernels, &rows, row, first, values);
+                    continue;
+                }
                 match self.out.form() {
                     Form::MatrixTiles => {
                         let to = self.out.row_ptr(&rows, row, first);

@@ -41,6 +41,10 @@ pub const KERNELS: Kernels = Kernels {
     silu_mul,
     activate,
     soft_cap,
+    delta_rows,
+    update_state,
+    convolve,
+    gate,
     low_rank_down,
     low_rank_up,
     scores: ByKvFormat {

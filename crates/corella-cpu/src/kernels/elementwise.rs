@@ -433,6 +433,30 @@ macro_rules! elementwise {
         }
 
         $(#[target_feature(enable = $features)])?
+        unsafe fn delta_rows(rows: super::DeltaRows<'_>) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::gated_delta::delta_rows(rows) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn update_state(update: super::StateUpdate<'_>) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::gated_delta::update_state(update) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn convolve(convolution: super::Convolution<'_>) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::gated_delta::convolve(convolution) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn gate(x: *mut f32, gates: *const f32, n: usize) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::gated_delta::gate(x, gates, n) }
+        }
+
+        $(#[target_feature(enable = $features)])?
         unsafe fn low_rank_down(product: super::LowRankDown) {
             // SAFETY: the caller promises as much.
             unsafe { super::low_rank::low_rank_down(product) }

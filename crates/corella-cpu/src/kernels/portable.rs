@@ -43,6 +43,10 @@ pub static KERNELS: Kernels = Kernels {
     silu_mul,
     activate,
     soft_cap,
+    delta_rows,
+    update_state,
+    convolve,
+    gate,
     low_rank_down,
     low_rank_up,
     scores: ByKvFormat {

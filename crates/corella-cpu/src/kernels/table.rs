@@ -4,6 +4,7 @@ use corella_model::{Activation, DType, KvFormat};
 
 use super::elementwise::{NormRotate, QuantiseRow};
 use super::form::{Form, TILE_K};
+use super::gated_delta::{Convolution, DeltaRows, StateUpdate};
 use super::gemm::{Gemm, Int8Gemm, TileRows};
 use super::grouped::GroupedGemm;
 use super::low_rank::{LowRankDown, LowRankUp};
@@ -87,6 +88,14 @@ pub struct Kernels {
     pub activate: unsafe fn(activation: Activation, x: *mut f32, n: usize),
     /// `x[i] = cap * tanh(x[i] * scale / cap)`.
     pub soft_cap: unsafe fn(x: *mut f32, n: usize, scale: f32, cap: f32),
+    /// Computes rows of a gated delta network.
+    pub delta_rows: unsafe fn(DeltaRows<'_>),
+    /// Moves the state of a gated delta network on behind a chunk.
+    pub update_state: unsafe fn(StateUpdate<'_>),
+    /// Convolves channels over tokens.
+    pub convolve: unsafe fn(Convolution<'_>),
+    /// `x[i] *= sigmoid(gates[i])`.
+    pub gate: unsafe fn(x: *mut f32, gates: *const f32, n: usize),
     /// Multiplies a row by the first matrix of an adapter.
     pub low_rank_down: unsafe fn(LowRankDown),
     /// Adds the product with the second matrix of an adapter to outputs.

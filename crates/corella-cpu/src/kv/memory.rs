@@ -117,7 +117,9 @@ impl KvMemory {
     /// `None` where memory should be near to the worker that writes it first.
     pub fn page_commit(&self) -> Option<PageCommit> {
         let part_bytes = self.num_kv_heads * self.part_bytes();
-        (!has_near_memory()).then(|| PageCommit::new(self.num_layers, self.num_pages, part_bytes))
+        let has_pages = part_bytes > 0 && self.num_layers > 0;
+        (has_pages && !has_near_memory())
+            .then(|| PageCommit::new(self.num_layers, self.num_pages, part_bytes))
     }
 
     /// Has the system give memory for some pages. What others write there meanwhile stays.

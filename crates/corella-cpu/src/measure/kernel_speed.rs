@@ -268,6 +268,7 @@ impl Bench {
                     kv_layer: KvLayer { group: 0, in_page },
                     spans: &spans,
                     plan: &plan,
+                    gates: None,
                     queries: &queries,
                     out: &out,
                     tiles,

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use corella_model::{AttentionSpec, DecoderSpec, FeedForward, LayerSpec};
+use corella_model::{AttentionSpec, DecoderSpec, FeedForward, GatedDeltaSpec, LayerSpec};
 
 use crate::attention::Queries;
 use crate::dense::{Buffer, PackedRows};
@@ -12,7 +12,7 @@ use crate::weights::{PackedLayer, PackedWeights};
 
 use super::adapter::AdapterRows;
 use super::expert_layer::ExpertRows;
-use super::forward::norms_sums;
+use super::forward::{gated_delta, norms_sums};
 use super::head_groups::HeadGroups;
 use super::projection::is_normed_apart;
 
@@ -27,6 +27,10 @@ pub struct Activations {
     /// The queries, keys and values of all heads, for layers that norm them across groups.
     pub projected: Option<Buffer>,
     pub queries: Queries,
+    /// What gates the outputs of query heads.
+    pub gates: Option<Buffer>,
+    /// The rows of recurrent layers.
+    pub delta: Option<DeltaActivations>,
     /// What a layer's part computes, for parts with a norm behind them and for shared experts.
     pub branch: Option<Buffer>,
     pub experts: Option<ExpertRows>,
@@ -36,6 +40,14 @@ pub struct Activations {
     /// The final norm's output, for one block of the rows that are sampled.
     pub head_input: PackedRows,
     pub logits: Buffer,
+}
+
+/// Rows inside of a gated delta network.
+pub struct DeltaActivations {
+    /// `[rows][queries, keys, values, gates, strengths, decays]`.
+    pub projected: Buffer,
+    /// The queries, keys and values behind the convolution.
+    pub convolved: Buffer,
 }
 
 /// Rows whose length differs from layer to layer. All layers use the same memory.
@@ -76,11 +88,11 @@ impl Activations {
         let gathered = |num_rows, k| PackedRows::new(num_rows, k, expert_form, has_groups);
         let most = |len: &dyn Fn(&LayerSpec) -> usize| spec.layers.iter().map(len).max();
         let most = |len: &dyn Fn(&LayerSpec) -> usize| most(len).unwrap_or(0);
-        let attended = packed(max_rows, most(&|layer| layer.attention.query_len()))?;
+        let attended = packed(max_rows, most(&LayerSpec::mixed_len))?;
         let gated = packed(max_rows, most(&gated_len))?;
         let experts = ExpertRows::new(spec, kernels, max_rows, gathered)?;
         let layers = spec.layers.iter().map(|layer| LayerRows {
-            attended: attended.shortened(layer.attention.query_len()),
+            attended: attended.shortened(layer.mixed_len()),
             gated: gated.shortened(gated_len(layer)),
             expert_gated: experts.as_ref().and_then(|experts| experts.gated_of(layer)),
         });
@@ -91,6 +103,9 @@ impl Activations {
         let heads_len = HeadGroups::new(attention).num_lanes() + PANEL_LANES;
         let heads = (0..sizes.num_threads).map(|_| Buffer::new(max_rows, heads_len));
         let angles = (0..sizes.num_rotaries).map(|_| Buffer::new(max_rows, attention.head_dim));
+        let with_gates = { spec.layers.iter() }.filter(|layer| layer.recurrent.is_none());
+        let with_gates = with_gates.filter(|layer| layer.attention.has_output_gate);
+        let gates = with_gates.map(|layer| layer.attention.query_len()).max();
         let projected = spec.layers.iter().map(|layer| &layer.attention);
         let projected = projected.filter(|attention| is_normed_apart(attention));
         let projected = projected.map(|attention| attention.query_len() + 2 * attention.kv_len());
@@ -106,6 +121,8 @@ impl Activations {
                 .map(|len| Buffer::new(max_rows, len))
                 .transpose()?,
             queries: Queries::new(kernels, most_heads.unwrap_or(attention), kv, max_rows)?,
+            gates: gates.map(|len| Buffer::new(max_rows, len)).transpose()?,
+            delta: DeltaActivations::new(spec, max_rows)?,
             branch: has_branch
                 .then(|| Buffer::new(max_rows, hidden))
                 .transpose()?,
@@ -117,6 +134,23 @@ impl Activations {
             head_input: PackedRows::new(sizes.logit_rows, hidden, head.form, head.is_grouped())?,
             logits: Buffer::new(sizes.logit_rows, spec.vocab_size)?,
         })
+    }
+}
+
+impl DeltaActivations {
+    /// `None` for models without such a layer.
+    fn new(spec: &DecoderSpec, max_rows: usize) -> io::Result<Option<Self>> {
+        let specs = || spec.layers.iter().filter_map(gated_delta);
+        let projected = |spec: &GatedDeltaSpec| {
+            spec.num_channels() + spec.value_len() + 2 * spec.num_value_heads
+        };
+        let Some(num_channels) = specs().map(GatedDeltaSpec::num_channels).max() else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            projected: Buffer::new(max_rows, specs().map(projected).max().unwrap_or(0))?,
+            convolved: Buffer::new(max_rows, num_channels)?,
+        }))
     }
 }
 

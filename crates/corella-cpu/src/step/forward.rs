@@ -7,14 +7,15 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{
-    AttentionSpec, DecoderSpec, DeviceError, FeedForward, KvFormat, KvLayer, LayerInput, LayerSpec,
-    MlpSpec, RotarySpec,
+    AttentionSpec, DecoderSpec, DeviceError, FeedForward, GatedDeltaSpec, KvFormat, KvLayer,
+    LayerInput, LayerSpec, MlpSpec, RecurrentSpec, RotarySpec,
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, Weights, shared_gemm};
 use crate::kernels::{Kernels, PANEL_LANES};
 use crate::kv::KvMemory;
+use crate::recurrent::{DeltaLayer, DeltaScratch, StateLimits, StateMemory};
 use crate::system::Worker;
 use crate::weights::{
     AdaptedMatrix, PackedFeedForward, PackedLayer, PackedMatrix, PackedMlp, PackedNorm,
@@ -45,6 +46,8 @@ pub struct Forward {
     /// The number of layers in the stages before this one.
     pub(super) first_layer: usize,
     pub kv: Arc<KvMemory>,
+    /// The states of sequences, if layers have any.
+    pub states: Option<StateMemory>,
     pub(super) activations: Activations,
     pub(super) scratch: Vec<Mutex<Scratch>>,
     pub profile: Option<Arc<Profile>>,
@@ -54,7 +57,8 @@ pub struct Forward {
 pub struct LayerPlace {
     pub rotary: usize,
     attention_kind: usize,
-    pub kv: KvLayer,
+    /// `None` for recurrent layers.
+    kv: Option<KvLayer>,
     /// Layers of a page that are done in all KV groups once this one has its keys and values.
     num_page_layers_done: usize,
 }
@@ -62,6 +66,7 @@ pub struct LayerPlace {
 /// The memory in which one worker computes what the others do not see.
 pub struct Scratch {
     attention: AttentionScratch,
+    delta: DeltaScratch,
     experts: ExpertPlan,
 }
 
@@ -83,8 +88,8 @@ pub struct ForwardParts {
     pub weights: PackedWeights,
     /// The number of layers in the stages before this one.
     pub first_layer: usize,
-    /// Where the keys and values of the layers are.
-    pub kv_layers: Vec<KvLayer>,
+    /// Where the keys and values of the layers are; `None` for recurrent layers.
+    pub kv_layers: Vec<Option<KvLayer>>,
     pub num_pages: usize,
     pub page_size: u32,
     pub kv_format: KvFormat,
@@ -97,12 +102,19 @@ pub struct ForwardParts {
     pub max_context: usize,
     /// The largest rank of an adapter's matrices, if there can be adapters.
     pub max_adapter_rank: Option<usize>,
+    pub states: StateLimits,
+}
+
+impl LayerPlace {
+    pub fn kv(&self) -> KvLayer {
+        self.kv.expect("a recurrent layer has no keys and values")
+    }
 }
 
 impl Forward {
     /// Allocates the KV pages and the activations.
     pub fn new(parts: ForwardParts) -> Result<Self, DeviceError> {
-        let in_page = parts.kv_layers.iter().map(|layer| layer.in_page + 1);
+        let in_page = { parts.kv_layers.iter().flatten() }.map(|layer| layer.in_page + 1);
         let kv = KvMemory::for_kernels(
             parts.kernels,
             in_page.max().unwrap_or(0),
@@ -129,6 +141,7 @@ impl Forward {
             draws,
             max_context,
             max_adapter_rank,
+            states,
             ..
         } = parts;
         let head_form = weights.ends.head.form;
@@ -137,9 +150,12 @@ impl Forward {
         let (mut rotaries, mut kinds, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (layer, &kv_layer)) in spec.layers.iter().zip(&kv_layers).enumerate() {
             let attention = &layer.attention;
-            let to_come = kv_layers[index + 1..].iter().map(|layer| layer.in_page);
+            let to_come = { kv_layers[index + 1..].iter().flatten() }.map(|layer| layer.in_page);
             let alike = |&index: &usize| divide_alike(&spec.layers[index].attention, attention);
-            let attention_kind = index_or_add(&mut kinds, alike, layers.len());
+            let attention_kind = match layer.recurrent {
+                None => index_or_add(&mut kinds, alike, layers.len()),
+                Some(_) => 0,
+            };
             let rotary = attention.rotary.as_ref();
             let is_it = |other: &Option<&RotarySpec>| *other == rotary;
             layers.push(LayerPlace {
@@ -158,9 +174,11 @@ impl Forward {
         };
         let activations = Activations::new(&spec, kernels, &weights, &kv, sizes)?;
         let head_dim = spec.layers[0].attention.head_dim;
+        let deltas = || (spec.layers.iter()).filter_map(|layer| gated_delta(layer));
         let scratch = (0..num_threads).map(|_| {
             Ok(Mutex::new(Scratch {
                 attention: AttentionScratch::new(kernels, &kv, head_dim)?,
+                delta: DeltaScratch::new(deltas().map(|spec| (spec.key_dim, spec.value_dim))),
                 experts: ExpertPlan::default(),
             }))
         });
@@ -178,6 +196,7 @@ impl Forward {
             head_tile_rows,
             weights,
             kv,
+            states: StateMemory::new(&spec, states),
             activations,
             profile: None,
             spec,
@@ -226,7 +245,7 @@ impl Forward {
         self.enter(layout, incoming, worker);
         barrier_after(Operation::Embed, walk);
         for (index, layer) in self.weights.layers.iter().enumerate() {
-            self.attention(layout, index, layer, walk, &mut scratch.attention, observer);
+            self.mix(layout, index, layer, walk, &mut scratch, observer);
             match &layer.feed_forward {
                 PackedFeedForward::Mlp(mlp) => {
                     self.mlp(layout, index, (layer, mlp), walk, observer);
@@ -340,13 +359,14 @@ impl Forward {
         }
     }
 
-    fn attention(
+    /// The part of a layer that mixes tokens: attention, or what takes its place.
+    fn mix(
         &self,
         layout: &StepLayout,
         index: usize,
         layer: &PackedLayer,
         walk: &mut Walk<'_>,
-        scratch: &mut AttentionScratch,
+        scratch: &mut Scratch,
         observer: &impl Observer,
     ) {
         let (act, grid) = (&self.activations, layout.grid);
@@ -359,29 +379,11 @@ impl Forward {
         }
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
-        self.project(layout, index, layer, walk);
-        // This is behind the barrier before which every worker's keys and values were written.
-        if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
-            let num_done = self.layers[index].num_page_layers_done;
-            self.kv.counter.advance(step, num_done);
+        match gated_delta(spec) {
+            None => self.attend(layout, index, layer, walk, &mut scratch.attention),
+            Some(spec) => self.run_delta(layout, index, (spec, layer), walk, &mut scratch.delta),
         }
         let attended = &act.layers[index].attended;
-        AttentionLayer {
-            kernels: self.kernels,
-            spec: &spec.attention,
-            sinks: &layer.sinks,
-            kv: &self.kv,
-            kv_layer: self.layers[index].kv,
-            spans: &layout.spans,
-            plan: &layout.attention[self.layers[index].attention_kind],
-            queries: &act.queries,
-            out: attended,
-            tiles: grid.tiles,
-        }
-        .run(worker, scratch);
-        let (flops, bytes) = self.attention_cost(layout, &spec.attention);
-        walk.count(Operation::Attention, flops, bytes);
-        barrier_after(Operation::Attention, walk);
         self.complete(attended, &layer.output, grid, walk);
         observer.observe(LayerInput::AttentionOutput, attended, grid.tiles, worker);
         let after = norms.after.as_ref();
@@ -390,6 +392,99 @@ impl Forward {
         let weights = self.adapted(layout, place, attended, &layer.output, walk);
         self.dense(Operation::Output, attended, grid, weights, out, walk);
         self.add_part(spec, after, grid, worker);
+    }
+
+    fn attend(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        layer: &PackedLayer,
+        walk: &mut Walk<'_>,
+        scratch: &mut AttentionScratch,
+    ) {
+        let (act, grid, worker) = (&self.activations, layout.grid, walk.worker);
+        let spec = &self.spec.layers[index];
+        if let (Some(weights), Some(gates)) = (&layer.gate, &act.gates) {
+            let out = Epilogue::Store(gates);
+            // The barrier behind the projection completes the gates, too.
+            shared_gemm(
+                self.kernels,
+                &act.normed,
+                &grid,
+                weights.into(),
+                out,
+                worker,
+            );
+            self.count_dense(Operation::Qkv, &act.normed, grid, weights, walk);
+            barrier_after(Operation::Qkv, walk);
+        }
+        self.project(layout, index, layer, walk);
+        // This is behind the barrier before which every worker's keys and values were written.
+        if let Some(step) = layout.step.filter(|_| worker.index() == 0) {
+            let num_done = self.layers[index].num_page_layers_done;
+            self.kv.counter.advance(step, num_done);
+        }
+        AttentionLayer {
+            kernels: self.kernels,
+            spec: &spec.attention,
+            sinks: &layer.sinks,
+            kv: &self.kv,
+            kv_layer: self.layers[index].kv(),
+            spans: &layout.spans,
+            plan: &layout.attention[self.layers[index].attention_kind],
+            queries: &act.queries,
+            gates: act.gates.as_ref().filter(|_| layer.gate.is_some()),
+            out: &act.layers[index].attended,
+            tiles: grid.tiles,
+        }
+        .run(worker, scratch);
+        let (flops, bytes) = self.attention_cost(layout, &spec.attention);
+        walk.count(Operation::Attention, flops, bytes);
+        barrier_after(Operation::Attention, walk);
+    }
+
+    fn run_delta(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        (spec, layer): (&GatedDeltaSpec, &PackedLayer),
+        walk: &mut Walk<'_>,
+        scratch: &mut DeltaScratch,
+    ) {
+        let (act, grid, worker) = (&self.activations, layout.grid, walk.worker);
+        let rows = act.delta.as_ref();
+        let rows = rows.expect("a layer is recurrent, but there are no rows for it");
+        let states = self.states.as_ref();
+        let out = Epilogue::Store(&rows.projected);
+        self.dense(
+            Operation::Qkv,
+            &act.normed,
+            grid,
+            (&layer.qkv).into(),
+            out,
+            walk,
+        );
+        let layer = DeltaLayer {
+            kernels: self.kernels,
+            spec,
+            weights: { layer.delta.as_ref() }.expect("a recurrent layer has these weights"),
+            states: states.expect("a layer is recurrent, but there are no states"),
+            layer: index,
+            rows: &layout.rows.rows,
+            spans: &layout.spans,
+            span_states: &layout.states,
+            projected: &rows.projected,
+            convolved: &rows.convolved,
+            out: &act.layers[index].attended,
+            tiles: grid.tiles,
+            num_workers: self.scratch.len(),
+        };
+        layer.convolve(worker);
+        barrier_after(Operation::Recurrent, walk);
+        layer.run(worker, scratch);
+        barrier_after(Operation::Recurrent, walk);
+        // Nothing that is read before the next barrier is written here.
+        layer.keep(worker);
     }
 
     fn mlp(
@@ -525,6 +620,13 @@ impl Forward {
             unsafe { rows.complete(self.kernels, &tile, row, weights) };
         }
         barrier_after(Operation::Quantise, walk);
+    }
+}
+
+/// The gated delta network that a layer has in the place of attention.
+pub fn gated_delta(layer: &LayerSpec) -> Option<&GatedDeltaSpec> {
+    match layer.recurrent.as_ref()? {
+        RecurrentSpec::GatedDelta(spec) => Some(spec),
     }
 }
 

@@ -8,6 +8,7 @@ use corella_model::{AttentionSpec, PageTable, Slots, StepRows};
 
 use crate::attention::{AttentionPlan, Spans, TaskShape};
 use crate::dense::{Grid, Tiles};
+use crate::recurrent::SpanState;
 use crate::weights::{PackedAdapter, RowAdapters};
 
 /// The rows of one step and how they are divided among workers. It is reused from step to step.
@@ -18,6 +19,8 @@ pub struct StepLayout {
     pub step: Option<StepId>,
     pub rows: StepRows,
     pub spans: Spans,
+    /// The states with which the spans begin, if layers have any.
+    pub states: Vec<SpanState>,
     pub grid: Grid,
     /// The plan of each kind of attention that the layers have.
     pub attention: Vec<AttentionPlan>,
@@ -34,6 +37,7 @@ impl StepLayout {
         self.step = None;
         self.rows.clear();
         self.spans.clear();
+        self.states.clear();
         self.attention.iter_mut().for_each(AttentionPlan::clear);
         self.adapters.clear();
     }

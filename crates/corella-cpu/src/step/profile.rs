@@ -15,6 +15,7 @@ pub enum Operation {
     Qkv,
     Rope,
     Attention,
+    Recurrent,
     Output,
     Route,
     GateUp,
@@ -25,7 +26,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Embed,
         Self::Norm,
         Self::Adapter,
@@ -33,6 +34,7 @@ impl Operation {
         Self::Qkv,
         Self::Rope,
         Self::Attention,
+        Self::Recurrent,
         Self::Output,
         Self::Route,
         Self::GateUp,
@@ -51,6 +53,7 @@ impl Operation {
             Self::Qkv => "dense q k v",
             Self::Rope => "rope, store",
             Self::Attention => "attention",
+            Self::Recurrent => "recurrent",
             Self::Output => "dense output",
             Self::Route => "route to experts",
             Self::GateUp => "dense gate up",

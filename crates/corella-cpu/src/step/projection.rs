@@ -152,7 +152,7 @@ impl Forward {
         let spec = &self.spec.layers[index].attention;
         let first = &layout.rows.rows[run.start];
         let page_size = self.kv.page_size();
-        let kv_layer = self.layers[index].kv;
+        let kv_layer = self.layers[index].kv();
         let table = { &layout.spans }.table(&layout.spans[first.span], kv_layer.group);
         let at = |head| HeadPage {
             layer: kv_layer.in_page,

@@ -223,10 +223,10 @@ impl Stage {
         }
         // The slots change even where a stage before has failed, because later steps build on them.
         let applied = self.slots.apply(batch);
+        let applied = applied.and(self.plan_states(batch));
         let rows = rows?;
         applied?;
         self.copy_pages(batch)?;
-        self.plan.clear();
         self.plan
             .add_spans(batch, &mut self.slots, self.max_num_batched_tokens)?;
         self.check_whole()?;
@@ -234,10 +234,30 @@ impl Stage {
             self.forward.kv.note_used(page.0 as usize);
         }
         self.run_layers(&rows)?;
+        if let Some(states) = &mut self.forward.states {
+            states.keep(batch)?;
+        }
         match self.is_last() {
             true => Ok(Vec::new()),
             false => Ok(self.forward.outgoing(self.plan.rows.rows.len(), rows)),
         }
+    }
+
+    /// Begins the recurrent states of slots that start, and plans those of all spans. They move on even
+    /// where the step fails, as histories do.
+    fn plan_states(&mut self, batch: &Batch) -> Result<(), String> {
+        self.plan.clear();
+        let Some(states) = &mut self.forward.states else {
+            return Ok(());
+        };
+        let mut result = states.start(batch);
+        for span in &batch.spans {
+            match states.plan(span) {
+                Ok(state) => self.plan.states.push(state),
+                Err(problem) => result = result.and(Err(problem)),
+            }
+        }
+        result
     }
 
     /// Refuses parts of texts for an encoder: its layers share the memory of keys and values, so that none
@@ -490,6 +510,9 @@ impl Stage {
             let table = PageTable::new(0, std::slice::from_ref(&page));
             let tables = std::iter::repeat_n(table, num_groups);
             self.plan.add_span(&vec![0; num_rows], 0, tables);
+            if let Some(states) = &mut self.forward.states {
+                self.plan.states.push(states.plan_warm_up(num_rows)?);
+            }
             self.run_layers(&rows)?;
             if self.is_last() {
                 self.compute_logits(&[0])?;

@@ -2,7 +2,7 @@
 
 use corella_model::{
     DeviceError, ExpertSpec, FeedForward, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec,
-    QkNorm, Tensor,
+    QkNorm, RecurrentSpec, Tensor,
 };
 
 use crate::kernels::{Form, PANEL_LANES};
@@ -10,17 +10,23 @@ use crate::kernels::{Form, PANEL_LANES};
 use super::format_plan::Role;
 use super::lane::{Lane, elements};
 use super::norm::{PackedNorm, PackedNorms};
+use super::packed_delta::PackedDelta;
 use super::panel::{PackedMatrix, Packing};
 use super::{Packer, Part};
 
 pub struct PackedLayer {
     pub attention_norms: PackedNorms,
-    /// The projections to queries, keys and values.
+    /// The projections to queries, keys and values; in a gated delta network behind them those to gates,
+    /// strengths and decays.
     pub qkv: PackedMatrix,
     pub q_norm: Option<PackedNorm>,
     pub k_norm: Option<PackedNorm>,
     /// A score for each query head, or none.
     pub sinks: Vec<f32>,
+    /// The projection to what gates the output of each query head.
+    pub gate: Option<PackedMatrix>,
+    /// What a recurrent layer has beside matrices.
+    pub delta: Option<PackedDelta>,
     pub output: PackedMatrix,
     pub feed_forward_norms: PackedNorms,
     pub feed_forward: PackedFeedForward,
@@ -67,8 +73,10 @@ impl PackedLayer {
         };
         let mlps = [mlp].into_iter().chain(shared);
         let mlps = mlps.flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
-        [&self.qkv, &self.output]
+        [&self.qkv]
             .into_iter()
+            .chain(&self.gate)
+            .chain([&self.output])
             .chain(router)
             .chain(mlps)
     }
@@ -90,6 +98,24 @@ impl PackedLayer {
 pub(super) const OF_ALL: [Role; 2] = [Role::Projection, Role::Down];
 pub(super) const OF_EXPERTS: [Role; 2] = [Role::Expert, Role::ExpertDown];
 
+/// The matrices that read what goes into attention, or into what takes its place.
+pub(super) fn input_matrices(spec: &LayerSpec) -> &'static [LayerTensor] {
+    use LayerTensor::*;
+    match &spec.recurrent {
+        None => &[Q, K, V],
+        Some(RecurrentSpec::GatedDelta(_)) => {
+            &[DeltaQ, DeltaK, DeltaV, DeltaGate, DeltaStrength, DeltaDecay]
+        }
+    }
+}
+
+pub(super) fn output_matrix(spec: &LayerSpec) -> LayerTensor {
+    match &spec.recurrent {
+        None => LayerTensor::O,
+        Some(RecurrentSpec::GatedDelta(_)) => LayerTensor::DeltaO,
+    }
+}
+
 /// The matrices of one MLP.
 struct MlpParts<'a> {
     gate: Option<Part<'a>>,
@@ -106,15 +132,18 @@ impl Packer<'_> {
     ) -> Result<PackedLayer, DeviceError> {
         layer.check(spec, hidden).map_err(DeviceError)?;
         let attention = &spec.attention;
+        let qk_norm = attention.qk_norm.filter(|_| spec.recurrent.is_none());
         let head_norm = |tensor| {
-            attention.qk_norm.map(|norm| {
+            qk_norm.map(|norm| {
                 let (QkNorm::Heads(norm) | QkNorm::Whole(norm)) = norm;
                 PackedNorm::of_layer(norm, layer, tensor)
             })
         };
-        let qkv =
-            [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(|matrix| part(layer, matrix));
-        let output = part(layer, LayerTensor::O);
+        let qkv = input_matrices(spec).iter();
+        let qkv: Vec<_> = qkv.map(|matrix| part(layer, *matrix)).collect();
+        let gate = layer.get(LayerTensor::AttentionGate);
+        let gate = gate.map(|_| [part(layer, LayerTensor::AttentionGate)]);
+        let output = part(layer, output_matrix(spec));
         Ok(PackedLayer {
             attention_norms: PackedNorms::new(
                 &spec.attention_norms,
@@ -125,7 +154,13 @@ impl Packer<'_> {
             q_norm: head_norm(LayerTensor::QNorm),
             k_norm: head_norm(LayerTensor::KNorm),
             sinks: layer.get(LayerTensor::Sinks).map_or(Vec::new(), elements),
-            output: self.matrix(Role::Projection, &[output], attention.query_len())?,
+            gate: (gate.as_ref())
+                .map(|gate| self.matrix(Role::Projection, gate, hidden))
+                .transpose()?,
+            delta: (spec.recurrent.as_ref()).map(|recurrent| match recurrent {
+                RecurrentSpec::GatedDelta(spec) => PackedDelta::new(spec, layer),
+            }),
+            output: self.matrix(Role::Projection, &[output], spec.mixed_len())?,
             feed_forward_norms: PackedNorms::new(
                 &spec.feed_forward_norms,
                 layer,

@@ -2,14 +2,15 @@
 
 use corella_model::{
     ByPart, DecoderSpec, DecoderWeights, DeviceError, ExpertSpec, FeedForward, LayerSpec,
-    LayerTensor, LayerWeights, Mlp, MlpSpec, ModelPart, StoredMatrices, Tensor, WeightFormat,
+    LayerTensor, LayerWeights, Mlp, MlpSpec, ModelPart, RecurrentSpec, StoredMatrices, Tensor,
+    WeightFormat,
 };
 
 use crate::kernels::{Isa, PANEL_LANES, choose_kernels};
 
 use super::check_spec;
 use super::format_plan::{FormatPlan, Role};
-use super::packed_layer::{OF_ALL, OF_EXPERTS, router_packing};
+use super::packed_layer::{OF_ALL, OF_EXPERTS, input_matrices, output_matrix, router_packing};
 
 /// The bytes that each part of a model takes when it is packed for an instruction set, by default the
 /// best one of this machine. Reads no weights. Refuses what packing them would refuse.
@@ -64,13 +65,20 @@ impl Sizes {
     }
 
     fn add_layer(&mut self, layer: &LayerSpec, hidden: usize, weights: &LayerWeights) {
-        let attention = &layer.attention;
-        let qkv = [LayerTensor::Q, LayerTensor::K, LayerTensor::V].map(|tensor| &weights[tensor]);
-        let num_lanes = attention.query_len() + 2 * attention.kv_len();
+        let tensors = input_matrices(layer).iter();
+        let qkv: Vec<_> = tensors.map(|tensor| &weights[*tensor]).collect();
+        let num_lanes = qkv.iter().map(|tensor| tensor.shape[0]).sum();
         let qkv = self.matrix(Role::Projection, &qkv, num_lanes, hidden);
-        let output = [&weights[LayerTensor::O]];
-        let output = self.matrix(Role::Projection, &output, hidden, attention.query_len());
-        self.bytes.add(ModelPart::Attention, qkv + output);
+        let gate = weights.get(LayerTensor::AttentionGate).map_or(0, |gate| {
+            self.matrix(Role::Projection, &[gate], gate.shape[0], hidden)
+        });
+        let output = [&weights[output_matrix(layer)]];
+        let output = self.matrix(Role::Projection, &output, hidden, layer.mixed_len());
+        self.bytes.add(ModelPart::Attention, qkv + gate + output);
+        if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+            let num_floats = spec.num_channels() * spec.kernel_len + 2 * spec.num_value_heads;
+            self.add_floats(ModelPart::Attention, num_floats);
+        }
         let (part, bytes) = match &layer.feed_forward {
             FeedForward::Mlp(mlp) => {
                 let bytes = self.mlps(OF_ALL, mlp, hidden, weights, &[Mlp::Only]);

@@ -2,9 +2,11 @@
 //! memory is allocated.
 
 use corella_model::{
-    AttentionSpec, DecoderSpec, DeviceError, ExpertSpec, FeedForward, LayerSpec, MlpSpec, NormKind,
-    QkNorm,
+    AttentionSpec, DecoderSpec, DeviceError, ExpertSpec, FeedForward, GatedDeltaSpec, LayerSpec,
+    MlpSpec, NormKind, QkNorm, RecurrentSpec,
 };
+
+use super::packed_delta::MAX_KERNEL_LEN;
 
 /// Refuses models that the forward pass cannot compute.
 pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
@@ -48,6 +50,9 @@ fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
 
 fn check_layer(layer: &LayerSpec) -> Result<(), String> {
     check_attention(&layer.attention)?;
+    if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+        check_gated_delta(spec)?;
+    }
     match &layer.feed_forward {
         FeedForward::Mlp(mlp) => check_mlp(mlp)?,
         FeedForward::Experts(experts) => check_experts(experts)?,
@@ -92,6 +97,28 @@ fn check_attention(attention: &AttentionSpec) -> Result<(), String> {
         ));
     }
     check_cap(attention.soft_cap)
+}
+
+fn check_gated_delta(spec: &GatedDeltaSpec) -> Result<(), String> {
+    let sizes = [
+        spec.num_key_heads,
+        spec.num_value_heads,
+        spec.key_dim,
+        spec.value_dim,
+    ];
+    if sizes.contains(&0) || !spec.num_value_heads.is_multiple_of(spec.num_key_heads) {
+        return Err(format!(
+            "{} value heads of {} cannot share {} key heads of {}",
+            spec.num_value_heads, spec.value_dim, spec.num_key_heads, spec.key_dim
+        ));
+    }
+    match (1..=MAX_KERNEL_LEN).contains(&spec.kernel_len) {
+        true => Ok(()),
+        false => Err(format!(
+            "a convolution over {} tokens, which the CPU executor computes over up to {MAX_KERNEL_LEN}",
+            spec.kernel_len
+        )),
+    }
 }
 
 fn check_mlp(mlp: &MlpSpec) -> Result<(), String> {

@@ -484,6 +484,8 @@ fn config(kv_format: KvFormat, page_size: u32) -> CpuConfig {
         max_num_batched_tokens: NUM_POSITIONS,
         max_model_len: NUM_POSITIONS,
         isa: held_isa(),
+        max_draft_tokens: 8,
+        num_snapshots: 0,
         num_stages: 1,
         max_adapter_rank: None,
         pin_threads: false,

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use crate::held_isa::{held_isa, isas};
 use corella_cpu::{CpuConfig, CpuExecutor, Isa, detect_isa};
+use corella_model::Executor;
+use corella_model::conformance::ConformanceConfig;
 use corella_model::{Checkpoint, DType, KvFormat, KvGroups, WeightFormat, conformance};
 
 #[test]
@@ -116,6 +118,25 @@ fn stages_have_groups_of_their_own() {
     run_stages(golden("gemma3"), best_isa(), DType::Bf16, 16, 3);
 }
 
+/// Prompts are longer than several chunks of recurrent layers, whose states go on with the requests.
+#[test]
+fn recurrent_layers() {
+    for isa in isas() {
+        run("qwen3-5", isa, DType::F32, 16);
+    }
+    run("qwen3-next", best_isa(), DType::Bf16, 5);
+    run_stages(golden("qwen3-next"), best_isa(), DType::F32, 7, 3);
+    let model = golden("qwen3-5-moe");
+    run_format(
+        model,
+        Some(WeightFormat::Int8),
+        best_isa(),
+        KvFormat::Int8,
+        16,
+        2,
+    );
+}
+
 fn golden(model: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     folder.join(model)
@@ -194,7 +215,7 @@ fn run_format(
     let kv_format = kv_format.into();
     let checkpoint = Checkpoint::open(model).unwrap();
     let spec = checkpoint.config().spec.clone();
-    conformance::run(spec.vocab_size, page_size, |limits| {
+    let make = |limits: &ConformanceConfig| -> Box<dyn Executor> {
         let config = CpuConfig {
             num_threads: limits.num_threads,
             weight_format,
@@ -205,6 +226,8 @@ fn run_format(
             max_num_seqs: limits.max_num_seqs,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             max_model_len: limits.max_model_len,
+            max_draft_tokens: 16,
+            num_snapshots: 8,
             isa: Some(isa),
             num_stages,
             pin_threads: false,
@@ -213,5 +236,9 @@ fn run_format(
         };
         let weights = checkpoint.weights().unwrap();
         Box::new(CpuExecutor::new(spec.clone(), weights, config).unwrap())
-    });
+    };
+    match spec.is_recurrent() {
+        true => conformance::run_recurrent(spec.vocab_size, page_size, make),
+        false => conformance::run(spec.vocab_size, page_size, make),
+    }
 }

@@ -385,6 +385,7 @@ fn llama(num_layers: usize) -> DecoderSpec {
         }),
         feed_forward_norms: norms,
         residual_scale: 1.0,
+        recurrent: None,
         is_parallel: false,
     };
     DecoderSpec {
@@ -629,6 +630,8 @@ fn executor(
         max_num_batched_tokens: 2048,
         max_model_len: spec.max_position as u32,
         isa: Some(isa),
+        max_draft_tokens: 8,
+        num_snapshots: 0,
         num_stages: 1,
         max_adapter_rank: None,
         pin_threads: false,

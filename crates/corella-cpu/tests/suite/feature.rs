@@ -3,11 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use crate::reference_decoder;
 use corella_model::{
-    Activation, AttentionSpec, Checkpoint, DecoderSpec, DecoderWeights, ExpertScoring, ExpertSpec,
-    FeedForward, LayerSpec, NormKind, RotaryScaling, RotarySpec,
+    Activation, AttentionSpec, Checkpoint, DType, DecoderSpec, DecoderWeights, ExpertScoring,
+    ExpertSpec, FeedForward, GatedDeltaSpec, LayerSpec, LayerTensor, LayerWeights, NormKind,
+    RecurrentSpec, RotaryScaling, RotarySpec, Storage, Tensor,
 };
 use serde_json::Value;
 
@@ -19,7 +21,7 @@ const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
 
-const FEATURES: [(&str, SwitchOff); 29] = [
+const FEATURES: [(&str, SwitchOff); 35] = [
     ("the scale of embeddings", |spec, _| {
         spec.embedding_scale = 1.0
     }),
@@ -65,6 +67,33 @@ const FEATURES: [(&str, SwitchOff); 29] = [
     ("sinks", |spec, _| {
         each_attention(spec, |attention| attention.has_sinks = false);
     }),
+    ("gates of attention", |spec, _| {
+        each_attention(spec, |attention| attention.has_output_gate = false);
+    }),
+    ("the state of recurrent layers", |spec, weights| {
+        // Decays this fast leave nothing.
+        each_vector(spec, weights, LayerTensor::DeltaRate, |_| 9.0);
+    }),
+    ("decays of states", |spec, weights| {
+        each_vector(spec, weights, LayerTensor::DeltaRate, |_| -20.0);
+    }),
+    ("biases of decays", |spec, weights| {
+        each_vector(spec, weights, LayerTensor::DeltaDecayBias, |_| 0.0);
+    }),
+    ("convolutions of recurrent layers", |spec, weights| {
+        each_delta(spec, weights, |spec, layer| {
+            let is_newest = |at: usize| (at + 1).is_multiple_of(spec.kernel_len);
+            change(layer, LayerTensor::DeltaConvolution, |at, x| {
+                if is_newest(at) { x } else { 0.0 }
+            });
+        });
+    }),
+    (
+        "weights of the norms of recurrent layers",
+        |spec, weights| {
+            each_vector(spec, weights, LayerTensor::DeltaNorm, |_| 1.0);
+        },
+    ),
     ("norms of queries and keys", |spec, _| {
         each_attention(spec, |attention| attention.qk_norm = None);
     }),
@@ -179,6 +208,46 @@ fn each_rotary(spec: &mut DecoderSpec, mut change: impl FnMut(&mut RotarySpec)) 
     });
 }
 
+/// Calls `change` with each gated delta network.
+fn each_delta(
+    spec: &DecoderSpec,
+    weights: &mut DecoderWeights,
+    mut change: impl FnMut(&GatedDeltaSpec, &mut LayerWeights),
+) {
+    for (layer, weights) in spec.layers.iter().zip(&mut weights.layers) {
+        if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+            change(spec, weights);
+        }
+    }
+}
+
+/// Changes the elements of a vector of each gated delta network.
+fn each_vector(
+    spec: &DecoderSpec,
+    weights: &mut DecoderWeights,
+    tensor: LayerTensor,
+    to: fn(f32) -> f32,
+) {
+    each_delta(spec, weights, |_, layer| {
+        change(layer, tensor, |_, x| to(x));
+    });
+}
+
+/// Changes the elements of a tensor in f32, by their places.
+fn change(layer: &mut LayerWeights, tensor: LayerTensor, to: impl Fn(usize, f32) -> f32) {
+    let old = &layer[tensor];
+    let values = old.bytes().as_chunks::<4>().0.iter().enumerate();
+    let values = values.map(|(at, &bytes)| to(at, f32::from_le_bytes(bytes)));
+    let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    let new = Tensor {
+        range: 0..bytes.len(),
+        storage: Arc::new(Storage::Owned(bytes)),
+        dtype: DType::F32,
+        shape: old.shape.clone(),
+    };
+    layer.insert(tensor, new);
+}
+
 #[test]
 fn every_feature_of_a_family_shows_in_its_golden() {
     let folders = folders();
@@ -197,7 +266,7 @@ fn every_feature_of_a_family_shows_in_its_golden() {
         for ((feature, switch_off), num_seen) in FEATURES.into_iter().zip(&mut num_seen) {
             let (mut without, mut others) = (spec.clone(), weights.clone());
             switch_off(&mut without, &mut others);
-            if without == *spec && num_tensors(&others) == num_tensors(&weights) {
+            if without == *spec && have_same_elements(&others, &weights) {
                 continue;
             }
             *num_seen += 1;
@@ -215,12 +284,13 @@ fn every_feature_of_a_family_shows_in_its_golden() {
     }
 }
 
-fn num_tensors(weights: &DecoderWeights) -> usize {
-    weights
-        .layers
-        .iter()
-        .map(|layer| layer.iter().count())
-        .sum()
+fn have_same_elements(a: &DecoderWeights, b: &DecoderWeights) -> bool {
+    let are_same = |(a, b): (&LayerWeights, &LayerWeights)| {
+        let same =
+            |((a, x), (b, y)): ((_, &Tensor), (_, &Tensor))| a == b && x.bytes() == y.bytes();
+        a.iter().count() == b.iter().count() && a.iter().zip(b.iter()).all(same)
+    };
+    a.layers.iter().zip(&b.layers).all(are_same)
 }
 
 /// The results of Transformers for the longest prompt.

@@ -275,6 +275,8 @@ fn open_format(
         max_num_batched_tokens: 512,
         max_model_len: spec.max_position as u32,
         isa: Some(isa),
+        max_draft_tokens: 8,
+        num_snapshots: 0,
         num_stages: 1,
         pin_threads: false,
         max_adapter_rank: None,

@@ -400,6 +400,8 @@ fn executor_with(
         max_num_batched_tokens: MAX_TOKENS,
         max_model_len: MAX_TOKENS,
         isa,
+        max_draft_tokens: 8,
+        num_snapshots: 0,
         num_stages,
         pin_threads: false,
         max_adapter_rank: None,

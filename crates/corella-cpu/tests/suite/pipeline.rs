@@ -311,6 +311,8 @@ fn executor_with_kv(num_stages: usize, num_threads: usize, kv_format: KvFormat) 
     let limits = limits(num_stages);
     let config = CpuConfig {
         num_threads,
+        max_draft_tokens: 8,
+        num_snapshots: 0,
         num_stages,
         weight_format: None,
         kv_format,

@@ -2,7 +2,8 @@
 
 use corella_model::{
     Activation, AttentionSpec, DecoderSpec, DecoderWeights, ExpertScoring, ExpertSpec, FeedForward,
-    LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, NormKind, NormSpec, QkNorm, Tensor,
+    GatedDeltaSpec, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, NormKind, NormSpec, QkNorm,
+    RecurrentSpec, Tensor,
 };
 
 type Row = Vec<f64>;
@@ -54,7 +55,10 @@ fn run_layer(spec: &LayerSpec, layer: &LayerWeights, x: &mut [Row], max_context:
     let normed = x.iter();
     let normed = normed.map(|row| optional(norms.before, row, LayerTensor::AttentionNorm));
     let normed: Vec<Row> = normed.collect();
-    let attended = attention(&spec.attention, layer, &normed, max_context);
+    let attended = match &spec.recurrent {
+        None => attention(&spec.attention, layer, &normed, max_context),
+        Some(RecurrentSpec::GatedDelta(spec)) => gated_delta(spec, layer, &normed),
+    };
     for (x, row) in x.iter_mut().zip(&attended) {
         let row = optional(norms.after, row, LayerTensor::AttentionOutputNorm);
         x.iter_mut().zip(row).for_each(|(x, y)| *x += scale * y);
@@ -148,9 +152,79 @@ fn attention(
                     .for_each(|(out, v)| *out += weight * v);
             }
         }
+        if spec.has_output_gate {
+            let gates = dense(layer, LayerTensor::AttentionGate, &input[position]);
+            let gated = attended.iter_mut().zip(gates);
+            gated.for_each(|(x, gate)| *x *= sigmoid(gate));
+        }
         dense(layer, LayerTensor::O, &attended)
     });
     rows.collect()
+}
+
+/// A gated delta network, token by token as its definition has it.
+fn gated_delta(spec: &GatedDeltaSpec, layer: &LayerWeights, input: &[Row]) -> Vec<Row> {
+    use LayerTensor::*;
+    let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
+    let projected: Vec<Row> = input
+        .iter()
+        .map(|row| {
+            [DeltaQ, DeltaK, DeltaV]
+                .map(|matrix| dense(layer, matrix, row))
+                .concat()
+        })
+        .collect();
+    let convolution = Matrix::new(&layer[DeltaConvolution]);
+    let mut states = vec![vec![vec![0.0; value_dim]; key_dim]; spec.num_value_heads];
+    let mut rows = Vec::new();
+    for (position, row) in input.iter().enumerate() {
+        let channel = |channel: usize| {
+            let weights = convolution.row(channel).iter().rev();
+            let inputs = projected[..=position].iter().rev();
+            let sum: f64 = weights.zip(inputs).map(|(w, x)| w * x[channel]).sum();
+            activation(Activation::Silu, sum)
+        };
+        let channels: Row = (0..spec.num_channels()).map(channel).collect();
+        let unit = |head: &[f64]| {
+            let length = (dot(head, head) + 1e-6).sqrt();
+            head.iter().map(|x| x / length).collect::<Row>()
+        };
+        let (queries, others) = channels.split_at(spec.key_len());
+        let (keys, values_of_heads) = others.split_at(spec.key_len());
+        let [gates, strengths, decays] =
+            [DeltaGate, DeltaStrength, DeltaDecay].map(|matrix| dense(layer, matrix, row));
+        let (bias, rates) = (values(&layer[DeltaDecayBias]), values(&layer[DeltaRate]));
+        let mut outputs = Row::new();
+        for (head, state) in states.iter_mut().enumerate() {
+            let of_key = head / (spec.num_value_heads / spec.num_key_heads) * key_dim;
+            let query = unit(&queries[of_key..][..key_dim]);
+            let key = unit(&keys[of_key..][..key_dim]);
+            let value = &values_of_heads[head * value_dim..][..value_dim];
+            let decay = (-rates[head].exp() * (decays[head] + bias[head]).exp().ln_1p()).exp();
+            state.iter_mut().flatten().for_each(|x| *x *= decay);
+            let column = |state: &[Row], j: usize, x: &[f64]| -> f64 {
+                state.iter().zip(x).map(|(row, x)| row[j] * x).sum()
+            };
+            for j in 0..value_dim {
+                let read = column(state, j, &key);
+                let update = (value[j] - read) * sigmoid(strengths[head]);
+                state
+                    .iter_mut()
+                    .zip(&key)
+                    .for_each(|(row, key)| row[j] += key * update);
+            }
+            let scale = (key_dim as f64).sqrt();
+            let out: Row = (0..value_dim)
+                .map(|j| column(state, j, &query) / scale)
+                .collect();
+            let out = norm(spec.norm, &out, &layer[DeltaNorm], None);
+            let gates = gates[head * value_dim..].iter();
+            let gated = out.iter().zip(gates);
+            outputs.extend(gated.map(|(x, gate)| x * activation(Activation::Silu, *gate)));
+        }
+        rows.push(dense(layer, DeltaO, &outputs));
+    }
+    rows
 }
 
 fn mlp(spec: &MlpSpec, layer: &LayerWeights, which: Mlp, input: &Row) -> Row {

@@ -64,6 +64,7 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
         }),
         feed_forward_norms: BranchNorms::before(norm),
         residual_scale: 1.0,
+        recurrent: None,
         is_parallel: false,
     };
     DecoderSpec {

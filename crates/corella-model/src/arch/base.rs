@@ -34,6 +34,8 @@ pub struct Base {
     pub eps: f64,
     /// `None` for the hidden size divided by the number of heads.
     pub head_dim: Option<usize>,
+    /// The size of MLPs, or of experts where no layer is without them.
+    pub intermediate_size: Field,
     /// The part of each head that is rotated.
     pub rotated: f64,
     pub is_tied: bool,
@@ -48,6 +50,7 @@ impl Base {
         theta: 10_000.0,
         eps: 1e-6,
         head_dim: None,
+        intermediate_size: INTERMEDIATE_SIZE,
         rotated: 1.0,
         is_tied: false,
         activation_field: Field::of_folder("hidden_act"),
@@ -73,7 +76,7 @@ impl Base {
             attention: AttentionSpec::plain(num_heads, num_kv_heads, head_dim, rotary),
             attention_norms: BranchNorms::before(norm),
             feed_forward: FeedForward::Mlp(MlpSpec {
-                intermediate_size: fields.size(INTERMEDIATE_SIZE)?,
+                intermediate_size: fields.size(self.intermediate_size)?,
                 activation: activation(fields, self.activation_field, self.activation)?,
                 is_gated: true,
                 bias: false,
@@ -81,6 +84,7 @@ impl Base {
             }),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,
+            recurrent: None,
             is_parallel: false,
         };
         Ok(DecoderSpec {

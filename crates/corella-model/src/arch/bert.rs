@@ -31,10 +31,7 @@ pub const BERT: Family = Family {
         buffers: &[".position_ids", ".token_type_ids"],
         ..Layout::FOLDER
     },
-    file: Layout {
-        bodies: &[],
-        ..Layout::FILE
-    },
+    file: Layout::NO_FILE,
     config: base::no_config,
 };
 
@@ -182,6 +179,7 @@ pub fn post_norm(
         feed_forward: FeedForward::Mlp(mlp),
         feed_forward_norms: norms,
         residual_scale: 1.0,
+        recurrent: None,
         is_parallel: false,
     };
     let mut layers = vec![layer; num_layers];

@@ -68,6 +68,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             after: None,
         },
         residual_scale: 1.0,
+        recurrent: None,
         is_parallel: true,
     };
     let logit_scale = fields.try_number(LOGIT_SCALE)?;

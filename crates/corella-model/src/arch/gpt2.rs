@@ -81,6 +81,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         }),
         feed_forward_norms: BranchNorms::before(norm),
         residual_scale: 1.0,
+        recurrent: None,
         is_parallel: false,
     };
     let max_position = base::or_default(fields, POSITIONS, fields.try_size(POSITIONS)?, 1024)?;

@@ -62,6 +62,8 @@ pub struct Stored {
     pub expert: Option<usize>,
     /// The matrix's place where the outputs of two matrices alternate, 0 or 1.
     pub alternate: Option<usize>,
+    /// Whether the parts take turns head by head, instead of lying one behind the other.
+    pub takes_turns: bool,
     /// Whether the name is complete, without `.weight` behind it. A bias has `_bias` there.
     pub is_complete: bool,
     /// Whether the vector is written as a matrix of one row. Both forms are read.
@@ -113,6 +115,12 @@ impl Layout {
         ],
     };
 
+    /// For families that are not read from files.
+    pub const NO_FILE: Self = Self {
+        bodies: &[],
+        ..Self::FILE
+    };
+
     /// Files of families for which the converter turns rows around, for executors that rotate
     /// neighbours.
     pub const FILE_OF_NEIGHBOURS: Self = Self {
@@ -154,6 +162,7 @@ impl Stored {
             is_transposed: false,
             expert: None,
             alternate: None,
+            takes_turns: false,
             is_complete: false,
             is_row: false,
         }
@@ -180,6 +189,14 @@ impl Stored {
         Self {
             parts,
             ..Self::whole(name)
+        }
+    }
+
+    /// Matrices stored as one, in which each head has a block of each of them.
+    pub fn by_head(name: &'static str, parts: &'static [LayerTensor]) -> Self {
+        Self {
+            takes_turns: true,
+            ..Self::fused(name, parts)
         }
     }
 

@@ -96,6 +96,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             feed_forward: mlp.clone(),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,
+            recurrent: None,
             is_parallel: false,
         }
     });

@@ -109,6 +109,10 @@ impl Driver {
         }
     }
 
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
     /// Makes pages be taken in pseudo-random order from now on.
     pub fn shuffle_pages(&mut self) {
         self.shuffle = Some(1);

@@ -96,6 +96,7 @@ fn layer(layer: &LayerSpec) -> Value {
         "num_heads": attention.num_heads,
         "num_kv_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
+        "is_recurrent": layer.recurrent.is_some(),
         "window": attention.window,
         "rope": shape::rotary(layer),
         "soft_cap": attention.soft_cap,

@@ -2,7 +2,7 @@
 
 use corella_model::{
     Activation, AttentionSpec, ExpertScoring, ExpertSpec, FeedForward, LayerSpec, MlpSpec,
-    NormKind, NormSpec, QkNorm, RotaryScaling, RotarySpec,
+    NormKind, NormSpec, QkNorm, RecurrentSpec, RotaryScaling, RotarySpec,
 };
 
 /// What layers are in some respect: one text if all are alike, otherwise each with the number of layers,
@@ -27,6 +27,12 @@ pub fn kinds(layers: &[LayerSpec], describe: impl Fn(&LayerSpec) -> String) -> S
 }
 
 pub fn attention(layer: &LayerSpec) -> String {
+    if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+        return format!(
+            "gated delta network, {} value heads of {}, {} key heads of {}, convolution over {} tokens",
+            spec.num_value_heads, spec.value_dim, spec.num_key_heads, spec.key_dim, spec.kernel_len
+        );
+    }
     let AttentionSpec {
         num_heads,
         num_kv_heads,
@@ -38,6 +44,7 @@ pub fn attention(layer: &LayerSpec) -> String {
         qkv_bias,
         output_bias,
         has_sinks,
+        has_output_gate,
         ..
     } = layer.attention;
     let mut text = format!("{num_heads} heads of {head_dim}, {num_kv_heads} KV heads");
@@ -64,6 +71,9 @@ pub fn attention(layer: &LayerSpec) -> String {
     if has_sinks {
         text += ", a sink for each head";
     }
+    if has_output_gate {
+        text += ", gated outputs";
+    }
     text
 }
 
@@ -75,7 +85,8 @@ pub fn window(layer: &LayerSpec) -> String {
 }
 
 pub fn rotary(layer: &LayerSpec) -> String {
-    let Some(rotary) = &layer.attention.rotary else {
+    let rotary = { layer.attention.rotary.as_ref() }.filter(|_| layer.recurrent.is_none());
+    let Some(rotary) = rotary else {
         return "none".to_owned();
     };
     let RotarySpec {

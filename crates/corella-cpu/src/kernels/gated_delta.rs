@@ -1,0 +1,329 @@
+//! Gated delta networks: the rows of a chunk of one value head, and the state behind a chunk. Each
+//! instruction set has its own compiled copy, and all copies compute the same bits.
+//!
+//! With S the state in front of a chunk, and D(s, t) the decays behind token s up to token t of the chunk,
+//!
+//! ```text
+//! u_t = strength_t * (v_t - D(-1, t) Sᵀk_t - Σ_{s < t} D(s, t) (k_s·k_t) u_s)
+//! o_t = D(-1, t) Sᵀq_t + Σ_{s <= t} D(s, t) (k_s·q_t) u_s
+//! S'  = D(-1, end) S + Σ_s D(s, end) k_s u_sᵀ
+//! ```
+//!
+//! Sums are in ascending order, so a row depends on no row behind it, and not on how many are computed at
+//! once.
+
+use super::exp::exp_lane;
+use super::sum_lanes;
+
+/// The number of elements that are computed side by side.
+const LANES: usize = 16;
+/// The number of rows that share a pass over the state.
+const ROWS: usize = 2;
+/// The number of tokens of a chunk. Chunks begin at multiples of it, so it decides about last bits.
+pub const DELTA_CHUNK: usize = 32;
+
+/// Some rows of a chunk of one value head. All pointers to rows are to `key_dim` or `value_dim` elements.
+pub struct DeltaRows<'a> {
+    /// The state in front of the chunk, `[key_dim][value_dim]`; null if it is zero.
+    pub state: *const f32,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// The keys of the chunk's tokens, up to the last row.
+    pub keys: &'a [*const f32],
+    /// For each token, the logarithm of the decays from the chunk's start on, up to the last row.
+    pub decays: &'a [f32],
+    /// The number of tokens in front of the rows.
+    pub first: usize,
+    /// For each row, its query, its value and its strength.
+    pub rows: &'a [DeltaRow],
+    /// `u` of the chunk's tokens, one behind the other. Those of the rows are written.
+    pub updates: *mut f32,
+    /// The outputs of the rows, one behind the other.
+    pub out: *mut f32,
+}
+
+#[derive(Clone, Copy)]
+pub struct DeltaRow {
+    pub query: *const f32,
+    pub value: *const f32,
+    pub strength: f32,
+}
+
+/// A state, moved on behind a whole chunk.
+pub struct StateUpdate<'a> {
+    /// The state in front of the chunk; null if it is zero.
+    pub from: *const f32,
+    /// Where the state behind it goes, which may be `from`.
+    pub to: *mut f32,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    pub keys: &'a [*const f32],
+    pub decays: &'a [f32],
+    pub updates: *const f32,
+}
+
+/// # Safety
+/// See [`DeltaRows`].
+#[inline(always)]
+pub unsafe fn delta_rows(it: DeltaRows<'_>) {
+    let dim = it.value_dim;
+    // SAFETY: the caller promises as much.
+    unsafe {
+        for (index, rows) in it.rows.chunks(ROWS).enumerate() {
+            let first = it.first + index * ROWS;
+            let updates = it.updates.add(first * dim);
+            let out = it.out.add(index * ROWS * dim);
+            // What a row reads of the state is kept where its results go.
+            if it.state.is_null() {
+                std::ptr::write_bytes(updates, 0, rows.len() * dim);
+                std::ptr::write_bytes(out, 0, rows.len() * dim);
+            } else if let [a, b] = *rows {
+                let (k, next) = (it.keys[first], it.keys[first + 1]);
+                let to = [updates, out, updates.add(dim), out.add(dim)];
+                read_state([k, a.query, next, b.query], &it, to);
+            } else {
+                read_state([it.keys[first], rows[0].query], &it, [updates, out]);
+            }
+            for (r, row) in rows.iter().enumerate() {
+                finish_row(&it, first + r, row, out.add(r * dim));
+            }
+        }
+    }
+}
+
+/// `out[m][j] = Σ_i x[m][i] * state[i][j]`.
+#[inline(always)]
+unsafe fn read_state<const M: usize>(x: [*const f32; M], it: &DeltaRows<'_>, out: [*mut f32; M]) {
+    let dim = it.value_dim;
+    let mut j = 0;
+    // SAFETY: the caller promises as much; blocks end at the state's last column.
+    unsafe {
+        while j + LANES <= dim {
+            let mut sums = [[0.0f32; LANES]; M];
+            for i in 0..it.key_dim {
+                let state = it.state.add(i * dim + j);
+                let state = state.cast::<[f32; LANES]>().read_unaligned();
+                for m in 0..M {
+                    let x = *x[m].add(i);
+                    for l in 0..LANES {
+                        sums[m][l] += x * state[l];
+                    }
+                }
+            }
+            for m in 0..M {
+                out[m]
+                    .add(j)
+                    .cast::<[f32; LANES]>()
+                    .write_unaligned(sums[m]);
+            }
+            j += LANES;
+        }
+        while j < dim {
+            for m in 0..M {
+                let mut sum = 0.0;
+                for i in 0..it.key_dim {
+                    sum += *x[m].add(i) * *it.state.add(i * dim + j);
+                }
+                *out[m].add(j) = sum;
+            }
+            j += 1;
+        }
+    }
+}
+
+/// Adds to what token `t` has read of the state what it reads of the chunk's tokens.
+#[inline(always)]
+unsafe fn finish_row(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32) {
+    let dim = it.value_dim;
+    let decay = it.decays[t];
+    let (mut of_key, mut of_query) = ([0.0; DELTA_CHUNK], [0.0; DELTA_CHUNK]);
+    // SAFETY: the caller promises as much; a chunk has at most `DELTA_CHUNK` tokens.
+    unsafe {
+        for s in 0..=t {
+            let since = exp_lane(decay - it.decays[s]);
+            of_key[s] = since * dot(it.keys[s], it.keys[t], it.key_dim);
+            of_query[s] = since * dot(it.keys[s], row.query, it.key_dim);
+        }
+        let own = it.updates.add(t * dim);
+        let since_start = exp_lane(decay);
+        let mut j = 0;
+        while j + LANES <= dim {
+            let at = |p: *const f32| p.add(j).cast::<[f32; LANES]>().read_unaligned();
+            let (value, read, mut sums) = (at(row.value), at(own), at(out));
+            let mut update = [0.0; LANES];
+            for l in 0..LANES {
+                update[l] = value[l] - since_start * read[l];
+                sums[l] *= since_start;
+            }
+            for s in 0..t {
+                let other = at(it.updates.add(s * dim));
+                for l in 0..LANES {
+                    update[l] -= of_key[s] * other[l];
+                    sums[l] += of_query[s] * other[l];
+                }
+            }
+            for l in 0..LANES {
+                update[l] *= row.strength;
+                sums[l] += of_query[t] * update[l];
+            }
+            own.add(j).cast::<[f32; LANES]>().write_unaligned(update);
+            out.add(j).cast::<[f32; LANES]>().write_unaligned(sums);
+            j += LANES;
+        }
+        while j < dim {
+            let mut update = *row.value.add(j) - since_start * *own.add(j);
+            let mut sum = *out.add(j) * since_start;
+            for s in 0..t {
+                let other = *it.updates.add(s * dim + j);
+                update -= of_key[s] * other;
+                sum += of_query[s] * other;
+            }
+            update *= row.strength;
+            *own.add(j) = update;
+            *out.add(j) = sum + of_query[t] * update;
+            j += 1;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
+    let mut sums = [0.0; LANES];
+    let mut i = 0;
+    // SAFETY: the caller promises as much; blocks end at n.
+    unsafe {
+        while i + LANES <= n {
+            let a = a.add(i).cast::<[f32; LANES]>().read_unaligned();
+            let b = b.add(i).cast::<[f32; LANES]>().read_unaligned();
+            for l in 0..LANES {
+                sums[l] += a[l] * b[l];
+            }
+            i += LANES;
+        }
+        while i < n {
+            sums[i % LANES] += *a.add(i) * *b.add(i);
+            i += 1;
+        }
+    }
+    sum_lanes(&sums)
+}
+
+/// # Safety
+/// See [`StateUpdate`].
+#[inline(always)]
+pub unsafe fn update_state(it: StateUpdate<'_>) {
+    let dim = it.value_dim;
+    let num_tokens = it.keys.len();
+    let decay = it.decays[num_tokens - 1];
+    let since_start = exp_lane(decay);
+    let mut weights = [0.0; DELTA_CHUNK];
+    for s in 0..num_tokens {
+        weights[s] = exp_lane(decay - it.decays[s]);
+    }
+    // SAFETY: the caller promises as much; blocks end at the state's last column.
+    unsafe {
+        for i in 0..it.key_dim {
+            let mut factors = [0.0; DELTA_CHUNK];
+            for s in 0..num_tokens {
+                factors[s] = weights[s] * *it.keys[s].add(i);
+            }
+            let mut j = 0;
+            while j + LANES <= dim {
+                let mut sums = [0.0; LANES];
+                if !it.from.is_null() {
+                    let from = it.from.add(i * dim + j);
+                    sums = from.cast::<[f32; LANES]>().read_unaligned();
+                    for l in 0..LANES {
+                        sums[l] *= since_start;
+                    }
+                }
+                for s in 0..num_tokens {
+                    let update = it.updates.add(s * dim + j);
+                    let update = update.cast::<[f32; LANES]>().read_unaligned();
+                    for l in 0..LANES {
+                        sums[l] += factors[s] * update[l];
+                    }
+                }
+                let to = it.to.add(i * dim + j);
+                to.cast::<[f32; LANES]>().write_unaligned(sums);
+                j += LANES;
+            }
+            while j < dim {
+                let mut sum = match it.from.is_null() {
+                    true => 0.0,
+                    false => *it.from.add(i * dim + j) * since_start,
+                };
+                for s in 0..num_tokens {
+                    sum += factors[s] * *it.updates.add(s * dim + j);
+                }
+                *it.to.add(i * dim + j) = sum;
+                j += 1;
+            }
+        }
+    }
+}
+
+/// Some channels of a row, convolved over the last tokens. SiLU is not applied.
+pub struct Convolution<'a> {
+    /// The inputs of the tokens, the newest last; null in front of the first token of a sequence.
+    pub inputs: &'a [*const f32],
+    /// The weights of the oldest token's channels. Those of the next token are `stride` elements further.
+    pub weights: *const f32,
+    pub stride: usize,
+    pub len: usize,
+    pub out: *mut f32,
+}
+
+/// # Safety
+/// See [`Convolution`].
+#[inline(always)]
+pub unsafe fn convolve(it: Convolution<'_>) {
+    let mut c = 0;
+    // SAFETY: the caller promises as much; blocks end at `len`.
+    unsafe {
+        while c + LANES <= it.len {
+            let mut sums = [0.0; LANES];
+            for (i, input) in it.inputs.iter().enumerate().filter(|(_, x)| !x.is_null()) {
+                let x = input.add(c).cast::<[f32; LANES]>().read_unaligned();
+                let weights = it.weights.add(i * it.stride + c);
+                let weights = weights.cast::<[f32; LANES]>().read_unaligned();
+                for l in 0..LANES {
+                    sums[l] += weights[l] * x[l];
+                }
+            }
+            it.out.add(c).cast::<[f32; LANES]>().write_unaligned(sums);
+            c += LANES;
+        }
+        while c < it.len {
+            let mut sum = 0.0;
+            for (i, input) in it.inputs.iter().enumerate().filter(|(_, x)| !x.is_null()) {
+                sum += *it.weights.add(i * it.stride + c) * *input.add(c);
+            }
+            *it.out.add(c) = sum;
+            c += 1;
+        }
+    }
+}
+
+/// `x[i] *= sigmoid(gates[i])`.
+///
+/// # Safety
+/// Both have `n` elements.
+#[inline(always)]
+pub unsafe fn gate(x: *mut f32, gates: *const f32, n: usize) {
+    // SAFETY: the caller promises as much.
+    let (x, gates) = unsafe {
+        let x = std::slice::from_raw_parts_mut(x, n);
+        (x, std::slice::from_raw_parts(gates, n))
+    };
+    let (x, x_rest) = x.as_chunks_mut::<LANES>();
+    let (gates, gates_rest) = gates.as_chunks::<LANES>();
+    for (x, gate) in x.iter_mut().zip(gates) {
+        for l in 0..LANES {
+            x[l] *= 1.0 / (1.0 + exp_lane(-gate[l]));
+        }
+    }
+    for (x, gate) in x_rest.iter_mut().zip(gates_rest) {
+        *x *= 1.0 / (1.0 + exp_lane(-gate));
+    }
+}

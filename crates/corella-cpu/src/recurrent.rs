@@ -1,0 +1,14 @@
+//! Layers with a state for each sequence.
+//!
+//! A sequence's states of all layers are one record, which belongs to its slot. Its matrices stand at the
+//! start of a chunk, and beside them are the rows of the tokens since then: what a row adds to a state is
+//! applied when its chunk is complete and none of its tokens is a draft. So prefill and decode have the
+//! same arithmetic, a decode step only reads the matrices, and rejected drafts are overwritten.
+
+mod delta_layer;
+mod record;
+mod state_memory;
+
+pub use self::delta_layer::{DeltaLayer, DeltaScratch};
+pub use self::record::state_bytes;
+pub use self::state_memory::{SpanState, StateLimits, StateMemory};

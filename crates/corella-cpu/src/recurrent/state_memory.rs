@@ -1,0 +1,225 @@
+//! The states of all slots, and copies of states for sequences that begin alike. A record takes memory
+//! when it is first used.
+
+use std::io;
+
+use corella_core::{Batch, SlotId, SnapshotId, Span};
+use corella_model::DecoderSpec;
+
+use crate::kernels::DELTA_CHUNK;
+use crate::system::Region;
+
+use super::record::{DeltaPlaces, RecordLayout};
+
+pub struct StateMemory {
+    layout: RecordLayout,
+    limits: StateLimits,
+    /// One for each slot, and one for warm-up.
+    slots: Vec<Record>,
+    snapshots: Vec<Record>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct StateLimits {
+    pub max_num_seqs: usize,
+    pub num_snapshots: usize,
+    /// The most drafts of a span.
+    pub max_drafts: usize,
+}
+
+/// The states of one sequence.
+#[derive(Default)]
+struct Record {
+    region: Option<Region>,
+    place: Place,
+}
+
+/// How far a record is.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    /// The tokens that the matrices have taken up: whole chunks.
+    start: usize,
+    /// The number of tokens without drafts, and with those of the last span.
+    num_known: usize,
+    num_tokens: usize,
+}
+
+/// The state with which a span begins.
+#[derive(Clone, Copy, Debug)]
+pub struct SpanState {
+    slot: usize,
+    /// The first token that the matrices have not taken up.
+    pub chunk: usize,
+    /// The end of the span's tokens that are no drafts.
+    pub end_known: usize,
+}
+
+impl SpanState {
+    /// The first token that the matrices have not taken up behind the span.
+    pub fn next_chunk(&self) -> usize {
+        self.end_known / DELTA_CHUNK * DELTA_CHUNK
+    }
+}
+
+impl StateMemory {
+    /// `None` for models without recurrent layers.
+    pub fn new(spec: &DecoderSpec, limits: StateLimits) -> Option<Self> {
+        let records = |count| (0..count).map(|_| Record::default()).collect();
+        Some(Self {
+            layout: RecordLayout::new(spec, limits.max_drafts)?,
+            slots: records(limits.max_num_seqs + 1),
+            snapshots: records(limits.num_snapshots),
+            limits,
+        })
+    }
+
+    pub fn places(&self, layer: usize) -> &DeltaPlaces {
+        self.layout.of_layer(layer)
+    }
+
+    /// The first element of a span's record.
+    pub fn record(&self, span: &SpanState) -> *mut f32 {
+        let region = self.slots[span.slot].region.as_ref();
+        region
+            .expect("the record of a planned span has memory")
+            .as_ptr()
+            .cast()
+    }
+
+    /// Begins the states of slots that start. All are begun even if one cannot be.
+    pub fn start(&mut self, batch: &Batch) -> Result<(), String> {
+        let mut result = Ok(());
+        for start in &batch.started {
+            let num_cached = start.cached_tokens.len();
+            let started = match start.snapshot {
+                None if num_cached == 0 => self.set_place(start.slot, Place::default()),
+                None => Err(format!(
+                    "slot {} starts behind {num_cached} tokens without a recurrent state",
+                    start.slot
+                )),
+                Some(snapshot) => self.restore(start.slot, snapshot, num_cached),
+            };
+            result = result.and(started);
+        }
+        result
+    }
+
+    fn set_place(&mut self, slot: SlotId, place: Place) -> Result<(), String> {
+        self.slot_mut(slot)?.place = place;
+        Ok(())
+    }
+
+    fn restore(&mut self, slot: SlotId, from: SnapshotId, num_cached: usize) -> Result<(), String> {
+        let len = self.layout.len();
+        let limits = self.limits;
+        let snapshot = self.snapshots.get(from.0 as usize);
+        let snapshot = snapshot.ok_or_else(|| beyond_snapshots(from, limits))?;
+        if snapshot.place.num_tokens != num_cached {
+            return Err(format!(
+                "snapshot {from} is behind {} tokens, and slot {slot} starts behind {num_cached}",
+                snapshot.place.num_tokens
+            ));
+        }
+        let record = { self.slots.get_mut(slot.0 as usize) };
+        let record = record.ok_or_else(|| format!("slot {slot} is beyond the executor's"))?;
+        record.copy(snapshot, len)
+    }
+
+    /// Plans a span, behind which the record will be where the span ends, even if the step fails: steps
+    /// in flight go on there.
+    pub fn plan(&mut self, span: &Span) -> Result<SpanState, String> {
+        let (len, max_drafts) = (self.layout.len(), self.limits.max_drafts);
+        let record = self.slot_mut(span.slot)?;
+        let start = span.start as usize;
+        let place = record.place;
+        if !(place.num_known..=place.num_tokens).contains(&start) {
+            return Err(format!(
+                "the recurrent state of slot {} is behind {} tokens; a span cannot start at {start}",
+                span.slot, place.num_tokens
+            ));
+        }
+        if span.num_drafts as usize > max_drafts {
+            return Err(format!(
+                "{} drafts in one span; recurrent states can be taken back by {max_drafts} tokens",
+                span.num_drafts
+            ));
+        }
+        let end = start + span.tokens.len();
+        let state = SpanState {
+            slot: span.slot.0 as usize,
+            chunk: place.start,
+            end_known: end - span.num_drafts as usize,
+        };
+        record.commit(len)?;
+        record.place = Place {
+            start: state.next_chunk(),
+            num_known: state.end_known,
+            num_tokens: end,
+        };
+        Ok(state)
+    }
+
+    /// Plans a span from position 0 on that no slot has.
+    pub fn plan_warm_up(&mut self, num_rows: usize) -> Result<SpanState, String> {
+        let slot = self.limits.max_num_seqs;
+        self.slots[slot].commit(self.layout.len())?;
+        Ok(SpanState {
+            slot,
+            chunk: 0,
+            end_known: num_rows,
+        })
+    }
+
+    /// Keeps the states behind a step.
+    pub fn keep(&mut self, batch: &Batch) -> Result<(), String> {
+        let (len, limits) = (self.layout.len(), self.limits);
+        for kept in &batch.snapshots {
+            let slot = self.slots.get(kept.slot.0 as usize);
+            let slot =
+                slot.ok_or_else(|| format!("slot {} is beyond the executor's", kept.slot))?;
+            let to = self.snapshots.get_mut(kept.to.0 as usize);
+            to.ok_or_else(|| beyond_snapshots(kept.to, limits))?
+                .copy(slot, len)?;
+        }
+        Ok(())
+    }
+
+    fn slot_mut(&mut self, slot: SlotId) -> Result<&mut Record, String> {
+        let record = self.slots.get_mut(slot.0 as usize);
+        record.ok_or_else(|| format!("slot {slot} is beyond the executor's"))
+    }
+}
+
+impl Record {
+    fn commit(&mut self, len: usize) -> Result<(), String> {
+        if self.region.is_none() {
+            let no_memory = |error: io::Error| format!("no memory for recurrent states: {error}");
+            let region = Region::new(len * size_of::<f32>()).map_err(no_memory)?;
+            self.region = Some(region);
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, from: &Self, len: usize) -> Result<(), String> {
+        self.place = from.place;
+        let Some(source) = &from.region else {
+            return Ok(());
+        };
+        self.commit(len)?;
+        if let Some(region) = &self.region {
+            // SAFETY: both regions have `len` elements, and no worker uses them between steps.
+            unsafe {
+                let (from, to) = (source.as_ptr(), region.as_ptr());
+                std::ptr::copy_nonoverlapping(from, to, len * size_of::<f32>());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn beyond_snapshots(snapshot: SnapshotId, limits: StateLimits) -> String {
+    format!(
+        "snapshot {snapshot} is beyond the {} of this executor",
+        limits.num_snapshots
+    )
+}

@@ -1,0 +1,106 @@
+//! Qwen3.5: the layers of Qwen3-Next, with one projection for queries, keys and values together. Published
+//! models also see; only their decoder is used, whose RoPE of three positions is the plain one for text.
+
+use super::base::{self, Base};
+use super::field::{Fields, FolderFields, Source};
+use super::qwen3_moe::EXPERT_SIZE;
+use super::{Family, Layout, Stored, qwen3_next};
+use crate::{CheckpointError, DecoderSpec, LayerTensor};
+
+/// The decoder alone.
+pub const QWEN3_5: Family = Family {
+    architecture: "Qwen3_5ForCausalLM",
+    decoder: "Qwen3_5TextModel",
+    model_type: "qwen3_5_text",
+    gguf: "qwen35",
+    claims: qwen3_next::no_file,
+    spec: dense,
+    folder: FOLDER,
+    file: Layout::NO_FILE,
+    config: base::no_config,
+};
+
+pub const QWEN3_5_MULTIMODAL: Family = Family {
+    architecture: "Qwen3_5ForConditionalGeneration",
+    decoder: "Qwen3_5Model",
+    model_type: "qwen3_5",
+    spec: |fields| of_text(fields, dense),
+    ..QWEN3_5
+};
+
+pub const QWEN3_5_MOE: Family = Family {
+    architecture: "Qwen3_5MoeForCausalLM",
+    decoder: "Qwen3_5MoeTextModel",
+    model_type: "qwen3_5_moe_text",
+    gguf: "qwen35moe",
+    spec: with_experts,
+    ..QWEN3_5
+};
+
+pub const QWEN3_5_MOE_MULTIMODAL: Family = Family {
+    architecture: "Qwen3_5MoeForConditionalGeneration",
+    decoder: "Qwen3_5MoeModel",
+    model_type: "qwen3_5_moe",
+    spec: |fields| of_text(fields, with_experts),
+    ..QWEN3_5_MOE
+};
+
+const FOLDER: Layout = Layout {
+    of_layer: name,
+    bodies: &[
+        ("model.language_model.", "lm_head"),
+        ("model.", "lm_head"),
+        ("language_model.", "lm_head"),
+        ("", "lm_head"),
+    ],
+    other_parts: &["mtp.", "model.visual.", "visual."],
+    ..qwen3_next::FOLDER
+};
+
+fn dense(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let mut spec = qwen3_next::BASE.spec(fields)?;
+    qwen3_next::set_layers(fields, &mut spec)?;
+    Ok(spec)
+}
+
+/// All layers have experts, whose weights always have a sum of 1.
+fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let base = Base {
+        intermediate_size: EXPERT_SIZE,
+        ..qwen3_next::BASE
+    };
+    let mut spec = base.spec(fields)?;
+    qwen3_next::set_experts(fields, &mut spec, true)?;
+    qwen3_next::set_layers(fields, &mut spec)?;
+    Ok(spec)
+}
+
+/// Reads the decoder of a model that also sees. Its embeddings are tied where the whole model says so.
+fn of_text(
+    fields: &dyn Fields,
+    spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
+) -> Result<DecoderSpec, CheckpointError> {
+    const FIELD: &str = "text_config";
+    let Source::Folder(config) = fields.source() else {
+        return spec(fields);
+    };
+    let Some(text) = config.try_object(FIELD)? else {
+        return Err(config.missing(FIELD));
+    };
+    let mut spec = spec(&FolderFields::new(text))?;
+    spec.tied_embeddings = base::is_tied(fields, false)?;
+    Ok(spec)
+}
+
+fn name(tensor: LayerTensor) -> Stored {
+    use LayerTensor::*;
+    match tensor {
+        DeltaQ | DeltaK | DeltaV => {
+            Stored::fused("linear_attn.in_proj_qkv", &[DeltaQ, DeltaK, DeltaV])
+        }
+        DeltaGate => Stored::whole("linear_attn.in_proj_z"),
+        DeltaStrength => Stored::whole("linear_attn.in_proj_b"),
+        DeltaDecay => Stored::whole("linear_attn.in_proj_a"),
+        other => qwen3_next::common_name(other),
+    }
+}

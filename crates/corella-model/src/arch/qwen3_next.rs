@@ -1,0 +1,180 @@
+//! Qwen3-Next: most layers are gated delta networks, the others have attention with a gate for each
+//! query head. Most layers have experts, beside one that every token goes through.
+
+use serde_json::Value;
+
+use super::base::{self, Base, Biases};
+use super::field::{Field, Fields, FileFields, Source};
+use super::layout::folder_name;
+use super::qwen3_moe::{EXPERT_SIZE, NORMALISES};
+use super::{Family, Layout, Stored, qwen3_moe};
+use crate::{
+    CheckpointError, DecoderSpec, GatedDeltaSpec, LayerTensor, MlpSpec, QkNorm, RecurrentSpec,
+};
+
+pub const QWEN3_NEXT: Family = Family {
+    architecture: "Qwen3NextForCausalLM",
+    decoder: "Qwen3NextModel",
+    model_type: "qwen3_next",
+    gguf: "qwen3next",
+    claims: no_file,
+    spec,
+    folder: Layout {
+        of_layer: name,
+        ..FOLDER
+    },
+    file: Layout::NO_FILE,
+    config: base::no_config,
+};
+
+/// What Qwen3.5 has in common with this family.
+pub const FOLDER: Layout = Layout {
+    norms_lack_one: true,
+    // What guesses further tokens.
+    other_parts: &["mtp."],
+    ..Layout::FOLDER
+};
+
+pub const BASE: Base = Base {
+    max_position: 32_768,
+    head_dim: Some(256),
+    rotated: 0.25,
+    ..Base::LLAMA
+};
+
+const SHARED_SIZE: Field = Field::of_folder("shared_expert_intermediate_size");
+
+fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let mut spec = BASE.spec(fields)?;
+    let normalises = fields.try_flag(NORMALISES)?.unwrap_or(true);
+    set_experts(fields, &mut spec, normalises)?;
+    set_layers(fields, &mut spec)?;
+    Ok(spec)
+}
+
+/// Gives experts to the layers that have them.
+pub fn set_experts(
+    fields: &dyn Fields,
+    spec: &mut DecoderSpec,
+    normalises: bool,
+) -> Result<(), CheckpointError> {
+    let expert = MlpSpec {
+        intermediate_size: fields.size(EXPERT_SIZE)?,
+        ..spec.layers[0].feed_forward.mlp().clone()
+    };
+    let mut experts = qwen3_moe::experts(fields, expert)?;
+    experts.normalises = normalises;
+    experts.shared = base::shared_expert(&experts.expert, fields.size(SHARED_SIZE)?);
+    if let Some(shared) = &mut experts.shared {
+        shared.is_weighed = true;
+    }
+    qwen3_moe::set_experts(fields, spec, &experts)
+}
+
+/// Makes gated delta networks of the layers that are, and gives gates to the attention of the others.
+pub fn set_layers(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
+    Biases::of_attention(fields)?.set(fields, spec);
+    let network = gated_delta(fields, spec)?;
+    let are_recurrent = are_recurrent(fields, spec.layers.len())?;
+    if are_recurrent.iter().all(|&is_recurrent| is_recurrent) {
+        let why = "models without any layer of attention are not supported";
+        return Err(fields.refuse(base::NUM_LAYERS, why));
+    }
+    for (layer, is_recurrent) in spec.layers.iter_mut().zip(are_recurrent) {
+        layer.attention.qk_norm = Some(QkNorm::Heads(spec.norm));
+        layer.attention.has_output_gate = true;
+        layer.recurrent = is_recurrent.then(|| RecurrentSpec::GatedDelta(network.clone()));
+    }
+    Ok(())
+}
+
+fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec, CheckpointError> {
+    const NUM_KEY_HEADS: Field = Field::of_folder("linear_num_key_heads");
+    const NUM_VALUE_HEADS: Field = Field::of_folder("linear_num_value_heads");
+    const KEY_DIM: Field = Field::of_folder("linear_key_head_dim");
+    const VALUE_DIM: Field = Field::of_folder("linear_value_head_dim");
+    const KERNEL_LEN: Field = Field::of_folder("linear_conv_kernel_dim");
+    /// Far more than any model has: the state of a sequence must fit into memory.
+    const MAX_SIZE: usize = 4096;
+    let size = |field: Field, default| match fields.try_size(field)?.unwrap_or(default) {
+        size if size <= MAX_SIZE => Ok(size),
+        _ => Err(fields.refuse(field, &format!("no model has more than {MAX_SIZE}"))),
+    };
+    let network = GatedDeltaSpec {
+        num_key_heads: size(NUM_KEY_HEADS, 16)?,
+        num_value_heads: size(NUM_VALUE_HEADS, 32)?,
+        key_dim: size(KEY_DIM, 128)?,
+        value_dim: size(VALUE_DIM, 128)?,
+        kernel_len: size(KERNEL_LEN, 4)?,
+        norm: spec.norm,
+    };
+    if !{ network.num_value_heads }.is_multiple_of(network.num_key_heads) {
+        let why = format!("must be a multiple of {} key heads", network.num_key_heads);
+        return Err(fields.refuse(NUM_VALUE_HEADS, &why));
+    }
+    Ok(network)
+}
+
+/// Which layers are recurrent: those that are listed, or all but every fourth.
+fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
+    const TYPES: &str = "layer_types";
+    const INTERVAL: Field = Field::of_folder("full_attention_interval");
+    let interval = fields.try_size(INTERVAL)?.unwrap_or(4);
+    let Source::Folder(config) = fields.source() else {
+        return Ok(base::all_but_every(interval, num_layers));
+    };
+    let Some(types) = config.get(TYPES).filter(|types| !types.is_null()) else {
+        return Ok(base::all_but_every(interval, num_layers));
+    };
+    let types = types.as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_recurrent = |kind: &Value| match kind.as_str() {
+        Some("linear_attention") => Ok(true),
+        Some("full_attention") => Ok(false),
+        _ => {
+            let why = format!("{kind} is not one of full_attention, linear_attention");
+            Err(config.refuse(TYPES, &why))
+        }
+    };
+    match types.len() == num_layers {
+        true => types.iter().map(is_recurrent).collect(),
+        false => {
+            let why = format!("must be a list of the types of {num_layers} layers");
+            Err(config.refuse(TYPES, &why))
+        }
+    }
+}
+
+/// GGUF files of recurrent models are not read yet.
+pub fn no_file(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
+    let why = "GGUF files of models with recurrent layers are not read yet: load the folder in \
+               safetensors";
+    Err(file.refuse_key("general.architecture", why))
+}
+
+fn name(tensor: LayerTensor) -> Stored {
+    use LayerTensor::*;
+    match tensor {
+        DeltaQ | DeltaK | DeltaV | DeltaGate => Stored::by_head(
+            "linear_attn.in_proj_qkvz",
+            &[DeltaQ, DeltaK, DeltaV, DeltaGate],
+        ),
+        DeltaStrength | DeltaDecay => {
+            Stored::by_head("linear_attn.in_proj_ba", &[DeltaStrength, DeltaDecay])
+        }
+        other => common_name(other),
+    }
+}
+
+/// The names that Qwen3.5 has, too.
+pub fn common_name(tensor: LayerTensor) -> Stored {
+    use LayerTensor::*;
+    match tensor {
+        Q | AttentionGate => Stored::by_head("self_attn.q_proj", &[Q, AttentionGate]),
+        DeltaConvolution => Stored::whole("linear_attn.conv1d"),
+        DeltaDecayBias => Stored::complete("linear_attn.dt_bias"),
+        DeltaRate => Stored::complete("linear_attn.A_log"),
+        DeltaNorm => Stored::whole("linear_attn.norm"),
+        DeltaO => Stored::whole("linear_attn.out_proj"),
+        other => folder_name(other),
+    }
+}

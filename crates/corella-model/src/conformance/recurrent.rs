@@ -1,0 +1,90 @@
+//! Conformance rules about recurrent states that are kept, for requests that begin alike.
+
+use super::driver::{Driver, Script, Sequence};
+use super::{SamplingParams, Suite, assert_same};
+
+/// The place that a rule keeps a state in.
+const PLACE: u32 = 7;
+
+impl Suite<'_> {
+    /// A request goes on from the state behind another's tokens, after that one is gone, too.
+    pub fn kept_states_equal_computed_ones(&self) {
+        let page = self.page_size;
+        for num_pages in [1, 2, 3, 64_usize.div_ceil(page), 150 / page] {
+            let num_cached = num_pages * page;
+            let (leader, follower) = self.leader_and_follower(num_cached);
+            let expected = [self.alone(&leader), self.alone(&follower)];
+            let mut driver = self.driver();
+            driver.shuffle_pages();
+            driver.keeps_pages = true;
+            let mut first = driver.begin(0, &leader);
+            keep_behind(&mut driver, &mut first, num_cached);
+            driver.finish(&mut first);
+            assert_same("whose state was kept", &expected[0], &first.samples);
+            // The state is as it was after another request has gone on from it.
+            for slot in [1, 2] {
+                let mut next = go_on(&mut driver, slot, &follower, &first, num_cached);
+                driver.finish(&mut next);
+                let way = format!("from the state behind {num_cached} tokens");
+                assert_same(&way, &expected[1], &next.samples);
+            }
+        }
+    }
+
+    /// A state is restored while the request that it was kept of goes on, and overwritten in the step that
+    /// restores it.
+    pub fn states_are_kept_while_others_run(&self) {
+        let num_cached = 2 * self.page_size;
+        let (leader, follower) = self.leader_and_follower(num_cached);
+        let expected = [self.alone(&leader), self.alone(&follower)];
+        let mut driver = self.driver();
+        driver.keeps_pages = true;
+        let mut first = driver.begin(0, &leader);
+        keep_behind(&mut driver, &mut first, num_cached);
+        let mut second = go_on(&mut driver, 1, &follower, &first, num_cached);
+        driver.advance(&mut first, 3);
+        driver.advance(&mut second, 3);
+        driver.batch.keep_state(0, PLACE);
+        driver.step(&mut [&mut first, &mut second]);
+        while !first.is_done() {
+            driver.advance(&mut first, 3);
+            driver.advance(&mut second, 3);
+            driver.step(&mut [&mut first, &mut second]);
+        }
+        driver.finish(&mut second);
+        assert_same("whose state was kept", &expected[0], &first.samples);
+        assert_same(
+            "from a state that was overwritten",
+            &expected[1],
+            &second.samples,
+        );
+    }
+
+    fn leader_and_follower(&self, num_cached: usize) -> (Script, Script) {
+        let leader = self.script(21, num_cached + 5, SamplingParams::GREEDY);
+        let mut follower = self.script(22, num_cached + 3, SamplingParams::GREEDY);
+        follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
+        (leader, follower)
+    }
+}
+
+/// Computes the first tokens of a sequence, and keeps the state behind them.
+fn keep_behind(driver: &mut Driver, sequence: &mut Sequence, num_tokens: usize) {
+    driver.advance(sequence, num_tokens);
+    driver.batch.keep_state(sequence.slot, PLACE);
+    driver.step(&mut [sequence]);
+}
+
+/// Begins a sequence behind tokens of another, with its pages and the state that was kept.
+fn go_on(
+    driver: &mut Driver,
+    slot: u32,
+    script: &Script,
+    from: &Sequence,
+    num_cached: usize,
+) -> Sequence {
+    let tables = from.first_pages(num_cached / driver.page_size());
+    let sequence = driver.begin_from(slot, script, &tables, &script.prompt, num_cached);
+    driver.batch.restore_state(PLACE);
+    sequence
+}
