@@ -11,8 +11,8 @@ use crate::packed_tensor::{RowView, StoredTensor};
 use crate::transposed_tensor::TransposedTensor;
 use crate::{
     BlockFormat, BlockTensor, CheckpointError, DType, DecoderWeights, EncoderSpec, EncoderWeights,
-    LayerSpec, LayerTensor, LayerWeights, ModelConfig, NormSpec, Quantization, RowOrder, Storage,
-    Tensor, TensorRole, TensorSpec,
+    LayerSpec, LayerTensor, LayerWeights, Mlp, ModelConfig, NormSpec, Quantization, RowOrder,
+    Storage, Tensor, TensorRole, TensorSpec,
 };
 
 /// A file of tensors in any format.
@@ -171,7 +171,7 @@ pub fn load<S: TensorSource>(
 
 struct Tensors<'a, S> {
     config: &'a ModelConfig,
-    layout: &'a Layout,
+    layout: Layout,
     /// What comes before the names of all tensors but the head.
     body: &'static str,
     head: &'static str,
@@ -197,6 +197,12 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             .iter()
             .find(is_there)
             .unwrap_or(&layout.bodies[0]);
+        let mut layout = *layout;
+        if let Some((name, of_layer)) = layout.fused_experts
+            && by_name.keys().any(|tensor| tensor.ends_with(name))
+        {
+            layout.of_layer = of_layer;
+        }
         Self {
             config,
             layout,
@@ -291,7 +297,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         for TensorSpec { tensor, shape } in &specs {
             let tensor = *tensor;
             let stored = (self.layout.of_layer)(tensor.owner().unwrap_or(tensor));
-            let part = Part::new(tensor, layer, self.layout, &stored, &specs);
+            let part = Part::new(tensor, layer, &self.layout, &stored, &specs);
             let values = match (tensor.role(), &shape[..]) {
                 (TensorRole::Matrix(_), &[out, input]) => {
                     let name = self.layout.name(self.body, index, tensor);
@@ -497,6 +503,12 @@ impl Part {
             ..Self::by_itself(own)
         };
         if !stored.parts.is_empty() {
+            // Parts of experts are named by the first expert.
+            let owner = match owner {
+                LayerTensor::Gate(Mlp::Expert(_)) => LayerTensor::Gate(Mlp::Expert(0)),
+                LayerTensor::Up(Mlp::Expert(_)) => LayerTensor::Up(Mlp::Expert(0)),
+                other => other,
+            };
             let before = stored.parts.iter().take_while(|&&other| other != owner);
             let before: usize = before.map(|&other| num_rows_of(other)).sum();
             part.num_rows = stored.parts.iter().map(|&other| num_rows_of(other)).sum();
@@ -524,7 +536,7 @@ impl Part {
         }
         if let Some(expert) = stored.expert {
             part.num_experts = Some(num_rows_of(LayerTensor::Router));
-            part.first = expert * part.num_rows;
+            part.first += expert * part.num_rows;
         }
         part
     }

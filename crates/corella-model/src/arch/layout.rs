@@ -26,6 +26,9 @@ pub struct Layout {
     /// What is followed by a layer's number and the name of one of its tensors.
     pub layers: &'static str,
     pub of_layer: fn(LayerTensor) -> Stored,
+    /// Files that have a tensor of this name in their layers have all experts of a layer in one tensor, as
+    /// the function says, which then takes the place of `of_layer`.
+    pub fused_experts: Option<(&'static str, fn(LayerTensor) -> Stored)>,
     /// Whether norms multiply by 1 plus their weights.
     pub norms_lack_one: bool,
     /// Whether the rows of queries and keys that RoPE rotates together are neighbours. Otherwise they
@@ -82,6 +85,7 @@ impl Layout {
         norm: "norm",
         layers: "layers",
         of_layer: folder_name,
+        fused_experts: None,
         norms_lack_one: false,
         rotates_neighbours: false,
         other_parts: &[],
@@ -102,6 +106,7 @@ impl Layout {
         norm: "output_norm",
         layers: "blk",
         of_layer: file_name,
+        fused_experts: None,
         norms_lack_one: false,
         rotates_neighbours: false,
         other_parts: &[],

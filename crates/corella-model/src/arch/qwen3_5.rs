@@ -5,7 +5,7 @@ use super::base::{self, Base};
 use super::field::{Fields, FolderFields, Source};
 use super::qwen3_moe::EXPERT_SIZE;
 use super::{Family, Layout, Stored, qwen3_next};
-use crate::{CheckpointError, DecoderSpec, LayerTensor};
+use crate::{CheckpointError, DecoderSpec, LayerTensor, Mlp};
 
 /// The decoder alone.
 pub const QWEN3_5: Family = Family {
@@ -34,6 +34,10 @@ pub const QWEN3_5_MOE: Family = Family {
     model_type: "qwen3_5_moe_text",
     gguf: "qwen35moe",
     spec: with_experts,
+    folder: Layout {
+        fused_experts: Some((GATE_UP, fused_name)),
+        ..FOLDER
+    },
     ..QWEN3_5
 };
 
@@ -90,6 +94,25 @@ fn of_text(
     let mut spec = spec(&FolderFields::new(text))?;
     spec.tied_embeddings = base::is_tied(fields, false)?;
     Ok(spec)
+}
+
+/// Published files have the matrices of all experts of a layer in two tensors.
+const GATE_UP: &str = "mlp.experts.gate_up_proj";
+
+fn fused_name(tensor: LayerTensor) -> Stored {
+    use LayerTensor::{Down, Gate, Up};
+    let of_expert = |name, expert| Stored {
+        expert: Some(expert),
+        ..Stored::complete(name)
+    };
+    match tensor {
+        Gate(Mlp::Expert(expert)) | Up(Mlp::Expert(expert)) => Stored {
+            parts: &[Gate(Mlp::Expert(0)), Up(Mlp::Expert(0))],
+            ..of_expert(GATE_UP, expert)
+        },
+        Down(Mlp::Expert(expert)) => of_expert("mlp.experts.down_proj", expert),
+        other => name(other),
+    }
 }
 
 fn name(tensor: LayerTensor) -> Stored {
