@@ -67,18 +67,63 @@ def gpt_oss(generator):
     return settings, is_fp4
 
 
+def hybrid(generator, has_experts):
+    """Returns settings of a model with recurrent layers."""
+
+    def choice(*values):
+        return values[generator.integers(len(values))]
+
+    num_kv_heads, num_layers = choice(1, 2, 3), int(generator.integers(1, 6))
+    num_key_heads = choice(1, 2, 3)
+    types = [choice("linear_attention", "linear_attention", "full_attention") for _ in range(num_layers - 1)]
+    types.insert(int(generator.integers(num_layers)), "full_attention")
+    settings = make_golden.small(
+        hidden_size=4 * int(generator.integers(3, 13)),
+        intermediate_size=4 * int(generator.integers(1, 13)),
+        head_dim=choice(8, 16, 32, 64),
+        partial_rotary_factor=choice(0.25, 0.5, 1.0),
+        num_attention_heads=num_kv_heads * choice(1, 2, 4),
+        num_key_value_heads=num_kv_heads,
+        num_hidden_layers=num_layers,
+        layer_types=types,
+        linear_num_key_heads=num_key_heads,
+        linear_num_value_heads=num_key_heads * choice(1, 2, 3),
+        linear_key_head_dim=choice(4, 10, 16, 32),
+        linear_value_head_dim=choice(4, 12, 16, 40),
+        linear_conv_kernel_dim=choice(1, 2, 4, 5),
+        attention_bias=choice(True, False),
+        tie_word_embeddings=choice(True, False),
+    )
+    if has_experts:
+        num_experts = int(generator.integers(2, 9))
+        settings |= {
+            "num_experts": num_experts,
+            "num_experts_per_tok": int(generator.integers(1, min(4, num_experts) + 1)),
+            "moe_intermediate_size": 4 * int(generator.integers(1, 6)),
+            "shared_expert_intermediate_size": 4 * int(generator.integers(1, 6)),
+        }
+    return settings, False
+
+
 # By family, its configuration class in Transformers, and what draws settings.
-FAMILIES = {"gpt-oss": ("GptOssConfig", gpt_oss)}
+FAMILIES = {
+    "gpt-oss": ("GptOssConfig", gpt_oss),
+    "qwen3-next": ("Qwen3NextConfig", lambda generator: hybrid(generator, True)),
+    "qwen3-5": ("Qwen3_5TextConfig", lambda generator: hybrid(generator, False)),
+    "qwen3-5-moe": ("Qwen3_5MoeTextConfig", lambda generator: hybrid(generator, True)),
+}
 
 
 def write_folder(folder, family, generator, seed):
     kind, draw = FAMILIES[family]
     settings, is_fp4 = draw(generator)
-    make_golden.FAMILIES[make_mxfp4.NAME] = (kind, settings)
+    # Names of folders decide how some weights are drawn.
+    name = make_mxfp4.NAME if is_fp4 else family
+    make_golden.FAMILIES[name] = (kind, settings)
     if is_fp4:
         make_mxfp4.write(folder, seed)
     else:
-        make_golden.write_module(folder, make_mxfp4.NAME, seed)
+        make_golden.write_module(folder, name, seed)
     # Prompts are ids, and every id needs a text.
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:VOCAB_SIZE]
     vocabulary = {letter: id for id, letter in enumerate(letters)}

@@ -44,6 +44,8 @@ pub struct Hardware {
     pub kv_bytes: u64,
     /// What recurrent layers keep of each running request; 0 without such layers.
     pub state_bytes: u64,
+    /// Places for copies of such states.
+    pub num_snapshots: u32,
 }
 
 /// What differs for a draft model; everything else is the same as for the model that it drafts for.
@@ -288,9 +290,10 @@ pub(crate) fn load(
     if is_encoder {
         encoder_limit::set_demand(&mut demand);
     }
+    recurrent_limit::set_snapshots(&mut scheduler, &mut demand, state_bytes);
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
-    scheduler.max_held_pages = match is_encoder {
+    scheduler.max_held_pages = match is_encoder || scheduler.recurrent_state.is_some() {
         true => 0,
         false => plan.num_pages / 2,
     };
@@ -331,6 +334,7 @@ pub(crate) fn load(
         num_page_layers,
         kv_bytes: page_bytes * u64::from(scheduler.num_pages),
         state_bytes,
+        num_snapshots: { scheduler.recurrent_state }.map_or(0, |state| state.num_snapshots),
     };
     Ok(Loaded {
         executor: loaded.executor,

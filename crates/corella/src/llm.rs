@@ -193,7 +193,11 @@ impl Llm {
             kv_format = hardware.kv_format.name(),
             states = match hardware.state_bytes {
                 0 => String::new(),
-                bytes => format!(", {} of state for each request", display_bytes(bytes)),
+                bytes => format!(
+                    ", {} of state for each request and {} snapshots",
+                    display_bytes(bytes),
+                    hardware.num_snapshots
+                ),
             },
             context = self.max_model_len,
             head = match (self.config.has_head, &self.sentence.classes) {

@@ -327,3 +327,120 @@ pub unsafe fn gate(x: *mut f32, gates: *const f32, n: usize) {
         *x *= 1.0 / (1.0 + exp_lane(-gate));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Isa, is_supported, kernels};
+    use super::*;
+
+    /// Neither is a multiple of a vector.
+    const KEY_DIM: usize = 21;
+    const VALUE_DIM: usize = 35;
+
+    fn numbers(seed: usize, len: usize) -> Vec<f32> {
+        let number = |i: usize| ((i * 7919 + seed * 104_729) % 2003) as f32 / 1001.0 - 1.0;
+        (0..len).map(number).collect()
+    }
+
+    /// A chunk's rows, with the state that they leave.
+    struct Chunk {
+        out: Vec<f32>,
+        state: Vec<f32>,
+    }
+
+    fn run(isa: Isa, rows_at_once: usize, state: Option<&[f32]>) -> Chunk {
+        let kernels = kernels(isa).unwrap();
+        let (keys, queries) = (numbers(1, 32 * KEY_DIM), numbers(2, 32 * KEY_DIM));
+        let values = numbers(3, 32 * VALUE_DIM);
+        let mut updates = vec![f32::NAN; 32 * VALUE_DIM];
+        let mut out = vec![f32::NAN; 32 * VALUE_DIM];
+        let keys: Vec<_> = keys.chunks(KEY_DIM).map(|key| key.as_ptr()).collect();
+        let decays: Vec<f32> = (1..=32).map(|token| -0.03 * token as f32).collect();
+        let row = |token: usize| DeltaRow {
+            query: queries[token * KEY_DIM..].as_ptr(),
+            value: values[token * VALUE_DIM..].as_ptr(),
+            strength: 0.02 * token as f32 / 32.0 + 0.05,
+        };
+        let from = state.map_or(std::ptr::null(), <[f32]>::as_ptr);
+        for first in (0..32).step_by(rows_at_once) {
+            let end = 32.min(first + rows_at_once);
+            let rows: Vec<_> = (first..end).map(row).collect();
+            // SAFETY: all pointers are to as many elements as the sizes say.
+            unsafe {
+                (kernels.delta_rows)(DeltaRows {
+                    state: from,
+                    key_dim: KEY_DIM,
+                    value_dim: VALUE_DIM,
+                    keys: &keys[..end],
+                    decays: &decays[..end],
+                    first,
+                    rows: &rows,
+                    updates: updates.as_mut_ptr(),
+                    out: out[first * VALUE_DIM..].as_mut_ptr(),
+                });
+            }
+        }
+        let mut state = vec![f32::NAN; KEY_DIM * VALUE_DIM];
+        // SAFETY: the same holds here.
+        unsafe {
+            (kernels.update_state)(StateUpdate {
+                from,
+                to: state.as_mut_ptr(),
+                key_dim: KEY_DIM,
+                value_dim: VALUE_DIM,
+                keys: &keys,
+                decays: &decays,
+                updates: updates.as_ptr(),
+            });
+        }
+        Chunk { out, state }
+    }
+
+    #[test]
+    fn rows_have_the_same_bits_alone_and_on_all_instruction_sets() {
+        let state = numbers(4, KEY_DIM * VALUE_DIM);
+        for state in [None, Some(&state[..])] {
+            let expected = run(Isa::Portable, 32, state);
+            for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+                if !is_supported(isa) {
+                    continue;
+                }
+                for rows_at_once in [1, 2, 3, 7, 32] {
+                    let found = run(isa, rows_at_once, state);
+                    assert!(found.out == expected.out, "{isa}, {rows_at_once} rows");
+                    assert!(found.state == expected.state, "{isa}, {rows_at_once} rows");
+                }
+            }
+        }
+    }
+
+    /// The recurrence that the chunk stands for, token by token in f64.
+    #[test]
+    fn a_chunk_is_the_recurrence_of_its_tokens() {
+        let (keys, queries) = (numbers(1, 32 * KEY_DIM), numbers(2, 32 * KEY_DIM));
+        let (values, first) = (numbers(3, 32 * VALUE_DIM), numbers(4, KEY_DIM * VALUE_DIM));
+        let found = run(Isa::Portable, 32, Some(&first));
+        let mut state: Vec<f64> = first.iter().map(|&x| f64::from(x)).collect();
+        let decay = (-0.03_f64).exp();
+        for token in 0..32 {
+            let strength = f64::from(0.02 * token as f32 / 32.0 + 0.05);
+            let of = |x: &[f32], i| f64::from(x[token * KEY_DIM + i]);
+            state.iter_mut().for_each(|x| *x *= decay);
+            for j in 0..VALUE_DIM {
+                let column = |state: &[f64], x: &[f32]| -> f64 {
+                    (0..KEY_DIM).map(|i| state[i * VALUE_DIM + j] * of(x, i)).sum()
+                };
+                let value = f64::from(values[token * VALUE_DIM + j]);
+                let update = strength * (value - column(&state, &keys));
+                for i in 0..KEY_DIM {
+                    state[i * VALUE_DIM + j] += of(&keys, i) * update;
+                }
+                let (out, expected) = (found.out[token * VALUE_DIM + j], column(&state, &queries));
+                assert!((f64::from(out) - expected).abs() < 1e-4, "{token}, {j}: {out}, {expected}");
+            }
+        }
+        for (found, expected) in found.state.iter().zip(state) {
+            assert!((f64::from(*found) - expected).abs() < 1e-4, "{found}, {expected}");
+        }
+    }
+}
