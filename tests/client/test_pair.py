@@ -199,6 +199,61 @@ def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
         assert prefill.metric("corella_pd_transfer_hidden_share_count") <= 2
 
 
+def test_a_decode_node_counts_what_it_decodes():
+    prompt = prompt_of(50)
+    with Fleet() as fleet:
+        decode = fleet.decode(*THREADS)
+        prefill = fleet.prefill(*THREADS)
+        complete_greedily(prefill, prompt, 9, complete=complete_remotely)
+        wait_at_rest(prefill, decode)
+
+        def counted(name, **labels):
+            return decode.metric(f"vllm:{name}", **labels)
+
+        # The first token and the computation of the prompt are the prefill node's.
+        assert counted("generation_tokens_total") == 8
+        assert counted("inter_token_latency_seconds_count") == 7
+        assert counted("request_time_per_output_token_seconds_count") == 1
+        assert counted("request_generation_tokens_sum") == 8
+        assert counted("request_success_total", finished_reason="length") == 1
+        assert decode.metric("corella_received_prompt_tokens_total") == len(prompt)
+        for name in ("prompt_tokens_total", "time_to_first_token_seconds_count", "request_prefill_time_seconds_count"):
+            assert counted(name) == 0, name
+        assert prefill.metric("vllm:generation_tokens_total") == 9
+        # A page of what the prompt begins with is there already.
+        complete_greedily(prefill, prompt, 9, complete=complete_remotely)
+        wait_at_rest(prefill, decode)
+        num_received = decode.metric("corella_received_prompt_tokens_total") - len(prompt)
+        assert 0 < num_received < len(prompt)
+        assert counted("generation_tokens_total") == 16
+        # A client that leaves ends its request here, too.
+        chunks = stream(prefill, prompt, 1500)
+        for _ in range(20):
+            next(chunks)
+        chunks.close()
+        decode.wait_until(lambda: counted("request_success_total", finished_reason="abort") == 1, "it is aborted")
+        wait_at_rest(prefill, decode)
+
+
+def test_what_stays_on_the_prefill_node_is_counted_by_reason(monkeypatch):
+    monkeypatch.setenv("RUST_LOG", "corella_cluster=debug")
+    with Fleet() as fleet:
+        prefill = fleet.prefill(*THREADS, "--disaggregate-min-tokens", 20, num_decode_nodes=0)
+
+        def stays(reason):
+            return prefill.metric("corella_pd_stays_total", reason=reason)
+
+        asked = {"short": 10, "no_room": 30}
+        for reason, num_tokens in asked.items():
+            assert stays(reason) == 0
+            header = {"x-request-id": f"because-{reason}"}
+            complete(prefill, prompt_of(num_tokens), max_tokens=2, extra_headers=header)
+            assert stays(reason) == 1
+            (line,) = [line for line in prefill.log().splitlines() if f"because-{reason}" in line and "stays" in line]
+            assert reason in line
+        assert stays("slow_link") == 0
+
+
 def test_a_port_in_use_is_one_line():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

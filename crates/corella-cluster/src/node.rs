@@ -13,7 +13,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use corella_engine::{Generate, Submission, SubmitError, TokenStream};
+use corella_engine::{Generate, OutputMeter, Submission, SubmitError, TokenStream};
 use prometheus_client::collector::Collector;
 use tokio::runtime::Handle;
 
@@ -45,6 +45,8 @@ struct Node {
     model: ServedModel,
     tls: Option<ClusterTls>,
     nixl: Option<NixlLibrary>,
+    /// Counts the outputs of a decode node.
+    meter: Arc<dyn OutputMeter>,
     threads: TransferThreads,
     runtime: Handle,
     /// How long a role may take to finish what it owes before another one begins.
@@ -76,6 +78,7 @@ impl ClusterNode {
         nixl: Option<NixlLibrary>,
         listener: Option<NodePort>,
         model: ServedModel,
+        meter: Arc<dyn OutputMeter>,
         drain_timeout: Duration,
     ) -> Result<Self, NodeError> {
         let threads = TransferThreads::start(config.num_threads)
@@ -88,6 +91,7 @@ impl ClusterNode {
             model,
             tls,
             nixl,
+            meter,
             threads,
             runtime: Handle::current(),
             drain_timeout,

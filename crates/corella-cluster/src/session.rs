@@ -15,6 +15,7 @@ mod prefill_node;
 mod search;
 mod service;
 mod stage_times;
+mod stay;
 mod wire;
 
 pub use decode_node::DecodeNode;
@@ -24,4 +25,5 @@ pub use prefill_node::{PrefillNode, PrefillNodeStats};
 pub use search::{Choice, DecodePeers, Search};
 pub use service::serve_sessions;
 pub use stage_times::{DecodeTimes, PrefillTimes};
+pub use stay::{StayCounts, StayReason};
 pub use wire::KvAddress;

@@ -49,7 +49,7 @@ impl EngineFeed {
         let reader = feed.newest.subscribe();
         if !*is_running {
             *is_running = true;
-            state.metrics.recent_latency.set_watched(true);
+            state.metrics.outputs.recent_latency.set_watched(true);
             tokio::spawn(make_snapshots(state.clone()));
         }
         reader
@@ -69,7 +69,7 @@ impl EngineFeed {
 
 async fn make_snapshots(state: Arc<ServerState>) {
     let feed = &state.engine_feed;
-    let recent = &state.metrics.recent_latency;
+    let recent = &state.metrics.outputs.recent_latency;
     let mut watch = state.engine.watch();
     let mut number = 0;
     let mut due = Instant::now();

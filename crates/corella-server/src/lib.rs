@@ -105,6 +105,7 @@ pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use listener::Listener;
 pub use loading::Loading;
 pub use local_client::{LocalClient, LocalResponse};
+pub use metrics::OutputMetrics;
 pub use role::{RoleChange, RoleControl, RoleError, RoleStatus};
 pub use router::router;
 pub use serve::{DrainReport, serve};

@@ -2,11 +2,13 @@
 
 mod adapter_use;
 mod call_timer;
+mod output;
 mod process;
 mod text_format;
 
 pub use self::adapter_use::{AdapterMetrics, AdapterUses};
 pub use self::call_timer::{CallTimer, ChoiceTimes};
+pub use self::output::OutputMetrics;
 pub use self::text_format::{prefers_open_metrics, prometheus_text};
 
 use std::fmt;
@@ -24,7 +26,6 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Metric, Registry};
 
-use crate::recent_latency::RecentLatency;
 use crate::serve_config::ServeConfig;
 use crate::text_thread::TextWork;
 
@@ -39,33 +40,21 @@ pub struct Metrics {
     text_work_waiting: Gauge,
     text_work_oldest: Gauge<f64, AtomicU64>,
     http_requests: Family<HttpLabels, Counter>,
-    finished: Family<FinishLabels, Counter>,
+    pub outputs: OutputMetrics,
     prompt_tokens: Counter,
-    generation_tokens: Counter,
     tokenize_seconds: Histogram,
     queue_seconds: Histogram,
     prefill_seconds: Histogram,
-    decode_seconds: Histogram,
     inference_seconds: Histogram,
     request_prompt_tokens: Histogram,
-    request_generation_tokens: Histogram,
     time_to_first_token: Histogram,
-    inter_token_latency: Histogram,
-    time_per_output_token: Histogram,
     latency: Histogram,
-    /// For those who watch the engine.
-    pub recent_latency: RecentLatency,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct HttpLabels {
     path: String,
     status: u16,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct FinishLabels {
-    finished_reason: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,10 +65,6 @@ struct SourceLabels {
 const FIRST_TOKEN_BUCKETS: [f64; 20] = [
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 40.0, 80.0, 160.0,
-];
-const TOKEN_BUCKETS: [f64; 18] = [
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
-    5.0, 10.0,
 ];
 /// Numbers of tokens, in vLLM's steps.
 const LENGTH_BUCKETS: [f64; 17] = [
@@ -94,6 +79,7 @@ impl Metrics {
     pub fn new(
         config: &ServeConfig,
         limits: &SchedulerConfig,
+        outputs: OutputMetrics,
         collectors: Vec<Box<dyn Collector>>,
     ) -> Self {
         let label = ("model_name".into(), config.model_name().to_owned().into());
@@ -114,7 +100,9 @@ impl Metrics {
             "HTTP requests by path and status; 499 is a client that left early",
             http_requests.clone(),
         );
+        outputs.register(&mut registry);
         Self {
+            outputs,
             engine: EngineMetrics::new(&mut registry),
             text_work_waiting: ours(
                 &mut registry,
@@ -129,29 +117,10 @@ impl Metrics {
                 Gauge::default(),
             ),
             http_requests,
-            finished: {
-                let finished: Family<FinishLabels, Counter> = both(
-                    &mut registry,
-                    "request_success",
-                    "Choices that ended, by reason",
-                    Family::default(),
-                );
-                for finished_reason in ["stop", "length", "abort", "error"] {
-                    // A series must start at zero, or a rate misses its first increase.
-                    let _ = finished.get_or_create(&FinishLabels { finished_reason });
-                }
-                finished
-            },
             prompt_tokens: both(
                 &mut registry,
                 "prompt_tokens",
                 "Prompt tokens of requests that have a first output token",
-                Counter::default(),
-            ),
-            generation_tokens: both(
-                &mut registry,
-                "generation_tokens",
-                "Tokens generated",
                 Counter::default(),
             ),
             queue_seconds: both(
@@ -166,12 +135,6 @@ impl Metrics {
                 "Time from first scheduling to the first token",
                 Histogram::new(REQUEST_BUCKETS),
             ),
-            decode_seconds: both(
-                &mut registry,
-                "request_decode_time_seconds",
-                "Time from the first token of a choice to its last",
-                Histogram::new(REQUEST_BUCKETS),
-            ),
             inference_seconds: both(
                 &mut registry,
                 "request_inference_time_seconds",
@@ -182,12 +145,6 @@ impl Metrics {
                 &mut registry,
                 "request_prompt_tokens",
                 "Prompt tokens of a choice",
-                Histogram::new(LENGTH_BUCKETS),
-            ),
-            request_generation_tokens: both(
-                &mut registry,
-                "request_generation_tokens",
-                "Generated tokens of a choice that ended by itself",
                 Histogram::new(LENGTH_BUCKETS),
             ),
             tokenize_seconds: {
@@ -205,33 +162,12 @@ impl Metrics {
                 "Time from a request's arrival to its first token",
                 Histogram::new(FIRST_TOKEN_BUCKETS),
             ),
-            inter_token_latency: {
-                let metric = both(
-                    &mut registry,
-                    "inter_token_latency_seconds",
-                    "Time between two tokens of a choice",
-                    Histogram::new(TOKEN_BUCKETS),
-                );
-                registry.register(
-                    "vllm:time_per_output_token_seconds",
-                    "Time between two tokens of a choice, under vLLM's older name",
-                    metric.clone(),
-                );
-                metric
-            },
-            time_per_output_token: both(
-                &mut registry,
-                "request_time_per_output_token_seconds",
-                "Mean time between the tokens of a choice",
-                Histogram::new(TOKEN_BUCKETS),
-            ),
             latency: both(
                 &mut registry,
                 "e2e_request_latency_seconds",
                 "Time from a request's arrival to its last token",
                 Histogram::new(REQUEST_BUCKETS),
             ),
-            recent_latency: RecentLatency::default(),
             process,
             registry,
         }
@@ -449,7 +385,7 @@ impl EngineMetrics {
             num_requests_waiting: both(
                 registry,
                 "num_requests_waiting",
-                "Requests that wait to start, or to resume after a preemption",
+                "Requests that wait to start, to resume after a preemption, or to decode with the KV of another node",
                 Gauge::default(),
             ),
             kv_cache_usage: both(
@@ -495,13 +431,15 @@ impl EngineMetrics {
     fn update(&self, stats: &EngineStats) {
         let scheduler = &stats.scheduler;
         self.num_requests_running.set(scheduler.num_running as i64);
-        self.num_requests_waiting.set(scheduler.num_waiting as i64);
+        // A request whose KV has arrived waits for a slot like any other.
+        let num_waiting = scheduler.num_waiting + scheduler.num_arrived;
+        self.num_requests_waiting.set(num_waiting as i64);
         self.num_cached_pages.set(scheduler.num_cached_pages as i64);
         self.num_in_use_pages.set(scheduler.num_in_use_pages as i64);
         self.num_pinned_pages.set(scheduler.num_pinned_pages as i64);
         self.num_held_pages.set(scheduler.num_held_pages as i64);
-        let num_receiving = scheduler.num_receiving + scheduler.num_arrived;
-        self.num_requests_receiving.set(num_receiving as i64);
+        self.num_requests_receiving
+            .set(scheduler.num_receiving as i64);
         self.num_spilled_pages
             .set(scheduler.num_spilled_pages as i64);
         self.max_passed_over.set(scheduler.max_passed_over.into());

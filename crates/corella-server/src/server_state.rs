@@ -19,7 +19,7 @@ use crate::engine_feed::EngineFeed;
 use crate::field_check::FieldCheck;
 use crate::field_table::Endpoint;
 use crate::kv_transfer::KvTransfer;
-use crate::metrics::{AdapterMetrics, Metrics};
+use crate::metrics::{AdapterMetrics, Metrics, OutputMetrics};
 use crate::response_store::ResponseStore;
 use crate::role::RoleControl;
 use crate::serve_config::{ServeConfig, TextModel};
@@ -66,6 +66,8 @@ pub struct Backend {
     pub adapters: Option<Arc<dyn AdapterLoader>>,
     /// Runs batches, if there is a folder for them.
     pub batches: Option<Arc<Batches>>,
+    /// Counts outputs, those of requests that other nodes bring included.
+    pub outputs: OutputMetrics,
     /// Add to the server's metrics.
     pub collectors: Vec<Box<dyn Collector>>,
 }
@@ -80,6 +82,7 @@ impl ServerState {
             roles: None,
             adapters: None,
             batches: None,
+            outputs: OutputMetrics::default(),
             collectors: Vec::new(),
         };
         Self::with_backend(config, text, engine, backend)
@@ -98,6 +101,7 @@ impl ServerState {
             roles,
             adapters,
             batches,
+            outputs,
             mut collectors,
         } = backend;
         let adapters = ServedAdapters::new(
@@ -114,7 +118,7 @@ impl ServerState {
             responses: ResponseStore::new(config.max_stored_response_bytes),
             body_memory: BodyMemory::new(config.max_body_memory),
             adapters,
-            metrics: Arc::new(Metrics::new(&config, engine.limits(), collectors)),
+            metrics: Arc::new(Metrics::new(&config, engine.limits(), outputs, collectors)),
             engine_feed: EngineFeed::default(),
             api_keys: ApiKeys::new(config.api_keys.clone(), config.clock.clone()),
             config,

@@ -11,6 +11,7 @@ use corella_cluster::node::{
 };
 use corella_cluster::transport::NixlLibrary;
 use corella_cluster::{ClusterTls, Role};
+use corella_engine::OutputMeter;
 use corella_server::{
     ClusterStatus, GrammarMaker, KvTransfer, RoleChange, RoleControl, RoleError, RoleStatus,
 };
@@ -26,11 +27,12 @@ pub fn start(
     nixl: Option<NixlLibrary>,
     port: Option<NodePort>,
     llm: &Llm,
+    meter: Arc<dyn OutputMeter>,
     drain_timeout: Duration,
 ) -> Result<Cluster, Error> {
     // Clients of the API find room whatever comes to the port for nodes.
     config.max_connections = open_files::share(4).clamp(16, config.max_connections);
-    let node = ClusterNode::start(config, tls, nixl, port, served_model(llm), drain_timeout);
+    let node = ClusterNode::start(config, tls, nixl, port, served_model(llm), meter, drain_timeout);
     Ok(Cluster(node?))
 }
 

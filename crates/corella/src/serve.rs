@@ -8,7 +8,8 @@ use corella_core::SchedulerConfig;
 use corella_engine::Tracer;
 use corella_server::batch::Batches;
 use corella_server::{
-    AdapterLoader, Backend, ServeConfig, ServerState, ServerTls, TextModel, shutdown_signal,
+    AdapterLoader, Backend, OutputMetrics, ServeConfig, ServerState, ServerTls, TextModel,
+    shutdown_signal,
 };
 use tokio::runtime::Runtime;
 
@@ -82,12 +83,14 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let say = |line: &str| announce(config.log_format, line);
     say(&llm.summary());
     say(&limits_line(&scheduler, &serve_config));
+    let outputs = OutputMetrics::default();
     let cluster = cluster::start(
         cluster_config,
         tls,
         nixl,
         cluster_listener,
         &llm,
+        Arc::new(outputs.clone()),
         config.drain_timeout,
     )?;
     if let Some(line) = cluster.summary() {
@@ -125,6 +128,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         roles: Some(Arc::new(cluster.clone())),
         adapters: loader,
         batches,
+        outputs,
         collectors,
     };
     let state = ServerState::with_backend(serve_config, text, llm.engine, backend);

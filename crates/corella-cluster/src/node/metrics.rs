@@ -14,6 +14,7 @@ use prometheus_client::registry::Unit;
 use super::ClusterNode;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
 use crate::entrance::{Entrance, KeptEnd, PullOutcome};
+use crate::session::StayReason;
 
 /// Those of the role that the node has at a scrape.
 #[derive(Debug)]
@@ -140,6 +141,17 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
             }
             let help = "Requests that this node decoded in place of a decode node, by why it did";
             encode(encoder, "corella_pd_fallbacks", help, &fallbacks)?;
+            let stays = Family::<ReasonLabels, Counter>::default();
+            for reason in StayReason::ALL {
+                let labels = ReasonLabels {
+                    reason: reason.label(),
+                };
+                stays
+                    .get_or_create(&labels)
+                    .inc_by(node.stays().get(reason));
+            }
+            let help = "Requests that no decode node was asked to take, by why they stayed here";
+            encode(encoder, "corella_pd_stays", help, &stays)?;
             let times = node.times();
             let histograms = [
                 (

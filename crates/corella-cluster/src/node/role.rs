@@ -230,7 +230,16 @@ impl Node {
         let session = self.model.session_config(config);
         let engine = self.model.engine.clone();
         let constraints = Some(self.model.constraints.clone());
-        let node = DecodeNode::start(session, hello, engine, receiver.clone(), constraints, host);
+        let meter = Some(self.meter.clone());
+        let node = DecodeNode::start(
+            session,
+            hello,
+            engine,
+            receiver.clone(),
+            constraints,
+            host,
+            meter,
+        );
         let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
         let (stop, stopped) = oneshot::channel::<()>();
         let listener = NodeListener {

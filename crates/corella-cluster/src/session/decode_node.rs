@@ -12,8 +12,8 @@ use corella_core::session::{
 };
 use corella_core::{AdmissionError, LostKv, NodeId, PageTable, RequestId};
 use corella_engine::{
-    ConstraintMaker, Engine, EngineState, KvExchange, Receipt, SpanKind, StreamEvent, Submission,
-    SubmitError, TraceScope, rare_line,
+    ConstraintMaker, Engine, EngineState, KvExchange, OutputMeter, Receipt, SpanKind, StreamEvent,
+    Submission, SubmitError, TraceScope, rare_line,
 };
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
@@ -42,6 +42,8 @@ pub struct DecodeNode {
     constraints: Option<Arc<dyn ConstraintMaker>>,
     /// Names this host, if rows may be loaded inside it.
     host: Option<String>,
+    /// Counts what is decoded here, if anybody wants to know.
+    meter: Option<Arc<dyn OutputMeter>>,
     is_draining: AtomicBool,
     times: DecodeTimes,
     log: PeerLog,
@@ -85,6 +87,7 @@ impl DecodeNode {
         receiver: Arc<KvReceiver>,
         constraints: Option<Arc<dyn ConstraintMaker>>,
         host: Option<String>,
+        meter: Option<Arc<dyn OutputMeter>>,
     ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
         let end = DecodeEnd::new(config, hello.clone())?;
         let node = Arc::new(Self {
@@ -94,6 +97,7 @@ impl DecodeNode {
             hello,
             constraints,
             host,
+            meter,
             is_draining: AtomicBool::new(false),
             times: DecodeTimes::new(),
             log: PeerLog::default(),
@@ -349,6 +353,7 @@ impl DecodeNode {
     }
 
     async fn read_outputs(self: Arc<Self>, key: SessionKey, mut receipt: Receipt) {
+        let mut count = None;
         while let Some(event) = poll_fn(|cx| receipt.stream.poll_next(cx)).await {
             match event {
                 StreamEvent::Accepted => {
@@ -382,6 +387,12 @@ impl DecodeNode {
                     {
                         let seconds = since.elapsed().as_secs_f64();
                         self.times.first_decode.observe(seconds);
+                        let cached = receipt.reservation().map_or(0, |it| it.num_cached_rows);
+                        let num_received = output.num_prompt_tokens.saturating_sub(cached);
+                        count = self.meter.as_ref().map(|meter| meter.begin(num_received));
+                    }
+                    if let Some(count) = &mut count {
+                        count.handle_output(&output);
                     }
                     self.with(|end, now_us| end.handle_local_output(key, output, now_us));
                     let mut state = self.lock();

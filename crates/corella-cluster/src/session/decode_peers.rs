@@ -15,6 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::search::{Choice, DecodePeers, Search};
 use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
+use super::stay::StayReason;
 use super::wire::{self, Body, Envelope, KvAddress};
 use crate::registry::Peers;
 use crate::tls::{ClusterTls, SecureConnector};
@@ -179,6 +180,24 @@ impl RegistryPeers {
         Some(channel)
     }
 
+    /// Why a request that could go elsewhere stays: without this node, it would go to a node behind a slow link, or
+    /// find none that has room.
+    fn stay_reason(
+        &self,
+        fleet: Fleet<'_>,
+        wanted: &PlacementRequest,
+        refused: &[PeerId],
+    ) -> StayReason {
+        let others = Fleet {
+            takes_locally: false,
+            ..fleet
+        };
+        match others.place(&self.config, wanted, 0, refused) {
+            Placement::Remote(_) => StayReason::SlowLink,
+            Placement::Local | Placement::Full => StayReason::NoRoom,
+        }
+    }
+
     fn release(&self, reservation: Option<(PeerId, ReservationId)>) {
         if let Some((_, reservation)) = reservation {
             self.peers.with_table(|table, _| table.release(reservation));
@@ -202,7 +221,7 @@ impl DecodePeers for RegistryPeers {
         };
         // Such a prompt stays here by the operator's will, whatever else may not.
         if wanted.num_prompt_tokens < self.config.disaggregate_min_tokens {
-            return Choice::Here;
+            return Choice::Here(StayReason::Short);
         }
         let refused: Vec<PeerId> = search.tried.iter().map(|&node| peer_id(node)).collect();
         let near = search.near.map(peer_id);
@@ -219,7 +238,9 @@ impl DecodePeers for RegistryPeers {
                 let fleet = Fleet { nodes, ..fleet };
                 match fleet.place(&self.config, &wanted, cursor, &refused) {
                     Placement::Remote(peer) => Ok(peer),
-                    Placement::Local => Err(Choice::Here),
+                    Placement::Local => {
+                        Err(Choice::Here(self.stay_reason(fleet, &wanted, &refused)))
+                    }
                     Placement::Full => Err(Choice::Nobody),
                 }
             };

@@ -29,6 +29,7 @@ use super::link::{Link, linger};
 use super::search::{Choice, DecodePeers, Search};
 use super::service;
 use super::stage_times::PrefillTimes;
+use super::stay::{StayCounts, StayReason};
 use super::wire::{self, Envelope, KvAddress};
 use crate::entrance::KeptPrompts;
 use crate::exporter::{Exported, Exporter};
@@ -66,6 +67,7 @@ pub(super) struct Node {
     num_sessions: AtomicU64,
     num_remote_tokens: AtomicU64,
     times: PrefillTimes,
+    stays: StayCounts,
     shared: Shared<State>,
 }
 
@@ -129,6 +131,7 @@ impl PrefillNode {
             num_sessions: AtomicU64::new(0),
             num_remote_tokens: AtomicU64::new(0),
             times: PrefillTimes::new(),
+            stays: StayCounts::default(),
             shared,
         });
         super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);
@@ -149,6 +152,11 @@ impl PrefillNode {
     /// Requests that went on here although a decode node was to take them, by why none did.
     pub fn fallbacks(&self) -> BTreeMap<&'static str, u64> {
         self.0.lock().end.fallbacks().clone()
+    }
+
+    /// Requests that went to no decode node, by why they stayed.
+    pub fn stays(&self) -> &StayCounts {
+        &self.0.stays
     }
 
     pub fn stats(&self) -> PrefillNodeStats {
@@ -173,14 +181,18 @@ impl Generate for PrefillNode {
         let constraint = submission.constraint.clone();
         let source = constraint.as_ref().and_then(|it| it.source());
         let source = source.filter(|source| source.len() <= wire::MAX_CONSTRAINT_BYTES);
-        let is_local =
-            submission.sampling.is_told_of_prompt() || constraint.is_some() && source.is_none();
-        if is_local {
-            // Only the node that computes the prompt has its log-probabilities or its hidden state. A constraint
-            // without a source, or with one of more than 1 MiB, cannot be sent. All of these requests stay here.
+        let num_choices = submission.num_choices;
+        // Only the node that computes the prompt has its log-probabilities or its hidden state. A constraint
+        // without a source, or with one of more than 1 MiB, cannot be sent.
+        let stays = match submission.sampling.is_told_of_prompt() {
+            true => Some(StayReason::PromptOutputs),
+            false => { constraint.is_some() && source.is_none() }.then_some(StayReason::Constraint),
+        };
+        if let Some(reason) = stays {
+            let id = submission.trace_id.clone();
+            node.stays.note(reason, num_choices, id.as_deref());
             return node.engine.submit(submission);
         }
-        let num_choices = submission.num_choices;
         let (trace_id, trace) = (submission.trace_id.clone(), submission.trace.clone());
         let adapter = submission.adapter.clone();
         let first = Request {
@@ -201,7 +213,10 @@ impl Generate for PrefillNode {
             let number = number + u64::from(choice);
             let peer = match node.choose(node.session(number), &request, &[], near) {
                 Choice::Peer(peer) => Some(peer),
-                Choice::Here => None,
+                Choice::Here(reason) => {
+                    node.stays.note(reason, 1, trace_id.as_deref());
+                    None
+                }
                 Choice::Nobody => return Err(SubmitError::Refused(AdmissionError::NoDecodeNode)),
             };
             near = near.or(peer.map(|peer| peer.node));
@@ -304,7 +319,7 @@ impl Driver for Node {
                 let choice = request.map(|request| self.choose(session, request, &tried, None));
                 let peer = match choice {
                     Some(Choice::Peer(peer)) => Some(peer),
-                    Some(Choice::Here | Choice::Nobody) | None => None,
+                    Some(Choice::Here(_) | Choice::Nobody) | None => None,
                 };
                 state.end.handle_placement(session, peer, now_us);
             }

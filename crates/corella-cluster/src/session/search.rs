@@ -6,12 +6,14 @@ use corella_core::session::{Mismatch, Peer};
 use corella_core::{NodeId, Request, SessionId};
 use tonic::transport::Channel;
 
+use super::stay::StayReason;
+
 /// Who is to decode a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     Peer(Peer),
     /// It is as well decoded here.
-    Here,
+    Here(StayReason),
     /// A decode node should, and none is left.
     Nobody,
 }

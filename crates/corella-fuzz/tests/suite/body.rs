@@ -6,7 +6,7 @@ use corella_core::{SchedulerConfig, TokenId};
 use corella_engine::{Engine, EngineConfig};
 use corella_fuzz::{Random, Target, Verdict};
 use corella_model::{MockConfig, MockExecutor};
-use corella_server::{Backend, LocalClient, ServeConfig, ServerState, TextModel};
+use corella_server::{Backend, LocalClient, OutputMetrics, ServeConfig, ServerState, TextModel};
 use corella_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -74,6 +74,7 @@ impl Server {
             roles: None,
             adapters: None,
             batches: None,
+            outputs: OutputMetrics::default(),
             collectors: Vec::new(),
         };
         let config = ServeConfig::new("mock", MAX_MODEL_LEN, vocab_size, hidden_size);

@@ -255,6 +255,7 @@ impl Decode {
             Arc::new(receiver),
             None,
             None,
+            None,
         );
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));

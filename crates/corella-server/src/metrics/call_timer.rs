@@ -10,8 +10,9 @@ use crate::api_key::Account;
 use crate::auth::CallContext;
 use crate::request_line::RequestLine;
 
+use super::Metrics;
 use super::adapter_use::AdapterCall;
-use super::{FinishLabels, Metrics};
+use super::output::TokenTimes;
 
 /// Times one API call, from the arrival of its request.
 pub struct CallTimer {
@@ -23,8 +24,8 @@ pub struct CallTimer {
     line: Option<Arc<RequestLine>>,
     arrival: Instant,
     submission: Instant,
-    /// The times of the first and last token of each choice, and the number of its tokens.
-    tokens: Vec<Option<TokenTimes>>,
+    /// By choice.
+    choices: Vec<Choice>,
     first_token_seen: bool,
 }
 
@@ -39,12 +40,11 @@ pub struct ChoiceTimes {
     pub decode: Duration,
 }
 
-#[derive(Clone, Copy)]
-struct TokenTimes {
+#[derive(Clone, Copy, Default)]
+struct Choice {
     prefill: Duration,
-    first: Instant,
-    last: Instant,
-    num_tokens: u32,
+    /// `None` before its first token.
+    tokens: Option<TokenTimes>,
 }
 
 impl CallTimer {
@@ -58,7 +58,7 @@ impl CallTimer {
             line: context.line.clone(),
             arrival,
             submission: arrival,
-            tokens: Vec::new(),
+            choices: Vec::new(),
             first_token_seen: false,
         }
     }
@@ -102,63 +102,47 @@ impl CallTimer {
         }
         let now = Instant::now();
         let metrics = &self.metrics;
-        metrics.generation_tokens.inc();
         if let Some(account) = &self.account {
             account.handle_token();
         }
         if let Some(line) = &self.line {
             line.add_output_token();
         }
-        if self.tokens.len() <= choice {
-            self.tokens.resize(choice + 1, None);
+        if self.choices.len() <= choice {
+            self.choices.resize(choice + 1, Choice::default());
         }
-        match &mut self.tokens[choice] {
-            Some(times) => {
-                let latency = now - times.last;
-                metrics.inter_token_latency.observe(latency.as_secs_f64());
-                if let Some(recent) = metrics.recent_latency.watched() {
-                    recent.inter_token.observe(latency);
-                }
-                times.last = now;
-                times.num_tokens += 1;
-            }
-            first => {
-                metrics
-                    .prompt_tokens
-                    .inc_by(u64::from(output.num_prompt_tokens));
-                let num_prompt_tokens = f64::from(output.num_prompt_tokens);
-                metrics.request_prompt_tokens.observe(num_prompt_tokens);
-                let queue = Duration::from_micros(output.queue_us);
-                metrics.queue_seconds.observe(queue.as_secs_f64());
-                let prefill = (now - self.submission).saturating_sub(queue);
-                *first = Some(TokenTimes {
-                    prefill,
-                    first: now,
-                    last: now,
-                    num_tokens: 1,
-                });
-                metrics.prefill_seconds.observe(prefill.as_secs_f64());
-                if let Some(trace) = &self.trace {
-                    let started = (self.submission + queue).min(now);
-                    let choice = choice as u32;
-                    trace
-                        .child()
-                        .finish("queue", self.submission, started, |span| {
-                            span.with("corella.choice", choice)
-                        });
-                    trace.child().finish("prefill", started, now, |span| {
+        let timed = &mut self.choices[choice];
+        if metrics.outputs.handle_token(&mut timed.tokens, now) {
+            metrics
+                .prompt_tokens
+                .inc_by(u64::from(output.num_prompt_tokens));
+            let num_prompt_tokens = f64::from(output.num_prompt_tokens);
+            metrics.request_prompt_tokens.observe(num_prompt_tokens);
+            let queue = Duration::from_micros(output.queue_us);
+            metrics.queue_seconds.observe(queue.as_secs_f64());
+            let prefill = (now - self.submission).saturating_sub(queue);
+            timed.prefill = prefill;
+            metrics.prefill_seconds.observe(prefill.as_secs_f64());
+            if let Some(trace) = &self.trace {
+                let started = (self.submission + queue).min(now);
+                let choice = choice as u32;
+                trace
+                    .child()
+                    .finish("queue", self.submission, started, |span| {
                         span.with("corella.choice", choice)
-                            .with("gen_ai.usage.input_tokens", output.num_prompt_tokens)
-                            .with("corella.cached_tokens", output.num_cached_tokens)
                     });
-                }
+                trace.child().finish("prefill", started, now, |span| {
+                    span.with("corella.choice", choice)
+                        .with("gen_ai.usage.input_tokens", output.num_prompt_tokens)
+                        .with("corella.cached_tokens", output.num_cached_tokens)
+                });
             }
         }
         if !self.first_token_seen {
             self.first_token_seen = true;
             let latency = now - self.arrival;
             metrics.time_to_first_token.observe(latency.as_secs_f64());
-            if let Some(recent) = metrics.recent_latency.watched() {
+            if let Some(recent) = metrics.outputs.recent_latency.watched() {
                 recent.time_to_first_token.observe(latency);
             }
         }
@@ -166,40 +150,37 @@ impl CallTimer {
 
     /// The times of a choice up to now; `None` if it has no token.
     pub fn times(&self, choice: usize) -> Option<ChoiceTimes> {
-        let times = (*self.tokens.get(choice)?)?;
+        let choice = self.choices.get(choice)?;
+        let tokens = choice.tokens?;
         Some(ChoiceTimes {
             total: self.arrival.elapsed(),
-            prefill: times.prefill,
-            decode: times.last - times.first,
+            prefill: choice.prefill,
+            decode: tokens.last - tokens.first,
         })
     }
 
     pub fn handle_finish(&self, choice: usize, reason: &'static str) {
         self.count(reason, 1);
-        if let Some(trace) = &self.trace
-            && let Some(Some(times)) = self.tokens.get(choice)
-        {
+        let Some(timed) = self.choices.get(choice) else {
+            return;
+        };
+        let Some(tokens) = &timed.tokens else {
+            return;
+        };
+        if let Some(trace) = &self.trace {
             trace
                 .child()
-                .finish("decode", times.first, times.last, |span| {
+                .finish("decode", tokens.first, tokens.last, |span| {
                     span.with("corella.choice", choice as u32)
-                        .with("gen_ai.usage.output_tokens", times.num_tokens)
+                        .with("gen_ai.usage.output_tokens", tokens.num_tokens)
                         .with("gen_ai.response.finish_reason", reason)
                 });
         }
-        if let Some(Some(times)) = self.tokens.get(choice) {
-            let metrics = &self.metrics;
-            let decode = times.last - times.first;
-            let inference = times.prefill + decode;
-            let num_tokens = f64::from(times.num_tokens);
-            metrics.decode_seconds.observe(decode.as_secs_f64());
-            metrics.inference_seconds.observe(inference.as_secs_f64());
-            metrics.request_generation_tokens.observe(num_tokens);
-            if times.num_tokens > 1 {
-                let mean = decode.as_secs_f64() / (num_tokens - 1.0);
-                metrics.time_per_output_token.observe(mean);
-            }
-        }
+        self.metrics.outputs.handle_finish(tokens);
+        let inference = timed.prefill + (tokens.last - tokens.first);
+        self.metrics
+            .inference_seconds
+            .observe(inference.as_secs_f64());
     }
 
     /// The last choice has finished.
@@ -219,8 +200,7 @@ impl CallTimer {
 
     fn count(&self, finished_reason: &'static str, num_choices: usize) {
         self.metrics
-            .finished
-            .get_or_create(&FinishLabels { finished_reason })
-            .inc_by(num_choices as u64);
+            .outputs
+            .count_ends(finished_reason, num_choices);
     }
 }

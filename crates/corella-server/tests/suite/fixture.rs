@@ -9,8 +9,8 @@ use corella_engine::{Engine, EngineConfig};
 use corella_model::{CostModel, MockConfig, MockEnd, MockExecutor, StepGate};
 use corella_server::batch::{Batches, FilesConfig};
 use corella_server::{
-    AdapterLoader, Backend, DrainReport, KvTransfer, LocalClient, ServeConfig, ServerState,
-    Shutdown, ShutdownSender, TextModel, serve,
+    AdapterLoader, Backend, DrainReport, KvTransfer, LocalClient, OutputMetrics, ServeConfig,
+    ServerState, Shutdown, ShutdownSender, TextModel, serve,
 };
 use corella_test::{wait_for_async, wait_until_asked, wait_until_async};
 use corella_text::{ChatTemplate, SpecialTokens, Tokenizer};
@@ -140,6 +140,7 @@ impl Setup {
             batches: self
                 .files
                 .map(|files| Batches::open(files).expect("it opens")),
+            outputs: OutputMetrics::default(),
             collectors: Vec::new(),
         };
         let state = ServerState::with_backend(self.serve, text, engine.clone(), backend);

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use corella_cluster::session::{KvAddress, RegistryPeers};
+use corella_cluster::session::{KvAddress, RegistryPeers, StayReason};
 use corella_cluster::{Registry, RegistryConfig, Role};
 use corella_core::{
     DecodeNode, FinishReason, PeerStanding, PlacementConfig, SamplingParams, TokenId,
@@ -177,8 +177,12 @@ async fn what_takes_longer_to_send_than_to_compute_is_decoded_here() {
     // A burst may go out at once, and a sender that is late sends less.
     let bandwidth = pair.seen().and_then(|node| node.bandwidth);
     assert!(bandwidth.is_some_and(|b| b < 2 * limit), "{bandwidth:?}");
+    let num_stays = || pair.prefill.node.stays().get(StayReason::SlowLink);
+    assert_eq!(num_stays(), 0);
     assert!(!pair.goes_away(2, 200).await);
     assert!(!pair.goes_away(3, 200).await);
+    assert_eq!(num_stays(), 2);
+    assert_eq!(pair.prefill.node.stays().get(StayReason::NoRoom), 0);
 }
 
 /// Too few bytes for a measurement, so that the test says how fast the link is.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use corella_cluster::session::{
-    Choice, DecodeNode, DecodePeers, KvAddress, NodeListener, PrefillNode, Search, serve_sessions,
+    Choice, DecodeNode, DecodePeers, KvAddress, NodeListener, PrefillNode, Search, StayReason,
+    serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
@@ -136,6 +137,7 @@ impl Decode {
             receiver,
             Some(Arc::new(EvenMaker)),
             None,
+            None,
         );
         let node = node.expect("its configuration is valid");
         let listener = TcpListener::bind("127.0.0.1:0")
@@ -180,7 +182,7 @@ impl DecodePeers for FixedPeers {
         let num_nodes = self.nodes.len();
         let mut nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
         let chosen = nodes.find(|peer| !search.tried.contains(&peer.node));
-        chosen.map_or(Choice::Here, Choice::Peer)
+        chosen.map_or(Choice::Here(StayReason::NoRoom), Choice::Peer)
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {

@@ -1,0 +1,14 @@
+//! How a server counts the outputs of requests that other nodes bring, whose clients it never sees.
+
+use corella_core::RequestOutput;
+
+/// Counts requests that are decoded here and whose prompts other nodes have computed.
+pub trait OutputMeter: Send + Sync {
+    /// A request begins to decode. `num_received_tokens` of its prompt have come from another node.
+    fn begin(&self, num_received_tokens: u32) -> Box<dyn OutputCount>;
+}
+
+/// Counts the outputs of one request. A request is aborted if this is dropped before the last of them.
+pub trait OutputCount: Send {
+    fn handle_output(&mut self, output: &RequestOutput);
+}
