@@ -362,8 +362,7 @@ impl Engine {
     /// Subscribes to KV events, which say which full pages the prefix cache holds, beginning with
     /// those that it holds now. `salt` seeds the page hashes and must be the same in the whole
     /// fleet. There is only one subscriber: the stream of the previous one ends. A subscriber that
-    /// reads slowly misses nothing that still holds. Pages of several KV groups, or behind a window,
-    /// have no events yet.
+    /// reads slowly misses nothing that still holds.
     pub fn subscribe_kv_events(&self, salt: u64) -> KvEventStream {
         let (subscriber, events) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands

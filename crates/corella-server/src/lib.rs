@@ -37,6 +37,7 @@ mod first_token;
 mod generation;
 mod grammar_constraint;
 mod health;
+mod kv_events;
 mod kv_transfer;
 mod list_page;
 mod listener;
@@ -96,11 +97,19 @@ pub mod batch {
     pub use crate::files::FilesConfig;
 }
 
+/// How ZeroMQ peers are read.
+pub mod zmtp {
+    pub use crate::kv_events::zmtp::{
+        Frame, FrameBuffer, ZmtpError, check_greeting, command, socket_type,
+    };
+}
+
 pub use adapter::AdapterLoader;
 pub use api_key::{ApiKey, Clock, KeyDigest};
 pub use cluster_status::{ClusterStatus, MAX_NODES, NodeStatus};
 pub use cors::AllowedOrigins;
 pub use grammar_constraint::GrammarMaker;
+pub use kv_events::{KvEvents, KvEventsConfig};
 pub use kv_transfer::{KvTransfer, KvTransferCall, KvTransferError};
 pub use listener::Listener;
 pub use loading::Loading;

@@ -10,8 +10,8 @@ use corella_cluster::{Role, TlsFiles};
 use corella_core::Speculation;
 use corella_cpu::{Isa, num_cores};
 use corella_model::{DType, KvFormat, WeightFormat};
-use corella_server::AllowedOrigins;
 use corella_server::batch::FilesConfig;
+use corella_server::{AllowedOrigins, KvEventsConfig};
 
 use crate::api_key_file::KeySource;
 use crate::args::{
@@ -79,6 +79,7 @@ pub struct Serve {
     pub logs_requests: bool,
     /// Where traces go, if anywhere.
     pub otlp: Option<OtlpConfig>,
+    pub kv_events: Option<KvEventsConfig>,
     pub request: RequestOptions,
     pub adapter: AdapterOptions,
     /// Where files are kept, if they are.
@@ -141,11 +142,18 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
         log_format: server.log_format,
         logs_requests: !server.no_log_requests,
         otlp: otlp(server.otlp_endpoint)?,
+        kv_events: kv_events(server.kv_events_config.as_deref())?,
         request: request(args.request),
         adapter,
         files: files(args.files, max_num_seqs),
         cluster: cluster(args.cluster)?,
     })
+}
+
+fn kv_events(json: Option<&str>) -> Result<Option<KvEventsConfig>, Error> {
+    let config = json.map(KvEventsConfig::parse).transpose();
+    let config = config.map_err(|error| Error::Config(format!("--kv-events-config: {error}")))?;
+    Ok(config.flatten())
 }
 
 fn warn_of_foreign_variables(server: &ServerArgs, address: &ListenAddress) -> Result<(), Error> {

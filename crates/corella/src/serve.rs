@@ -8,8 +8,8 @@ use corella_core::SchedulerConfig;
 use corella_engine::Tracer;
 use corella_server::batch::Batches;
 use corella_server::{
-    AdapterLoader, Backend, OutputMetrics, ServeConfig, ServerState, ServerTls, TextModel,
-    shutdown_signal,
+    AdapterLoader, Backend, KvEvents, OutputMetrics, ServeConfig, ServerState, ServerTls,
+    TextModel, shutdown_signal,
 };
 use tokio::runtime::Runtime;
 
@@ -96,6 +96,18 @@ async fn serve(config: Serve) -> Result<(), Error> {
     if let Some(line) = cluster.summary() {
         say(&line);
     }
+    let kv_events = match &config.kv_events {
+        None => None,
+        Some(config) => {
+            // Two models have no block in common, whose routers may still have one index.
+            let salt = llm.identity.model.0 as u64;
+            let started = KvEvents::start(config, &llm.engine, salt).await;
+            let started =
+                started.map_err(|error| Error::Config(format!("--kv-events-config: {error}")))?;
+            say(&KvEvents::summary(config));
+            Some(started)
+        }
+    };
     let url = socket.curl(server_tls.is_some()) + &config.root_path;
     let ready_line = ready_line(&llm, &url, has_key);
 
@@ -111,6 +123,9 @@ async fn serve(config: Serve) -> Result<(), Error> {
         chat_template: llm.chat_template,
     };
     let mut collectors = vec![cluster.0.collector()];
+    if let Some(kv_events) = &kv_events {
+        collectors.push(kv_events.collector());
+    }
     if let Some(exporter) = exporter.clone() {
         collectors.push(Box::new(exporter));
     }

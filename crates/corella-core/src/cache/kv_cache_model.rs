@@ -199,12 +199,16 @@ impl Pair {
                     page,
                     parent,
                     tokens,
+                    namespace,
                 } => {
                     assert!(self.has_begun);
                     num_stored += 1;
                     let before = parent.map(|parent| &heard[&parent]);
                     let path = before.into_iter().flatten().chain(&tokens);
-                    let path = path.copied().collect();
+                    let path: Vec<_> = path.copied().collect();
+                    let root = PageHash::root(SALT, &namespace);
+                    let pages = path.chunks(self.page_size);
+                    assert_eq!(pages.fold(root, |hash, page| hash.next(SALT, page)), page);
                     assert_eq!(heard.insert(page, path), None, "{page:?} is stored twice");
                 }
             }

@@ -6,7 +6,7 @@ use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use crate::cache::page_hash::PageHash;
-use crate::{BlockId, Parent, StepId, TokenId};
+use crate::{BlockId, Namespace, Parent, StepId, TokenId};
 
 /// A change of the prefix cache. A block is stored once all pages that a hit up to its end needs are in the
 /// pool and computed. Without windows, each comes after the block before it on its path. With windows,
@@ -21,6 +21,7 @@ pub enum KvEvent {
         /// The block before it, or `None` for the first block of a namespace.
         parent: Option<PageHash>,
         tokens: Box<[TokenId]>,
+        namespace: Namespace,
     },
     Removed {
         page: PageHash,

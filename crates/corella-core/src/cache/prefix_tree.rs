@@ -341,6 +341,18 @@ impl PrefixTree {
         }
     }
 
+    /// The namespace whose prefix `block` is part of, or `None` if it is not in the tree.
+    pub fn namespace(&self, block: BlockId) -> Option<&Namespace> {
+        let mut node = self.places[block.0 as usize]?.node;
+        loop {
+            match &self.node(node).above {
+                Above::Namespace(namespace) => return Some(namespace),
+                Above::Node(above) => node = *above,
+                Above::Nothing => unreachable!("a block is in an unused node"),
+            }
+        }
+    }
+
     pub fn page_size(&self) -> usize {
         self.page_size
     }

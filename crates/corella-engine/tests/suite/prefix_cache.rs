@@ -66,6 +66,7 @@ fn kv_events_name_what_can_be_reused() {
             page,
             parent: before,
             tokens: [token].into(),
+            namespace: Namespace::default(),
         };
         assert_eq!(events.next_blocking(), Some(stored));
         before = Some(page);

@@ -9,6 +9,7 @@ mod model;
 mod target;
 mod template;
 mod tokenizer;
+mod zmtp;
 
 use corella_fuzz::CountingAllocator;
 

@@ -65,6 +65,10 @@ pub struct ServerArgs {
     /// http://127.0.0.1:4318
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     pub otlp_endpoint: Option<String>,
+    /// Publish by ZMQ which blocks the prefix cache holds, as vLLM does and with its JSON: keys
+    /// enable_kv_cache_events, publisher, endpoint, replay_endpoint, buffer_steps, hwm, max_queue_size, topic
+    #[arg(long, value_name = "JSON")]
+    pub kv_events_config: Option<String>,
     /// Time for running requests to finish after a signal to stop; then they are aborted. A supervisor
     /// must wait longer than this before it kills the process
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]

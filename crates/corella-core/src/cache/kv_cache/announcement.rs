@@ -38,6 +38,7 @@ impl KvCache {
             page: watch.hash(block)?,
             parent: before.and_then(|before| watch.hash(before)),
             tokens: self.tree.block_tokens(block).into(),
+            namespace: self.tree.namespace(block).cloned()?,
         })
     }
 

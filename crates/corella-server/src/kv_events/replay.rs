@@ -1,0 +1,77 @@
+//! The ROUTER socket of which subscribers ask for batches that they have missed.
+//!
+//! A request is the number of the first batch, as 8 bytes. The answer has a message with number and batch for each
+//! that is kept, and one with the number −1 and no batch at its end.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
+
+use super::hub::Hub;
+use super::peer::{MAX_PEERS, Peer, refused};
+use super::zmtp::ZmtpError;
+
+const PAUSE: Duration = Duration::from_millis(100);
+/// Frames of a request, of which only the last has anything to say.
+const MAX_FRAMES: usize = 8;
+const END: [u8; 8] = (-1_i64).to_be_bytes();
+
+pub async fn listen(listener: TcpListener, hub: Arc<Hub>) {
+    let places = Arc::new(Semaphore::new(MAX_PEERS));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else {
+            return;
+        };
+        let Ok((stream, address)) = listener.accept().await else {
+            // No more files may be open. One is closed some time.
+            sleep(PAUSE).await;
+            continue;
+        };
+        let hub = hub.clone();
+        tokio::spawn(async move {
+            let error = answer(stream, &hub).await;
+            tracing::debug!(%address, ?error, "a reader of missed KV events has gone");
+            drop(place);
+        });
+    }
+}
+
+async fn answer(stream: TcpStream, hub: &Hub) -> io::Result<()> {
+    let mut peer = Peer::greet(stream, "ROUTER", &["REQ", "DEALER", "ROUTER"]).await?;
+    loop {
+        // A REQ socket puts an empty frame before its request, and wants it back.
+        let mut envelope = Vec::new();
+        let request = loop {
+            let frame = peer.next().await?;
+            match (frame.is_command, frame.has_more) {
+                (true, _) => {}
+                (false, false) => break frame.body,
+                (false, true) if envelope.len() < MAX_FRAMES => envelope.push(frame.body),
+                (false, true) => return Err(refused(ZmtpError::TooLong)),
+            }
+        };
+        let Ok(start) = <[u8; 8]>::try_from(&request[..]) else {
+            tracing::debug!("a request for missed KV events is no number of 8 bytes");
+            continue;
+        };
+        for (number, batch) in hub.replay(u64::from_be_bytes(start)) {
+            send(&mut peer, &envelope, &number.to_be_bytes(), &batch).await?;
+        }
+        send(&mut peer, &envelope, &END, &[]).await?;
+    }
+}
+
+async fn send(
+    peer: &mut Peer,
+    envelope: &[Vec<u8>],
+    number: &[u8; 8],
+    batch: &[u8],
+) -> io::Result<()> {
+    let mut frames: Vec<&[u8]> = envelope.iter().map(Vec::as_slice).collect();
+    frames.extend([&number[..], batch]);
+    peer.send(&frames).await
+}

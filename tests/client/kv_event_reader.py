@@ -1,0 +1,186 @@
+"""A router's view of a server's prefix cache: KV events by ZMQ, with the classes that vLLM documents."""
+
+import json
+from typing import Any
+
+import msgspec
+import zmq
+from patience import PATIENCE_S, wait_until
+
+BLOCK_SIZE = 16
+END = b"\xff" * 8
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    ts: float
+    events: list[Any]
+    data_parallel_rank: int | None = None
+
+
+class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True, forbid_unknown_fields=True):
+    """A map whose `type` is the name of its class."""
+
+
+class BlockStored(KVCacheEvent):
+    block_hashes: list[bytes | int]
+    parent_block_hash: bytes | int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(KVCacheEvent):
+    block_hashes: list[bytes | int]
+    medium: str | None
+    group_idx: int | None = None
+    remaining_copy_counts: list[int] | None = None
+
+
+class AllBlocksCleared(KVCacheEvent):
+    pass
+
+
+class KVEventBatch(EventBatch):
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+
+
+DECODER = msgspec.msgpack.Decoder(type=KVEventBatch)
+
+
+def events_config(**keys):
+    """Returns the option that has a server publish its events."""
+    return ("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **keys}))
+
+
+class KvEventReader:
+    """Rebuilds the set of a server's blocks from its events.
+
+    `loses(sequence)` says which batches it never sees, so that it has to ask for them.
+    """
+
+    def __init__(self, port, replay_port, topic="", loses=lambda sequence: False, **options):
+        self.blocks = {}
+        self.next = 0
+        self.num_replays = 0
+        self._loses = loses
+        self._context = zmq.Context()
+        self._subscriber = self._context.socket(zmq.SUB)
+        for name, value in options.items():
+            self._subscriber.setsockopt(getattr(zmq, name), value)
+        self._subscriber.setsockopt_string(zmq.SUBSCRIBE, topic)
+        self._subscriber.connect(f"tcp://127.0.0.1:{port}")
+        self._replay = self._context.socket(zmq.DEALER)
+        self._replay.connect(f"tcp://127.0.0.1:{replay_port}")
+        self._topic = topic.encode()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._context.destroy(linger=0)
+
+    def catch_up(self, server):
+        """Reads until it has seen all that the server has published by now."""
+        num_batches = server.metric("corella_kv_event_batches_total")
+        while self.next < num_batches:
+            # A batch may have been published before the subscription was there.
+            if self._subscriber.poll(50) == 0:
+                self._ask()
+                continue
+            topic, sequence, payload = self._subscriber.recv_multipart()
+            assert topic == self._topic
+            sequence = int.from_bytes(sequence, "big")
+            if self._loses(sequence) or sequence < self.next:
+                continue
+            if sequence > self.next:
+                self._ask()
+            self._take(sequence, payload)
+
+    def _ask(self):
+        self.num_replays += 1
+        self._replay.send_multipart([b"", self.next.to_bytes(8, "big")])
+        while True:
+            assert self._replay.poll(PATIENCE_S * 1000), "the replay has no end"
+            delimiter, sequence, payload = self._replay.recv_multipart()
+            assert delimiter == b""
+            if sequence == END:
+                assert payload == b""
+                return
+            self._take(int.from_bytes(sequence, "big"), payload)
+
+    def _take(self, sequence, payload):
+        if sequence < self.next:
+            return
+        assert sequence == self.next, "the replay leaves nothing out"
+        self.next += 1
+        batch = DECODER.decode(payload)
+        assert batch.ts > 1.6e9 and batch.data_parallel_rank == 0
+        for event in batch.events:
+            self._apply(event)
+
+    def _apply(self, event):
+        if isinstance(event, AllBlocksCleared):
+            self.blocks.clear()
+            return
+        assert event.medium == "GPU"
+        if isinstance(event, BlockRemoved):
+            for name in event.block_hashes:
+                del self.blocks[name]
+            return
+        assert event.block_size == BLOCK_SIZE and len(event.token_ids) == BLOCK_SIZE * len(event.block_hashes)
+        parent = event.parent_block_hash
+        for at, name in enumerate(event.block_hashes):
+            assert name not in self.blocks
+            path = () if parent is None else self.blocks[parent]
+            self.blocks[name] = path + tuple(event.token_ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE])
+            parent = name
+
+    def wait_subscribed(self, server, num_subscribers=1):
+        wait_subscribed(server, self._subscriber, num_subscribers)
+
+    def paths(self):
+        paths = set(self.blocks.values())
+        assert len(paths) == len(self.blocks), "no two blocks have one path"
+        return paths
+
+    def num_cached(self, prompt):
+        """Returns how many of a prompt's tokens the server has in whole blocks, but for the block of the last token."""
+        paths, num_tokens = self.paths(), 0
+        while num_tokens + BLOCK_SIZE < len(prompt) and tuple(prompt[: num_tokens + BLOCK_SIZE]) in paths:
+            num_tokens += BLOCK_SIZE
+        return num_tokens
+
+
+def wait_subscribed(server, subscriber, num_subscribers=1):
+    """Waits until the server knows of so many subscribers. ZeroMQ sends a subscription only while its socket is used."""
+
+    def is_so():
+        subscriber.poll(0)
+        return server.metric("corella_kv_event_subscribers") == num_subscribers
+
+    server.wait_until(is_so, f"{num_subscribers} have subscribed")
+
+
+def num_blocks(server):
+    """Returns how many blocks an idle server's cache holds, as `/engine/events` shows it."""
+    with server.client.with_options(timeout=PATIENCE_S)._client.stream("GET", server.base_url + "/engine/events") as answer:
+        for line in answer.iter_lines():
+            fields = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
+            if "kv" in fields:
+                return fields["kv"]["cached"] + fields["kv"]["in_use"]
+
+
+def wait_same(reader, server):
+    """Waits until a reader knows as many blocks as the server shows."""
+
+    def same():
+        reader.catch_up(server)
+        return len(reader.blocks) == num_blocks(server)
+
+    wait_until(same, lambda: f"{len(reader.blocks)} blocks of {num_blocks(server)}\n{server.log()}")

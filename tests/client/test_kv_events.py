@@ -1,0 +1,197 @@
+"""Tests KV events with ZeroMQ's own library as the peer: what routers hear is what the cache holds."""
+
+import contextlib
+import random
+import socket
+import struct
+
+import pytest
+import zmq
+from fleet import THREADS, complete
+from kv_event_reader import BLOCK_SIZE, DECODER, AllBlocksCleared, KvEventReader, events_config, num_blocks, wait_same, wait_subscribed
+from patience import PATIENCE_S
+from server_process import ServerProcess, free_port
+
+# Fewer pages than the requests of a random run fill, so that blocks are evicted.
+SMALL = (*THREADS, "--kv-cache-memory", "4M", "--max-model-len", 512, "--max-num-seqs", 4)
+
+
+class Publisher(ServerProcess):
+    def __init__(self, *arguments, **keys):
+        self.event_port, self.replay_port = free_port(), free_port()
+        endpoints = {"endpoint": f"tcp://*:{self.event_port}", "replay_endpoint": f"tcp://*:{self.replay_port}"}
+        self.arguments = (*SMALL, *events_config(**endpoints, **keys), *arguments)
+        super().__init__(*self.arguments)
+
+    def reader(self, **options):
+        return KvEventReader(self.event_port, self.replay_port, **options)
+
+
+def random_prompts(num_prompts, seed):
+    """Yields prompts of whole blocks, most of which begin like others."""
+    draw = random.Random(seed)
+    stems = [[draw.randrange(300, 900) for _ in range(6 * BLOCK_SIZE)] for _ in range(4)]
+    for _ in range(num_prompts):
+        stem = draw.choice(stems)[: BLOCK_SIZE * draw.randrange(7)]
+        yield stem + [draw.randrange(300, 900) for _ in range(BLOCK_SIZE * draw.randrange(1, 6))]
+
+
+def run(server, prompts):
+    """Sends requests whose rows fill whole blocks: the last token of an output is not computed."""
+    for prompt in prompts:
+        complete(server, prompt, max_tokens=BLOCK_SIZE + 1, temperature=0, extra_body={"ignore_eos": True})
+
+
+def num_hits(server):
+    return server.metric("corella_prefix_cache_hit_tokens_total", source="cached")
+
+
+def test_a_reader_knows_at_each_request_what_the_cache_holds():
+    with Publisher() as server, server.reader() as reader:
+        for prompt in random_prompts(60, seed=1):
+            wait_same(reader, server)
+            expected, before = reader.num_cached(prompt), num_hits(server)
+            run(server, [prompt])
+            assert num_hits(server) - before == expected
+        assert server.metric("corella_kv_pages_evicted_total") > 0
+        assert server.metric("corella_kv_event_batches_missed_total") == 0
+
+
+def test_readers_that_come_late_or_miss_batches_end_with_the_same_blocks():
+    draw = random.Random(2)
+    with Publisher() as server, server.reader() as whole:
+        whole.wait_subscribed(server)
+        run(server, random_prompts(20, seed=3))
+        with server.reader(loses=lambda sequence: draw.random() < 0.3) as late:
+            late.wait_subscribed(server, 2)
+            run(server, random_prompts(20, seed=4))
+            for reader in (whole, late):
+                wait_same(reader, server)
+            assert late.blocks == whole.blocks
+            assert late.num_replays > 0
+        assert server.metric("corella_kv_event_replays_total") > 0
+
+
+def test_a_reader_that_does_not_read_delays_nobody():
+    with Publisher(hwm=5) as server, server.reader(RCVHWM=1, RCVBUF=1024) as stalled, server.reader() as quick:
+        stalled.wait_subscribed(server, 2)
+        run(server, random_prompts(30, seed=5))
+        wait_same(quick, server)
+        wait_same(stalled, server)
+        assert stalled.blocks == quick.blocks
+
+
+def test_what_is_no_longer_kept_is_not_told_again():
+    with Publisher(buffer_steps=2, hwm=1) as server:
+        run(server, random_prompts(10, seed=6))
+        with zmq.Context() as context, context.socket(zmq.REQ) as asking:
+            asking.linger = 0
+            asking.connect(f"tcp://127.0.0.1:{server.replay_port}")
+            asking.send((0).to_bytes(8, "big"))
+            assert asking.poll(PATIENCE_S * 1000)
+            sequence, payload = asking.recv_multipart()
+            num_batches = server.metric("corella_kv_event_batches_total")
+            assert 0 < num_batches - 2 <= int.from_bytes(sequence, "big") + 1
+            DECODER.decode(payload)
+
+
+def test_a_server_that_is_started_again_begins_anew():
+    with Publisher("--no-log-requests") as server, server.reader() as reader:
+        reader.wait_subscribed(server)
+        run(server, random_prompts(5, seed=7))
+        wait_same(reader, server)
+        server.kill()
+        with ServerProcess(*server.arguments) as again:
+            # ZeroMQ connects again by itself.
+            reader.wait_subscribed(again)
+            reader.next = 0
+            run(again, random_prompts(5, seed=8))
+            wait_same(reader, again)
+
+
+def test_a_reset_takes_all_blocks_away():
+    with Publisher() as server, server.reader() as reader:
+        run(server, random_prompts(5, seed=9))
+        wait_same(reader, server)
+        assert reader.blocks
+        server.client.with_options(max_retries=0)._client.post(server.base_url + "/reset_prefix_cache")
+        wait_same(reader, server)
+        assert not reader.blocks
+
+
+def test_a_topic_is_a_prefix_and_the_server_may_be_the_one_that_connects():
+    port, topic = free_port(), "kv@127.0.0.1@nano"
+    with zmq.Context() as context, context.socket(zmq.SUB) as subscriber, context.socket(zmq.SUB) as other:
+        for sub, prefix in ((subscriber, "kv@"), (other, "other")):
+            sub.linger = 0
+            sub.setsockopt_string(zmq.SUBSCRIBE, prefix)
+        subscriber.bind(f"tcp://127.0.0.1:{port}")
+        config = events_config(endpoint=f"tcp://127.0.0.1:{port}", topic=topic)
+        with ServerProcess(*SMALL, *config) as server:
+            wait_subscribed(server, subscriber)
+            run(server, random_prompts(1, seed=10))
+            assert subscriber.poll(PATIENCE_S * 1000)
+            name, sequence, payload = subscriber.recv_multipart()
+            assert name == topic.encode()
+            assert not any(isinstance(event, AllBlocksCleared) for event in DECODER.decode(payload).events)
+            # The first batch, which clears, is from before the connection.
+            assert int.from_bytes(sequence, "big") > 0
+
+
+def greeting(mechanism=b"NULL", version=3):
+    return b"\xff" + bytes(8) + b"\x7f" + bytes([version, 0]) + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(64),
+        greeting(mechanism=b"CURVE"),
+        greeting(version=1),
+        greeting() + b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH",
+        greeting() + b"\x04\x05READY",
+        greeting() + b"\x06" + struct.pack(">Q", 1 << 40),
+        greeting() + b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03SUB" + b"\x00\x02\x01x" * 65,
+    ],
+)
+def test_a_peer_that_speaks_otherwise_is_hung_up_on(sent):
+    with Publisher() as server:
+        with socket.create_connection(("127.0.0.1", server.event_port), timeout=PATIENCE_S) as peer:
+            peer.sendall(sent)
+            with contextlib.suppress(ConnectionResetError):
+                while peer.recv(1024):
+                    pass
+        with server.reader() as reader:
+            run(server, random_prompts(2, seed=11))
+            wait_same(reader, server)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('{"enable_kv_cache_events": 1}', "enable_kv_cache_events: 1 is neither true nor false"),
+        ('{"endpoints": ""}', "endpoints: no such key"),
+        ('{"replay_endpoint": "udp://*:1"}', "replay_endpoint: udp://*:1 is no address that begins with tcp://"),
+        ("yes", "it is no JSON"),
+    ],
+)
+def test_a_wrong_configuration_is_told_by_its_key(config, said):
+    with pytest.raises(AssertionError) as error:
+        ServerProcess(*SMALL, "--kv-events-config", config)
+    assert f"--kv-events-config: {said}" in str(error.value)
+
+
+def test_a_port_in_use_is_told_by_its_key():
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(AssertionError, match=rf"--kv-events-config: replay_endpoint: cannot listen on tcp://0.0.0.0:{port}"):
+            ServerProcess(*SMALL, *events_config(endpoint="tcp://*:0", replay_endpoint=f"tcp://*:{port}"))
+
+
+def test_without_a_prefix_cache_there_are_no_events():
+    with pytest.raises(AssertionError, match="there are no events without prefix caching"):
+        ServerProcess(*SMALL, *events_config(endpoint="tcp://*:0"), "--no-enable-prefix-caching")
+    with ServerProcess(*SMALL, "--no-enable-prefix-caching", "--kv-events-config", '{"publisher": "null"}') as server:
+        assert num_blocks(server) == 0
