@@ -5,8 +5,12 @@ from typing import Any
 
 import msgspec
 import zmq
+from fleet import THREADS
 from patience import PATIENCE_S, wait_until
+from server_process import ServerProcess, free_port
 
+# Fewer pages than the requests of a random run fill, so that blocks are evicted.
+SMALL = (*THREADS, "--kv-cache-memory", "4M", "--max-model-len", 512, "--max-num-seqs", 4)
 BLOCK_SIZE = 16
 END = b"\xff" * 8
 
@@ -56,6 +60,17 @@ DECODER = msgspec.msgpack.Decoder(type=KVEventBatch)
 def events_config(**keys):
     """Returns the option that has a server publish its events."""
     return ("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **keys}))
+
+
+class Publisher(ServerProcess):
+    def __init__(self, *arguments, **keys):
+        self.event_port, self.replay_port = free_port(), free_port()
+        endpoints = {"endpoint": f"tcp://*:{self.event_port}", "replay_endpoint": f"tcp://*:{self.replay_port}"}
+        self.arguments = (*SMALL, *events_config(**endpoints, **keys), *arguments)
+        super().__init__(*self.arguments)
+
+    def reader(self, **options):
+        return KvEventReader(self.event_port, self.replay_port, **options)
 
 
 class KvEventReader:

@@ -7,25 +7,20 @@ import struct
 
 import pytest
 import zmq
-from fleet import THREADS, complete
-from kv_event_reader import BLOCK_SIZE, DECODER, AllBlocksCleared, KvEventReader, events_config, num_blocks, wait_same, wait_subscribed
+from fleet import complete
+from kv_event_reader import (
+    BLOCK_SIZE,
+    DECODER,
+    SMALL,
+    AllBlocksCleared,
+    Publisher,
+    events_config,
+    num_blocks,
+    wait_same,
+    wait_subscribed,
+)
 from patience import PATIENCE_S
 from server_process import ServerProcess, free_port
-
-# Fewer pages than the requests of a random run fill, so that blocks are evicted.
-SMALL = (*THREADS, "--kv-cache-memory", "4M", "--max-model-len", 512, "--max-num-seqs", 4)
-
-
-class Publisher(ServerProcess):
-    def __init__(self, *arguments, **keys):
-        self.event_port, self.replay_port = free_port(), free_port()
-        endpoints = {"endpoint": f"tcp://*:{self.event_port}", "replay_endpoint": f"tcp://*:{self.replay_port}"}
-        self.arguments = (*SMALL, *events_config(**endpoints, **keys), *arguments)
-        super().__init__(*self.arguments)
-
-    def reader(self, **options):
-        return KvEventReader(self.event_port, self.replay_port, **options)
-
 
 def random_prompts(num_prompts, seed):
     """Yields prompts of whole blocks, most of which begin like others."""

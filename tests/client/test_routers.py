@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import openai
 import pytest
+from kv_event_reader import Publisher
 from patience import PATIENCE_S, wait_until
 from server_process import ROOT, ServerProcess, free_port
 
@@ -32,15 +34,12 @@ ROUTERS = {
 
 
 @contextlib.contextmanager
-def router(name, prefill, decode):
-    """Yields the URL of a router in front of two nodes."""
+def running(name, *arguments):
+    """Yields the URL of a router, a function that fetches a path of it, and one that returns its log."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    arguments, is_told_later = ROUTERS[name]
     command = [PROGRAMS / name, *arguments, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--prometheus-port", str(free_port())]
-    if not is_told_later:
-        command += ["--prefill", prefill.base_url, "--decode", decode.base_url]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
@@ -54,23 +53,33 @@ def router(name, prefill, decode):
                 return fetch(url + path)
             return None
 
+        try:
+            yield url, answers, text
+        finally:
+            process.kill()
+            process.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def router(name, prefill, decode):
+    """Yields the URL of a router in front of two nodes."""
+    arguments, is_told_later = ROUTERS[name]
+    nodes = [] if is_told_later else ["--prefill", prefill.base_url, "--decode", decode.base_url]
+    with running(name, *arguments, *nodes) as (url, answers, text):
+
         def has_both():
             workers = json.loads(answers("/workers") or "{}").get("workers", [])
             return [worker["status"] for worker in workers] == ["ready", "ready"]
 
-        try:
-            if is_told_later:
-                wait_until(lambda: answers("/workers"), lambda: f"the router is there\n{text()}")
-                for node, kind in (prefill, "prefill"), (decode, "decode"):
-                    worker = {"url": node.base_url, "worker_type": kind, "runtime_type": "vllm"}
-                    fetch(url + "/workers", worker | {"kv_connector": "NixlConnector", "kv_role": "kv_both"})
-                wait_until(has_both, lambda: f"the router knows both nodes\n{text()}")
-            else:
-                wait_until(lambda: answers("/readiness"), lambda: f"the router is ready\n{text()}")
-            yield url
-        finally:
-            process.kill()
-            process.wait(PATIENCE_S)
+        if is_told_later:
+            wait_until(lambda: answers("/workers"), lambda: f"the router is there\n{text()}")
+            for node, kind in (prefill, "prefill"), (decode, "decode"):
+                worker = {"url": node.base_url, "worker_type": kind, "runtime_type": "vllm"}
+                fetch(url + "/workers", worker | {"kv_connector": "NixlConnector", "kv_role": "kv_both"})
+            wait_until(has_both, lambda: f"the router knows both nodes\n{text()}")
+        else:
+            wait_until(lambda: answers("/readiness"), lambda: f"the router is ready\n{text()}")
+        yield url
 
 
 def fetch(url, body=None):
@@ -104,3 +113,50 @@ def test_a_router_has_one_node_compute_prompts_and_the_other_answer(name):
         assert completion.choices[0].text == alone.choices[0].text
         pulled = sum(decode.metric("corella_kv_pulls_total", outcome=outcome) for outcome in ("loaded", "cached"))
         assert pulled == 3, "each prompt was computed by the prefill node"
+
+
+def test_a_router_that_hears_kv_events_chooses_the_node_that_has_the_prefix():
+    with Publisher() as first, Publisher() as second:
+        nodes = (first, second)
+        arguments = ["--policy", "kv_aware", "--kv-event-model", "corella-nano", "--worker-startup-check-interval", "1"]
+        arguments += ["--worker-urls", *(node.base_url for node in nodes)]
+        for node in nodes:
+            arguments += ["--kv-event-source", f"{node.base_url}=tcp://127.0.0.1:{node.event_port}"]
+            arguments += ["--kv-event-replay-source", f"{node.base_url}=tcp://127.0.0.1:{node.replay_port}"]
+        with running("vllm-router", *arguments) as (url, answers, text):
+            wait_until(lambda: answers("/readiness"), lambda: f"the router is ready\n{text()}")
+            for node in nodes:
+                node.wait_until(lambda: node.metric("corella_kv_event_subscribers") == 1, "the router has subscribed")
+            client = client_of(url)
+
+            def complete(client, prompt):
+                client.completions.create(model="corella-nano", prompt=prompt, temperature=0, max_tokens=2)
+
+            def chosen(prompt):
+                before = [node.metric("corella_prompt_tokens_total") for node in nodes]
+                complete(client, prompt)
+                (node,) = [
+                    node for node, count in zip(nodes, before) if node.metric("corella_prompt_tokens_total") > count
+                ]
+                return node
+
+            def prime(name):
+                """Has each node compute a text of its own."""
+                texts = [f"{name} of {at}: " + "A fox finds a lantern in the snow. " * 8 for at in range(2)]
+                for node, prompt in zip(nodes, texts):
+                    complete(node.client, prompt)
+                return texts
+
+            stories = [prime(f"Story {number}") for number in range(2)]
+            numbers = itertools.count()
+
+            def knows_last():
+                # A node that is chosen by mistake has the text from then on, so that each try has its own.
+                marks = prime(f"Mark {next(numbers)}")
+                return [chosen(mark + "And then?") for mark in marks] == [*nodes]
+
+            # The router has read all events before those.
+            wait_until(knows_last, lambda: f"the router knows what is cached\n{text()}")
+            for texts in stories:
+                for node, prompt in zip(nodes, texts):
+                    assert chosen(prompt + "What happens next?") is node
