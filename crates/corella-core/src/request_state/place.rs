@@ -6,7 +6,7 @@ use crate::cache::hold::Export;
 use crate::cache::kv_cache::Donor;
 use crate::cache::page_table::PageTables;
 use crate::request_state::{RequestState, Stage};
-use crate::{PageId, SlotId, SnapshotId, StepId};
+use crate::{BlockId, PageId, SlotId, SnapshotId, StepId};
 
 #[derive(Debug)]
 pub(super) struct Place {
@@ -28,6 +28,8 @@ pub(super) struct Place {
     /// Pages of host memory that are set aside for it while it is leaving.
     num_spill_pages: u32,
     export: Export,
+    /// The block whose snapshot its slot started with.
+    restored_block: Option<BlockId>,
     /// The newest snapshot that it has taken, until its block is in the prefix tree.
     snapshot: Option<HeldSnapshot>,
 }
@@ -53,6 +55,7 @@ impl Default for Place {
             came_with_kv: false,
             num_spill_pages: 0,
             export: Export::default(),
+            restored_block: None,
             snapshot: None,
         }
     }
@@ -74,7 +77,12 @@ impl RequestState {
         receipt_deadline_us: u64,
         came_with_kv: bool,
         num_spill_pages: u32,
+        restored_block: Option<BlockId>,
         snapshot: Option<HeldSnapshot>,
+    }
+
+    pub fn set_restored_block(&mut self, block: Option<BlockId>) {
+        self.place.restored_block = block;
     }
 
     pub fn hold_snapshot(&mut self, snapshot: HeldSnapshot) {

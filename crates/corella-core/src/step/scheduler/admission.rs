@@ -326,6 +326,7 @@ impl Scheduler {
         let snapshot = end.and_then(|&end| self.kv.restore_snapshot(end, plan.batch.step));
         let state = &mut self.requests[index];
         state.start(slot, plan.batch.step);
+        state.set_restored_block(end.copied().filter(|_| snapshot.is_some()));
         state.prefill_to(state.num_known_tokens());
         plan.start_slot(state, slot, snapshot);
         plan.start_tables(state, slot);

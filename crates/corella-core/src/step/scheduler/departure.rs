@@ -75,6 +75,7 @@ impl Scheduler {
         self.kv.unlock_all(state.take_pages());
         self.requests[index].leave_path(&mut self.kv);
         let state = &mut self.requests[index];
+        state.set_restored_block(None);
         if let Some(slot) = state.take_slot() {
             self.running.give_back_slot(slot);
         }

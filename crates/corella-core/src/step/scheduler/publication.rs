@@ -16,6 +16,8 @@ pub(super) struct Undefined {
     requests: BTreeSet<RequestIndex>,
     /// Blocks that have lost only such pages. Requests whose path leads through one may have given it back, too.
     blocks: BTreeSet<BlockId>,
+    /// Blocks that have lost their snapshots.
+    states: BTreeSet<BlockId>,
 }
 
 impl Undefined {
@@ -24,6 +26,7 @@ impl Undefined {
             is_undefined: alloc::vec![false; num_pages as usize],
             requests: BTreeSet::new(),
             blocks: BTreeSet::new(),
+            states: BTreeSet::new(),
         }
     }
 
@@ -121,10 +124,13 @@ impl Scheduler {
 
     /// Takes from an earlier block what `step` or a later one has given it.
     fn drop_filled_since(&mut self, block: BlockId, step: StepId, undefined: &mut Undefined) {
+        if self.kv.snapshot_filled_by(block) >= Some(step) {
+            undefined.states.insert(block);
+        }
         for page in self.kv.drop_filled_since(block, step) {
             undefined.is_undefined[page.0 as usize] = true;
+            undefined.blocks.insert(block);
         }
-        undefined.blocks.insert(block);
     }
 
     /// Unpublishes a block of a request and all behind it, and ends before it every path that leads through
@@ -162,7 +168,9 @@ impl Scheduler {
             .pages()
             .chain(state.donor_pages())
             .chain(spilled);
+        let restored = state.restored_block();
         undefined.requests.contains(&index)
+            || restored.is_some_and(|block| undefined.states.contains(&block))
             || read.any(|page| undefined.contains(page))
             || state.leads_through(&self.kv, &undefined.blocks)
     }
