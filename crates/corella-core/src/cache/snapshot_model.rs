@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use crate::cache::kv_cache::KvCache;
 use crate::cache::kv_cache_model::below;
 use crate::cache::prefix_tree::{KnownPath, Parent};
-use crate::{BlockId, KvGroup, Namespace, PageId, RecurrentState, SnapshotId, StepId, TokenId};
+use crate::{BlockId, KvGroup, Namespace, PageId, SnapshotId, StepId, TokenId};
 
 const NUM_RUNS: u64 = 200;
 const NUM_OPERATIONS: usize = 300;
@@ -60,13 +60,9 @@ impl Pair {
         let mut random = seed;
         let num_pages = 3 + below(&mut random, 30) as u32;
         let num_snapshots = below(&mut random, 7) as u32;
-        let state = RecurrentState {
-            num_snapshots,
-            snapshot_interval: 1,
-        };
         let cache = KvCache::new(num_pages, PAGE_SIZE as u32, &[KvGroup::default()]);
         Self {
-            cache: cache.with_snapshots(&state),
+            cache: cache.with_snapshots(num_snapshots),
             num_snapshots: num_snapshots as usize,
             kept: BTreeMap::new(),
             free: (0..num_snapshots)

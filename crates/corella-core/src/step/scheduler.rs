@@ -121,7 +121,7 @@ pub struct CacheInUse {
 fn new_cache(config: &SchedulerConfig) -> KvCache {
     let kv = KvCache::new(config.num_pages, config.page_size, &config.kv_groups);
     match &config.recurrent_state {
-        Some(state) => kv.with_snapshots(state),
+        Some(state) => kv.with_snapshots(state.num_snapshots),
         None => kv,
     }
 }

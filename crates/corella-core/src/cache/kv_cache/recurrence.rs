@@ -5,12 +5,12 @@
 //! ([`take_over`](KvCache::take_over)), so that its path goes on.
 
 use crate::cache::kv_cache::KvCache;
-use crate::{BlockId, PageId, RecurrentState, SnapshotId, StepId};
+use crate::{BlockId, PageId, SnapshotId, StepId};
 
 impl KvCache {
-    /// Makes it the cache of a model with recurrent layers.
-    pub fn with_snapshots(mut self, state: &RecurrentState) -> Self {
-        self.residency.keep_snapshots(state.num_snapshots);
+    /// Makes it the cache of a model with recurrent layers, of which the executor keeps so many snapshots.
+    pub fn with_snapshots(mut self, num_snapshots: u32) -> Self {
+        self.residency.keep_snapshots(num_snapshots);
         self
     }
 

@@ -55,7 +55,7 @@ impl Scheduler {
         let num_blocks = num_rows / page_size;
         let num_prompt_tokens = state.num_prompt_tokens();
         if !self.config.enable_prefix_caching
-            || num_rows % page_size > 0
+            || !num_rows.is_multiple_of(page_size)
             || recurrent.last_point(num_blocks, num_prompt_tokens, page_size) != num_blocks
         {
             return;
