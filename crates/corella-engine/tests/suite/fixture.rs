@@ -33,6 +33,7 @@ pub fn limits(num_pages: u32, max_inflight_steps: u32) -> SchedulerConfig {
 pub fn model(limits: &SchedulerConfig) -> MockConfig {
     MockConfig {
         kv_groups: limits.kv_groups.clone(),
+        num_snapshots: limits.recurrent_state.map(|state| state.num_snapshots),
         ..MockConfig::new(VOCAB_SIZE, limits.num_pages, limits.page_size)
     }
 }

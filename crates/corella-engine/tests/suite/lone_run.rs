@@ -1,6 +1,6 @@
 //! A request gets the same tokens as when it runs alone.
 
-use corella_core::{FinishReason, KvGroup, SchedulerConfig};
+use corella_core::{FinishReason, KvGroup, RecurrentState, SchedulerConfig};
 use corella_engine::{Engine, EngineConfig};
 use corella_model::MockExecutor;
 
@@ -44,6 +44,20 @@ fn windows_change_no_token() {
         let group = |window| KvGroup { window };
         limits.kv_groups = windows.into_iter().map(group).collect();
         limits.max_held_pages = 0;
+        limited_outputs_equal_lone_runs(limits);
+    }
+}
+
+/// Every restored state is checked by the mock: it is the one behind the slot's cached tokens.
+#[test]
+fn recurrent_states_change_no_token() {
+    for (num_snapshots, snapshot_interval, max_inflight_steps) in [(1, 1, 1), (6, 2, 2), (40, 3, 2)]
+    {
+        let mut limits = limits(40, max_inflight_steps);
+        limits.set_recurrent_state(RecurrentState {
+            num_snapshots,
+            snapshot_interval,
+        });
         limited_outputs_equal_lone_runs(limits);
     }
 }
