@@ -43,6 +43,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod tile_attention;
+mod vector;
 
 pub use self::elementwise::{NormRotate, QuantiseRow, sum_lanes};
 pub use self::form::{

@@ -10,6 +10,7 @@ mod layout;
 mod norm;
 mod profile;
 mod projection;
+mod recurrent_layer;
 mod rotary;
 mod stage;
 

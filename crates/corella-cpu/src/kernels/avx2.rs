@@ -321,6 +321,9 @@ unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     unsafe { elementwise::quantise_row(row) }
 }
 
+/// The vectors of kernels that have one source for all instruction sets.
+type Lanes = __m256;
+
 elementwise!("avx2,fma,f16c");
 
 #[target_feature(enable = "avx2,fma,f16c")]

@@ -366,6 +366,9 @@ unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     _mm512_reduce_add_epi32(sums)
 }
 
+/// The vectors of kernels that have one source for all instruction sets.
+type Lanes = __m512;
+
 elementwise!("avx512f,avx512bw,avx512dq,avx512vl,fma");
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]

@@ -435,19 +435,19 @@ macro_rules! elementwise {
         $(#[target_feature(enable = $features)])?
         unsafe fn delta_rows(rows: super::DeltaRows<'_>) {
             // SAFETY: the caller promises as much.
-            unsafe { super::gated_delta::delta_rows(rows) }
+            unsafe { super::gated_delta::delta_rows::<Lanes>(rows) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn update_state(update: super::StateUpdate<'_>) {
             // SAFETY: the caller promises as much.
-            unsafe { super::gated_delta::update_state(update) }
+            unsafe { super::gated_delta::update_state::<Lanes>(update) }
         }
 
         $(#[target_feature(enable = $features)])?
         unsafe fn convolve(convolution: super::Convolution<'_>) {
             // SAFETY: the caller promises as much.
-            unsafe { super::gated_delta::convolve(convolution) }
+            unsafe { super::gated_delta::convolve::<Lanes>(convolution) }
         }
 
         $(#[target_feature(enable = $features)])?

@@ -1,5 +1,5 @@
 //! Gated delta networks: the rows of a chunk of one value head, and the state behind a chunk. Each
-//! instruction set has its own compiled copy, and all copies compute the same bits.
+//! instruction set has its own compiled copy; those with fused multiply-adds compute the same bits.
 //!
 //! With S the state in front of a chunk, and D(s, t) the decays behind token s up to token t of the chunk,
 //!
@@ -14,12 +14,14 @@
 
 use super::exp::exp_lane;
 use super::sum_lanes;
+use super::vector::Vector;
 
-/// The number of elements that are computed side by side.
+/// The number of partial sums of a product of two rows.
 const LANES: usize = 16;
 /// The number of rows that share a pass over the state.
 const ROWS: usize = 2;
-/// The number of tokens of a chunk. Chunks begin at multiples of it, so it decides about last bits.
+/// The number of tokens of a chunk. Chunks begin at multiples of it, so it decides about last bits. With 64,
+/// rows read more of each other; with 16, states move on more often, which takes about as long as with 32.
 pub const DELTA_CHUNK: usize = 32;
 
 /// Some rows of a chunk of one value head. All pointers to rows are to `key_dim` or `value_dim` elements.
@@ -65,7 +67,7 @@ pub struct StateUpdate<'a> {
 /// # Safety
 /// See [`DeltaRows`].
 #[inline(always)]
-pub unsafe fn delta_rows(it: DeltaRows<'_>) {
+pub unsafe fn delta_rows<V: Vector>(it: DeltaRows<'_>) {
     let dim = it.value_dim;
     // SAFETY: the caller promises as much.
     unsafe {
@@ -80,12 +82,12 @@ pub unsafe fn delta_rows(it: DeltaRows<'_>) {
             } else if let [a, b] = *rows {
                 let (k, next) = (it.keys[first], it.keys[first + 1]);
                 let to = [updates, out, updates.add(dim), out.add(dim)];
-                read_state([k, a.query, next, b.query], &it, to);
+                read_state::<V, 4>([k, a.query, next, b.query], &it, to);
             } else {
-                read_state([it.keys[first], rows[0].query], &it, [updates, out]);
+                read_state::<V, 2>([it.keys[first], rows[0].query], &it, [updates, out]);
             }
             for (r, row) in rows.iter().enumerate() {
-                finish_row(&it, first + r, row, out.add(r * dim));
+                finish_row::<V>(&it, first + r, row, out.add(r * dim));
             }
         }
     }
@@ -93,36 +95,37 @@ pub unsafe fn delta_rows(it: DeltaRows<'_>) {
 
 /// `out[m][j] = Σ_i x[m][i] * state[i][j]`.
 #[inline(always)]
-unsafe fn read_state<const M: usize>(x: [*const f32; M], it: &DeltaRows<'_>, out: [*mut f32; M]) {
+unsafe fn read_state<V: Vector, const M: usize>(
+    x: [*const f32; M],
+    it: &DeltaRows<'_>,
+    out: [*mut f32; M],
+) {
     let dim = it.value_dim;
     let mut j = 0;
     // SAFETY: the caller promises as much; blocks end at the state's last column.
     unsafe {
-        while j + LANES <= dim {
-            let mut sums = [[0.0f32; LANES]; M];
+        while j + 2 * V::LEN <= dim {
+            let mut sums = [[V::splat(0.0); 2]; M];
             for i in 0..it.key_dim {
                 let state = it.state.add(i * dim + j);
-                let state = state.cast::<[f32; LANES]>().read_unaligned();
+                let state = [V::load(state), V::load(state.add(V::LEN))];
                 for m in 0..M {
-                    let x = *x[m].add(i);
-                    for l in 0..LANES {
-                        sums[m][l] += x * state[l];
-                    }
+                    let x = V::splat(*x[m].add(i));
+                    sums[m][0] = x.mul_add(state[0], sums[m][0]);
+                    sums[m][1] = x.mul_add(state[1], sums[m][1]);
                 }
             }
             for m in 0..M {
-                out[m]
-                    .add(j)
-                    .cast::<[f32; LANES]>()
-                    .write_unaligned(sums[m]);
+                sums[m][0].store(out[m].add(j));
+                sums[m][1].store(out[m].add(j + V::LEN));
             }
-            j += LANES;
+            j += 2 * V::LEN;
         }
         while j < dim {
             for m in 0..M {
                 let mut sum = 0.0;
                 for i in 0..it.key_dim {
-                    sum += *x[m].add(i) * *it.state.add(i * dim + j);
+                    sum = V::mul_add_one(*x[m].add(i), *it.state.add(i * dim + j), sum);
                 }
                 *out[m].add(j) = sum;
             }
@@ -133,7 +136,7 @@ unsafe fn read_state<const M: usize>(x: [*const f32; M], it: &DeltaRows<'_>, out
 
 /// Adds to what token `t` has read of the state what it reads of the chunk's tokens.
 #[inline(always)]
-unsafe fn finish_row(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32) {
+unsafe fn finish_row<V: Vector>(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32) {
     let dim = it.value_dim;
     let decay = it.decays[t];
     let (mut of_key, mut of_query) = ([0.0; DELTA_CHUNK], [0.0; DELTA_CHUNK]);
@@ -141,124 +144,139 @@ unsafe fn finish_row(it: &DeltaRows<'_>, t: usize, row: &DeltaRow, out: *mut f32
     unsafe {
         for s in 0..=t {
             let since = exp_lane(decay - it.decays[s]);
-            of_key[s] = since * dot(it.keys[s], it.keys[t], it.key_dim);
-            of_query[s] = since * dot(it.keys[s], row.query, it.key_dim);
+            // Updates are taken away, outputs added.
+            of_key[s] = -since * dot::<V>(it.keys[s], it.keys[t], it.key_dim);
+            of_query[s] = since * dot::<V>(it.keys[s], row.query, it.key_dim);
         }
         let own = it.updates.add(t * dim);
         let since_start = exp_lane(decay);
         let mut j = 0;
-        while j + LANES <= dim {
-            let at = |p: *const f32| p.add(j).cast::<[f32; LANES]>().read_unaligned();
-            let (value, read, mut sums) = (at(row.value), at(own), at(out));
-            let mut update = [0.0; LANES];
-            for l in 0..LANES {
-                update[l] = value[l] - since_start * read[l];
-                sums[l] *= since_start;
-            }
+        while j + V::LEN <= dim {
+            let decayed = V::splat(-since_start);
+            let mut update = decayed.mul_add(V::load(own.add(j)), V::load(row.value.add(j)));
+            let mut sums = V::load(out.add(j)).mul(V::splat(since_start));
             for s in 0..t {
-                let other = at(it.updates.add(s * dim));
-                for l in 0..LANES {
-                    update[l] -= of_key[s] * other[l];
-                    sums[l] += of_query[s] * other[l];
-                }
+                let other = V::load(it.updates.add(s * dim + j));
+                update = V::splat(of_key[s]).mul_add(other, update);
+                sums = V::splat(of_query[s]).mul_add(other, sums);
             }
-            for l in 0..LANES {
-                update[l] *= row.strength;
-                sums[l] += of_query[t] * update[l];
-            }
-            own.add(j).cast::<[f32; LANES]>().write_unaligned(update);
-            out.add(j).cast::<[f32; LANES]>().write_unaligned(sums);
-            j += LANES;
+            update = update.mul(V::splat(row.strength));
+            update.store(own.add(j));
+            V::splat(of_query[t])
+                .mul_add(update, sums)
+                .store(out.add(j));
+            j += V::LEN;
         }
         while j < dim {
-            let mut update = *row.value.add(j) - since_start * *own.add(j);
+            let mut update = V::mul_add_one(-since_start, *own.add(j), *row.value.add(j));
             let mut sum = *out.add(j) * since_start;
             for s in 0..t {
                 let other = *it.updates.add(s * dim + j);
-                update -= of_key[s] * other;
-                sum += of_query[s] * other;
+                update = V::mul_add_one(of_key[s], other, update);
+                sum = V::mul_add_one(of_query[s], other, sum);
             }
             update *= row.strength;
             *own.add(j) = update;
-            *out.add(j) = sum + of_query[t] * update;
+            *out.add(j) = V::mul_add_one(of_query[t], update, sum);
             j += 1;
         }
     }
 }
 
 #[inline(always)]
-unsafe fn dot(a: *const f32, b: *const f32, n: usize) -> f32 {
-    let mut sums = [0.0; LANES];
-    let mut i = 0;
-    // SAFETY: the caller promises as much; blocks end at n.
+unsafe fn dot<V: Vector>(a: *const f32, b: *const f32, n: usize) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let num_whole = n / LANES * LANES;
+    // SAFETY: the caller promises as much; blocks end at n, and all partial sums are written.
     unsafe {
-        while i + LANES <= n {
-            let a = a.add(i).cast::<[f32; LANES]>().read_unaligned();
-            let b = b.add(i).cast::<[f32; LANES]>().read_unaligned();
-            for l in 0..LANES {
-                sums[l] += a[l] * b[l];
+        let mut sums = [V::splat(0.0); LANES / 4];
+        for i in (0..num_whole).step_by(LANES) {
+            for (q, sum) in sums[..LANES / V::LEN].iter_mut().enumerate() {
+                let at = i + q * V::LEN;
+                *sum = V::load(a.add(at)).mul_add(V::load(b.add(at)), *sum);
             }
-            i += LANES;
         }
-        while i < n {
-            sums[i % LANES] += *a.add(i) * *b.add(i);
-            i += 1;
+        for (q, sum) in sums[..LANES / V::LEN].iter().enumerate() {
+            sum.store(lanes[q * V::LEN..].as_mut_ptr());
+        }
+        for i in num_whole..n {
+            let lane = &mut lanes[i - num_whole];
+            *lane = V::mul_add_one(*a.add(i), *b.add(i), *lane);
         }
     }
-    sum_lanes(&sums)
+    sum_lanes(&lanes)
 }
 
 /// # Safety
 /// See [`StateUpdate`].
 #[inline(always)]
-pub unsafe fn update_state(it: StateUpdate<'_>) {
-    let dim = it.value_dim;
+pub unsafe fn update_state<V: Vector>(it: StateUpdate<'_>) {
     let num_tokens = it.keys.len();
     let decay = it.decays[num_tokens - 1];
-    let since_start = exp_lane(decay);
     let mut weights = [0.0; DELTA_CHUNK];
     for s in 0..num_tokens {
         weights[s] = exp_lane(decay - it.decays[s]);
     }
-    // SAFETY: the caller promises as much; blocks end at the state's last column.
-    unsafe {
-        for i in 0..it.key_dim {
-            let mut factors = [0.0; DELTA_CHUNK];
-            for s in 0..num_tokens {
-                factors[s] = weights[s] * *it.keys[s].add(i);
+    for i in 0..it.key_dim {
+        let mut factors = [0.0; DELTA_CHUNK];
+        for s in 0..num_tokens {
+            // SAFETY: the caller promises as much.
+            factors[s] = weights[s] * unsafe { *it.keys[s].add(i) };
+        }
+        let mut j = 0;
+        // SAFETY: the caller promises as much; blocks end at the state's last column.
+        unsafe {
+            while j + 4 * V::LEN <= it.value_dim {
+                update_columns::<V, 4>(&it, i, j, &factors);
+                j += 4 * V::LEN;
             }
-            let mut j = 0;
-            while j + LANES <= dim {
-                let mut sums = [0.0; LANES];
-                if !it.from.is_null() {
-                    let from = it.from.add(i * dim + j);
-                    sums = from.cast::<[f32; LANES]>().read_unaligned();
-                    for l in 0..LANES {
-                        sums[l] *= since_start;
-                    }
-                }
-                for s in 0..num_tokens {
-                    let update = it.updates.add(s * dim + j);
-                    let update = update.cast::<[f32; LANES]>().read_unaligned();
-                    for l in 0..LANES {
-                        sums[l] += factors[s] * update[l];
-                    }
-                }
-                let to = it.to.add(i * dim + j);
-                to.cast::<[f32; LANES]>().write_unaligned(sums);
-                j += LANES;
+            while j + V::LEN <= it.value_dim {
+                update_columns::<V, 1>(&it, i, j, &factors);
+                j += V::LEN;
             }
-            while j < dim {
+            while j < it.value_dim {
                 let mut sum = match it.from.is_null() {
                     true => 0.0,
-                    false => *it.from.add(i * dim + j) * since_start,
+                    false => *it.from.add(i * it.value_dim + j) * exp_lane(decay),
                 };
                 for s in 0..num_tokens {
-                    sum += factors[s] * *it.updates.add(s * dim + j);
+                    let update = *it.updates.add(s * it.value_dim + j);
+                    sum = V::mul_add_one(factors[s], update, sum);
                 }
-                *it.to.add(i * dim + j) = sum;
+                *it.to.add(i * it.value_dim + j) = sum;
                 j += 1;
             }
+        }
+    }
+}
+
+/// Some columns of row `i` of the state, from column `j` on.
+#[inline(always)]
+unsafe fn update_columns<V: Vector, const N: usize>(
+    it: &StateUpdate<'_>,
+    i: usize,
+    j: usize,
+    factors: &[f32; DELTA_CHUNK],
+) {
+    let (dim, num_tokens) = (it.value_dim, it.keys.len());
+    // SAFETY: the caller promises as much.
+    unsafe {
+        let mut sums = [V::splat(0.0); N];
+        if !it.from.is_null() {
+            let since_start = V::splat(exp_lane(it.decays[num_tokens - 1]));
+            for n in 0..N {
+                sums[n] = V::load(it.from.add(i * dim + j + n * V::LEN)).mul(since_start);
+            }
+        }
+        for s in 0..num_tokens {
+            let factor = V::splat(factors[s]);
+            for n in 0..N {
+                let update = V::load(it.updates.add(s * dim + j + n * V::LEN));
+                sums[n] = factor.mul_add(update, sums[n]);
+            }
+        }
+        for n in 0..N {
+            sums[n].store(it.to.add(i * dim + j + n * V::LEN));
         }
     }
 }
@@ -277,27 +295,24 @@ pub struct Convolution<'a> {
 /// # Safety
 /// See [`Convolution`].
 #[inline(always)]
-pub unsafe fn convolve(it: Convolution<'_>) {
+pub unsafe fn convolve<V: Vector>(it: Convolution<'_>) {
+    let inputs = || it.inputs.iter().enumerate().filter(|(_, x)| !x.is_null());
     let mut c = 0;
     // SAFETY: the caller promises as much; blocks end at `len`.
     unsafe {
-        while c + LANES <= it.len {
-            let mut sums = [0.0; LANES];
-            for (i, input) in it.inputs.iter().enumerate().filter(|(_, x)| !x.is_null()) {
-                let x = input.add(c).cast::<[f32; LANES]>().read_unaligned();
-                let weights = it.weights.add(i * it.stride + c);
-                let weights = weights.cast::<[f32; LANES]>().read_unaligned();
-                for l in 0..LANES {
-                    sums[l] += weights[l] * x[l];
-                }
+        while c + V::LEN <= it.len {
+            let mut sum = V::splat(0.0);
+            for (i, input) in inputs() {
+                let weights = V::load(it.weights.add(i * it.stride + c));
+                sum = weights.mul_add(V::load(input.add(c)), sum);
             }
-            it.out.add(c).cast::<[f32; LANES]>().write_unaligned(sums);
-            c += LANES;
+            sum.store(it.out.add(c));
+            c += V::LEN;
         }
         while c < it.len {
             let mut sum = 0.0;
-            for (i, input) in it.inputs.iter().enumerate().filter(|(_, x)| !x.is_null()) {
-                sum += *it.weights.add(i * it.stride + c) * *input.add(c);
+            for (i, input) in inputs() {
+                sum = V::mul_add_one(*it.weights.add(i * it.stride + c), *input.add(c), sum);
             }
             *it.out.add(c) = sum;
             c += 1;
@@ -397,14 +412,18 @@ mod tests {
     }
 
     #[test]
-    fn rows_have_the_same_bits_alone_and_on_all_instruction_sets() {
+    fn rows_have_the_same_bits_alone_and_with_vectors_of_any_length() {
         let state = numbers(4, KEY_DIM * VALUE_DIM);
         for state in [None, Some(&state[..])] {
-            let expected = run(Isa::Portable, 32, state);
-            for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+            for (isa, like) in [
+                (Isa::Portable, Isa::Portable),
+                (Isa::Avx2, Isa::Avx2),
+                (Isa::Avx512, Isa::Avx2),
+            ] {
                 if !is_supported(isa) {
                     continue;
                 }
+                let expected = run(like, 32, state);
                 for rows_at_once in [1, 2, 3, 7, 32] {
                     let found = run(isa, rows_at_once, state);
                     assert!(found.out == expected.out, "{isa}, {rows_at_once} rows");
@@ -428,7 +447,9 @@ mod tests {
             state.iter_mut().for_each(|x| *x *= decay);
             for j in 0..VALUE_DIM {
                 let column = |state: &[f64], x: &[f32]| -> f64 {
-                    (0..KEY_DIM).map(|i| state[i * VALUE_DIM + j] * of(x, i)).sum()
+                    (0..KEY_DIM)
+                        .map(|i| state[i * VALUE_DIM + j] * of(x, i))
+                        .sum()
                 };
                 let value = f64::from(values[token * VALUE_DIM + j]);
                 let update = strength * (value - column(&state, &keys));
@@ -436,11 +457,17 @@ mod tests {
                     state[i * VALUE_DIM + j] += of(&keys, i) * update;
                 }
                 let (out, expected) = (found.out[token * VALUE_DIM + j], column(&state, &queries));
-                assert!((f64::from(out) - expected).abs() < 1e-4, "{token}, {j}: {out}, {expected}");
+                assert!(
+                    (f64::from(out) - expected).abs() < 1e-4,
+                    "{token}, {j}: {out}, {expected}"
+                );
             }
         }
         for (found, expected) in found.state.iter().zip(state) {
-            assert!((f64::from(*found) - expected).abs() < 1e-4, "{found}, {expected}");
+            assert!(
+                (f64::from(*found) - expected).abs() < 1e-4,
+                "{found}, {expected}"
+            );
         }
     }
 }

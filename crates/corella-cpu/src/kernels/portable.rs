@@ -210,6 +210,9 @@ unsafe fn quantise_row(row: QuantiseRow) -> i32 {
     unsafe { elementwise::quantise_row(row) }
 }
 
+/// The vectors of kernels that have one source for all instruction sets.
+type Lanes = super::vector::Four;
+
 elementwise!();
 
 unsafe fn silu_mul(x: *const f32, num_rows: usize, out: *mut f32) {

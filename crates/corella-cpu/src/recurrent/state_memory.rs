@@ -159,6 +159,18 @@ impl StateMemory {
         Ok(state)
     }
 
+    /// Plans the snapshots of a step, which will be where their slots are then, even if the step fails: steps
+    /// in flight may restore them, and what those compute is discarded.
+    pub fn plan_snapshots(&mut self, batch: &Batch) -> Result<(), String> {
+        let limits = self.limits;
+        for kept in &batch.snapshots {
+            let place = self.slot_mut(kept.slot)?.place;
+            let to = self.snapshots.get_mut(kept.to.0 as usize);
+            to.ok_or_else(|| beyond_snapshots(kept.to, limits))?.place = place;
+        }
+        Ok(())
+    }
+
     /// Plans a span from position 0 on that no slot has.
     pub fn plan_warm_up(&mut self, num_rows: usize) -> Result<SpanState, String> {
         let slot = self.limits.max_num_seqs;

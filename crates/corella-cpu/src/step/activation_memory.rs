@@ -12,9 +12,10 @@ use crate::weights::{PackedLayer, PackedWeights};
 
 use super::adapter::AdapterRows;
 use super::expert_layer::ExpertRows;
-use super::forward::{gated_delta, norms_sums};
+use super::forward::norms_sums;
 use super::head_groups::HeadGroups;
 use super::projection::is_normed_apart;
+use super::recurrent_layer::gated_delta;
 
 pub struct Activations {
     /// The residual stream, `[rows][hidden_size]`.

@@ -7,15 +7,15 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{
-    AttentionSpec, DecoderSpec, DeviceError, FeedForward, GatedDeltaSpec, KvFormat, KvLayer,
-    LayerInput, LayerSpec, MlpSpec, RecurrentSpec, RotarySpec,
+    AttentionSpec, DecoderSpec, DeviceError, FeedForward, KvFormat, KvLayer, LayerInput, LayerSpec,
+    MlpSpec, RotarySpec,
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, Weights, shared_gemm};
 use crate::kernels::{Kernels, PANEL_LANES};
 use crate::kv::KvMemory;
-use crate::recurrent::{DeltaLayer, DeltaScratch, StateLimits, StateMemory};
+use crate::recurrent::{DeltaScratch, StateLimits, StateMemory};
 use crate::system::Worker;
 use crate::weights::{
     AdaptedMatrix, PackedFeedForward, PackedLayer, PackedMatrix, PackedMlp, PackedNorm,
@@ -27,6 +27,7 @@ use super::expert_plan::ExpertPlan;
 use super::layout::StepLayout;
 use super::norm::RowNorm;
 use super::profile::{Operation, Profile, Walk};
+use super::recurrent_layer::gated_delta;
 use super::rotary::Rotary;
 
 pub struct Forward {
@@ -443,50 +444,6 @@ impl Forward {
         barrier_after(Operation::Attention, walk);
     }
 
-    fn run_delta(
-        &self,
-        layout: &StepLayout,
-        index: usize,
-        (spec, layer): (&GatedDeltaSpec, &PackedLayer),
-        walk: &mut Walk<'_>,
-        scratch: &mut DeltaScratch,
-    ) {
-        let (act, grid, worker) = (&self.activations, layout.grid, walk.worker);
-        let rows = act.delta.as_ref();
-        let rows = rows.expect("a layer is recurrent, but there are no rows for it");
-        let states = self.states.as_ref();
-        let out = Epilogue::Store(&rows.projected);
-        self.dense(
-            Operation::Qkv,
-            &act.normed,
-            grid,
-            (&layer.qkv).into(),
-            out,
-            walk,
-        );
-        let layer = DeltaLayer {
-            kernels: self.kernels,
-            spec,
-            weights: { layer.delta.as_ref() }.expect("a recurrent layer has these weights"),
-            states: states.expect("a layer is recurrent, but there are no states"),
-            layer: index,
-            rows: &layout.rows.rows,
-            spans: &layout.spans,
-            span_states: &layout.states,
-            projected: &rows.projected,
-            convolved: &rows.convolved,
-            out: &act.layers[index].attended,
-            tiles: grid.tiles,
-            num_workers: self.scratch.len(),
-        };
-        layer.convolve(worker);
-        barrier_after(Operation::Recurrent, walk);
-        layer.run(worker, scratch);
-        barrier_after(Operation::Recurrent, walk);
-        // Nothing that is read before the next barrier is written here.
-        layer.keep(worker);
-    }
-
     fn mlp(
         &self,
         layout: &StepLayout,
@@ -620,13 +577,6 @@ impl Forward {
             unsafe { rows.complete(self.kernels, &tile, row, weights) };
         }
         barrier_after(Operation::Quantise, walk);
-    }
-}
-
-/// The gated delta network that a layer has in the place of attention.
-pub fn gated_delta(layer: &LayerSpec) -> Option<&GatedDeltaSpec> {
-    match layer.recurrent.as_ref()? {
-        RecurrentSpec::GatedDelta(spec) => Some(spec),
     }
 }
 

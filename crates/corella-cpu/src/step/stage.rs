@@ -257,7 +257,7 @@ impl Stage {
                 Err(problem) => result = result.and(Err(problem)),
             }
         }
-        result
+        result.and(states.plan_snapshots(batch))
     }
 
     /// Refuses parts of texts for an encoder: its layers share the memory of keys and values, so that none

@@ -1,0 +1,64 @@
+//! What takes attention's place in recurrent layers.
+
+use corella_model::{GatedDeltaSpec, LayerSpec, RecurrentSpec};
+
+use crate::dense::Epilogue;
+use crate::recurrent::{DeltaLayer, DeltaScratch};
+use crate::weights::PackedLayer;
+
+use super::forward::{Forward, barrier_after};
+use super::layout::StepLayout;
+use super::profile::{Operation, Walk};
+
+/// The gated delta network that a layer has in the place of attention.
+pub fn gated_delta(layer: &LayerSpec) -> Option<&GatedDeltaSpec> {
+    match layer.recurrent.as_ref()? {
+        RecurrentSpec::GatedDelta(spec) => Some(spec),
+    }
+}
+
+impl Forward {
+    pub(super) fn run_delta(
+        &self,
+        layout: &StepLayout,
+        index: usize,
+        (spec, layer): (&GatedDeltaSpec, &PackedLayer),
+        walk: &mut Walk<'_>,
+        scratch: &mut DeltaScratch,
+    ) {
+        let (act, grid, worker) = (&self.activations, layout.grid, walk.worker);
+        let rows = act.delta.as_ref();
+        let rows = rows.expect("a layer is recurrent, but there are no rows for it");
+        let states = self.states.as_ref();
+        let out = Epilogue::Store(&rows.projected);
+        self.dense(
+            Operation::Qkv,
+            &act.normed,
+            grid,
+            (&layer.qkv).into(),
+            out,
+            walk,
+        );
+        let layer = DeltaLayer {
+            kernels: self.kernels,
+            spec,
+            weights: { layer.delta.as_ref() }.expect("a recurrent layer has these weights"),
+            states: states.expect("a layer is recurrent, but there are no states"),
+            layer: index,
+            rows: &layout.rows.rows,
+            spans: &layout.spans,
+            span_states: &layout.states,
+            projected: &rows.projected,
+            convolved: &rows.convolved,
+            out: &act.layers[index].attended,
+            tiles: grid.tiles,
+            num_workers: self.scratch.len(),
+        };
+        layer.convolve(worker);
+        barrier_after(Operation::Recurrent, walk);
+        layer.run(worker, scratch);
+        barrier_after(Operation::Recurrent, walk);
+        // Nothing that is read before the next barrier is written here.
+        layer.keep(worker);
+    }
+}

@@ -1,0 +1,111 @@
+//! Tests of families with recurrent layers.
+
+use super::*;
+
+/// Published folders of Qwen3.5 have the decoder beside what sees and what guesses, and all experts of a
+/// layer in two tensors.
+#[test]
+fn qwen3_5_is_read_as_it_is_published() {
+    let plain = Checkpoint::open(golden("qwen3-5-moe")).unwrap();
+    let bytes = fs::read(golden("qwen3-5-moe").join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let config = json!({ "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+        "text_config": golden_config("qwen3-5-moe"), "vision_config": { "depth": 2 },
+        "tie_word_embeddings": false });
+    let matrix = |layer: usize, expert: usize, name: &str| {
+        let name = format!("model.layers.{layer}.mlp.experts.{expert}.{name}_proj.weight");
+        tensors.tensor(&name).unwrap().data().to_vec()
+    };
+    let fused = |layer: usize| {
+        let of_expert = |expert| [matrix(layer, expert, "gate"), matrix(layer, expert, "up")];
+        let gate_up: Vec<u8> = (0..6).flat_map(of_expert).flatten().collect();
+        let down: Vec<u8> = (0..6)
+            .flat_map(|expert| matrix(layer, expert, "down"))
+            .collect();
+        [
+            ("gate_up_proj", vec![6, 24, 32], gate_up),
+            ("down_proj", vec![6, 32, 12], down),
+        ]
+    };
+    let fused: Vec<_> = (0..4)
+        .flat_map(|layer| fused(layer).map(|it| (layer, it)))
+        .collect();
+    let mut renamed: HashMap<String, TensorView<'_>> = HashMap::new();
+    for (name, tensor) in tensors.tensors() {
+        if !name.contains(".mlp.experts.") {
+            renamed.insert(name.replacen("model.", "model.language_model.", 1), tensor);
+        }
+    }
+    for (layer, (name, shape, bytes)) in &fused {
+        let name = format!("model.language_model.layers.{layer}.mlp.experts.{name}");
+        let tensor = TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap();
+        renamed.insert(name, tensor);
+    }
+    for other in ["model.visual.patch_embed.proj.weight", "mtp.fc.weight"] {
+        renamed.insert(
+            other.to_owned(),
+            tensors.tensor("model.norm.weight").unwrap(),
+        );
+    }
+    let folder = std::env::temp_dir().join(format!("corella-{}-published", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let file = safetensors::serialize(renamed, None).unwrap();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let (found, expected) = (checkpoint.config(), plain.config());
+    assert_eq!(found.spec, expected.spec);
+    assert_eq!(found.eos_token_ids, expected.eos_token_ids);
+    let (found, expected) = (checkpoint.weights().unwrap(), plain.weights().unwrap());
+    assert_eq!(found.left_out.len(), 2);
+    for (found, expected) in found.layers.iter().zip(&expected.layers) {
+        assert_eq!(found.iter().count(), expected.iter().count());
+        for ((tensor, found), (_, expected)) in found.iter().zip(expected.iter()) {
+            assert_eq!(found.bytes(), expected.bytes(), "{tensor}");
+        }
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn layers_of_qwen3_5_are_recurrent_where_it_says_so() {
+    let are_recurrent = |changes| {
+        let spec = spec("qwen3-5", changes);
+        let layers = spec.layers.iter();
+        layers
+            .map(|layer| layer.recurrent.is_some())
+            .collect::<Vec<_>>()
+    };
+    let (yes, no) = (true, false);
+    assert_eq!(are_recurrent(json!({})), [yes, no, yes, no]);
+    assert_eq!(
+        are_recurrent(json!({ "layer_types": null })),
+        [yes, yes, yes, no]
+    );
+    let third = json!({ "layer_types": null, "full_attention_interval": 3 });
+    assert_eq!(are_recurrent(third), [yes, yes, no, yes]);
+    let mut config = golden_config("qwen3-5");
+    for (types, problem) in [
+        (
+            json!([
+                "linear_attention",
+                "linear_attention",
+                "linear_attention",
+                "linear_attention"
+            ]),
+            "without any layer of attention",
+        ),
+        (
+            json!(["full_attention", "full_attention", "full_attention"]),
+            "types of 4 layers",
+        ),
+        (
+            json!(["full_attention", "mamba", "mamba", "mamba"]),
+            "mamba",
+        ),
+    ] {
+        config["layer_types"] = types;
+        let refusal = parse(&config).unwrap_err();
+        assert!(refusal.contains(problem), "{refusal}");
+    }
+}
