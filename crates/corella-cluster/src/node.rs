@@ -196,7 +196,7 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is anything to change. Until `change` has ended nobody else may.
+    /// Returns whether the role differs. Refuses other changes until `change` has ended.
     fn begin_change(&self, to: Role) -> Result<bool, RoleConflict> {
         let mut state = self.lock();
         if let Some(other) = state.changing_to {

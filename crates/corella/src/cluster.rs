@@ -32,7 +32,15 @@ pub fn start(
 ) -> Result<Cluster, Error> {
     // Clients of the API find room whatever comes to the port for nodes.
     config.max_connections = open_files::share(4).clamp(16, config.max_connections);
-    let node = ClusterNode::start(config, tls, nixl, port, served_model(llm), meter, drain_timeout);
+    let node = ClusterNode::start(
+        config,
+        tls,
+        nixl,
+        port,
+        served_model(llm),
+        meter,
+        drain_timeout,
+    );
     Ok(Cluster(node?))
 }
 

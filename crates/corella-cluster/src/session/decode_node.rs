@@ -42,7 +42,7 @@ pub struct DecodeNode {
     constraints: Option<Arc<dyn ConstraintMaker>>,
     /// Names this host, if rows may be loaded inside it.
     host: Option<String>,
-    /// Counts what is decoded here, if anybody wants to know.
+    /// Counts the outputs of other nodes' requests for the metrics.
     meter: Option<Arc<dyn OutputMeter>>,
     is_draining: AtomicBool,
     times: DecodeTimes,

@@ -18,7 +18,7 @@ pub struct FrameReader {
     /// A trailer and the frame behind it, which one call takes in together with the end of a payload.
     ahead: Box<[u8; TRAILER_BYTES + FRAME_BYTES]>,
     num_ahead: usize,
-    /// For payloads that nobody wants.
+    /// Takes payloads that are discarded.
     rubbish: Vec<u8>,
 }
 
@@ -113,7 +113,7 @@ impl FrameReader {
         trailer.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Has what is left of a payload go nowhere.
+    /// Reads the rest of a payload without keeping it.
     fn discard(&mut self, parts: &mut IoParts) {
         let num_payload = parts.num_bytes().saturating_sub(self.ahead.len());
         if num_payload > 0 {

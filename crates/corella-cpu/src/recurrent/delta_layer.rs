@@ -16,7 +16,7 @@ use crate::weights::{MAX_KERNEL_LEN, PackedDelta};
 use super::record::DeltaPlaces;
 use super::state_memory::{SpanState, StateMemory};
 
-/// What is added to the square of the length that queries and keys are divided by.
+/// Added to the squared length by whose root queries and keys are divided.
 const LENGTH_EPS: f32 = 1e-6;
 
 /// What the tasks of one layer share.

@@ -29,7 +29,7 @@ impl RowPath for NixlAgent {
         !link.is_local && link.form == PageForm::Native
     }
 
-    /// What is in a GPU's memory is not registered as the host's, and travels by sockets.
+    /// Pages in a GPU's memory are not registered as the host's, and travel by sockets.
     fn offer(&self, pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError> {
         if pages.geometry().order == ElementOrder::Rows {
             return Ok(None);

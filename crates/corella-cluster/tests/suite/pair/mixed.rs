@@ -48,6 +48,8 @@ impl Kind {
             max_num_seqs: MAX_SEQS,
             max_num_batched_tokens: MAX_STEP_TOKENS.max(MAX_CONTEXT),
             max_model_len: MAX_CONTEXT,
+            max_draft_tokens: 0,
+            num_snapshots: 0,
             isa: None,
             num_stages: 1,
             max_adapter_rank: None,

@@ -41,6 +41,8 @@ fn executor(kind: Kind) -> Box<CpuExecutor> {
         max_num_seqs: MAX_SEQS,
         max_num_batched_tokens: MAX_STEP_TOKENS,
         max_model_len: MAX_CONTEXT,
+        max_draft_tokens: 0,
+        num_snapshots: 0,
         isa: None,
         num_stages: kind.num_stages,
         max_adapter_rank: None,

@@ -1,14 +1,14 @@
 //! Recurrent layers: which blocks have a snapshot, from which a request can go on behind them.
 //!
-//! A prefix is found up to a block with a snapshot only. What is behind it is computed again, although the tree may
-//! have the rows: where no other request holds those pages, the request's own take their place
+//! A prefix is found up to a block with a snapshot only. The rows behind it are computed again, although the tree may
+//! have them: where no other request holds those pages, the request's own take their place
 //! ([`take_over`](KvCache::take_over)), so that its path goes on.
 
 use crate::cache::kv_cache::KvCache;
 use crate::{BlockId, PageId, SnapshotId, StepId};
 
 impl KvCache {
-    /// Makes it the cache of a model with recurrent layers, of which the executor keeps so many snapshots.
+    /// Makes it the cache of a model with recurrent layers, whose executor keeps `num_snapshots` snapshots.
     pub fn with_snapshots(mut self, num_snapshots: u32) -> Self {
         self.residency.keep_snapshots(num_snapshots);
         self

@@ -79,8 +79,8 @@ impl Scheduler {
         }
     }
 
-    /// What is about to take the snapshot from which a request can go on further than from what was found, and the number
-    /// of blocks up to there. A request waits for each number of blocks only once, so that it computes them itself if
+    /// Returns the leader that is about to take a snapshot further on than `found`, and the number of blocks up to
+    /// there. A request waits for each number of blocks only once, so that it computes them itself if
     /// the snapshot is gone.
     pub(super) fn snapshot_leader_of(
         &self,
