@@ -198,10 +198,10 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             .find(is_there)
             .unwrap_or(&layout.bodies[0]);
         let mut layout = *layout;
-        if let Some((name, of_layer)) = layout.fused_experts
-            && by_name.keys().any(|tensor| tensor.ends_with(name))
+        if let Some(fused) = layout.fused_experts
+            && by_name.keys().any(|name| name.ends_with(fused.shown_by))
         {
-            layout.of_layer = of_layer;
+            layout.of_layer = fused.of_layer;
         }
         Self {
             config,

@@ -44,11 +44,9 @@ impl RecordLayout {
     /// `None` if no layer has a state. `max_drafts` is the largest number of drafts of a span.
     pub fn new(spec: &DecoderSpec, max_drafts: usize) -> Option<Self> {
         let mut len = 0;
-        let layers = spec.layers.iter().map(|layer| match &layer.recurrent {
-            None => None,
-            Some(RecurrentSpec::GatedDelta(spec)) => {
-                Some(DeltaPlaces::new(spec, max_drafts, &mut len))
-            }
+        let layers = spec.layers.iter().map(|layer| {
+            let RecurrentSpec::GatedDelta(spec) = layer.recurrent.as_ref()?;
+            Some(DeltaPlaces::new(spec, max_drafts, &mut len))
         });
         let layers = layers.collect();
         (len > 0).then_some(Self { layers, len })

@@ -26,9 +26,7 @@ pub struct Layout {
     /// What is followed by a layer's number and the name of one of its tensors.
     pub layers: &'static str,
     pub of_layer: fn(LayerTensor) -> Stored,
-    /// Files that have a tensor of this name in their layers have all experts of a layer in one tensor, as
-    /// the function says, which then takes the place of `of_layer`.
-    pub fused_experts: Option<(&'static str, fn(LayerTensor) -> Stored)>,
+    pub fused_experts: Option<FusedExperts>,
     /// Whether norms multiply by 1 plus their weights.
     pub norms_lack_one: bool,
     /// Whether the rows of queries and keys that RoPE rotates together are neighbours. Otherwise they
@@ -43,6 +41,15 @@ pub struct Layout {
     pub has_more_layers: bool,
     /// The ends of names of tensors that hold no weights.
     pub buffers: &'static [&'static str],
+}
+
+/// How files name a layer's tensors if they have all of its experts in one.
+#[derive(Clone, Copy)]
+pub struct FusedExperts {
+    /// The name of a tensor that only such files have in their layers.
+    pub shown_by: &'static str,
+    /// What takes the place of `Layout::of_layer`.
+    pub of_layer: fn(LayerTensor) -> Stored,
 }
 
 /// A part of what is behind an encoder and makes scores of classes.

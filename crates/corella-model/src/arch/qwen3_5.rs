@@ -3,6 +3,7 @@
 
 use super::base::{self, Base};
 use super::field::{Fields, FolderFields, Source};
+use super::layout::FusedExperts;
 use super::qwen3_moe::EXPERT_SIZE;
 use super::{Family, Layout, Stored, qwen3_next};
 use crate::{CheckpointError, DecoderSpec, LayerTensor, Mlp};
@@ -35,7 +36,10 @@ pub const QWEN3_5_MOE: Family = Family {
     gguf: "qwen35moe",
     spec: with_experts,
     folder: Layout {
-        fused_experts: Some((GATE_UP, fused_name)),
+        fused_experts: Some(FusedExperts {
+            shown_by: GATE_UP,
+            of_layer: fused_name,
+        }),
         ..FOLDER
     },
     ..QWEN3_5
