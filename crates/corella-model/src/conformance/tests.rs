@@ -55,6 +55,19 @@ fn the_mock_passes_with_windows() {
     }
 }
 
+#[test]
+fn the_mock_passes_with_recurrent_layers() {
+    for page_size in [4, 16] {
+        run_recurrent(VOCAB_SIZE, page_size, |config| {
+            Box::new(MockExecutor::new(MockConfig {
+                num_layers: 2,
+                num_snapshots: Some(8),
+                ..MockConfig::new(VOCAB_SIZE, config.num_pages, config.page_size)
+            }))
+        });
+    }
+}
+
 /// An executor that reads more than the windows that it answers with.
 struct TooWide(MockExecutor);
 
