@@ -141,6 +141,7 @@ fn load(
         qkv_bias: false,
         output_bias: false,
         has_sinks: false,
+        has_output_gate: false,
         is_causal: true,
     };
     let geometry = KvGeometry {
