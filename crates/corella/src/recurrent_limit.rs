@@ -24,7 +24,8 @@ pub(crate) fn check_options(
     let refused = [
         (
             options.exchanges_kv,
-            "its states are not sent between the nodes of a cluster yet",
+            "its states are not sent between the nodes of a cluster yet: start it without \
+             --role, --registry and --cluster-listen",
         ),
         (
             !matches!(options.kv_spill, KvSpill::Bytes(0)),
