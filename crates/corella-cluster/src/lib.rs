@@ -15,7 +15,7 @@
 //! * `exporter`: carries out the export tasks of the core with the sender.
 //! * `entrance`: prompts that a proxy has one node compute for another.
 //! * `session`: requests that two nodes serve together.
-//! * `node`: a node, its role, and what it tells of itself.
+//! * `node`: a node and its role.
 
 mod clock;
 pub mod entrance;

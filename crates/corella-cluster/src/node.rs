@@ -30,13 +30,13 @@ use crate::registry::Role;
 use crate::tls::ClusterTls;
 use crate::transport::{NixlLibrary, TransferThreads};
 
-/// How often it is looked whether the last session has ended.
+/// Time between two checks of a drain for running sessions.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
-/// How often it is looked whether an earlier role has ended what it had.
+/// Time between two checks of an earlier role for obligations that are left.
 const RETIRED_POLL: Duration = Duration::from_secs(1);
 
-/// What runs beside a server's engine. The server submits to it, whatever its role is by then.
+/// Runs a role beside a server's engine. The server submits to it in every role.
 #[derive(Clone)]
 pub struct ClusterNode(Arc<Node>);
 
@@ -49,7 +49,7 @@ struct Node {
     meter: Arc<dyn OutputMeter>,
     threads: TransferThreads,
     runtime: Handle,
-    /// How long a role may take to finish what it owes before another one begins.
+    /// Limits how long a role finishes its obligations before another one begins.
     drain_timeout: Duration,
     state: Mutex<State>,
 }
@@ -61,7 +61,7 @@ struct State {
     changing_to: Option<Role>,
     /// Earlier roles that still see sessions to their end.
     retired: Vec<Arc<RunningRole>>,
-    /// Whom new requests go to.
+    /// Takes new requests.
     generator: Arc<dyn Generate>,
     is_leaving: bool,
 }
@@ -111,7 +111,7 @@ impl ClusterNode {
         Ok(cluster)
     }
 
-    /// What it adds to the server's metrics.
+    /// Collects its part of the server's metrics.
     pub fn collector(&self) -> Box<dyn Collector> {
         Box::new(NodeMetrics(self.clone()))
     }
@@ -264,7 +264,7 @@ impl Node {
         Ok(())
     }
 
-    /// The present role becomes one that only ends what it has, and is dropped then.
+    /// Retires the present role: it finishes its obligations and is dropped.
     fn retire(self: &Arc<Self>) {
         let mut state = self.lock();
         let old = std::mem::replace(&mut state.role, Arc::new(RunningRole::alone()));

@@ -183,7 +183,7 @@ impl NormSpec {
 }
 
 impl DecoderSpec {
-    /// Whether any layer has a state for each sequence.
+    /// Whether any layer keeps a state for each sequence.
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.recurrent.is_some())
     }

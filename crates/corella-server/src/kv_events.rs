@@ -83,7 +83,7 @@ impl KvEvents {
         }
     }
 
-    /// What it adds to the server's metrics.
+    /// Collects its part of the server's metrics.
     pub fn collector(&self) -> Box<dyn Collector> {
         Box::new(self.clone())
     }

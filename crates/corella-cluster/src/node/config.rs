@@ -1,4 +1,4 @@
-//! What a node is told at its start.
+//! The configuration of a node.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::registry::{RegistryUrl, Role};
 use crate::tls::{ClusterTls, TlsFiles};
 use crate::transport::NixlLibrary;
 
-/// What the options say of the other nodes.
+/// The role of a node and its ways to other nodes.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
     /// At the start.
@@ -30,16 +30,16 @@ pub struct NodeConfig {
     /// The host that others are told, if it is not that of `listen`.
     pub advertise: Option<String>,
     pub tls: Option<TlsFiles>,
-    /// Where the spans of other nodes' requests go, if anywhere.
+    /// Exports the spans of other nodes' requests, if tracing is on.
     pub tracer: Option<Tracer>,
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
-    /// Whether a prefill node decodes what no decode node takes.
+    /// Whether a prefill node decodes requests that every decode node refuses.
     pub falls_back: bool,
-    /// How long it looks for a decode node that takes a request.
+    /// Limits the search for a decode node that takes a request.
     pub search_timeout: Duration,
-    /// How long the KV rows of a prompt may take once they are all computed, besides the time that their bytes need.
+    /// Limits how long the KV rows of a computed prompt travel, besides the time that their bytes need.
     pub load_time: Duration,
     pub uses_network: bool,
     pub uses_host: bool,

@@ -1,4 +1,4 @@
-//! What a node calls its host.
+//! The name of a node's host.
 
 /// A name that all processes share which can read each other's memory and find each other's sockets:
 /// those with the same kernel, PID namespace and network namespace, and no others.

@@ -1,4 +1,4 @@
-//! What a node of a cluster adds to `/metrics`.
+//! The metrics of a cluster node.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ use super::role::{DecodeRole, PrefillRole, RunningRole};
 use crate::entrance::{Entrance, KeptEnd, PullOutcome};
 use crate::session::StayReason;
 
-/// Those of the role that the node has at a scrape.
+/// Metrics of the role that the node has at a scrape.
 #[derive(Debug)]
 pub struct NodeMetrics(pub ClusterNode);
 
@@ -46,7 +46,7 @@ impl Collector for NodeMetrics {
     }
 }
 
-/// What proxies have had this node do.
+/// Encodes metrics of requests that proxies paired.
 fn encode_entrance(entrance: &Entrance, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     if let Some(kept) = &entrance.kept {
         gauge(
@@ -240,7 +240,7 @@ fn encode(
     metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
 }
 
-/// What metrics and status call it.
+/// The name of a standing in metrics and status.
 pub fn standing_name(standing: PeerStanding) -> &'static str {
     match standing {
         PeerStanding::Healthy => "healthy",

@@ -58,7 +58,7 @@ impl RunningRole {
         Self::Unified(UnifiedRole::default())
     }
 
-    /// What proxies ask of this node.
+    /// Serves the requests that proxies pair.
     pub fn entrance(&self) -> Option<&Entrance> {
         match self {
             Self::Unified(role) => role.paired.as_ref().map(|(entrance, _)| entrance),

@@ -27,7 +27,7 @@ pub struct ConnectionQueue {
 struct Loads {
     /// The sessions that are asked for, by the ids of the loads.
     by_id: HashMap<u64, SessionKey>,
-    /// Those that have something to send, each once and in turn.
+    /// Loads with rows to send, each once and in turn.
     ready: VecDeque<u64>,
     is_closed: bool,
 }

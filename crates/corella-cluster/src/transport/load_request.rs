@@ -1,4 +1,4 @@
-//! What a load brings, and where to.
+//! The request of a load: its rows and their destination.
 
 use std::time::Instant;
 

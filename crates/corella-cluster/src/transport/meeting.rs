@@ -1,4 +1,4 @@
-//! How sender and receiver find out whether their row path works.
+//! A meeting: sender and receiver test their row path.
 //!
 //! The sender makes the path's offer, and the receiver names the path by which rows come to it. If the offered one
 //! does not work, rows follow their frames on the socket.

@@ -1,4 +1,4 @@
-//! What row paths are called on the wire.
+//! Names of row paths on the wire.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Where bytes lie in a process's memory.
+//! Places of bytes in a process's memory.
 
 use std::ptr::NonNull;
 

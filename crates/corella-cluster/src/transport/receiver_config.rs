@@ -1,4 +1,4 @@
-//! What a receiver is told at its start.
+//! The configuration of a receiver.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What all connections of a receiver share, and the loads that run.
+//! State that all connections of a receiver share: its configuration, running loads and counters.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;

@@ -19,13 +19,13 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A node has the same path for its sender and its receiver. Each path has a folder, and a place in `path_list.rs`.
 pub trait RowPath: fmt::Debug + Send + Sync {
-    /// The greeting says by it that the node has the path.
+    /// The path's name in the greeting.
     fn name(&self) -> PathName;
 
-    /// Whether two nodes that have the path try it on such a connection.
+    /// Whether nodes that both have the path try it on a connection of this kind.
     fn suits(&self, link: Link) -> bool;
 
-    /// Whether two greetings say all, so that no offer is made.
+    /// Whether the greetings settle the path, so that no offer is made.
     fn is_agreed_by_greeting(&self) -> bool {
         false
     }
@@ -59,7 +59,7 @@ pub trait RowReader: Send {
     unsafe fn read<'a>(&'a mut self, to: Target<'a>) -> BoxFuture<'a, io::Result<Option<bool>>>;
 }
 
-/// What paths can tell connections apart by.
+/// The properties of a connection that decide whether a path suits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// Both ends are on one host.
@@ -68,14 +68,14 @@ pub struct Link {
     pub form: PageForm,
 }
 
-/// What a receiver is told of a sender's pages.
+/// A sender's description of its pages for one receiver.
 #[derive(Debug, Default)]
 pub struct Offer {
     pub data: PathData,
     pub bytes: Vec<u8>,
 }
 
-/// Where a read goes.
+/// The destination of a read.
 pub struct Target<'a> {
     pub to: &'a mut IoParts,
     pub gate: &'a Gate,

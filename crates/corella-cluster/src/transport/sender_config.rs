@@ -1,4 +1,4 @@
-//! What a sender is told at its start.
+//! The configuration of a sender.
 
 use std::sync::Arc;
 use std::time::Duration;

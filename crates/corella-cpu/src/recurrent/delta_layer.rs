@@ -19,7 +19,7 @@ use super::state_memory::{SpanState, StateMemory};
 /// Added to the squared length by whose root queries and keys are divided.
 const LENGTH_EPS: f32 = 1e-6;
 
-/// What the tasks of one layer share.
+/// Shared by the tasks of one layer.
 pub struct DeltaLayer<'a> {
     pub kernels: &'a Kernels,
     pub spec: &'a GatedDeltaSpec,

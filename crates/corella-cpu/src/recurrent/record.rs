@@ -1,4 +1,4 @@
-//! Where the parts of a record are.
+//! The layout of a sequence's recurrent state.
 
 use corella_model::{DecoderSpec, GatedDeltaSpec, RecurrentSpec};
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// What to publish, and where.
+/// The value of `--kv-events-config`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventsConfig {
     pub(super) endpoint: Endpoint,

@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::zmtp::{self, Frame, FrameBuffer, ZmtpError};
 
-/// How long a peer may take to say what it is.
+/// Limits the handshake of a peer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections that each socket has at once. Others wait in the system's queue.

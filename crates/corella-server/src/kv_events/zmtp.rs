@@ -50,7 +50,7 @@ impl fmt::Display for ZmtpError {
     }
 }
 
-/// What this side begins with.
+/// The greeting of this side.
 pub fn greeting() -> [u8; GREETING_LEN] {
     let mut greeting = [0; GREETING_LEN];
     greeting[0] = 0xff;
