@@ -6,6 +6,7 @@ import json
 import socket
 import tempfile
 
+import golden_model
 import openai
 import pytest
 from patience import PATIENCE_S
@@ -196,6 +197,46 @@ def test_rows_of_another_model_or_prompt_or_engine_are_not_used(golden_folder):
         post(proxy.decode.port, "/reset_prefix_cache", {})
         assert answer_of(proxy.decode, prompt=prompt, kv_transfer_params=params)[0] == expected
         assert num_pulls(proxy.decode, "loaded") == 1
+
+
+def adapters(**folders):
+    """Returns the arguments by which a server has adapters of the golden Llama, by name."""
+    folder = golden_model.GOLDEN / "adapters"
+    return ("--lora-modules", *(f"{name}={folder / of_it}" for name, of_it in folders.items()))
+
+
+def test_adapters_are_pulled_by_their_contents(tmp_path):
+    folder = golden_model.make("llama-gqa-tied", tmp_path)
+    with contextlib.ExitStack() as stack:
+        start = lambda *arguments: stack.enter_context(ServerProcess(folder, *arguments))
+        prefill = start(*NODE, *adapters(poems="llama-all", mixed="llama-some", gone="llama-all"))
+        decode = start(*NODE, *adapters(poems="llama-all", mixed="llama-all"))
+        alone = start(*THREADS, *adapters(poems="llama-all"))
+        proxy = stack.enter_context(PairingProxy(prefill, decode))
+        prompts = [[(7 * at + length) % 200 for at in range(length)] for length in (5, 16, 40, 100)]
+        sampled = {"temperature": 1, "seed": 3, "logprobs": 2}
+        answers = []
+        for prompt in prompts:
+            for model in (alone.model(), "poems"):
+                for options in ({}, sampled):
+                    asked = {"prompt": prompt, "model": model, **options}
+                    answers.append(answer_of(proxy, asked)[0])
+                    assert answers[-1] == answer_of(alone, asked)[0], asked
+        assert answers[0::4] != answers[2::4], "the adapter changes no answer"
+        wait_for_rest(proxy)
+        num_asked = sum(num_pulls(decode, outcome) for outcome in ("loaded", "cached"))
+        assert num_asked == len(answers), "each prompt was pulled or cached"
+        # A prompt's first request for each of the two is not cached.
+        assert num_pulls(decode, "loaded") >= 2 * len(prompts)
+
+        # The two nodes have one name for different adapters: the prompt is computed with that of the second.
+        prompt = list(range(60, 160))
+        assert answer_of(proxy, prompt=prompt, model="mixed")[0] == answer_of(alone, prompt=prompt, model="poems")[0]
+        assert num_pulls(decode, "unusable") == 1
+        assert "its adapter has other contents than the one here" in decode.log()
+        # An adapter that only the first node has.
+        status, _, answer = post(proxy.port, "/v1/completions", {"prompt": prompt, "model": "gone", **ANSWER})
+        assert (status, json.loads(answer)["error"]["param"]) == (404, "model"), answer
 
 
 def test_a_request_makes_no_node_connect_where_it_may_not():

@@ -122,6 +122,7 @@ impl KeptPrompts {
             session: self.draw_session(),
             num_rows: submission.prompt.len() as u32,
             digest: prompt_digest(&submission.namespace, &submission.prompt),
+            adapter: { submission.adapter.as_ref() }.map(|adapter| adapter.fingerprint()),
         };
         // All choices have one prompt, whose rows are kept once.
         let others = (submission.num_choices > 1).then(|| {

@@ -4,9 +4,12 @@
 //! so `remote_engine_id` and `remote_request_id` are Corella's own:
 //!
 //! ```text
-//! remote_engine_id    corella-1-FINGERPRINT-INCARNATION
-//! remote_request_id   SESSION-ROWS-DIGEST
+//! remote_engine_id    corella-2-FINGERPRINT-INCARNATION
+//! remote_request_id   SESSION-ROWS-DIGEST, or SESSION-ROWS-DIGEST-ADAPTER
 //! ```
+//!
+//! `ADAPTER` is the fingerprint of the adapter that the rows were computed with. Each node has a name of its own for it.
+//! Version 1 left it out, so that its rows may be those of any adapter.
 //!
 //! The digest is that of the tokens whose rows are kept. The decode node reads the prompt anew, and
 //! what it reads may be other tokens: a chat template may write the date.
@@ -22,7 +25,7 @@ use super::allowed_peers::AllowedPeers;
 use crate::transport::PeerAddress;
 
 /// Begins the id of an engine whose ids and rows this version understands.
-const ENGINE: &str = "corella-1-";
+const ENGINE: &str = "corella-2-";
 /// A DNS name has at most 253 characters.
 const MAX_HOST_BYTES: usize = 255;
 const MAX_ID_BYTES: usize = 256;
@@ -66,6 +69,8 @@ pub struct KeptRows {
     pub session: SessionId,
     pub num_rows: u32,
     pub digest: u128,
+    /// The fingerprint of the adapter that they were computed with.
+    pub adapter: Option<u128>,
 }
 
 /// A field of the parameters that cannot be served.
@@ -108,6 +113,9 @@ impl KeptRows {
         let session = parts.next()?;
         let num_rows = parts.next()?;
         let digest = parts.next()?;
+        let adapter = parts
+            .next()
+            .map(|adapter| u128::from_str_radix(adapter, 16));
         if parts.next().is_some() {
             return None;
         }
@@ -117,6 +125,7 @@ impl KeptRows {
             session: SessionId(u128::from_str_radix(session, 16).ok()?),
             num_rows: num_rows.parse().ok()?,
             digest: u128::from_str_radix(digest, 16).ok()?,
+            adapter: adapter.transpose().ok()?,
         })
     }
 }
@@ -131,10 +140,13 @@ impl Source {
             "{ENGINE}{:032x}-{:x}",
             rows.model_fingerprint, rows.incarnation
         );
-        let request_id = format!(
+        let mut request_id = format!(
             "{:032x}-{}-{:032x}",
             rows.session.0, rows.num_rows, rows.digest
         );
+        if let Some(adapter) = rows.adapter {
+            request_id.push_str(&format!("-{adapter:032x}"));
+        }
         let mut params = Map::new();
         params.insert("do_remote_prefill".to_owned(), true.into());
         params.insert("do_remote_decode".to_owned(), false.into());
@@ -328,6 +340,7 @@ mod tests {
                 session: SessionId(u128::MAX - 5),
                 num_rows: 37,
                 digest: 3,
+                adapter: None,
             }),
         }
     }
@@ -377,7 +390,12 @@ mod tests {
             socket: "corella-kv-7-1b".to_owned(),
             machine: "0b-1 pid:[4026531836]".to_owned(),
         });
-        for source in [source(), near] {
+        let mut adapted = source();
+        adapted.rows = adapted.rows.map(|rows| KeptRows {
+            adapter: Some(u128::MAX - 9),
+            ..rows
+        });
+        for source in [source(), near, adapted] {
             let mut params = source.to_params();
             // Others may add what they like.
             params.insert("tp_size".to_owned(), json!([1, {"a": 2}]));
@@ -449,11 +467,13 @@ mod tests {
         let good = source().to_params();
         let cases = [
             ("remote_engine_id", "vllm-7f3a"),
-            ("remote_engine_id", "corella-2-feed-7"),
-            ("remote_engine_id", "corella-1-feed"),
+            ("remote_engine_id", "corella-1-feed-7"),
+            ("remote_engine_id", "corella-2-feed"),
             ("remote_request_id", "cmpl-1"),
             ("remote_request_id", "1-2"),
-            ("remote_request_id", "1-2-3-4"),
+            ("remote_request_id", "1-2-3-4-5"),
+            ("remote_request_id", "1-2-3-"),
+            ("remote_request_id", "1-2-3-x"),
             ("remote_request_id", "1-99999999999-3"),
             ("remote_request_id", "x-2-3"),
         ];

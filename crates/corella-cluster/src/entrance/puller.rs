@@ -30,7 +30,7 @@ pub enum PullOutcome {
     Cached,
     /// No pages were free for them: the request waits and computes its prompt.
     NoRoom,
-    /// They are of another model, another prompt or another engine.
+    /// They are of another model, adapter, prompt or engine.
     Unusable,
     /// The other node does not answer, has let go of them, or was too slow.
     Failed,
@@ -171,13 +171,17 @@ impl Puller {
         if submission.sampling.is_told_of_prompt() {
             return Err("log-probabilities or a hidden state of the prompt are wanted");
         }
-        if submission.adapter.is_some() {
-            return Err("it is computed with an adapter, which the other node need not have");
-        }
         let rows = source.rows.ok_or("it is another kind of engine")?;
         let digest = prompt_digest(&submission.namespace, &submission.prompt);
+        let adapter = submission.adapter.as_ref();
         if rows.model_fingerprint != self.model_fingerprint {
             Err("it serves another model")
+        } else if rows.adapter != adapter.map(|adapter| adapter.fingerprint()) {
+            Err(match (adapter, rows.adapter) {
+                (None, _) => "it has computed the prompt with an adapter",
+                (_, None) => "it has computed the prompt without an adapter",
+                _ => "its adapter has other contents than the one here",
+            })
         } else if (rows.num_rows as usize, rows.digest) != (submission.prompt.len(), digest) {
             Err("it has read the prompt as other tokens")
         } else {

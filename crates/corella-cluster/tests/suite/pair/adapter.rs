@@ -3,11 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use corella_cluster::entrance::PullOutcome;
 use corella_core::{SamplingParams, TokenId};
 use corella_cpu::{CpuConfig, CpuExecutor};
-use corella_engine::{Engine, LoadedAdapter};
+use corella_engine::{Engine, LoadedAdapter, Submission};
 use corella_model::{Adapter, Checkpoint, DType, KvFormat};
 
+use crate::pair::entrance::Node;
 use crate::pair::fixture::*;
 
 fn golden(name: &str) -> PathBuf {
@@ -58,7 +60,7 @@ fn prompts() -> Vec<Vec<TokenId>> {
 
 /// The answers of a generator with an adapter, and without one.
 async fn answers(
-    submit: impl Fn(corella_engine::Submission) -> corella_engine::TokenStream,
+    submit: impl Fn(Submission) -> corella_engine::TokenStream,
     adapter: &Arc<LoadedAdapter>,
 ) -> Vec<Vec<TokenId>> {
     let mut all = Vec::new();
@@ -113,4 +115,67 @@ async fn an_adapter_is_known_by_its_contents() {
     at_rest(&prefill.engine).await;
     at_rest(&decode.engine).await;
     assert_eq!(num_decoded(), 5 * num_tokens);
+}
+
+/// A greedy request for `max_tokens`.
+fn asked(prompt: &[TokenId], max_tokens: u32, adapter: Option<&Arc<LoadedAdapter>>) -> Submission {
+    Submission {
+        adapter: adapter.cloned(),
+        ..submission(prompt.to_vec(), max_tokens, SamplingParams::GREEDY)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pull_knows_an_adapter_by_its_contents() {
+    let (alone, _) = start_engine(executor());
+    let lone = load(&alone, "alone", "llama-all");
+    let lone_other = load(&alone, "other", "llama-some");
+    let lone_tokens = async |prompt: &[TokenId], adapter: Option<&Arc<LoadedAdapter>>| {
+        let mut streams = alone.submit(asked(prompt, 16, adapter));
+        let stream = streams.as_mut().expect("it is taken").remove(0);
+        [finish(stream).await.0]
+    };
+
+    let (prefill, decode) = (
+        Node::start_on(executor(), 7),
+        Node::start_on(executor(), 11),
+    );
+    let here = load(&prefill.engine, "here", "llama-all");
+    let there = load(&decode.engine, "there", "llama-all");
+    for prompt in prompts() {
+        let params = prefill.keep_for(asked(&prompt, 1, Some(&here))).await;
+        let answer = decode.answer(&params, asked(&prompt, 16, Some(&there)));
+        assert_eq!(answer.await, lone_tokens(&prompt, Some(&lone)).await);
+    }
+    let num_prompts = prompts().len() as u64;
+    assert_eq!(decode.num(PullOutcome::Loaded), num_prompts);
+    at_rest(&decode.engine).await;
+    assert_eq!(
+        decode.engine.stats().scheduler.num_scheduled_tokens,
+        num_prompts * 16,
+        "each answer computes one row for each of its tokens"
+    );
+
+    // On the decode node, the prefill node's name belongs to an adapter with other contents.
+    let other = load(&decode.engine, "here", "llama-some");
+    let prompt = prompts().pop().expect("there are prompts");
+    let adapted = prefill.keep_for(asked(&prompt, 1, Some(&here))).await;
+    let plain = prefill.keep_for(asked(&prompt, 1, None)).await;
+    let cases = [
+        (&adapted, Some(&other), Some(&lone_other)),
+        (&adapted, None, None),
+        (&plain, Some(&there), Some(&lone)),
+    ];
+    for (at, (params, adapter, lone)) in cases.into_iter().enumerate() {
+        decode.engine.reset_prefix_cache().expect("nothing runs");
+        let answer = decode.answer(params, asked(&prompt, 16, adapter));
+        assert_eq!(answer.await, lone_tokens(&prompt, lone).await);
+        assert_eq!(decode.num(PullOutcome::Unusable), at as u64 + 1);
+        at_rest(&decode.engine).await;
+    }
+    // The rows still wait for a request with the same adapter.
+    decode.engine.reset_prefix_cache().expect("nothing runs");
+    let answer = decode.answer(&adapted, asked(&prompt, 16, Some(&there)));
+    assert_eq!(answer.await, lone_tokens(&prompt, Some(&lone)).await);
+    assert_eq!(decode.num(PullOutcome::Loaded), num_prompts + 1);
 }

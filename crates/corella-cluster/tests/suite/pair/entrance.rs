@@ -13,15 +13,15 @@ use corella_cluster::transport::{
 use corella_core::session::SessionConfig;
 use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, Submission};
-use corella_model::{MockConfig, MockExecutor};
+use corella_model::{Executor, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
 use crate::pair::fixture::*;
 
-struct Node {
-    engine: Engine,
+pub struct Node {
+    pub engine: Engine,
     entrance: Entrance,
     kept: Arc<KeptPrompts>,
     puller: Arc<Puller>,
@@ -31,17 +31,27 @@ struct Node {
 
 impl Node {
     fn start(model: &MockConfig, incarnation: u64) -> Self {
-        Self::start_with(model, incarnation, None, session_config(), CONNECT_TIMEOUT)
+        Self::start_on(Box::new(MockExecutor::new(model.clone())), incarnation)
+    }
+
+    pub fn start_on(executor: Box<dyn Executor>, incarnation: u64) -> Self {
+        Self::start_with(
+            executor,
+            incarnation,
+            None,
+            session_config(),
+            CONNECT_TIMEOUT,
+        )
     }
 
     fn start_with(
-        model: &MockConfig,
+        executor: Box<dyn Executor>,
         incarnation: u64,
         max_bandwidth: Option<u64>,
         times: SessionConfig,
         connect_timeout: Duration,
     ) -> Self {
-        let (engine, pages) = start_engine(Box::new(MockExecutor::new(model.clone())));
+        let (engine, pages) = start_engine(executor);
         let threads = TransferThreads::start(1).expect("threads start");
         let mut config = SenderConfig::new(incarnation, FINGERPRINT);
         config.max_bandwidth = max_bandwidth;
@@ -89,13 +99,18 @@ impl Node {
 
     /// What a proxy is told of a prompt that this node computes.
     async fn keep(&self, prompt: &[TokenId]) -> Map<String, Value> {
+        let asked = submission(prompt.to_vec(), 1, SamplingParams::GREEDY);
+        self.keep_for(asked).await
+    }
+
+    /// The same for a request of one token.
+    pub async fn keep_for(&self, submission: Submission) -> Map<String, Value> {
         let asked = json!({"do_remote_decode": true, "do_remote_prefill": false});
         let call = self
             .entrance
             .begin(asked.as_object().expect("an object"), "a-test");
         let call = call.expect("it is valid").expect("it asks for something");
         assert!(call.keeps_prompt());
-        let submission = submission(prompt.to_vec(), 1, SamplingParams::GREEDY);
         let mut streams = call.submit(submission).expect("it is taken");
         let (tokens, reason) = finish(streams.remove(0)).await;
         assert_eq!((tokens.len(), reason), (1, FinishReason::Length));
@@ -106,7 +121,7 @@ impl Node {
     }
 
     /// The tokens of each choice.
-    async fn answer(
+    pub async fn answer(
         &self,
         params: &Map<String, Value>,
         submission: Submission,
@@ -124,7 +139,7 @@ impl Node {
         answers
     }
 
-    fn num(&self, outcome: PullOutcome) -> u64 {
+    pub fn num(&self, outcome: PullOutcome) -> u64 {
         self.puller.num_requests(outcome)
     }
 }
@@ -204,7 +219,13 @@ async fn what_cannot_be_pulled_is_computed() {
     let prefill = Node::start(&model, 7);
     // An attempt to connect that fails takes as long.
     let connect_timeout = Duration::from_millis(250);
-    let decode = Node::start_with(&model, 11, None, session_config(), connect_timeout);
+    let decode = Node::start_with(
+        Box::new(MockExecutor::new(model.clone())),
+        11,
+        None,
+        session_config(),
+        connect_timeout,
+    );
     let prompt = prompt(0, 30);
     let expected = [model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12)];
     let asked = || submission(prompt.clone(), 12, SamplingParams::GREEDY);
@@ -217,7 +238,7 @@ async fn what_cannot_be_pulled_is_computed() {
     let answer = decode.answer(&params, submission(other, 12, SamplingParams::GREEDY));
     assert_eq!(answer.await, [theirs]);
     let mut changed = params.clone();
-    let engine_id = format!("corella-1-{:032x}-7", FINGERPRINT + 1);
+    let engine_id = format!("corella-2-{:032x}-7", FINGERPRINT + 1);
     changed.insert("remote_engine_id".to_owned(), engine_id.into());
     assert_eq!(decode.answer(&changed, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Unusable), 2);
@@ -240,7 +261,7 @@ async fn what_cannot_be_pulled_is_computed() {
     drop(free);
     let request_id = params["remote_request_id"].as_str().expect("a string");
     let unknown = format!("1{}", &request_id[1..]);
-    let earlier = format!("corella-1-{FINGERPRINT:032x}-6");
+    let earlier = format!("corella-2-{FINGERPRINT:032x}-6");
     let changes = [
         ("remote_engine_id", json!(earlier)),
         ("remote_request_id", json!(unknown)),
@@ -332,13 +353,25 @@ async fn a_node_without_room_computes_the_prompt_when_it_has() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
     let model = model(256);
-    let prefill = Node::start_with(&model, 7, Some(1), session_config(), CONNECT_TIMEOUT);
+    let prefill = Node::start_with(
+        Box::new(MockExecutor::new(model.clone())),
+        7,
+        Some(1),
+        session_config(),
+        CONNECT_TIMEOUT,
+    );
     let times = SessionConfig {
         lost_after_us: 500_000,
         load_base_us: 3_600_000_000,
         ..session_config()
     };
-    let decode = Node::start_with(&model, 11, None, times, CONNECT_TIMEOUT);
+    let decode = Node::start_with(
+        Box::new(MockExecutor::new(model.clone())),
+        11,
+        None,
+        times,
+        CONNECT_TIMEOUT,
+    );
     let prompt = prompt(0, 100);
     let params = prefill.keep(&prompt).await;
     let expected = model.lone_tokens(&prompt, &SamplingParams::GREEDY, 12);
