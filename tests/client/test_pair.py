@@ -25,6 +25,7 @@ from fleet import (
     wait_at_rest,
     wait_for_decode_nodes,
 )
+from pairing_proxy import post
 from patience import held
 from server_process import ServerProcess
 
@@ -276,8 +277,20 @@ def test_without_fallback_a_request_that_nobody_takes_is_refused():
                     model=prefill.model(), prompt=[400] * 20, max_tokens=3, stream=stream
                 )
             assert (error.value.status_code, error.value.code) == (503, "no_decode_node")
+            assert "no decode node takes the request" in error.value.message
             assert int(error.value.response.headers["retry-after"]) >= 1
+        # Anthropic's and Ollama's clients are told the same in their shapes.
+        messages = [{"role": "user", "content": "Tell me a story about a fox and a lantern."}]
+        for path, limit in [("/v1/messages", {"max_tokens": 3}), ("/api/chat", {"options": {"num_predict": 3}})]:
+            status, headers, answer = post(
+                prefill.port, path, {"model": prefill.model(), "messages": messages, **limit}
+            )
+            assert status == 503 and int(headers["retry-after"]) >= 1, answer
+            assert b"no decode node takes the request" in answer, answer
         assert num_steps(prefill) == 0
+        # The operator is told once a minute what there is.
+        assert prefill.log().count("no decode node has room for a request") == 1
+        assert "num_nodes=0" in prefill.log()
         # Short prompts belong here.
         assert complete(prefill, [400] * 3, max_tokens=3)[0][1] == "length"
         fleet.decode(*THREADS)

@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use corella_core::session::{Hello, Mismatch, Peer};
 use corella_core::{
-    DecodeNode, Fleet, Incarnation, LoadReport, NodeId, PeerFacts, PeerId, Placement,
+    DecodeNode, Fleet, Incarnation, LoadReport, NodeId, PeerFacts, PeerId, PeerStanding, Placement,
     PlacementConfig, PlacementRequest, ReservationId, SessionId,
 };
+use corella_engine::rare_line;
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
@@ -204,6 +205,18 @@ impl RegistryPeers {
         }
     }
 
+    /// Tells the operator why a client gets 503 although this node could answer.
+    fn warn_of_refusal(&self) {
+        let nodes = (self.peers).with_table(|table, now_us| table.decode_nodes(now_us));
+        let is_healthy = |node: &&DecodeNode| node.standing == PeerStanding::Healthy;
+        rare_line!(
+            warn,
+            num_nodes = nodes.len(),
+            num_healthy = nodes.iter().filter(is_healthy).count(),
+            "no decode node has room for a request, and --fallback none lets this node decode none"
+        );
+    }
+
     /// Closes connections to nodes that have gone.
     fn forget_gone(&self) {
         let mut state = self.lock();
@@ -257,7 +270,13 @@ impl DecodePeers for RegistryPeers {
         tracing::trace!(?chosen, "placement");
         let (peer, incarnation, reservation) = match chosen {
             Ok(chosen) => chosen,
-            Err(choice) => return choice,
+            Err(choice) => {
+                // Later, a node may have refused it as unsuitable, and it is decoded here.
+                if choice == Choice::Nobody && search.tried.is_empty() {
+                    self.warn_of_refusal();
+                }
+                return choice;
+            }
         };
         if let Some(reservation) = reservation {
             let mut state = self.lock();
