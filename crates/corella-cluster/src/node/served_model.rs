@@ -1,4 +1,4 @@
-//! What a node tells the others of its model, and the engine that runs it.
+//! The model of a node: its engine, and the facts that other nodes are told of it.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use corella_core::Incarnation;
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_engine::{ConstraintMaker, Engine};
+use corella_model::KvGeometry;
 
 use super::config::NodeConfig;
 
@@ -31,16 +32,16 @@ pub struct ModelFacts {
     pub instruction_set: Box<str>,
 }
 
-impl ServedModel {
-    pub fn new(engine: Engine, constraints: Arc<dyn ConstraintMaker>, facts: ModelFacts) -> Self {
-        let geometry = engine.kv_pages().geometry();
-        let hello = Hello {
+impl ModelFacts {
+    /// The greeting of a node that has the model in pages of this geometry, without the node's name and life.
+    pub fn hello(self, geometry: &KvGeometry) -> Hello {
+        Hello {
             instance: "".into(),
             incarnation: Incarnation(0),
             protocol_major: PROTOCOL.0,
             protocol_minor: PROTOCOL.1,
-            model_fingerprint: facts.model_fingerprint,
-            tokenizer_digest: facts.tokenizer_digest,
+            model_fingerprint: self.model_fingerprint,
+            tokenizer_digest: self.tokenizer_digest,
             kv_shape: KvShape {
                 num_layers: geometry.layers.num_layers(),
                 num_kv_heads: geometry.num_kv_heads,
@@ -48,12 +49,18 @@ impl ServedModel {
                 num_ranks: 1,
                 window_digest: geometry.layers.window_digest(),
             },
-            kv_format: facts.kv_format,
+            kv_format: self.kv_format,
             page_size: geometry.page_size,
             element_order: format!("{:?}", geometry.order).to_lowercase().into(),
-            weight_format: facts.weight_format,
-            instruction_set: facts.instruction_set,
-        };
+            weight_format: self.weight_format,
+            instruction_set: self.instruction_set,
+        }
+    }
+}
+
+impl ServedModel {
+    pub fn new(engine: Engine, constraints: Arc<dyn ConstraintMaker>, facts: ModelFacts) -> Self {
+        let hello = facts.hello(engine.kv_pages().geometry());
         Self {
             engine,
             constraints,
@@ -61,7 +68,7 @@ impl ServedModel {
         }
     }
 
-    /// What a role that starts now says of itself: each start is another life.
+    /// The greeting of a role that starts now: each start is another life.
     pub fn hello(&self, instance: &str) -> Hello {
         Hello {
             instance: instance.into(),

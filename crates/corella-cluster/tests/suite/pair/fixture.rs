@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
     Choice, DecodeNode, DecodePeers, KvAddress, NodeListener, PrefillNode, Search, StayReason,
     serve_sessions,
@@ -13,7 +14,7 @@ use corella_cluster::session::{
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
-use corella_core::session::{Hello, KvShape, Mismatch, Peer, SessionConfig};
+use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
 use corella_core::{
     FinishReason, Incarnation, KvGroup, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
     SchedulerConfig, StoppingCriteria, TokenId,
@@ -54,25 +55,17 @@ pub fn windowed_model(num_pages: u32) -> MockConfig {
 
 pub fn hello(instance: &str, incarnation: u64, pages: &dyn KvPages) -> Hello {
     let geometry = pages.geometry();
+    let facts = ModelFacts {
+        model_fingerprint: FINGERPRINT,
+        tokenizer_digest: 1,
+        kv_format: format!("{:?}", geometry.format).into(),
+        weight_format: "any".into(),
+        instruction_set: "any".into(),
+    };
     Hello {
         instance: instance.into(),
         incarnation: Incarnation(incarnation),
-        protocol_major: 1,
-        protocol_minor: 0,
-        model_fingerprint: FINGERPRINT,
-        tokenizer_digest: 1,
-        kv_shape: KvShape {
-            num_layers: geometry.layers.num_layers(),
-            num_kv_heads: geometry.num_kv_heads,
-            head_dim: geometry.head_dim,
-            num_ranks: 1,
-            window_digest: geometry.layers.window_digest(),
-        },
-        kv_format: format!("{:?}", geometry.format).into(),
-        page_size: geometry.page_size,
-        element_order: format!("{:?}", geometry.order).into(),
-        weight_format: "any".into(),
-        instruction_set: "any".into(),
+        ..facts.hello(geometry)
     }
 }
 
