@@ -2,10 +2,10 @@
 //!
 //! The decode node pulls. Its [`KvReceiver`] asks a prefill node's [`KvSender`] for the rows of a
 //! session, perhaps before the sender has heard of it, and reads them from its own socket into pages
-//! that were reserved for them. So a load that is cancelled is over at once: nobody else ever writes
-//! to those pages.
+//! that were reserved for them. So a load that is cancelled is over at once: no other node ever
+//! writes to those pages.
 //!
-//! The wire is in `frame.rs`. How rows come from memory to memory is a row path (`row_path.rs`): `tcp`, `shm`, `nixl`.
+//! The wire is in `frame.rs`. A row path (`row_path.rs`) brings rows from memory to memory: `tcp`, `shm`, `nixl`.
 //! Each end reads and writes a connection concurrently, on few threads
 //! ([`TransferThreads`]); many sessions share a connection, chunk by chunk, each within its credit.
 

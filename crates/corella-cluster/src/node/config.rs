@@ -17,7 +17,7 @@ use crate::transport::NixlLibrary;
 pub struct NodeConfig {
     /// At the start.
     pub role: Role,
-    /// Whether the node listens for others whatever its role is, so that proxies may pair it.
+    /// The node listens for others in every role, so that proxies may pair it.
     pub listens: bool,
     pub registry: Option<RegistryUrl>,
     pub listen: SocketAddr,
@@ -35,7 +35,7 @@ pub struct NodeConfig {
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
-    /// Whether a prefill node decodes requests that every decode node refuses.
+    /// A prefill node decodes requests that every decode node refuses.
     pub falls_back: bool,
     /// Limits the search for a decode node that takes a request.
     pub search_timeout: Duration,
@@ -49,7 +49,7 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Reads what other nodes know this one by, if they are to know it.
+    /// Reads the name and the address by which other nodes know this one, if they are to know it.
     pub fn load_tls(&self) -> Result<Option<ClusterTls>, NodeError> {
         let Some(files) = &self.tls else {
             return Ok(None);

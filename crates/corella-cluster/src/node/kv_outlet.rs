@@ -1,4 +1,4 @@
-//! Where other nodes get this one's KV rows.
+//! The outlet from which other nodes load this one's KV rows.
 
 use std::sync::Arc;
 use std::time::Duration;

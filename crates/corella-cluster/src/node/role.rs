@@ -1,4 +1,4 @@
-//! A role that runs: what it takes to start one, and to end it.
+//! A role that runs, from its start to its end.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
 use crate::session::{DecodeNode, NodeListener, PrefillNode, RegistryPeers, serve_sessions};
 use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, TransferThreads};
 
-/// How long a registry has to take this node off its list when it leaves.
+/// Time for a registry to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub enum RunningRole {
@@ -120,7 +120,7 @@ impl RunningRole {
         }
     }
 
-    /// Leaves the port to another role. What is connected stays so.
+    /// Leaves the port to another role. Open connections stay.
     pub fn stop_listening(&self) {
         if let Some(outlet) = self.outlet() {
             outlet.sender.stop_listening();
@@ -300,7 +300,7 @@ impl Node {
         )
     }
 
-    /// Where others reach this node, and what it tells them of itself.
+    /// The address at which others reach this node, and its greeting to them.
     fn identity(&self, role: Role, listener: &NodePort) -> (String, Hello) {
         let reachable = format!("{}:{}", self.config.host(), listener.address.port());
         let instance = { self.config.node_id.clone() }

@@ -1,4 +1,4 @@
-//! What one transfer was.
+//! The account of one transfer.
 
 use std::time::{Duration, Instant};
 

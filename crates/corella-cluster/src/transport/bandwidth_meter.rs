@@ -1,4 +1,4 @@
-//! How fast a peer takes what is sent to it.
+//! The bandwidth at which a peer takes the bytes that are sent to it.
 
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ impl BandwidthMeter {
         self.busy_since = (!is_idle).then_some(now);
     }
 
-    /// What will never be acknowledged, because the connection or the load is gone.
+    /// These bytes will never be acknowledged, because the connection or the load is gone.
     pub fn handle_lost(&mut self, num_bytes: u64) {
         self.num_unacknowledged = self.num_unacknowledged.saturating_sub(num_bytes);
         if self.num_unacknowledged == 0 {

@@ -23,7 +23,7 @@ pub struct ChunkWriter {
     /// For pages in their canonical form, and for places.
     copy: Vec<u8>,
     hasher: Checksum,
-    /// Whether the receiver reads native pages from this node's memory.
+    /// The receiver reads native pages from this node's memory.
     sends_places: bool,
     /// A peer that takes nothing for so long is given up.
     stall_timeout: Duration,
@@ -138,7 +138,7 @@ impl ChunkWriter {
                 let of_page = |&page| outgoing.pages.native_parts(layer, page);
                 for part in pages.iter().flat_map(of_page) {
                     parts.push(part);
-                    // SAFETY: nobody writes to the pages while the gate is open.
+                    // SAFETY: the pages are not written to while the gate is open.
                     hasher.update(unsafe { part.as_ref() });
                 }
             }
@@ -153,11 +153,11 @@ impl ChunkWriter {
         }
     }
 
-    /// Sends what is in `parts`. If the gate closes, it stops before the last `num_own` bytes,
+    /// Sends the bytes of `parts`. If the gate closes, it stops before the last `num_own` bytes,
     /// which are the caller's own, and returns how many bytes before those were not sent.
     ///
     /// # Safety
-    /// Nobody writes to the parts before this has returned, or while the gate is open.
+    /// The parts are not written to before this has returned, or while the gate is open.
     async unsafe fn send(
         &mut self,
         socket: &Socket,

@@ -13,13 +13,13 @@ use super::frame_queue::FrameQueue;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionId(pub u64);
 
-/// What the connection's writer has to do. It outlives the connection, and is closed then.
+/// The tasks of a connection's writer. The queue outlives the connection, and is closed then.
 pub struct ConnectionQueue {
     pub id: ConnectionId,
     pub frames: FrameQueue,
     max_loads: usize,
     loads: Mutex<Loads>,
-    /// How fast the other end takes rows. Receivers measure nothing.
+    /// Measures the bandwidth at which the other end takes rows. Receivers measure nothing.
     meter: Arc<Mutex<BandwidthMeter>>,
 }
 

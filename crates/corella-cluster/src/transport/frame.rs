@@ -40,7 +40,7 @@ pub enum Frame {
     Path(PathFrame),
 }
 
-/// Where both ends have several row paths, they agree on one by their greetings.
+/// The offer of a row path, or the answer to it. Nodes with several paths in common agree on one by their greetings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathFrame {
     pub name: PathName,
@@ -68,7 +68,7 @@ pub struct LoadFrame {
     pub num_rows: u32,
     /// Bytes that may be sent before any `Credit`.
     pub credit_bytes: u32,
-    /// How long to wait for a session that the sender has not heard of.
+    /// Time to wait for a session that the sender has not heard of.
     pub wait_ms: u32,
 }
 
@@ -133,7 +133,7 @@ impl fmt::Display for Refusal {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trailer {
-    /// What XXH3-64 makes of the payload.
+    /// The XXH3-64 hash of the payload.
     Whole { checksum: u64 },
     /// The session ended while its pages were sent: the payload is worth nothing.
     Withdrawn,
@@ -306,7 +306,7 @@ impl Trailer {
     }
 }
 
-/// Fields one behind the other. What is not written stays 0.
+/// Fields one behind the other. Bytes that are not written stay 0.
 pub struct FieldWriter<'a> {
     rest: &'a mut [u8],
 }

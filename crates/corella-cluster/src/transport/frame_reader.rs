@@ -63,7 +63,7 @@ impl FrameReader {
     /// nowhere.
     ///
     /// # Safety
-    /// Nobody else uses the parts' memory before this has returned, or while the gate is open.
+    /// The parts' memory has no other user before this has returned, or while the gate is open.
     pub async unsafe fn read_payload(
         &mut self,
         socket: &Socket,

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 /// A copy is made inside the gate, in pieces that take microseconds. When `close` has returned, no
-/// copy runs and none will: the pages may be given to somebody else.
+/// copy runs and none will: the pages may be given to another request.
 pub struct Gate {
     is_open: Mutex<bool>,
 }
@@ -25,7 +25,7 @@ impl Gate {
         *self.is_open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether this call closed it.
+    /// Closes the gate. Returns true if it was open.
     pub fn close(&self) -> bool {
         let mut is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut is_open, false)

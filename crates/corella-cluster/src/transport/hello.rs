@@ -1,4 +1,4 @@
-//! What two nodes tell each other before any rows, and whether they can exchange them.
+//! The greetings by which two nodes find out that they can exchange rows.
 
 use std::fmt;
 

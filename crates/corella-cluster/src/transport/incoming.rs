@@ -29,7 +29,7 @@ pub enum LoadStatus {
     Done {
         num_rows: u32,
     },
-    /// Nothing more will be written to the pages, and what is in them is worth nothing.
+    /// Nothing more will be written to the pages, and their rows are worth nothing.
     Failed(LoadFailure),
 }
 
@@ -187,7 +187,7 @@ impl Incoming {
             credit_bytes,
             wait_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
         }));
-        // It may have been cancelled meanwhile, when nobody knew of the connection.
+        // It may have been cancelled meanwhile, when its owner did not know of the connection.
         if !self.gate.is_open() {
             connection.remove_load(self.load_id);
             connection.send(&Frame::Cancel {
@@ -196,7 +196,7 @@ impl Incoming {
         }
     }
 
-    /// Checks that a run is what comes next in its layer, and takes its bytes from the credit. The
+    /// Checks that a run is the next one of its layer, and takes its bytes from the credit. The
     /// error says what is wrong with it.
     pub fn check(&self, run: &PageRun, num_bytes: usize) -> Result<(), &'static str> {
         let mut state = self.state();
@@ -235,7 +235,7 @@ impl Incoming {
         &self.request.tables[self.pages.geometry().layers.place(layer).group]
     }
 
-    /// Where the rows of a run in native form belong.
+    /// The memory to which the rows of a run in native form belong.
     pub fn native_parts_of(&self, run: &PageRun) -> impl Iterator<Item = NonNull<[u8]>> {
         let layer = self.layer_in_page(run.layer);
         let of_page = move |&page: &PageId| self.pages.native_parts(layer, page);

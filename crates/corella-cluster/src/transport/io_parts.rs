@@ -17,7 +17,7 @@ pub struct IoParts {
     num_bytes: usize,
 }
 
-// SAFETY: addresses and lengths; whoever follows them gives a reason there.
+// SAFETY: addresses and lengths; code that follows them gives a reason there.
 unsafe impl Send for IoParts {}
 // SAFETY: as above.
 unsafe impl Sync for IoParts {}
@@ -57,7 +57,7 @@ impl IoParts {
         self.num_bytes
     }
 
-    /// The next pieces, as many as one call takes.
+    /// The next pieces, up to the number that one call takes.
     pub fn for_call(&self) -> &[iovec] {
         let rest = &self.parts[self.first..];
         &rest[..rest.len().min(MAX_PARTS_PER_CALL)]
@@ -82,7 +82,7 @@ impl IoParts {
     /// Copies to the pieces, which are then done.
     ///
     /// # Safety
-    /// Nobody else uses the pieces' memory meanwhile, and they have no more bytes than these.
+    /// The pieces' memory has no other user meanwhile, and they have no more bytes than these.
     pub unsafe fn fill(&mut self, mut bytes: &[u8]) {
         self.advance(self.num_bytes, |mut part| {
             let (from, rest) = bytes.split_at(part.len());

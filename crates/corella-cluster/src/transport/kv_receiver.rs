@@ -100,8 +100,8 @@ impl KvReceiver {
     /// Begins to load.
     ///
     /// # Safety
-    /// The pages from `first_row` on are reserved for the load: nobody else reads or writes them
-    /// before it is over, which is when `LoadHandle::status` says so or `LoadHandle::cancel` has
+    /// The pages from `first_row` on are reserved for the load: no other code reads or writes
+    /// them before it is over, which is when `LoadHandle::status` says so or `LoadHandle::cancel` has
     /// returned.
     pub unsafe fn load(&self, request: LoadRequest) -> Result<LoadHandle, LoadRejection> {
         let geometry = self.pages.geometry();
@@ -167,7 +167,7 @@ impl KvReceiver {
 }
 
 impl Drop for KvReceiver {
-    /// All loads are over, and nobody writes to their pages.
+    /// All loads are over, and nothing writes to their pages.
     fn drop(&mut self) {
         let loads: Vec<_> = self.state.loads().values().cloned().collect();
         for load in loads {

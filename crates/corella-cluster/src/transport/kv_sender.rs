@@ -30,7 +30,7 @@ use super::sender_state::{SenderState, lock};
 use super::socket::Socket;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
-/// How long a new connection may take to say who it is.
+/// Time for the other end of a new connection to send its greeting.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why a session was not stored. Its pages are the caller's.
@@ -59,12 +59,12 @@ pub struct SenderStats {
     pub num_stored: usize,
     pub num_waiting_loads: usize,
     pub num_tombstones: usize,
-    /// Since the start: connections that were refused or ended for what the peer sent.
+    /// Since the start: connections that were refused or ended because of bytes from the peer.
     pub num_refused_connections: u64,
     pub num_bytes_sent: u64,
 }
 
-/// Listens for receivers and sends them what is stored for them. All calls return at once.
+/// Listens for receivers and sends them the rows that are stored for them. All calls return at once.
 pub struct KvSender {
     pub(super) state: Arc<SenderState>,
     pages: Arc<dyn KvPages>,
@@ -200,12 +200,12 @@ impl KvSender {
             .is_some_and(|outgoing| outgoing.finish())
     }
 
-    /// The rows will not come. When this has returned nobody reads the pages.
+    /// The rows will not come. When this has returned, nothing reads the pages.
     pub fn fail(&self, key: &SessionKey) {
         self.end(key, OfferEnd::Failed);
     }
 
-    /// The session is over, whether it was loaded or not. When this has returned nobody reads the
+    /// The session is over, whether it was loaded or not. When this has returned, nothing reads the
     /// pages.
     pub fn delete(&self, key: &SessionKey) {
         self.end(key, OfferEnd::Deleted);
@@ -218,19 +218,19 @@ impl KvSender {
         }
     }
 
-    /// What has been sent of a session that is stored.
+    /// The account of a stored session's transfer so far.
     pub fn account(&self, key: &SessionKey) -> Option<TransferAccount> {
         self.state.stored(key).map(|outgoing| outgoing.account())
     }
 
     /// The receiver has said in another place that it has all rows, perhaps before it says so here.
-    /// What the transfer was.
+    /// Returns the account of the transfer.
     pub fn handle_loaded(&self, key: &SessionKey) -> Option<TransferAccount> {
         let outgoing = self.state.stored(key)?;
         Some(outgoing.handle_loaded(Instant::now()))
     }
 
-    /// How fast this incarnation of a decode node takes what is sent to it, as far as is known.
+    /// The bandwidth at which this incarnation of a decode node takes rows, once it is measured.
     pub fn bandwidth_bytes_per_s(&self, decode_incarnation: u64) -> Option<f64> {
         let meter = self.state.meters().get(&decode_incarnation)?.clone();
         lock(&meter).bytes_per_s()

@@ -1,4 +1,4 @@
-//! Where a sender waits for receivers.
+//! The listener by which a sender waits for receivers.
 
 use std::io;
 use std::net::{TcpListener as StdTcpListener, TcpStream as StdTcpStream};
@@ -62,7 +62,7 @@ pub enum Accepted {
 }
 
 impl Accepted {
-    /// Makes it the current thread's, inside a runtime; with who is at its other end.
+    /// Makes it the current thread's, inside a runtime. Returns it with a name of its other end.
     pub fn attach(self) -> io::Result<(Socket, String)> {
         match self {
             Self::Tcp(stream) => {

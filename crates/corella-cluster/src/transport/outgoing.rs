@@ -14,10 +14,10 @@ use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::{Frame, LoadFrame, PageRun, Refusal};
 use super::gate::Gate;
 
-/// What has become of a stored session. When it is over its owner has ended it.
+/// The state of a stored session. `Over` means that its owner has ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendStatus {
-    /// Nobody has asked for the rows.
+    /// No receiver has asked for the rows.
     Stored,
     Sending,
     /// All rows went out.
@@ -78,7 +78,7 @@ pub fn first_row_sent(group: KvGroup, page_size: u32, rows: Range<u32>) -> u32 {
     first_page.max(rows.start / page_size) * page_size
 }
 
-/// What a connection's writer does next for a session.
+/// The next task of a connection's writer for a session.
 pub enum Next {
     /// The pages are in the caller's vector.
     Data(PageRun),
@@ -160,7 +160,7 @@ impl Outgoing {
         is_whole
     }
 
-    /// Takes the pages back: when this has returned nobody reads them. Tells a receiver why, if
+    /// Takes the pages back: when this has returned, nothing reads them. Tells a receiver why, if
     /// there is one.
     pub fn end(&self, reason: Refusal) {
         self.gate.close();
@@ -213,7 +213,7 @@ impl Outgoing {
             older.refuse(Refusal::Superseded);
         }
         self.set_status(SendStatus::Sending);
-        // It may have ended meanwhile, when nobody knew of the connection.
+        // It may have ended meanwhile, when its owner did not know of the connection.
         if !self.gate.is_open() {
             self.end(Refusal::Gone);
         }
@@ -271,7 +271,7 @@ impl Outgoing {
         });
     }
 
-    /// What to send now: at most `max_bytes`, or one page.
+    /// The rows to send now: at most `max_bytes`, or one page.
     pub fn next(
         &self,
         connection: ConnectionId,
@@ -294,7 +294,7 @@ impl Outgoing {
         let Some(feed) = feed else {
             return Next::Nothing;
         };
-        // A page is sent when nobody will write to it any more: full, or the last.
+        // A page is sent when no more rows will be written to it: full, or the last.
         let sendable =
             |layer: usize| match num_readable[geometry.layers.place(layer as u32).in_page] {
                 num_rows if num_rows == self.num_rows => num_rows,

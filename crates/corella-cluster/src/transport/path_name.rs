@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What an offer or its answer says besides the path's name.
+/// Content of an offer or of its answer, besides the path's name.
 pub type PathData = [u8; 32];
 
 /// A row path's name in frames and logs: ASCII, filled up with zeroes.

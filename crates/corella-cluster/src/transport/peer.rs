@@ -30,7 +30,7 @@ pub struct Peer {
     first_index: usize,
     slots: Box<[Slot]>,
     next_slot: AtomicUsize,
-    /// What the log says of its row path, once for all connections.
+    /// The row path that the log has named, once for all connections.
     told: Mutex<String>,
 }
 
@@ -44,12 +44,12 @@ struct Slot {
 #[derive(Default)]
 struct Attempt {
     connection: Option<Arc<ReceiverConnection>>,
-    /// Why the last attempt failed, and when: whoever waited for it need not try again.
+    /// Time and cause of the last attempt's failure: loads that waited for it need not try again.
     failure: Option<(Instant, LoadFailure)>,
 }
 
 impl Drop for Peer {
-    /// No load is left: what is open is of no more use.
+    /// No load is left, so that open connections are of no more use.
     fn drop(&mut self) {
         for slot in &mut self.slots {
             if let Some(connection) = &slot.connection.get_mut().connection {
@@ -157,7 +157,7 @@ impl SlotGuard {
         }
     }
 
-    /// Connects if nobody has, with few attempts.
+    /// Connects, unless another load has, with few attempts.
     pub async fn connection(
         &self,
         receiver: &Arc<ReceiverState>,
@@ -227,7 +227,7 @@ impl SlotGuard {
         Err(LoadFailure::Unreachable(format!("{address}: {reason}")))
     }
 
-    /// What reads the sender's memory, if both ends have a path for that and it works between them.
+    /// The reader of the sender's memory, if both ends have a path for that and it works between them.
     async fn meet(
         &self,
         socket: &Socket,
@@ -241,7 +241,7 @@ impl SlotGuard {
             return Ok(None);
         };
         let met = answer(socket, path, hello.incarnation, config.connect_timeout).await?;
-        // What this node would use if nothing of the sender were in the way.
+        // The path that this node would use if nothing of the sender were in the way.
         let form = PageForm::Native;
         let wanted = agreed(&config.paths, PathSet::ALL, Link { is_local, form });
         // Inside a host the address says how rows come.

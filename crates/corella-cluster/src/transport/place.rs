@@ -60,7 +60,7 @@ impl Word {
         data
     }
 
-    /// Where a sender's word is, and which bytes are there.
+    /// The place of a sender's word, and the bytes there.
     pub fn decode(data: &PathData) -> (Place, [u8; size_of::<u64>()]) {
         let [address, content] =
             [0, 8].map(|at| u64::from_le_bytes(data[at..at + 8].try_into().expect("8 bytes")));

@@ -13,8 +13,8 @@ pub struct PlainPages {
     memory: NonNull<[u8]>,
 }
 
-// SAFETY: memory that this owns; who reads and writes it when is promised by the callers of the
-// unsafe functions.
+// SAFETY: memory that this owns; callers of the unsafe functions promise that no write meets another
+// access.
 unsafe impl Send for PlainPages {}
 // SAFETY: as above.
 unsafe impl Sync for PlainPages {}
@@ -28,8 +28,8 @@ impl PlainPages {
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
             handle_alloc_error(layout);
         };
-        // As executors have them. Where there are none, nothing is lost.
-        // SAFETY: memory that is nobody else's.
+        // As executors have them. Without huge pages, nothing is lost.
+        // SAFETY: memory that has no other owner.
         unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
         // SAFETY: as above.
         unsafe { start.write_bytes(0, layout.size()) };
@@ -48,14 +48,14 @@ impl PlainPages {
     }
 
     /// # Safety
-    /// Nobody writes to the page within this layer meanwhile.
+    /// The page is not written to within this layer meanwhile.
     pub unsafe fn bytes(&self, layer: u32, page: PageId) -> Vec<u8> {
         // SAFETY: the caller's promise.
         unsafe { self.part(layer, page).as_ref() }.to_vec()
     }
 
     /// # Safety
-    /// Nobody else uses the page within this layer meanwhile.
+    /// The page has no other user within this layer meanwhile.
     pub unsafe fn fill(&self, layer: u32, page: PageId, mut byte: impl FnMut(usize) -> u8) {
         // SAFETY: the caller's promise.
         let bytes = unsafe { self.part(layer, page).as_mut() };
@@ -74,7 +74,7 @@ fn layout(num_bytes: usize) -> Layout {
 
 impl Drop for PlainPages {
     fn drop(&mut self) {
-        // SAFETY: what `new` has allocated, and nobody has a reference to this any more.
+        // SAFETY: `new` has allocated it, and no reference to this is left.
         unsafe { dealloc(self.memory.cast().as_ptr(), layout(self.memory.len())) };
     }
 }

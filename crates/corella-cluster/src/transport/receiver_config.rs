@@ -14,7 +14,7 @@ pub struct ReceiverConfig {
     pub connections_per_peer: usize,
     pub max_loads: usize,
     pub max_peers: usize,
-    /// What a sender may send of one load before it hears that it has come.
+    /// Bytes of one load that a sender may send before it hears that they have come.
     pub window_bytes: u32,
     /// For one attempt, greeting included: the other end answers at once, but may wait for a core.
     pub connect_timeout: Duration,

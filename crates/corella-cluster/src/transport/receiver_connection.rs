@@ -24,7 +24,7 @@ use super::row_path::{RowReader, Target};
 use super::socket::Socket;
 use super::tcp::TcpReader;
 
-/// A sender that does not read what it is told for so long, or whose memory cannot be read for so long, is
+/// A sender that reads no messages for so long, or whose memory cannot be read for so long, is
 /// given up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -105,7 +105,7 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// What reads the pages in a sender's memory, where they do not follow their frames.
+/// Reads pages in a sender's memory that do not follow their frames.
 pub struct SenderMemory {
     pub path: PathName,
     pub reader: Box<dyn RowReader>,

@@ -1,4 +1,4 @@
-//! How rows come from a sender's pages to a receiver's.
+//! Paths of rows from a sender's pages to a receiver's.
 
 use std::fmt;
 use std::io;
@@ -22,10 +22,10 @@ pub trait RowPath: fmt::Debug + Send + Sync {
     /// The path's name in the greeting.
     fn name(&self) -> PathName;
 
-    /// Whether nodes that both have the path try it on a connection of this kind.
+    /// True if nodes that both have the path try it on a connection of this kind.
     fn suits(&self, link: Link) -> bool;
 
-    /// Whether the greetings settle the path, so that no offer is made.
+    /// True if the greetings settle the path, so that no offer is made.
     fn is_agreed_by_greeting(&self) -> bool {
         false
     }
@@ -48,14 +48,14 @@ pub trait RowPath: fmt::Debug + Send + Sync {
 
 /// Reads a sender's pages on behalf of one connection.
 pub trait RowReader: Send {
-    /// Sets what is read next. Returns false unless the places have `num_bytes` in all.
+    /// Sets the places of the next read. Returns false unless they have `num_bytes` in all.
     fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool;
 
     /// Copies from the places, and returns whether the bytes were read and have the checksum; `None` if the gate was
     /// closed. An error ends the connection. The future's allocation is one for each chunk.
     ///
     /// # Safety
-    /// While the gate is open nobody else uses the memory of `to`, which is as large as the places.
+    /// While the gate is open, the memory of `to` has no other user. It is as large as the places.
     unsafe fn read<'a>(&'a mut self, to: Target<'a>) -> BoxFuture<'a, io::Result<Option<bool>>>;
 }
 
@@ -64,7 +64,7 @@ pub trait RowReader: Send {
 pub struct Link {
     /// Both ends are on one host.
     pub is_local: bool,
-    /// How pages travel.
+    /// The form in which pages travel.
     pub form: PageForm,
 }
 

@@ -17,14 +17,14 @@ use super::sender_state::SenderState;
 use super::socket::Socket;
 use super::store_table::Lookup;
 
-/// What is stored for anybody is stored about when others hear of it.
+/// The wait of a load for a prompt that is kept for any node: others hear of it at about the time when it is stored.
 const ANYBODY_WAIT: Duration = Duration::from_secs(1);
 
 pub struct SenderConnection {
     queue: Arc<ConnectionQueue>,
     socket: Socket,
     form: PageForm,
-    /// Whether the receiver reads native pages from this node's memory.
+    /// The receiver reads native pages from this node's memory.
     sends_places: bool,
     peer_incarnation: u64,
 }
@@ -69,7 +69,7 @@ impl SenderConnection {
         }
     }
 
-    /// Everybody who was served here is told, so that nothing waits for a connection that is gone.
+    /// Every session that was served here is told, so that nothing waits for a connection that is gone.
     fn close(&self, sender: &SenderState) {
         self.socket.shut_down();
         for (load_id, key) in self.queue.close() {

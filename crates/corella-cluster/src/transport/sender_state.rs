@@ -1,4 +1,4 @@
-//! What all connections of a sender share: the sessions that are stored, and the bandwidth.
+//! State that all connections of a sender share: the sessions that are stored, and the bandwidth.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +84,7 @@ impl SenderState {
         self.offers.iter().find(|(path, _)| path.name() == name)
     }
 
-    /// How long to wait before so many bytes may be sent.
+    /// Takes so many bytes from the limit, and returns the time to wait before they may be sent.
     pub fn take_bandwidth(&self, num_bytes: usize) -> Duration {
         self.num_bytes_sent
             .fetch_add(num_bytes as u64, Ordering::Relaxed);

@@ -16,7 +16,7 @@ use super::tls_socket::TlsSocket;
 use crate::registry::host_and_port;
 use crate::tls::ClusterTls;
 
-/// Where a node's sender listens.
+/// The address at which a node's sender listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PeerAddress {
     Tcp(SocketAddr),
@@ -34,7 +34,7 @@ impl From<SocketAddr> for PeerAddress {
 }
 
 impl PeerAddress {
-    /// What the certificate of a node that is reached by this address must name.
+    /// The host that the certificate of a node at this address must name.
     pub(super) fn host(&self) -> String {
         match self {
             Self::Tcp(address) => address.ip().to_string(),
@@ -83,7 +83,7 @@ pub enum Socket {
 impl Socket {
     /// Over the network with TLS if there is some; the certificate at the other end must name the
     /// address's host. Inside the host the process that listens must have this one's user, because
-    /// anybody may take a name there.
+    /// any process may take a name there.
     pub async fn connect(address: &PeerAddress, tls: Option<&ClusterTls>) -> io::Result<Self> {
         let stream = match address {
             PeerAddress::Tcp(address) => TcpStream::connect(address).await?,
@@ -102,7 +102,7 @@ impl Socket {
         }
     }
 
-    /// What has been accepted, with TLS, or from a process of this one's user inside the host.
+    /// Secures an accepted connection: by TLS or, inside the host, by the user of the other process.
     pub async fn secured(self, tls: Option<&ClusterTls>) -> io::Result<Self> {
         match (self, tls) {
             (Self::Tcp(stream), Some(tls)) => Ok(Self::tls(tls.accept(stream).await?)),
@@ -112,7 +112,7 @@ impl Socket {
     }
 
     /// Refuses a connection inside the host with a process of another user: sockets with names have no
-    /// permissions, and the kernel tells who is at the other end.
+    /// permissions, and the kernel tells the user at the other end.
     fn of_own_user(self) -> io::Result<Self> {
         match self.has_own_user() {
             true => Ok(self),
@@ -146,7 +146,7 @@ impl Socket {
         }
     }
 
-    /// Whether the process at the other end of a connection inside the host has this one's user.
+    /// True if the process at the other end of a connection inside the host has this one's user.
     fn has_own_user(&self) -> bool {
         match self {
             Self::Tcp(_) | Self::Tls(_) => false,
@@ -174,7 +174,7 @@ impl Socket {
         }
     }
 
-    /// How many bytes came. At the end of the stream an error.
+    /// Returns the number of bytes that came. At the end of the stream an error.
     pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
         let num_bytes = match self {
             Self::Tcp(stream) => stream.try_read(out)?,
@@ -200,7 +200,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Whether the other end is known to send nothing more, for whoever does not read meanwhile.
+    /// True if the other end is known to send nothing more, for callers that do not read meanwhile.
     pub async fn has_ended(&self) -> bool {
         let ready = async {
             match self {
@@ -236,10 +236,10 @@ impl Socket {
         }
     }
 
-    /// Receives into the next pieces; how many bytes came. At the end of the stream an error.
+    /// Receives into the next pieces, and returns the number of bytes. At the end of the stream an error.
     ///
     /// # Safety
-    /// Nobody else uses the pieces' memory meanwhile.
+    /// The pieces' memory has no other user meanwhile.
     pub unsafe fn try_receive(&self, parts: &IoParts) -> io::Result<usize> {
         let num_bytes = match self {
             // SAFETY: the caller's promise.
@@ -257,11 +257,11 @@ impl Socket {
         }
     }
 
-    /// Sends from the next pieces; how many bytes went, some of them perhaps only when
+    /// Sends from the next pieces, and returns the number of bytes, some of them sent perhaps only when
     /// [`try_flush`](Self::try_flush) says so.
     ///
     /// # Safety
-    /// Nobody writes to the pieces' memory meanwhile.
+    /// The pieces' memory is not written to meanwhile.
     pub unsafe fn try_send(&self, parts: &IoParts) -> io::Result<usize> {
         match self {
             // SAFETY: the caller's promise.
@@ -275,7 +275,7 @@ impl Socket {
         }
     }
 
-    /// Whether all that was sent is out; `WouldBlock` while it is not.
+    /// Succeeds when all that was sent is out; `WouldBlock` while it is not.
     pub fn try_flush(&self) -> io::Result<()> {
         match self {
             Self::Tls(socket) => socket.try_flush(),
@@ -283,7 +283,7 @@ impl Socket {
         }
     }
 
-    /// Ends what both sides' tasks are waiting for.
+    /// Ends the waits of both sides' tasks.
     pub fn shut_down(&self) {
         let fd = match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
@@ -303,7 +303,7 @@ fn receive(fd: RawFd, parts: &IoParts) -> io::Result<usize> {
 
 fn send(fd: RawFd, parts: &IoParts) -> io::Result<usize> {
     let message = message_of(parts.for_call());
-    // SAFETY: the message names pieces that nobody writes to.
+    // SAFETY: the message names pieces that are not written to.
     checked(unsafe { libc::sendmsg(fd, &message, MSG_NOSIGNAL) })
 }
 

@@ -13,7 +13,7 @@ use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
 use super::sender_config::SenderConfig;
 
-/// What a sender has on offer. Bounded in each of its parts.
+/// The offers of a sender and the loads that wait for one. Bounded in each of its parts.
 pub struct StoreTable {
     store: CacheStore<Arc<Outgoing>, WaitingLoad>,
     start: Instant,
@@ -38,11 +38,11 @@ impl WaitingLoad {
     }
 }
 
-/// What comes of a load.
+/// The outcome of a load.
 pub enum Lookup {
     Stored(Arc<Outgoing>),
     Refused(Refusal),
-    /// It waits; whoever watches the deadlines should look again.
+    /// It waits; the task that watches the deadlines should look again.
     Waits,
 }
 
@@ -64,7 +64,7 @@ impl StoreTable {
         self.store.get(*key)
     }
 
-    /// The error says why a session cannot be stored. What waits for it is served.
+    /// Stores a session and serves the load that waits for it. The error says why it cannot be stored.
     pub fn insert(&mut self, outgoing: Arc<Outgoing>, now: Instant) -> Result<(), Refusal> {
         let now_us = self.time_us(now);
         let stored = self.store.store(outgoing.key, outgoing.clone(), now_us);

@@ -44,7 +44,7 @@ impl TlsSocket {
         self.stream.as_raw_fd()
     }
 
-    /// Bytes that have come may have been deciphered before anybody asked for them.
+    /// Bytes that have come may have been deciphered before a caller asked for them.
     pub async fn readable(&self) -> io::Result<()> {
         if process(&mut self.session())? > 0 {
             return Ok(());
@@ -72,7 +72,7 @@ impl TlsSocket {
     }
 
     /// # Safety
-    /// Nobody else uses the pieces' memory meanwhile.
+    /// The pieces' memory has no other user meanwhile.
     pub unsafe fn try_receive(&self, parts: &[iovec]) -> io::Result<usize> {
         let mut num_bytes = 0;
         for part in parts {
@@ -86,7 +86,7 @@ impl TlsSocket {
                         filled += len;
                         num_bytes += len;
                     }
-                    // What is wrong shows again with the next call.
+                    // The error shows again with the next call.
                     Err(_) if num_bytes > 0 => return Ok(num_bytes),
                     Err(error) => return Err(error),
                 }
@@ -104,16 +104,16 @@ impl TlsSocket {
         unsafe { self.try_send(&[part]) }
     }
 
-    /// Takes bytes over, of which some may stay here until [`try_flush`](Self::try_flush).
+    /// Takes bytes over. Some may stay here until [`try_flush`](Self::try_flush).
     ///
     /// # Safety
-    /// Nobody writes to the pieces' memory meanwhile.
+    /// The pieces' memory is not written to meanwhile.
     pub unsafe fn try_send(&self, parts: &[iovec]) -> io::Result<usize> {
         let session = &mut *self.session();
         self.flush(session)?;
         let mut num_bytes = 0;
         for part in parts {
-            // SAFETY: the caller's piece, which nobody writes to.
+            // SAFETY: the caller's piece, which is not written to.
             let bytes = unsafe { std::slice::from_raw_parts(part.iov_base.cast(), part.iov_len) };
             let taken = session.writer().write(bytes)?;
             num_bytes += taken;
@@ -127,7 +127,7 @@ impl TlsSocket {
         }
     }
 
-    /// Sends what was taken over; `WouldBlock` while some of it is left.
+    /// Sends the bytes that were taken over; `WouldBlock` while some of them are left.
     pub fn try_flush(&self) -> io::Result<()> {
         self.flush(&mut self.session())
     }
@@ -140,7 +140,7 @@ impl TlsSocket {
     }
 }
 
-/// How many bytes can be read after what has come was deciphered.
+/// Deciphers the bytes that have come, and returns the number that can be read.
 fn process(session: &mut Connection) -> io::Result<usize> {
     let state = session.process_new_packets();
     let state = state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;

@@ -18,7 +18,7 @@ use crate::transport::place::Word;
 /// Chooses among the networks of the machine by itself; `UCX_TLS` and others are the operator's.
 const BACKEND: &CStr = c"UCX";
 /// NIXL's thread sleeps until something happens, and looks by itself after this time, because some of
-/// its networks wake nobody. 0 would have it never sleep.
+/// its networks wake no thread. 0 would have it never sleep.
 const PROGRESS_DELAY_US: u64 = 10_000;
 /// Part of the word that a receiver reads as a test.
 const WORD: u64 = 0x3c6e_f372_fe94_f82b;
@@ -33,7 +33,7 @@ pub struct NixlAgent {
     incarnation: u64,
     peers: Mutex<HashMap<u64, Peer>>,
     num_unfinished: AtomicUsize,
-    /// What others may read: it stays as long as the agent, because a read may come late.
+    /// Pages that others may read. They stay as long as the agent, because a read may come late.
     offered: Mutex<Vec<Arc<dyn KvPages>>>,
     word: Word,
 }
@@ -182,7 +182,7 @@ impl NixlAgent {
         Ok(list)
     }
 
-    /// How peers reach what is registered.
+    /// Metadata by which peers reach the registered memory.
     pub(super) fn metadata(&self) -> Result<Vec<u8>, NixlError> {
         let (mut data, mut num_bytes): (*mut c_void, usize) = (null_mut(), 0);
         // SAFETY: places for an address and a number of bytes, which are the caller's to free.
@@ -259,7 +259,7 @@ impl NixlAgent {
 
 impl Drop for NixlAgent {
     fn drop(&mut self) {
-        // SAFETY: nobody has the agent any more. Its thread ends, so that nothing is read from the
+        // SAFETY: the agent has no other owner. Its thread ends, so that nothing is read from the
         // memory that goes next.
         unsafe { (self.functions.destroy_agent)(self.as_ptr()) };
     }

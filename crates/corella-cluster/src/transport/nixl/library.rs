@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const LIBRARY_VARIABLE: &str = "CORELLA_NIXL_LIBRARY";
 const LIBRARY: &str = "libnixl_capi.so";
 
-/// Whether the process has loaded the library.
+/// Set once the process has loaded the library.
 static IS_LOADED: AtomicBool = AtomicBool::new(false);
 
 /// Ends the process as [`std::process::exit`] does, but where NIXL is loaded without the exit handlers of
 /// libraries: those of UCX free what threads that still close their connections are using.
 pub fn exit(code: i32) -> ! {
     if IS_LOADED.load(Ordering::Relaxed) {
-        // Nobody is left to tell.
+        // An error has no reader left.
         let _ = std::io::stdout().flush();
         // SAFETY: it ends the process at once.
         unsafe { libc::_exit(code) };
@@ -50,8 +50,8 @@ impl NixlLibrary {
         };
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| missing("a path with a zero byte".to_owned()))?;
-        // SAFETY: a name that ends with a zero byte. The library's initialisers run, which is what is
-        // asked for.
+        // SAFETY: a name that ends with a zero byte. The library's initialisers run, which is
+        // intended.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(missing(loader_error()));
@@ -97,9 +97,9 @@ pub enum NixlError {
         path: OsString,
         reason: String,
     },
-    /// What failed, and the status that NIXL gave.
+    /// A call that failed, and NIXL's status.
     Failed(&'static str, c_int),
-    /// What the peer did.
+    /// A fault of the peer.
     Peer(&'static str),
     /// A read did not end in time.
     TimedOut,
@@ -129,7 +129,7 @@ impl fmt::Display for NixlError {
 
 impl std::error::Error for NixlError {}
 
-/// What NIXL makes and only NIXL looks into.
+/// Objects that NIXL makes and only NIXL looks into.
 macro_rules! opaque {
     ($($name:ident),*) => {
         $(#[repr(C)] pub struct $name { _private: [u8; 0] })*
@@ -176,7 +176,7 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// What `find` returns is a function with these arguments, and stays.
+            /// `find` returns a function with these arguments, which stays.
             unsafe fn find(
                 find: impl Fn(&'static CStr) -> Result<*mut c_void, NixlError>,
             ) -> Result<Self, NixlError> {

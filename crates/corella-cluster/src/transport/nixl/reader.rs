@@ -20,7 +20,7 @@ use crate::transport::socket::Socket;
 const FIRST_PAUSE: Duration = Duration::from_micros(10);
 const MAX_BLOCKING_PAUSE: Duration = Duration::from_micros(200);
 const MAX_PAUSE: Duration = Duration::from_millis(4);
-/// For reads that nobody waits for.
+/// The longest pause for a read that was given up.
 const MAX_IDLE_PAUSE: Duration = Duration::from_secs(1);
 
 /// The least that is registered.
@@ -180,7 +180,7 @@ impl<'a> Flight<'a> {
             peer,
             reading: Some(Reading { request, staging }),
         };
-        // SAFETY: a request that nobody has begun. Its memory stays until it is over.
+        // SAFETY: a request that has not begun. Its memory stays until it is over.
         let posted =
             unsafe { (functions.post_xfer_req)(agent.as_ptr(), request.as_ptr(), null_mut()) };
         flight.check(posted)?;
@@ -217,7 +217,7 @@ impl Drop for Flight<'_> {
         };
         let peer = self.peer.clone();
         peer.count_unfinished(true);
-        // Where no runtime is left to wait, the memory is never freed: the read may still write to it.
+        // Without a runtime that could wait, the memory is never freed: the read may still write to it.
         let left = ManuallyDrop::new((reading, peer));
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(end(left));
@@ -225,7 +225,7 @@ impl Drop for Flight<'_> {
     }
 }
 
-/// Waits until a read is over that nobody waits for any more.
+/// Waits until a read that was given up is over.
 async fn end(left: ManuallyDrop<(Reading, NixlPeer)>) {
     let mut pause = MAX_PAUSE;
     let mut status = left.0.status(&left.1);

@@ -9,8 +9,8 @@ use super::library::NixlError;
 
 const ALIGNMENT: usize = 4096;
 
-/// Registered with the agent as long as it lives. Whoever has a request under way keeps it until the
-/// request is over.
+/// Registered with the agent as long as it lives. The owner of a request under way keeps it until
+/// the request is over.
 pub struct Staging {
     agent: Arc<NixlAgent>,
     memory: NonNull<[u8]>,
@@ -30,7 +30,7 @@ impl Staging {
         let start = start.unwrap_or_else(|| std::alloc::handle_alloc_error(layout));
         let memory = NonNull::slice_from_raw_parts(start, layout.size());
         if let Err(error) = agent.register(memory) {
-            // SAFETY: allocated above, and nobody knows of it.
+            // SAFETY: allocated above, and unknown elsewhere.
             unsafe { dealloc(start.as_ptr(), layout) };
             return Err(error);
         }
@@ -48,7 +48,7 @@ impl Staging {
         self.memory.cast::<u8>().as_ptr().addr()
     }
 
-    /// What requests that are over have read.
+    /// Bytes that finished requests have read.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: initialised memory, and no request writes to it while it is not lent.
         unsafe { self.memory.as_ref() }
@@ -60,7 +60,7 @@ impl Drop for Staging {
         // SAFETY: no request uses the memory.
         if unsafe { self.agent.deregister(self.memory) }.is_ok() {
             let layout = layout(self.memory.len());
-            // SAFETY: allocated by `new`, with this layout, and nobody else knows of it now.
+            // SAFETY: allocated by `new`, with this layout, and not used elsewhere any more.
             unsafe { dealloc(self.memory.cast().as_ptr(), layout) };
         }
     }

@@ -27,7 +27,7 @@ pub struct HostMemory {
     places: Vec<iovec>,
 }
 
-// SAFETY: addresses of another process, which nobody here follows.
+// SAFETY: addresses of another process, which this one does not follow.
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {
@@ -41,7 +41,7 @@ impl HostMemory {
     /// Copies from the places to the pieces, until these are full. `visit` sees each piece.
     ///
     /// # Safety
-    /// Nobody else uses the pieces' memory meanwhile.
+    /// The pieces' memory has no other user meanwhile.
     pub unsafe fn copy(
         &mut self,
         to: &mut IoParts,
