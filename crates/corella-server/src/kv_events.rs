@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use corella_engine::Engine;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use tokio::net::TcpListener;
@@ -26,6 +26,8 @@ use tokio::net::TcpListener;
 use config::Endpoint;
 pub use config::KvEventsConfig;
 use hub::Hub;
+
+use crate::metrics::encode;
 
 /// A running publisher. It lasts as long as the engine and the runtime.
 #[derive(Clone, Debug)]
@@ -120,14 +122,10 @@ impl Collector for KvEvents {
             ),
         ];
         for (name, help, value) in gauges {
-            let metric = ConstGauge::new(value as i64);
-            let metric_type = metric.metric_type();
-            metric.encode(encoder.encode_descriptor(name, help, None, metric_type)?)?;
+            encode(&mut encoder, name, help, &ConstGauge::new(value as i64))?;
         }
         for (name, help, value) in counters {
-            let metric = ConstCounter::new(value);
-            let metric_type = metric.metric_type();
-            metric.encode(encoder.encode_descriptor(name, help, None, metric_type)?)?;
+            encode(&mut encoder, name, help, &ConstCounter::new(value))?;
         }
         Ok(())
     }

@@ -4,11 +4,13 @@ mod adapter_use;
 mod call_timer;
 mod output;
 mod process;
+mod series;
 mod text_format;
 
 pub use self::adapter_use::{AdapterMetrics, AdapterUses};
 pub use self::call_timer::{CallTimer, ChoiceTimes};
 pub use self::output::OutputMetrics;
+pub use self::series::encode;
 pub use self::text_format::{prefers_open_metrics, prometheus_text};
 
 use std::fmt;

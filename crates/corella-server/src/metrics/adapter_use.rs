@@ -6,10 +6,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::series::encode;
 use crate::server_state::unix_now_s;
 
 /// Counts the calls of each adapter. There are at most as many names as adapters and calls.
@@ -86,8 +87,7 @@ impl Collector for AdapterMetrics {
             .set(unix_now_s() as i64);
         let help = "Adapters of calls that wait for their first output, and of those that have one";
         for name in ["corella_lora_requests_info", "vllm:lora_requests_info"] {
-            let metric_type = family.metric_type();
-            family.encode(encoder.encode_descriptor(name, help, None, metric_type)?)?;
+            encode(&mut encoder, name, help, &family)?;
         }
         Ok(())
     }

@@ -4,9 +4,11 @@ use std::fmt;
 use std::fs;
 
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+
+use super::series::encode;
 
 /// Reads them at each scrape. Elsewhere than on Linux there are none.
 #[derive(Debug)]
@@ -69,15 +71,6 @@ impl Collector for ProcessMetrics {
         }
         Ok(())
     }
-}
-
-fn encode(
-    encoder: &mut DescriptorEncoder<'_>,
-    name: &str,
-    help: &str,
-    metric: &impl EncodeMetric,
-) -> fmt::Result {
-    metric.encode(encoder.encode_descriptor(name, help, None, metric.metric_type())?)
 }
 
 /// What the numbers of `/proc/self/stat` are counted in.
