@@ -23,7 +23,7 @@ mod nvrtc;
 mod test_device;
 
 pub use buffer::{DeviceBuffer, PinnedBuffer};
-pub use driver::GpuDevice;
+pub use driver::{GpuDevice, find_gpu};
 #[cfg(feature = "emulated-device")]
 pub use emulated::EmulatedDevice;
 #[cfg(all(test, feature = "emulated-device"))]

@@ -301,6 +301,22 @@ fn lost() -> ExecutorError {
     }
 }
 
+/// The kind of models, in the plural, that a model belongs to and this executor does not compute yet.
+pub fn unsupported(spec: &DecoderSpec) -> Option<&'static str> {
+    let has = |is_so: fn(&LayerSpec) -> bool| spec.layers.iter().any(is_so);
+    if spec.encoder.is_some() {
+        Some("encoders")
+    } else if has(|layer| matches!(layer.feed_forward, FeedForward::Experts(_))) {
+        Some("models with experts")
+    } else if spec.is_recurrent() || has(|layer| layer.attention.has_output_gate) {
+        Some("models with recurrent layers")
+    } else if has(|layer| layer.attention.has_sinks) {
+        Some("models with attention sinks")
+    } else {
+        None
+    }
+}
+
 /// Refuses what this executor cannot compute.
 fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
     let counts = [
@@ -313,26 +329,9 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
     if let Some((name, _)) = counts.iter().find(|(_, count)| *count == 0) {
         return Err(DeviceError(format!("{name} must be at least 1")));
     }
-    if spec.encoder.is_some() {
-        return Err(DeviceError(String::from(
-            "encoders do not run on GPUs yet: use --device cpu",
-        )));
-    }
-    let mut layers = spec.layers.iter();
-    if layers.any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_))) {
-        return Err(DeviceError(String::from(
-            "models with experts do not run on GPUs yet: use --device cpu",
-        )));
-    }
-    let is_gated = |layer: &LayerSpec| layer.attention.has_output_gate;
-    if spec.is_recurrent() || spec.layers.iter().any(is_gated) {
-        return Err(DeviceError(String::from(
-            "models with recurrent layers do not run on GPUs yet: use --device cpu",
-        )));
-    }
-    if spec.layers.iter().any(|layer| layer.attention.has_sinks) {
-        return Err(DeviceError(String::from(
-            "models with attention sinks do not run on GPUs yet: use --device cpu",
+    if let Some(what) = unsupported(spec) {
+        return Err(DeviceError(format!(
+            "{what} do not run on GPUs yet: use --device cpu"
         )));
     }
     if spec.learned_positions && config.max_model_len as usize > spec.max_position {

@@ -18,8 +18,8 @@ pub mod speed;
 mod step;
 mod weights;
 
-pub use device::{Device, DeviceProperties, Element, GpuDevice, SharedDevice};
+pub use device::{Device, DeviceProperties, Element, GpuDevice, SharedDevice, find_gpu};
 #[cfg(feature = "emulated-device")]
 pub use device::{EmulatedDevice, test_device};
-pub use executor::{CudaConfig, CudaExecutor};
+pub use executor::{CudaConfig, CudaExecutor, unsupported};
 pub use factory::{CudaFactory, CudaOptions};

@@ -31,6 +31,13 @@ fn told(name: &CStr) -> i64 {
 #[test]
 fn an_executor_uses_the_driver_as_it_must_and_gives_everything_back() {
     assert_eq!(told(c"stand_in_num_live"), 0);
+    let gpu = corella_cuda::find_gpu()
+        .unwrap()
+        .expect("the stand-in is a GPU");
+    assert_eq!(
+        (gpu.name.as_str(), gpu.total_bytes),
+        ("stand-in 0", 80 << 30)
+    );
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     for name in ["llama-gqa-tied-bf16", "gemma2"] {
         let options = CudaOptions {

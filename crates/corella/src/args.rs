@@ -295,8 +295,8 @@ pub struct PageArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Device")]
 pub struct DeviceArgs {
-    /// Where to compute: auto is the CPU; cuda is an NVIDIA GPU; mock computes nothing and answers with made-up
-    /// tokens, for tests and benchmarks
+    /// Where to compute: auto is an NVIDIA GPU if there is one that computes the model, else the CPU; cuda is the
+    /// GPU; mock computes nothing and answers with made-up tokens, for tests and benchmarks
     #[arg(long, value_enum, default_value_t)]
     pub device: DeviceArg,
     /// With --device cuda: leave large products to cuBLASLt, with which the bits of an answer may

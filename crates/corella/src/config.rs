@@ -465,14 +465,17 @@ fn set_cache(options: &mut LlmOptions, args: &CacheArgs) -> Result<(), Error> {
 fn set_device(options: &mut LlmOptions, args: &DeviceArgs) -> Result<(), Error> {
     options.load_watcher = Some(load_watcher());
     options.device = match args.device {
-        DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
+        DeviceArg::Auto => Device::Auto,
+        DeviceArg::Cpu => Device::Cpu,
         DeviceArg::Cuda => Device::Cuda,
         DeviceArg::Mock => Device::Mock,
     };
     options.is_batch_invariant = !args.no_batch_invariance;
     options.gpu_memory_utilization = args.gpu_memory_utilization;
     let default = LlmOptions::default().gpu_memory_utilization;
-    if options.device != Device::Cuda && args.gpu_memory_utilization != default {
+    if !matches!(options.device, Device::Auto | Device::Cuda)
+        && args.gpu_memory_utilization != default
+    {
         tracing::warn!(
             "--gpu-memory-utilization has no effect without --device cuda; --kv-cache-memory sets the memory of \
              the KV cache"

@@ -181,7 +181,7 @@ fn factory(
     options: &LlmOptions,
 ) -> Result<Box<dyn ExecutorFactory>, Error> {
     Ok(match options.device {
-        Device::Cpu => Box::new(cpu_factory(options)),
+        Device::Cpu | Device::Auto => Box::new(cpu_factory(options)),
         Device::Cuda => {
             let options = CudaOptions {
                 memory_utilization: options.gpu_memory_utilization,
@@ -348,7 +348,7 @@ pub(crate) fn load(
 /// The groups of layers that give back the pages behind their windows.
 pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     match options.device {
-        Device::Cpu | Device::Cuda => KvGroups::by_window(spec),
+        Device::Auto | Device::Cpu | Device::Cuda => KvGroups::by_window(spec),
         Device::Mock => KvGroups::one(spec),
     }
 }

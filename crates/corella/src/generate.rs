@@ -9,7 +9,7 @@ use corella_cpu::{MachineLimits, Profile, detect_isa, measure_limits};
 use crate::config::{Generate, Prompt};
 use crate::limit_share::{Limit, LimitShare};
 use crate::profile_table::{self, Peak};
-use crate::{Device, Error, Llm, TokenCost};
+use crate::{Error, Llm, TokenCost};
 
 pub fn run(config: Generate) -> Result<(), Error> {
     let mut llm = Llm::load(&config.source, &config.options)?;
@@ -26,7 +26,7 @@ pub fn run(config: Generate) -> Result<(), Error> {
         measure_limits(num_threads, isa)
             .map_err(|error| Error::Io("measuring the machine".to_owned(), error))
     };
-    let with_limits = config.compare_with_limits && config.options.device == Device::Cpu;
+    let with_limits = config.compare_with_limits && llm.hardware.executor.device == "cpu";
     let limits_before = with_limits.then(measure).transpose()?;
     let mut speed = Speed::start();
     let mut out = io::stdout().lock();

@@ -11,6 +11,7 @@
 
 mod built_in;
 mod device;
+mod device_choice;
 mod draft_model;
 mod encoder_limit;
 mod error;
@@ -83,6 +84,7 @@ mod unknown_flag;
 pub use command::{command_line, run_command};
 pub use corella_quantize::{QuantizeFormat, QuantizeProgress, Quantized};
 pub use device::{DraftHardware, Hardware};
+pub use device_choice::StepLimits;
 pub use error::Error;
 pub use event_stream::{EventStream, Refusal};
 pub use generation_choice::{GenerationChoice, GenerationSource};

@@ -12,6 +12,7 @@ use corella_text::{ChatInput, ChatTemplate, TOOL_USE_FILE, TextStream, Tokenizer
 use serde_json::json;
 
 use crate::device::{self, DraftHardware, Hardware, Loaded};
+use crate::device_choice;
 use crate::draft_model::DraftCheckpoint;
 use crate::encoder_limit;
 use crate::kv_plan::display_bytes;
@@ -92,6 +93,12 @@ impl Llm {
             }
             None => None,
         };
+        let models = [
+            Some((&checkpoint, options.weight_format)),
+            { draft.as_ref() }.map(|draft| (&draft.checkpoint, draft.weight_format)),
+        ];
+        let models: Vec<_> = models.into_iter().flatten().collect();
+        let options = &device_choice::settle(options, &models)?;
         let loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
         warn_of_draw_cost(&loaded);
         let max_model_len = loaded.scheduler.max_model_len;

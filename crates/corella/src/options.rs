@@ -11,6 +11,7 @@ use corella_model::{CostModel, KvFormat, WeightFormat};
 
 use serde_json::{Map, Value};
 
+use crate::StepLimits;
 use crate::WeightCache;
 use crate::generation_choice::GenerationChoice;
 
@@ -26,6 +27,8 @@ pub enum ModelSource {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
+    /// The GPU that is found, if it computes the model; else the CPU.
+    Auto,
     Cpu,
     /// An NVIDIA GPU.
     Cuda,
@@ -119,6 +122,8 @@ pub struct LlmOptions {
     pub mock_dictations: Vec<String>,
     /// Texts of prompts, and what the mock answers to them.
     pub mock_script: Vec<(String, String)>,
+    /// Numbers that a GPU has in place of those in `scheduler`, with `Device::Auto`.
+    pub gpu_limits: Option<StepLimits>,
     /// Limits and policies. `num_pages` and `max_model_len` are set when the model is loaded.
     pub scheduler: SchedulerConfig,
 }
@@ -158,6 +163,7 @@ impl Default for LlmOptions {
             mock_cost: None,
             mock_dictations: Vec::new(),
             mock_script: Vec::new(),
+            gpu_limits: None,
             scheduler,
         }
     }

@@ -117,6 +117,23 @@ impl GpuDevice {
     }
 }
 
+/// The first GPU with its total memory, without opening it; `None` on a machine without one.
+///
+/// # Errors
+/// A GPU is there, but its driver, NVRTC or generation is not usable.
+pub fn find_gpu() -> Result<Option<DeviceProperties>, DeviceError> {
+    if !calls::finds_gpu() {
+        return Ok(None);
+    }
+    calls::load()?;
+    let device = find_device(0)?;
+    let mut properties = properties(device, &Nvrtc::open()?)?;
+    // SAFETY: the device exists, and the function writes a number of bytes.
+    let result = unsafe { sys::cuDeviceTotalMem_v2(&mut properties.total_bytes, device) };
+    check(result, "tell how much memory it has")?;
+    Ok(Some(properties))
+}
+
 fn find_device(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     let (mut num_devices, mut device) = (0, 0);
     // SAFETY: the driver is loaded, and the device is one that it counts.

@@ -88,6 +88,11 @@ Result cuDriverGetVersion(int* version) { return *version = 13000, 0; }
 Result cuDeviceGetCount(int* count) { return *count = 1, 0; }
 Result cuDeviceGet(int* device, int ordinal) { return *device = ordinal, 0; }
 Result cuDeviceGetName(char* name, int len, int device) { return snprintf(name, len, "stand-in %d", device), 0; }
+Result cuDeviceTotalMem_v2(size_t* bytes, int device) {
+    REQUIRE(device == 0);
+    *bytes = (size_t)80 << 30;
+    return 0;
+}
 Result cuDeviceGetAttribute(int* value, int attribute, int device) {
     REQUIRE(device == 0);
     switch (attribute) {

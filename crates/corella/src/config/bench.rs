@@ -92,7 +92,7 @@ pub fn bench_serve(args: BenchServeArgs) -> Result<BenchServeOptions, Error> {
 pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Error> {
     let mut options = LlmOptions::default();
     set_device(&mut options, &args.device)?;
-    if options.device != Device::Cpu {
+    if !matches!(options.device, Device::Auto | Device::Cpu) {
         return Err(Error::Config(
             "only a CPU has kernels to measure".to_owned(),
         ));

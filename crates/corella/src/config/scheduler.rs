@@ -2,37 +2,38 @@
 
 use corella_core::{PrefillAdmissionPolicy, SchedulingPolicy};
 
-use crate::LlmOptions;
 use crate::args::{
     AdmissionPolicyArg, DeviceArg, DeviceArgs, SchedulerArgs, SchedulingPolicyArg, SpeculateArg,
     SpeculationArgs,
 };
+use crate::{LlmOptions, StepLimits};
 
 /// The options of a device, before anything else is asked for.
 pub fn options_of(device: &DeviceArgs, speculation: &SpeculationArgs) -> LlmOptions {
     let mut options = LlmOptions::default();
-    if device.device == DeviceArg::Cuda {
-        let limits = &mut options.scheduler;
-        limits.max_num_batched_tokens = 2048;
-        limits.max_prefill_tokens = 2048;
+    let of_gpu = StepLimits {
+        max_num_batched_tokens: 2048,
+        max_prefill_tokens: 2048,
         // A GPU should have the next step before it is through with one, unless that waits for guesses.
-        limits.max_inflight_steps = match speculation.speculate {
+        max_inflight_steps: match speculation.speculate {
             SpeculateArg::Off => 2,
             _ => 1,
-        };
+        },
+    };
+    match device.device {
+        DeviceArg::Cuda => of_gpu.set(&mut options.scheduler),
+        DeviceArg::Auto => options.gpu_limits = Some(of_gpu),
+        DeviceArg::Cpu | DeviceArg::Mock => {}
     }
     options
 }
 
 /// `options` are those of the device.
 pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
+    options.gpu_limits = { options.gpu_limits }.map(|default| step_limits(default, args));
+    step_limits(StepLimits::of(&options.scheduler), args).set(&mut options.scheduler);
     let limits = &mut options.scheduler;
     limits.max_num_seqs = args.max_num_seqs;
-    let max_num_batched_tokens = args.max_num_batched_tokens;
-    limits.max_num_batched_tokens = max_num_batched_tokens.unwrap_or(limits.max_num_batched_tokens);
-    limits.max_prefill_tokens = args
-        .max_prefill_tokens
-        .unwrap_or(limits.max_num_batched_tokens);
     limits.long_prefill_token_threshold = args.long_prefill_token_threshold;
     limits.max_prefill_seqs = args.max_prefill_seqs.unwrap_or(u32::MAX);
     limits.max_decode_seqs = args.max_decode_seqs.unwrap_or(u32::MAX);
@@ -59,11 +60,21 @@ pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
         },
     };
     limits.max_passed_over = args.max_passed_over;
-    let max_inflight_steps = args.max_inflight_steps;
-    limits.max_inflight_steps = max_inflight_steps
-        .unwrap_or(limits.max_inflight_steps)
-        .max(args.pipeline_parallel_size);
     limits.num_pipeline_stages = args.pipeline_parallel_size;
+}
+
+/// What is asked for, and where nothing is, the default of a device.
+fn step_limits(default: StepLimits, args: &SchedulerArgs) -> StepLimits {
+    let batched = args.max_num_batched_tokens;
+    let max_num_batched_tokens = batched.unwrap_or(default.max_num_batched_tokens);
+    let inflight = args
+        .max_inflight_steps
+        .unwrap_or(default.max_inflight_steps);
+    StepLimits {
+        max_num_batched_tokens,
+        max_prefill_tokens: args.max_prefill_tokens.unwrap_or(max_num_batched_tokens),
+        max_inflight_steps: inflight.max(args.pipeline_parallel_size),
+    }
 }
 
 #[cfg(test)]
@@ -73,15 +84,18 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    /// The tokens of a step, those of prompts, and the steps in flight.
-    fn limits(arguments: &[&str]) -> [u32; 3] {
+    fn options(arguments: &[&str]) -> LlmOptions {
         let words = [&["corella", "serve"], arguments].concat();
         let Command::Serve(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("another command");
         };
         let mut options = options_of(&args.device, &args.speculation);
         set_scheduler(&mut options, &args.scheduler);
-        let limits = options.scheduler;
+        options
+    }
+
+    /// The tokens of a step, those of prompts, and the steps in flight.
+    fn numbers(limits: StepLimits) -> [u32; 3] {
         [
             limits.max_num_batched_tokens,
             limits.max_prefill_tokens,
@@ -112,7 +126,16 @@ mod tests {
             ),
             (&["--pipeline-parallel-size", "3"], [512, 512, 3]),
         ] {
-            assert_eq!(limits(arguments), expected, "{arguments:?}");
+            let limits = StepLimits::of(&options(arguments).scheduler);
+            assert_eq!(numbers(limits), expected, "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn without_a_device_there_are_limits_for_both() {
+        let options = options(&["--max-prefill-tokens", "100"]);
+        let of_cpu = StepLimits::of(&options.scheduler);
+        assert_eq!(numbers(of_cpu), [512, 100, 1]);
+        assert_eq!(options.gpu_limits.map(numbers), Some([2048, 100, 2]));
     }
 }

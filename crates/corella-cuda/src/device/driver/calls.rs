@@ -7,12 +7,13 @@ use cudarc::driver::sys;
 
 use crate::device::dynamic_library;
 
-const FUNCTIONS: [&str; 36] = [
+const FUNCTIONS: [&str; 37] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
     "cuDeviceGetName",
+    "cuDeviceTotalMem_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDriverGetVersion",
@@ -70,6 +71,17 @@ pub fn load() -> Result<i32, DeviceError> {
         )));
     }
     Ok(version)
+}
+
+/// Whether a driver and a GPU are there at all.
+pub fn finds_gpu() -> bool {
+    if dynamic_library::DRIVER.load(&FUNCTIONS).is_err() {
+        return false;
+    }
+    let mut num_devices = 0;
+    // SAFETY: the library is loaded and has the functions, of which the second writes an integer.
+    let results = unsafe { [sys::cuInit(0), sys::cuDeviceGetCount(&mut num_devices)] };
+    results == [sys::CUresult::CUDA_SUCCESS; 2] && num_devices > 0
 }
 
 /// An error says what the driver could not do.
