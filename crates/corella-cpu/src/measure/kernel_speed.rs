@@ -14,7 +14,7 @@ use crate::attention::{
     AttentionLayer, AttentionPlan, AttentionScratch, Queries, Spans, TaskShape,
 };
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
-use crate::kernels::{Isa, Kernels, choose_kernels};
+use crate::kernels::{DELTA_CHUNK, DeltaRow, DeltaRows, Isa, Kernels, StateUpdate, choose_kernels};
 use crate::kv::{HeadPage, KvMemory, Rows, Side};
 use crate::system::{ThreadPool, Worker};
 use crate::weights::{FormatPlan, Lane, PackedMatrix, Packing, Role};
@@ -38,7 +38,8 @@ const NUM_LANES: usize = 4096;
 const WEIGHT_BYTES: usize = 256 << 20;
 const NUM_RUNS: usize = 7;
 
-/// Measures dense layers for 1 to 512 rows in all formats, then attention. Takes some seconds.
+/// Measures dense layers for 1 to 512 rows in all formats, then attention, then gated delta networks. Takes some
+/// seconds.
 pub fn measure_kernels(
     num_threads: usize,
     isa: Option<Isa>,
@@ -62,6 +63,9 @@ pub fn measure_kernels(
         for (num_rows, start) in [(512, 0), (2048, 0), (1, 4095), (1, 16_383)] {
             speeds.push(bench.attention(format, num_rows, start)?);
         }
+    }
+    for num_rows in [1, DELTA_CHUNK] {
+        speeds.push(bench.gated_delta(num_rows)?);
     }
     Ok(speeds)
 }
@@ -291,6 +295,81 @@ impl Bench {
                 Some(_) => WeightFormat::Float(DType::Bf16),
                 None => WeightFormat::Float(DType::F32),
             },
+        })
+    }
+
+    /// Measures a gated delta network in the shape of Qwen3-Next: the last row of half a chunk, as in decoding, or a
+    /// whole chunk and the state behind it, as in a prompt.
+    fn gated_delta(&mut self, num_rows: usize) -> Result<KernelSpeed, DeviceError> {
+        const DIM: usize = 128;
+        const STATE_LEN: usize = DIM * DIM;
+        const NUM_STATES: usize = WEIGHT_BYTES / size_of::<f32>() / STATE_LEN;
+        let is_whole = num_rows == DELTA_CHUNK;
+        let num_tokens = if is_whole {
+            DELTA_CHUNK
+        } else {
+            DELTA_CHUNK / 2
+        };
+        let states = Buffer::new(NUM_STATES, STATE_LEN).map_err(out_of_memory)?;
+        // Pages that were never written would all be the same zero page.
+        for index in 0..NUM_STATES {
+            // SAFETY: no other thread uses this memory, and the row has as many elements.
+            unsafe { std::slice::from_raw_parts_mut(states.row_ptr(index), STATE_LEN).fill(0.01) };
+        }
+        // Of length 1, as queries and keys are.
+        let vector = [1.0 / (DIM as f32).sqrt(); DIM];
+        let decays: Vec<f32> = (1..=num_tokens).map(|token| -0.01 * token as f32).collect();
+        let kernels = self.kernels;
+        let seconds = self.median(&|worker| {
+            let keys = &[vector.as_ptr(); DELTA_CHUNK][..num_tokens];
+            let row = DeltaRow {
+                query: vector.as_ptr(),
+                value: vector.as_ptr(),
+                strength: 0.5,
+            };
+            let mut updates = [0.0; DELTA_CHUNK * DIM];
+            let mut out = [0.0; DELTA_CHUNK * DIM];
+            for index in worker.share(NUM_STATES) {
+                let state = states.row_ptr(index);
+                // SAFETY: the state belongs to this worker, and all rows have as many elements as is said.
+                unsafe {
+                    (kernels.delta_rows)(DeltaRows {
+                        state,
+                        key_dim: DIM,
+                        value_dim: DIM,
+                        keys,
+                        decays: &decays,
+                        first: num_tokens - num_rows,
+                        rows: &[row; DELTA_CHUNK][..num_rows],
+                        updates: updates.as_mut_ptr(),
+                        out: out.as_mut_ptr(),
+                    });
+                    if is_whole {
+                        (kernels.update_state)(StateUpdate {
+                            from: state,
+                            to: state,
+                            key_dim: DIM,
+                            value_dim: DIM,
+                            keys,
+                            decays: &decays,
+                            updates: updates.as_ptr(),
+                        });
+                    }
+                }
+            }
+        })?;
+        // Each row multiplies its query and its key with the state and with the tokens in front of it, and adds up
+        // updates of as many tokens twice.
+        let of_row = |token: usize| 2 * STATE_LEN + 2 * (2 * token + 1) * DIM;
+        let rows: usize = (num_tokens - num_rows..num_tokens).map(of_row).sum();
+        let update = if is_whole { num_tokens * STATE_LEN } else { 0 };
+        let num_written = if is_whole { 1 } else { 0 };
+        let state_bytes = STATE_LEN * size_of::<f32>();
+        Ok(KernelSpeed {
+            name: format!("gated delta, {num_rows} rows"),
+            flops_per_s: (2 * NUM_STATES * (rows + update)) as f64 / seconds,
+            bytes_per_s: (NUM_STATES * state_bytes * (1 + num_written)) as f64 / seconds,
+            format: WeightFormat::Float(DType::F32),
         })
     }
 
