@@ -242,6 +242,7 @@ struct EngineMetrics {
     num_held_pages: Gauge,
     num_requests_receiving: Gauge,
     num_spilled_pages: Gauge,
+    num_snapshots: Gauge,
     max_passed_over: Gauge,
     prefix_cache_queries: Counter,
     prefix_cache_hits: Counter,
@@ -336,6 +337,12 @@ impl EngineMetrics {
             "Requests of other nodes that were preempted and whose KV could not be kept",
             Counter::default(),
         );
+        let num_snapshots = ours(
+            registry,
+            "state_snapshots",
+            "Copies of recurrent state that requests with the same prefix go on from",
+            Gauge::default(),
+        );
         let num_pinned_pages = ours(
             registry,
             "kv_pages_pinned",
@@ -375,6 +382,7 @@ impl EngineMetrics {
             num_held_pages,
             num_requests_receiving,
             num_spilled_pages,
+            num_snapshots,
             num_spills,
             num_restores,
             num_handed_back,
@@ -442,6 +450,7 @@ impl EngineMetrics {
         self.num_held_pages.set(scheduler.num_held_pages as i64);
         self.num_requests_receiving
             .set(scheduler.num_receiving as i64);
+        self.num_snapshots.set(scheduler.num_snapshots as i64);
         self.num_spilled_pages
             .set(scheduler.num_spilled_pages as i64);
         self.max_passed_over.set(scheduler.max_passed_over.into());
