@@ -105,9 +105,56 @@ def hybrid(generator, has_experts):
     return settings, False
 
 
+def short_convolution(generator, has_experts):
+    """Returns settings of a model with short convolutions."""
+
+    def choice(*values):
+        return values[generator.integers(len(values))]
+
+    num_kv_heads, num_layers = choice(1, 2, 3), int(generator.integers(1, 6))
+    num_heads = num_kv_heads * choice(1, 2, 4)
+    types = [choice("conv", "conv", "full_attention") for _ in range(num_layers - 1)]
+    types.insert(int(generator.integers(num_layers)), "full_attention")
+    settings = make_golden.small(
+        hidden_size=num_heads * choice(4, 8, 10, 16),
+        intermediate_size=int(generator.integers(6, 60)),
+        rms_norm_eps=None,
+        norm_eps=choice(1e-5, 1e-3),
+        head_dim=None,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        num_hidden_layers=num_layers,
+        layer_types=types,
+        conv_L_cache=choice(1, 2, 3, 4, 7),
+        conv_bias=choice(True, False),
+        tie_word_embeddings=choice(True, False),
+        rope_parameters={"rope_type": "default", "rope_theta": choice(1e4, 1e6)},
+    )
+    if has_experts:
+        num_experts = int(generator.integers(2, 9))
+        settings |= {
+            "num_experts": num_experts,
+            "num_experts_per_tok": int(generator.integers(1, min(4, num_experts) + 1)),
+            "num_dense_layers": int(generator.integers(0, 3)),
+            "moe_intermediate_size": 4 * int(generator.integers(1, 6)),
+            "norm_topk_prob": choice(True, False),
+            "use_expert_bias": choice(True, False),
+            "routed_scaling_factor": choice(1.0, 0.6, 1.7),
+        }
+    else:
+        settings |= {
+            "block_auto_adjust_ff_dim": choice(True, False),
+            "block_ffn_dim_multiplier": choice(1.0, 0.7, 1.3),
+            "block_multiple_of": choice(1, 8, 20),
+        }
+    return settings, False
+
+
 # By family, its configuration class in Transformers, and what draws settings.
 FAMILIES = {
     "gpt-oss": ("GptOssConfig", gpt_oss),
+    "lfm2": ("Lfm2Config", lambda generator: short_convolution(generator, False)),
+    "lfm2-moe": ("Lfm2MoeConfig", lambda generator: short_convolution(generator, True)),
     "qwen3-next": ("Qwen3NextConfig", lambda generator: hybrid(generator, True)),
     "qwen3-5": ("Qwen3_5TextConfig", lambda generator: hybrid(generator, False)),
     "qwen3-5-moe": ("Qwen3_5MoeTextConfig", lambda generator: hybrid(generator, True)),

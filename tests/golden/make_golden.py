@@ -406,6 +406,36 @@ FAMILIES = {
             intermediate_size=None,
         ),
     ),
+    # The size of MLPs is made of these settings: 2 / 3 of 48, times 1.3, up to a multiple of 4.
+    "lfm2": (
+        "Lfm2Config",
+        small(
+            rms_norm_eps=None,
+            norm_eps=1e-3,
+            head_dim=None,
+            layer_types=["conv", "full_attention", "conv", "conv"],
+            conv_bias=True,
+            conv_L_cache=4,
+            block_ffn_dim_multiplier=1.3,
+            block_multiple_of=4,
+            rope_parameters={"rope_type": "default", "rope_theta": 30000.0},
+        ),
+    ),
+    "lfm2-moe": (
+        "Lfm2MoeConfig",
+        small(
+            rms_norm_eps=None,
+            norm_eps=1e-5,
+            head_dim=None,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+            num_dense_layers=1,
+            moe_intermediate_size=12,
+            num_experts=6,
+            num_experts_per_tok=2,
+            routed_scaling_factor=1.7,
+            tie_word_embeddings=True,
+        ),
+    ),
     "mixtral": (
         "MixtralConfig",
         small(intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),
@@ -431,7 +461,7 @@ def make_module(name, seed):
             return generator.normal(0.0, 0.2, shape)
         if "norm" in name or ".ln_" in name:
             # Without sharp attention, greedy tokens end in a loop soon.
-            is_sharp = name.endswith(("q_norm.weight", "k_norm.weight"))
+            is_sharp = name.endswith(("q_norm.weight", "k_norm.weight", "q_layernorm.weight", "k_layernorm.weight"))
             norm_mean = 0.0 if lacks_one and "linear_attn" not in name else 1.0
             return generator.normal(norm_mean + 0.8 * is_sharp, 0.2, shape)
         if name.endswith("A_log"):
@@ -444,7 +474,7 @@ def make_module(name, seed):
             # what is generated.
             gain = 3.0 if mean == 1.0 else 0.7
             return generator.normal(0.0, 0.5 if "wpe" in name else gain / shape[-1] ** 0.5, shape)
-        gain = 2.5 if "down" in name or name.endswith("mlp.c_proj.weight") else 1.5
+        gain = 2.5 if "down" in name or name.endswith(("mlp.c_proj.weight", ".w2.weight")) else 1.5
         gain = 3.0 if "lm_head" in name else gain
         gain = 3.0 if mean == 0.0 and ("q_proj" in name or "k_proj" in name) else gain
         is_transposed = type(owner).__name__ in ("Conv1D", "GptOssExperts")
@@ -456,7 +486,7 @@ def make_module(name, seed):
             values = draw(name, tuple(parameter.shape)).astype(np.float32)
             parameter.copy_(torch.from_numpy(values))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 values = draw(name, tuple(buffer.shape)).astype(np.float32)
                 buffer.copy_(torch.from_numpy(values))
     return model
@@ -562,7 +592,7 @@ def evaluate(folder, seed, prompt_lengths=PROMPT_LENGTHS):
         if len(set(tokens)) < MIN_DISTINCT:
             return f"only {len(set(tokens))} distinct tokens"
         inputs = torch.tensor([prompt + tokens[:-1]])
-        is_hybrid = "linear_attention" in (getattr(model.config, "layer_types", None) or [])
+        is_hybrid = not {"linear_attention", "conv"}.isdisjoint(getattr(model.config, "layer_types", None) or [])
         cache = Bf16Cache(config=model.config) if is_hybrid else Bf16Cache()
         rounded = model(inputs, past_key_values=cache).logits[0]
         cases.append(

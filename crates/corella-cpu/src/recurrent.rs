@@ -5,10 +5,12 @@
 //! applied when its chunk is complete and none of its tokens is a draft. So prefill and decode have the
 //! same arithmetic, a decode step only reads the matrices, and rejected drafts are overwritten.
 
+mod convolution_layer;
 mod delta_layer;
 mod record;
 mod state_memory;
 
+pub use self::convolution_layer::ConvolutionLayer;
 pub use self::delta_layer::{DeltaLayer, DeltaScratch};
 pub use self::record::state_bytes;
 pub use self::state_memory::{SpanState, StateLimits, StateMemory};

@@ -7,9 +7,9 @@ mod image_reader;
 mod lane;
 mod norm;
 mod packed_adapter;
-mod packed_delta;
 mod packed_image;
 mod packed_layer;
+mod packed_recurrent;
 mod packed_size;
 mod panel;
 mod spec_check;
@@ -21,9 +21,9 @@ pub use self::norm::PackedNorm;
 pub use self::packed_adapter::{
     AdaptedMatrix, AdapterPacking, PackedAdapter, PackedUpdate, RowAdapters,
 };
-pub use self::packed_delta::{MAX_KERNEL_LEN, PackedDelta};
 pub use self::packed_image::PackedImage;
 pub use self::packed_layer::{PackedExperts, PackedFeedForward, PackedLayer, PackedMlp};
+pub use self::packed_recurrent::{MAX_KERNEL_LEN, PackedConvolution, PackedDelta, PackedRecurrent};
 pub use self::packed_size::packed_bytes;
 pub use self::panel::{PackedMatrix, Packing};
 pub use self::spec_check::check_spec;
@@ -223,9 +223,10 @@ impl PackedWeights {
         };
         let positions = self.ends.positions.as_deref().map_or(0, size_of_val);
         let positions = positions + self.ends.encoder.num_bytes();
-        let deltas = self.layers.iter().filter_map(|layer| layer.delta.as_ref());
-        let deltas: usize = deltas.map(PackedDelta::num_bytes).sum();
-        self.matrices().map(PackedMatrix::num_bytes).sum::<usize>() + embedding + positions + deltas
+        let recurrent = { self.layers.iter() }.filter_map(|layer| layer.recurrent.as_ref());
+        let recurrent: usize = recurrent.map(PackedRecurrent::num_bytes).sum();
+        let matrices: usize = self.matrices().map(PackedMatrix::num_bytes).sum();
+        matrices + embedding + positions + recurrent
     }
 }
 

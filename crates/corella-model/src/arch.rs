@@ -14,6 +14,7 @@ mod gpt2;
 mod gpt_oss;
 mod granite;
 mod layout;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod mistral;
@@ -47,7 +48,7 @@ use crate::decoder_weights;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 37] = [
+const FAMILIES: [&Family; 39] = [
     &bert::BERT,
     &bert::ROBERTA,
     &bert::XLM_ROBERTA,
@@ -66,6 +67,8 @@ const FAMILIES: [&Family; 37] = [
     &gpt_oss::GPT_OSS,
     &granite::GRANITE,
     &mixtral::MIXTRAL,
+    &lfm2::LFM2,
+    &lfm2::LFM2_MOE,
     &llama::LLAMA,
     &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,

@@ -158,6 +158,8 @@ pub struct ExpertSpec {
     /// Whether the weights of the chosen experts are divided by their sum. (Mixtral's softmax over
     /// the chosen ones is the same.)
     pub normalises: bool,
+    /// What is added to that sum; otherwise 0.
+    pub weight_sum_eps: f32,
     /// What the weights are multiplied by; otherwise 1.
     pub weight_scale: f32,
 }
@@ -195,6 +197,7 @@ impl LayerSpec {
         match &self.recurrent {
             None => self.attention.query_len(),
             Some(RecurrentSpec::GatedDelta(spec)) => spec.value_len(),
+            Some(RecurrentSpec::ShortConvolution(spec)) => spec.num_channels,
         }
     }
 }

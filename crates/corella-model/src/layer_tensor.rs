@@ -7,7 +7,7 @@ use std::ops::Index;
 
 use crate::{
     AttentionSpec, BranchNorms, FeedForward, GatedDeltaSpec, LayerSpec, MlpSpec, NormKind,
-    NormSpec, QkNorm, RecurrentSpec, Tensor,
+    NormSpec, QkNorm, RecurrentSpec, ShortConvolutionSpec, Tensor,
 };
 
 /// A tensor of a layer. Matrices are `[out, in]`.
@@ -48,6 +48,15 @@ pub enum LayerTensor {
     /// The norm of the outputs. Its weights are never stored without 1.
     DeltaNorm,
     DeltaO,
+    /// The projection of a short convolution's input: what gates it, what gates its outputs, and what it
+    /// convolves, one behind the other.
+    ConvolutionInput,
+    ConvolutionInputBias,
+    /// A short convolution, `[channels, tokens]`, the newest token last.
+    Convolution,
+    ConvolutionBias,
+    ConvolutionOutput,
+    ConvolutionOutputBias,
     /// The norm of attention's output.
     AttentionOutputNorm,
     AttentionOutputNormBias,
@@ -132,7 +141,8 @@ impl LayerTensor {
             Self::Q | Self::K | Self::V | Self::AttentionGate => LayerInput::Attention,
             Self::DeltaQ | Self::DeltaK | Self::DeltaV => LayerInput::Attention,
             Self::DeltaGate | Self::DeltaStrength | Self::DeltaDecay => LayerInput::Attention,
-            Self::O | Self::DeltaO => LayerInput::AttentionOutput,
+            Self::ConvolutionInput => LayerInput::Attention,
+            Self::O | Self::DeltaO | Self::ConvolutionOutput => LayerInput::AttentionOutput,
             Self::Gate(Mlp::Expert(_)) | Self::Up(Mlp::Expert(_)) => LayerInput::Expert,
             Self::Gate(_) | Self::Up(_) => LayerInput::Mlp,
             Self::Down(Mlp::Only) => LayerInput::MlpOutput,
@@ -169,6 +179,9 @@ impl LayerTensor {
             Self::V => Self::VBias,
             Self::AttentionGate => Self::AttentionGateBias,
             Self::O => Self::OBias,
+            Self::ConvolutionInput => Self::ConvolutionInputBias,
+            Self::Convolution => Self::ConvolutionBias,
+            Self::ConvolutionOutput => Self::ConvolutionOutputBias,
             Self::AttentionOutputNorm => Self::AttentionOutputNormBias,
             Self::MlpNorm => Self::MlpNormBias,
             Self::Gate(mlp) => Self::GateBias(mlp),
@@ -185,6 +198,7 @@ impl LayerTensor {
         match (&layer.recurrent, self) {
             (_, Self::Q | Self::AttentionGate) => layer.attention.num_heads,
             (Some(RecurrentSpec::GatedDelta(spec)), _) => spec.num_key_heads,
+            (Some(RecurrentSpec::ShortConvolution(_)), _) => 1,
             (None, _) => layer.attention.num_kv_heads,
         }
     }
@@ -198,6 +212,9 @@ impl LayerTensor {
             Self::VBias => Self::V,
             Self::AttentionGateBias => Self::AttentionGate,
             Self::OBias => Self::O,
+            Self::ConvolutionInputBias => Self::ConvolutionInput,
+            Self::ConvolutionBias => Self::Convolution,
+            Self::ConvolutionOutputBias => Self::ConvolutionOutput,
             Self::AttentionOutputNormBias => Self::AttentionOutputNorm,
             Self::MlpNormBias => Self::MlpNorm,
             Self::GateBias(mlp) => Self::Gate(mlp),
@@ -243,6 +260,9 @@ impl fmt::Display for LayerTensor {
             Self::DeltaRate => f.write_str("delta_rate"),
             Self::DeltaNorm => f.write_str("delta_norm"),
             Self::DeltaO => f.write_str("delta_o"),
+            Self::ConvolutionInput => f.write_str("convolution_input"),
+            Self::Convolution => f.write_str("convolution"),
+            Self::ConvolutionOutput => f.write_str("convolution_output"),
             Self::O => f.write_str("o"),
             Self::AttentionOutputNorm => f.write_str("attention_output_norm"),
             Self::MlpNorm => f.write_str("mlp_norm"),
@@ -295,6 +315,7 @@ impl LayerSpec {
         match &self.recurrent {
             None => list.attention(&self.attention, hidden),
             Some(RecurrentSpec::GatedDelta(spec)) => list.gated_delta(spec, hidden),
+            Some(RecurrentSpec::ShortConvolution(spec)) => list.short_convolution(spec, hidden),
         }
         list.norms(&self.feed_forward_norms, [MlpNorm, MlpOutputNorm], hidden);
         match &self.feed_forward {
@@ -390,6 +411,14 @@ impl TensorList {
         self.matrix(DeltaO, hidden, value, false);
     }
 
+    fn short_convolution(&mut self, spec: &ShortConvolutionSpec, hidden: usize) {
+        use LayerTensor::*;
+        let channels = spec.num_channels;
+        self.matrix(ConvolutionInput, 3 * channels, hidden, spec.bias);
+        self.matrix(Convolution, channels, spec.kernel_len, spec.bias);
+        self.matrix(ConvolutionOutput, hidden, channels, spec.bias);
+    }
+
     fn mlp(&mut self, which: Mlp, mlp: &MlpSpec, hidden: usize) {
         let inner = mlp.intermediate_size;
         if mlp.is_gated {
@@ -467,114 +496,4 @@ impl Index<LayerTensor> for LayerWeights {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Activation, AttentionSpec, ExpertScoring, ExpertSpec, RotarySpec, SharedExpert};
-
-    fn mlp(intermediate_size: usize, is_gated: bool, bias: bool) -> MlpSpec {
-        MlpSpec {
-            intermediate_size,
-            activation: Activation::Silu,
-            is_gated,
-            bias,
-            gate_limit: None,
-        }
-    }
-
-    fn names(layer: &LayerSpec) -> Vec<String> {
-        let tensors = layer.tensors(6);
-        let name = |spec: &TensorSpec| format!("{} {:?}", spec.tensor, spec.shape);
-        tensors.iter().map(name).collect()
-    }
-
-    #[test]
-    fn a_layer_has_the_tensors_that_its_shape_asks_for() {
-        let norm = NormSpec::rms(1e-5);
-        let layer_norm = NormSpec {
-            kind: NormKind::Layer { bias: true },
-            eps: 1e-5,
-        };
-        let attention = AttentionSpec::plain(4, 2, 2, RotarySpec::plain(1e4, 2));
-        let mut layer = LayerSpec {
-            attention: AttentionSpec {
-                qkv_bias: true,
-                has_sinks: true,
-                qk_norm: Some(QkNorm::Whole(norm)),
-                ..attention
-            },
-            attention_norms: BranchNorms {
-                before: None,
-                after: Some(norm),
-            },
-            feed_forward: FeedForward::Mlp(mlp(10, false, true)),
-            feed_forward_norms: BranchNorms::before(layer_norm),
-            recurrent: None,
-            residual_scale: 1.0,
-            is_parallel: false,
-        };
-        let expected = [
-            "attention_output_norm [6]",
-            "q [8, 6]",
-            "q_bias [8]",
-            "k [4, 6]",
-            "k_bias [4]",
-            "v [4, 6]",
-            "v_bias [4]",
-            "q_norm [8]",
-            "k_norm [4]",
-            "sinks [4]",
-            "o [6, 8]",
-            "mlp_norm [6]",
-            "mlp_norm_bias [6]",
-            "up [10, 6]",
-            "up_bias [10]",
-            "down [6, 10]",
-            "down_bias [6]",
-        ];
-        assert_eq!(names(&layer), expected);
-
-        layer.attention = AttentionSpec {
-            qk_norm: Some(QkNorm::Heads(norm)),
-            ..AttentionSpec::plain(4, 2, 2, RotarySpec::plain(1e4, 2))
-        };
-        layer.feed_forward_norms.before = Some(norm);
-        layer.feed_forward = FeedForward::Experts(ExpertSpec {
-            num_experts: 2,
-            num_experts_per_token: 1,
-            router_bias: true,
-            expert: mlp(3, true, false),
-            shared: Some(SharedExpert {
-                mlp: mlp(5, true, false),
-                is_weighed: true,
-            }),
-            scoring: ExpertScoring::Sigmoid,
-            selection_bias: true,
-            normalises: true,
-            weight_scale: 1.0,
-        });
-        let expected = [
-            "attention_output_norm [6]",
-            "q [8, 6]",
-            "k [4, 6]",
-            "v [4, 6]",
-            "q_norm [2]",
-            "k_norm [2]",
-            "o [6, 8]",
-            "mlp_norm [6]",
-            "router [2, 6]",
-            "router_bias [2]",
-            "selection_bias [2]",
-            "expert.0.gate [3, 6]",
-            "expert.0.up [3, 6]",
-            "expert.0.down [6, 3]",
-            "expert.1.gate [3, 6]",
-            "expert.1.up [3, 6]",
-            "expert.1.down [6, 3]",
-            "shared_expert.gate [5, 6]",
-            "shared_expert.up [5, 6]",
-            "shared_expert.down [6, 5]",
-            "shared_weight [6]",
-        ];
-        assert_eq!(names(&layer), expected);
-    }
-}
+mod tests;

@@ -109,7 +109,7 @@ pub use packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, Stored
 pub use page_conversion::PageConversion;
 pub use page_table::PageTable;
 pub use quantization::{Quantization, Scheme};
-pub use recurrent_spec::{GatedDeltaSpec, RecurrentSpec};
+pub use recurrent_spec::{GatedDeltaSpec, RecurrentSpec, ShortConvolutionSpec};
 pub use rotary_spec::{RotaryFrequencies, RotaryScaling, RotarySpec};
 pub use sampler::{SampleError, SampleRequest, Sampler, score};
 pub use sentence_config::SentenceConfig;

@@ -59,6 +59,9 @@ impl LayerTensor {
             Self::DeltaQ | Self::DeltaK | Self::DeltaV | Self::DeltaO => ModelPart::Attention,
             Self::DeltaGate | Self::DeltaStrength | Self::DeltaDecay => ModelPart::Attention,
             Self::DeltaConvolution | Self::DeltaDecayBias | Self::DeltaRate => ModelPart::Attention,
+            Self::ConvolutionInput | Self::Convolution | Self::ConvolutionOutput => {
+                ModelPart::Attention
+            }
             _ => match feed_forward {
                 FeedForward::Mlp(_) => ModelPart::Mlp,
                 FeedForward::Experts(_) => ModelPart::Experts,
@@ -177,6 +180,8 @@ mod tests {
             ("golden/llama-gqa-untied-f16", false),
             ("golden/ernie4-5-moe", false),
             ("golden/glm4-moe", false),
+            ("golden/lfm2", false),
+            ("golden/lfm2-moe", false),
             ("golden/mixtral", false),
             ("golden/olmo2", false),
             ("golden/phi3", false),

@@ -7,6 +7,7 @@ use crate::NormSpec;
 #[derive(Clone, Debug, PartialEq)]
 pub enum RecurrentSpec {
     GatedDelta(GatedDeltaSpec),
+    ShortConvolution(ShortConvolutionSpec),
 }
 
 /// A gated delta network (Yang et al. 2024, Qwen3-Next).
@@ -35,6 +36,20 @@ pub struct GatedDeltaSpec {
     pub kernel_len: usize,
     /// The norm of the outputs, whose `value_dim` weights all heads share.
     pub norm: NormSpec,
+}
+
+/// A gated short convolution (LFM2).
+///
+/// The layer's input is projected to b, c and x. In each channel, `b * x` goes through a convolution over the
+/// last `kernel_len` tokens, and what comes out is multiplied by c. The state is `b * x` of the tokens that
+/// later ones read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShortConvolutionSpec {
+    pub num_channels: usize,
+    /// The number of tokens that the convolution reads.
+    pub kernel_len: usize,
+    /// Whether both projections and the convolution have biases.
+    pub bias: bool,
 }
 
 impl GatedDeltaSpec {

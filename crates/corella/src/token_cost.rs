@@ -30,11 +30,17 @@ impl TokenCost<'_> {
         // Attention computes a score and a weighted sum for each pair of positions.
         let attention: f64 = (spec.layers.iter())
             .map(|layer| {
-                if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+                let attention = &layer.attention;
+                match &layer.recurrent {
+                    None => 4.0 * num_pairs(attention, tokens) * attention.query_len() as f64,
                     // A token's query and key read the state, and its key changes it.
-                    return 6.0 * tokens * (spec.value_len() * spec.key_dim) as f64;
+                    Some(RecurrentSpec::GatedDelta(spec)) => {
+                        6.0 * tokens * (spec.value_len() * spec.key_dim) as f64
+                    }
+                    Some(RecurrentSpec::ShortConvolution(spec)) => {
+                        2.0 * tokens * (spec.num_channels * (spec.kernel_len + 1)) as f64
+                    }
                 }
-                4.0 * num_pairs(&layer.attention, tokens) * layer.attention.query_len() as f64
             })
             .sum();
         2.0 * tokens * num_layer_weights(spec, Experts::OfToken) as f64
@@ -47,8 +53,12 @@ impl TokenCost<'_> {
         let spec = self.spec;
         let weights = num_layer_weights(spec, Experts::OfToken) + num_head_weights(spec);
         let kv_bytes = |layer: &LayerSpec| {
-            if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
-                return (spec.value_len() * spec.key_dim * size_of::<f32>()) as f64;
+            let state_len = layer.recurrent.as_ref().map(|recurrent| match recurrent {
+                RecurrentSpec::GatedDelta(spec) => spec.value_len() * spec.key_dim,
+                RecurrentSpec::ShortConvolution(spec) => spec.num_channels * (spec.kernel_len - 1),
+            });
+            if let Some(len) = state_len {
+                return (len * size_of::<f32>()) as f64;
             }
             let attention = &layer.attention;
             let row = 2 * attention.num_kv_heads * self.kv_format.row_bytes(attention.head_dim);

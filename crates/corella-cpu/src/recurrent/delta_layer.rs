@@ -95,7 +95,7 @@ impl DeltaLayer<'_> {
         let position = self.rows[row].position;
         let index = self.rows[row].span;
         let (span, state) = (&self.spans[index], &self.span_states[index]);
-        let places = self.states.places(self.layer);
+        let kept = self.states.inputs(self.layer);
         let record = self.states.record(state);
         let mut inputs = [std::ptr::null(); MAX_KERNEL_LEN];
         let inputs = &mut inputs[..self.spec.kernel_len];
@@ -107,7 +107,7 @@ impl DeltaLayer<'_> {
                 // SAFETY: the row is one of the span's, and has all channels.
                 true => unsafe { self.projected.row_ptr(row - behind).add(channels.start) },
                 // SAFETY: the record has the inputs in front of the span.
-                false => unsafe { record.add(places.inputs(at) + channels.start) },
+                false => unsafe { record.add(kept.at(at) + channels.start) },
             };
         }
         // SAFETY: the caller promises exclusive access; weights, inputs and the row have all channels.
@@ -159,7 +159,7 @@ impl DeltaLayer<'_> {
     /// Goes through the chunks from the one that the state stands at.
     fn run_head(&self, index: usize, head: usize, scratch: &mut DeltaScratch) {
         let (spec, span, state) = (self.spec, &self.spans[index], &self.span_states[index]);
-        let places = self.states.places(self.layer);
+        let places = self.states.delta(self.layer);
         let record = self.states.record(state);
         let end = span.start + span.num_rows;
         // SAFETY: the record has the state of each head.
@@ -229,7 +229,7 @@ impl DeltaLayer<'_> {
     fn list_keys(&self, index: usize, head: usize, chunk: usize, keys: &mut [*const f32]) {
         let (spec, span) = (self.spec, &self.spans[index]);
         let record = self.states.record(&self.span_states[index]);
-        let places = self.states.places(self.layer);
+        let places = self.states.delta(self.layer);
         let first = head / spec.heads_of_group() * spec.key_dim;
         for (token, key) in keys.iter_mut().enumerate() {
             let position = chunk + token;
@@ -313,7 +313,8 @@ impl DeltaLayer<'_> {
     pub fn keep(&self, worker: &Worker<'_>) {
         for index in worker.share(self.spans.len()) {
             let (span, state) = (&self.spans[index], &self.span_states[index]);
-            let places: &DeltaPlaces = self.states.places(self.layer);
+            let places: &DeltaPlaces = self.states.delta(self.layer);
+            let kept = self.states.inputs(self.layer);
             let record = self.states.record(state);
             let end = span.start + span.num_rows;
             let copy = |from: &[f32], to: usize| {
@@ -325,10 +326,10 @@ impl DeltaLayer<'_> {
                 }
             };
             let row_of = |position: usize| span.first_row + position - span.start;
-            for position in span.start.max(end.saturating_sub(places.num_inputs()))..end {
+            for position in span.start.max(end.saturating_sub(kept.num_tokens()))..end {
                 // SAFETY: nobody writes this row before the next barrier.
                 let row = unsafe { self.projected.row(row_of(position)) };
-                copy(&row[..self.spec.num_channels()], places.inputs(position));
+                copy(&row[..self.spec.num_channels()], kept.at(position));
             }
             let len = self.spec.key_len();
             for position in span.start.max(state.next_chunk())..end {

@@ -7,11 +7,27 @@ use crate::kernels::DELTA_CHUNK;
 /// The layout of a sequence's states, in elements of f32.
 pub struct RecordLayout {
     /// `None` for layers without a state.
-    layers: Vec<Option<DeltaPlaces>>,
+    layers: Vec<Option<LayerPlaces>>,
     len: usize,
 }
 
 /// Where a layer's state is in a record.
+#[derive(Clone, Copy)]
+enum LayerPlaces {
+    Delta(DeltaPlaces),
+    Convolution(InputRing),
+}
+
+/// The inputs of a convolution that later tokens read, `[token][channels]`. A token's place is its position
+/// modulo the number of tokens.
+#[derive(Clone, Copy)]
+pub struct InputRing {
+    first: usize,
+    num_channels: usize,
+    num_tokens: usize,
+}
+
+/// Where the state of a gated delta network is in a record.
 #[derive(Clone, Copy)]
 pub struct DeltaPlaces {
     /// `[value head][key_dim][value_dim]`: the matrices at the start of the chunk.
@@ -25,13 +41,10 @@ pub struct DeltaPlaces {
     /// `[token][key_len]`.
     keys: usize,
     key_len: usize,
-    /// `[token][channels]`: the inputs of the convolution.
-    inputs: usize,
-    num_channels: usize,
+    inputs: InputRing,
     /// The number of tokens of which there are updates, decays and keys: a multiple of a chunk. A token's
     /// place is its position modulo this.
     num_tokens: usize,
-    num_inputs: usize,
 }
 
 /// The memory of the states of one sequence.
@@ -45,8 +58,15 @@ impl RecordLayout {
     pub fn new(spec: &DecoderSpec, max_drafts: usize) -> Option<Self> {
         let mut len = 0;
         let layers = spec.layers.iter().map(|layer| {
-            let RecurrentSpec::GatedDelta(spec) = layer.recurrent.as_ref()?;
-            Some(DeltaPlaces::new(spec, max_drafts, &mut len))
+            Some(match layer.recurrent.as_ref()? {
+                RecurrentSpec::GatedDelta(spec) => {
+                    LayerPlaces::Delta(DeltaPlaces::new(spec, max_drafts, &mut len))
+                }
+                RecurrentSpec::ShortConvolution(spec) => {
+                    let sizes = [spec.num_channels, spec.kernel_len];
+                    LayerPlaces::Convolution(InputRing::new(sizes, max_drafts, &mut len))
+                }
+            })
         });
         let layers = layers.collect();
         (len > 0).then_some(Self { layers, len })
@@ -56,24 +76,55 @@ impl RecordLayout {
         self.len
     }
 
-    pub fn of_layer(&self, layer: usize) -> &DeltaPlaces {
-        let places = self.layers[layer].as_ref();
-        places.expect("a layer without a state was asked for it")
+    pub fn delta(&self, layer: usize) -> &DeltaPlaces {
+        match &self.layers[layer] {
+            Some(LayerPlaces::Delta(places)) => places,
+            _ => panic!("layer {layer} is no gated delta network, and was asked for its state"),
+        }
+    }
+
+    /// The inputs that a layer's convolution keeps.
+    pub fn inputs(&self, layer: usize) -> &InputRing {
+        match &self.layers[layer] {
+            Some(LayerPlaces::Delta(places)) => &places.inputs,
+            Some(LayerPlaces::Convolution(inputs)) => inputs,
+            None => panic!("layer {layer} has no state, and was asked for it"),
+        }
+    }
+}
+
+/// Takes elements of a record. Parts begin with a cache line of their own.
+fn take(end: &mut usize, len: usize) -> usize {
+    let first = *end;
+    *end += len.next_multiple_of(16);
+    first
+}
+
+impl InputRing {
+    fn new([num_channels, kernel_len]: [usize; 2], max_drafts: usize, end: &mut usize) -> Self {
+        // What the convolution reads is still there when all drafts are rejected.
+        let num_tokens = (kernel_len - 1 + max_drafts).max(1);
+        Self {
+            first: take(end, num_tokens * num_channels),
+            num_channels,
+            num_tokens,
+        }
+    }
+
+    pub fn num_tokens(&self) -> usize {
+        self.num_tokens
+    }
+
+    pub fn at(&self, position: usize) -> usize {
+        self.first + position % self.num_tokens * self.num_channels
     }
 }
 
 impl DeltaPlaces {
     fn new(spec: &GatedDeltaSpec, max_drafts: usize, end: &mut usize) -> Self {
-        let mut take = |len: usize| {
-            let first = *end;
-            // Parts begin with a cache line of their own.
-            *end += len.next_multiple_of(16);
-            first
-        };
+        let mut take = |len: usize| take(end, len);
         let heads = spec.num_value_heads;
         let num_tokens = (DELTA_CHUNK + max_drafts).next_multiple_of(DELTA_CHUNK);
-        // What the convolution reads is still there when all drafts are rejected.
-        let num_inputs = (spec.kernel_len - 1 + max_drafts).max(1);
         let state_len = spec.key_dim * spec.value_dim;
         Self {
             state: take(heads * state_len),
@@ -83,15 +134,9 @@ impl DeltaPlaces {
             decays: take(heads * num_tokens),
             keys: take(num_tokens * spec.key_len()),
             key_len: spec.key_len(),
-            inputs: take(num_inputs * spec.num_channels()),
-            num_channels: spec.num_channels(),
             num_tokens,
-            num_inputs,
+            inputs: InputRing::new([spec.num_channels(), spec.kernel_len], max_drafts, end),
         }
-    }
-
-    pub fn num_inputs(&self) -> usize {
-        self.num_inputs
     }
 
     pub fn state(&self, head: usize) -> usize {
@@ -110,9 +155,5 @@ impl DeltaPlaces {
 
     pub fn keys(&self, position: usize) -> usize {
         self.keys + position % self.num_tokens * self.key_len
-    }
-
-    pub fn inputs(&self, position: usize) -> usize {
-        self.inputs + position % self.num_inputs * self.num_channels
     }
 }

@@ -9,7 +9,7 @@ use corella_model::DecoderSpec;
 use crate::kernels::DELTA_CHUNK;
 use crate::system::Region;
 
-use super::record::{DeltaPlaces, RecordLayout};
+use super::record::{DeltaPlaces, InputRing, RecordLayout};
 
 pub struct StateMemory {
     layout: RecordLayout,
@@ -73,8 +73,14 @@ impl StateMemory {
         })
     }
 
-    pub fn places(&self, layer: usize) -> &DeltaPlaces {
-        self.layout.of_layer(layer)
+    /// Where a record has the state of a gated delta network.
+    pub fn delta(&self, layer: usize) -> &DeltaPlaces {
+        self.layout.delta(layer)
+    }
+
+    /// Where a record has the inputs of a layer's convolution.
+    pub fn inputs(&self, layer: usize) -> &InputRing {
+        self.layout.inputs(layer)
     }
 
     /// The first element of a span's record.

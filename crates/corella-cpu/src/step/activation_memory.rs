@@ -2,7 +2,9 @@
 
 use std::io;
 
-use corella_model::{AttentionSpec, DecoderSpec, FeedForward, GatedDeltaSpec, LayerSpec};
+use corella_model::{
+    AttentionSpec, DecoderSpec, FeedForward, GatedDeltaSpec, LayerSpec, RecurrentSpec,
+};
 
 use crate::attention::Queries;
 use crate::dense::{Buffer, PackedRows};
@@ -31,7 +33,7 @@ pub struct Activations {
     /// What gates the outputs of query heads.
     pub gates: Option<Buffer>,
     /// The rows of recurrent layers.
-    pub delta: Option<DeltaActivations>,
+    pub recurrent: Option<RecurrentActivations>,
     /// What a layer's part computes, for parts with a norm behind them and for shared experts.
     pub branch: Option<Buffer>,
     pub experts: Option<ExpertRows>,
@@ -43,11 +45,12 @@ pub struct Activations {
     pub logits: Buffer,
 }
 
-/// Rows inside of a gated delta network.
-pub struct DeltaActivations {
-    /// `[rows][queries, keys, values, gates, strengths, decays]`.
+/// Rows inside of recurrent layers.
+pub struct RecurrentActivations {
+    /// In a gated delta network, `[rows][queries, keys, values, gates, strengths, decays]`; in a short
+    /// convolution, `[rows][gates of inputs, gates of outputs, inputs]`.
     pub projected: Buffer,
-    /// The queries, keys and values behind the convolution.
+    /// The queries, keys and values of gated delta networks behind the convolution.
     pub convolved: Buffer,
 }
 
@@ -123,7 +126,7 @@ impl Activations {
                 .transpose()?,
             queries: Queries::new(kernels, most_heads.unwrap_or(attention), kv, max_rows)?,
             gates: gates.map(|len| Buffer::new(max_rows, len)).transpose()?,
-            delta: DeltaActivations::new(spec, max_rows)?,
+            recurrent: RecurrentActivations::new(spec, max_rows)?,
             branch: has_branch
                 .then(|| Buffer::new(max_rows, hidden))
                 .transpose()?,
@@ -138,19 +141,27 @@ impl Activations {
     }
 }
 
-impl DeltaActivations {
+impl RecurrentActivations {
     /// `None` for models without such a layer.
     fn new(spec: &DecoderSpec, max_rows: usize) -> io::Result<Option<Self>> {
-        let specs = || spec.layers.iter().filter_map(gated_delta);
-        let projected = |spec: &GatedDeltaSpec| {
-            spec.num_channels() + spec.value_len() + 2 * spec.num_value_heads
-        };
-        let Some(num_channels) = specs().map(GatedDeltaSpec::num_channels).max() else {
+        let specs = spec
+            .layers
+            .iter()
+            .filter_map(|layer| layer.recurrent.as_ref());
+        let projected = specs.map(|spec| match spec {
+            RecurrentSpec::GatedDelta(spec) => {
+                spec.num_channels() + spec.value_len() + 2 * spec.num_value_heads
+            }
+            RecurrentSpec::ShortConvolution(spec) => 3 * spec.num_channels,
+        });
+        let Some(projected) = projected.max() else {
             return Ok(None);
         };
+        let deltas = spec.layers.iter().filter_map(gated_delta);
+        let convolved = deltas.map(GatedDeltaSpec::num_channels).max();
         Ok(Some(Self {
-            projected: Buffer::new(max_rows, specs().map(projected).max().unwrap_or(0))?,
-            convolved: Buffer::new(max_rows, num_channels)?,
+            projected: Buffer::new(max_rows, projected)?,
+            convolved: Buffer::new(max_rows, convolved.unwrap_or(0))?,
         }))
     }
 }

@@ -90,7 +90,10 @@ pub fn choose(spec: &ExpertSpec, logits: &mut [f32], bias: Option<&[f32]>, chose
         };
     }
     let sum: f32 = chosen.iter().map(|choice| choice.weight).sum();
-    let divisor = if spec.normalises { sum } else { 1.0 };
+    let divisor = match spec.normalises {
+        true => sum + spec.weight_sum_eps,
+        false => 1.0,
+    };
     for choice in &mut *chosen {
         choice.weight = choice.weight / divisor * spec.weight_scale;
     }
@@ -194,6 +197,7 @@ mod tests {
             scoring: ExpertScoring::Softmax,
             selection_bias: false,
             normalises: true,
+            weight_sum_eps: 0.0,
             weight_scale: 1.0,
         }
     }

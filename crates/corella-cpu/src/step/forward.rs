@@ -380,9 +380,11 @@ impl Forward {
         }
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
-        match gated_delta(spec) {
+        match &spec.recurrent {
             None => self.attend(layout, index, layer, walk, &mut scratch.attention),
-            Some(spec) => self.run_delta(layout, index, (spec, layer), walk, &mut scratch.delta),
+            Some(spec) => {
+                self.run_recurrent(layout, index, (spec, layer), walk, &mut scratch.delta);
+            }
         }
         let attended = &act.layers[index].attended;
         self.complete(attended, &layer.output, grid, walk);

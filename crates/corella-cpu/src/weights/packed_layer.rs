@@ -10,14 +10,14 @@ use crate::kernels::{Form, PANEL_LANES};
 use super::format_plan::Role;
 use super::lane::{Lane, elements};
 use super::norm::{PackedNorm, PackedNorms};
-use super::packed_delta::PackedDelta;
+use super::packed_recurrent::PackedRecurrent;
 use super::panel::{PackedMatrix, Packing};
 use super::{Packer, Part};
 
 pub struct PackedLayer {
     pub attention_norms: PackedNorms,
     /// The projections to queries, keys and values; in a gated delta network behind them those to gates,
-    /// strengths and decays.
+    /// strengths and decays. In a short convolution, the projection of its input.
     pub qkv: PackedMatrix,
     pub q_norm: Option<PackedNorm>,
     pub k_norm: Option<PackedNorm>,
@@ -26,7 +26,7 @@ pub struct PackedLayer {
     /// The projection to what gates the output of each query head.
     pub gate: Option<PackedMatrix>,
     /// What a recurrent layer has beside matrices.
-    pub delta: Option<PackedDelta>,
+    pub recurrent: Option<PackedRecurrent>,
     pub output: PackedMatrix,
     pub feed_forward_norms: PackedNorms,
     pub feed_forward: PackedFeedForward,
@@ -106,6 +106,7 @@ pub(super) fn input_matrices(spec: &LayerSpec) -> &'static [LayerTensor] {
         Some(RecurrentSpec::GatedDelta(_)) => {
             &[DeltaQ, DeltaK, DeltaV, DeltaGate, DeltaStrength, DeltaDecay]
         }
+        Some(RecurrentSpec::ShortConvolution(_)) => &[ConvolutionInput],
     }
 }
 
@@ -113,6 +114,7 @@ pub(super) fn output_matrix(spec: &LayerSpec) -> LayerTensor {
     match &spec.recurrent {
         None => LayerTensor::O,
         Some(RecurrentSpec::GatedDelta(_)) => LayerTensor::DeltaO,
+        Some(RecurrentSpec::ShortConvolution(_)) => LayerTensor::ConvolutionOutput,
     }
 }
 
@@ -157,9 +159,8 @@ impl Packer<'_> {
             gate: (gate.as_ref())
                 .map(|gate| self.matrix(Role::Projection, gate, hidden))
                 .transpose()?,
-            delta: (spec.recurrent.as_ref()).map(|recurrent| match recurrent {
-                RecurrentSpec::GatedDelta(spec) => PackedDelta::new(spec, layer),
-            }),
+            recurrent: (spec.recurrent.as_ref())
+                .map(|recurrent| PackedRecurrent::new(recurrent, layer)),
             output: self.matrix(Role::Projection, &[output], spec.mixed_len())?,
             feed_forward_norms: PackedNorms::new(
                 &spec.feed_forward_norms,

@@ -75,10 +75,16 @@ impl Sizes {
         let output = [&weights[output_matrix(layer)]];
         let output = self.matrix(Role::Projection, &output, hidden, layer.mixed_len());
         self.bytes.add(ModelPart::Attention, qkv + gate + output);
-        if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
-            let num_floats = spec.num_channels() * spec.kernel_len + 2 * spec.num_value_heads;
-            self.add_floats(ModelPart::Attention, num_floats);
-        }
+        let num_floats = match &layer.recurrent {
+            None => 0,
+            Some(RecurrentSpec::GatedDelta(spec)) => {
+                spec.num_channels() * spec.kernel_len + 2 * spec.num_value_heads
+            }
+            Some(RecurrentSpec::ShortConvolution(spec)) => {
+                spec.num_channels * (spec.kernel_len + usize::from(spec.bias))
+            }
+        };
+        self.add_floats(ModelPart::Attention, num_floats);
         let (part, bytes) = match &layer.feed_forward {
             FeedForward::Mlp(mlp) => {
                 let bytes = self.mlps(OF_ALL, mlp, hidden, weights, &[Mlp::Only]);

@@ -6,7 +6,7 @@ use corella_model::{
     MlpSpec, NormKind, QkNorm, RecurrentSpec,
 };
 
-use super::packed_delta::MAX_KERNEL_LEN;
+use super::packed_recurrent::MAX_KERNEL_LEN;
 
 /// Refuses models that the forward pass cannot compute.
 pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
@@ -50,8 +50,13 @@ fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
 
 fn check_layer(layer: &LayerSpec) -> Result<(), String> {
     check_attention(&layer.attention)?;
-    if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
-        check_gated_delta(spec)?;
+    match &layer.recurrent {
+        None => {}
+        Some(RecurrentSpec::GatedDelta(spec)) => check_gated_delta(spec)?,
+        Some(RecurrentSpec::ShortConvolution(spec)) if spec.num_channels == 0 => {
+            return Err(String::from("a short convolution without channels"));
+        }
+        Some(RecurrentSpec::ShortConvolution(spec)) => check_kernel_len(spec.kernel_len)?,
     }
     match &layer.feed_forward {
         FeedForward::Mlp(mlp) => check_mlp(mlp)?,
@@ -112,11 +117,15 @@ fn check_gated_delta(spec: &GatedDeltaSpec) -> Result<(), String> {
             spec.num_value_heads, spec.value_dim, spec.num_key_heads, spec.key_dim
         ));
     }
-    match (1..=MAX_KERNEL_LEN).contains(&spec.kernel_len) {
+    check_kernel_len(spec.kernel_len)
+}
+
+fn check_kernel_len(kernel_len: usize) -> Result<(), String> {
+    match (1..=MAX_KERNEL_LEN).contains(&kernel_len) {
         true => Ok(()),
         false => Err(format!(
-            "a convolution over {} tokens, which the CPU executor computes over up to {MAX_KERNEL_LEN}",
-            spec.kernel_len
+            "a convolution over {kernel_len} tokens, which the CPU executor computes over up to \
+             {MAX_KERNEL_LEN}"
         )),
     }
 }

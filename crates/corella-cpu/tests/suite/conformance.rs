@@ -137,6 +137,17 @@ fn recurrent_layers() {
     );
 }
 
+/// States of convolutions are the inputs of the last few tokens.
+#[test]
+fn short_convolutions() {
+    for isa in isas() {
+        run("lfm2", isa, DType::F32, 16);
+    }
+    run_stages(golden("lfm2"), best_isa(), DType::Bf16, 5, 3);
+    let (model, format) = (golden("lfm2-moe"), Some(WeightFormat::Int8));
+    run_format(model, format, best_isa(), KvFormat::Int8, 7, 2);
+}
+
 fn golden(model: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
     folder.join(model)

@@ -444,6 +444,7 @@ fn experts(num_experts: usize, num_experts_per_token: usize) -> ExpertSpec {
         scoring: ExpertScoring::Softmax,
         selection_bias: false,
         normalises: true,
+        weight_sum_eps: 0.0,
         weight_scale: 1.0,
     }
 }

@@ -9,7 +9,7 @@ use crate::reference_decoder;
 use corella_model::{
     Activation, AttentionSpec, Checkpoint, DType, DecoderSpec, DecoderWeights, ExpertScoring,
     ExpertSpec, FeedForward, GatedDeltaSpec, LayerSpec, LayerTensor, LayerWeights, NormKind,
-    RecurrentSpec, RotaryScaling, RotarySpec, Storage, Tensor,
+    RecurrentSpec, RotaryScaling, RotarySpec, ShortConvolutionSpec, Storage, Tensor,
 };
 use serde_json::Value;
 
@@ -21,7 +21,7 @@ const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
 
-const FEATURES: [(&str, SwitchOff); 35] = [
+const FEATURES: [(&str, SwitchOff); 37] = [
     ("the scale of embeddings", |spec, _| {
         spec.embedding_scale = 1.0
     }),
@@ -86,6 +86,28 @@ const FEATURES: [(&str, SwitchOff); 35] = [
             change(layer, LayerTensor::DeltaConvolution, |at, x| {
                 if is_newest(at) { x } else { 0.0 }
             });
+        });
+    }),
+    ("short convolutions", |spec, weights| {
+        each_convolution(spec, weights, |spec, layer| {
+            let is_newest = |at: usize| (at + 1).is_multiple_of(spec.kernel_len);
+            change(layer, LayerTensor::Convolution, |at, x| {
+                if is_newest(at) { x } else { 0.0 }
+            });
+        });
+    }),
+    ("gates of short convolutions", |spec, weights| {
+        let hidden_size = spec.hidden_size;
+        each_convolution(spec, weights, |spec, layer| {
+            let is_gate = |row: usize| row < 2 * spec.num_channels;
+            if layer.get(LayerTensor::ConvolutionInputBias).is_some() {
+                change(layer, LayerTensor::ConvolutionInput, |at, x| {
+                    if is_gate(at / hidden_size) { 0.0 } else { x }
+                });
+                change(layer, LayerTensor::ConvolutionInputBias, |at, x| {
+                    if is_gate(at) { 1.0 } else { x }
+                });
+            }
         });
     }),
     (
@@ -216,6 +238,19 @@ fn each_delta(
 ) {
     for (layer, weights) in spec.layers.iter().zip(&mut weights.layers) {
         if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
+            change(spec, weights);
+        }
+    }
+}
+
+/// Calls `change` with each short convolution.
+fn each_convolution(
+    spec: &DecoderSpec,
+    weights: &mut DecoderWeights,
+    mut change: impl FnMut(&ShortConvolutionSpec, &mut LayerWeights),
+) {
+    for (layer, weights) in spec.layers.iter().zip(&mut weights.layers) {
+        if let Some(RecurrentSpec::ShortConvolution(spec)) = &layer.recurrent {
             change(spec, weights);
         }
     }

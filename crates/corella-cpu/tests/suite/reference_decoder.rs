@@ -3,7 +3,7 @@
 use corella_model::{
     Activation, AttentionSpec, DecoderSpec, DecoderWeights, ExpertScoring, ExpertSpec, FeedForward,
     GatedDeltaSpec, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, NormKind, NormSpec, QkNorm,
-    RecurrentSpec, Tensor,
+    RecurrentSpec, ShortConvolutionSpec, Tensor,
 };
 
 type Row = Vec<f64>;
@@ -58,6 +58,7 @@ fn run_layer(spec: &LayerSpec, layer: &LayerWeights, x: &mut [Row], max_context:
     let attended = match &spec.recurrent {
         None => attention(&spec.attention, layer, &normed, max_context),
         Some(RecurrentSpec::GatedDelta(spec)) => gated_delta(spec, layer, &normed),
+        Some(RecurrentSpec::ShortConvolution(spec)) => short_convolution(spec, layer, &normed),
     };
     for (x, row) in x.iter_mut().zip(&attended) {
         let row = optional(norms.after, row, LayerTensor::AttentionOutputNorm);
@@ -227,6 +228,30 @@ fn gated_delta(spec: &GatedDeltaSpec, layer: &LayerWeights, input: &[Row]) -> Ve
     rows
 }
 
+/// A gated convolution. A channel's weights have the newest token last.
+fn short_convolution(spec: &ShortConvolutionSpec, layer: &LayerWeights, input: &[Row]) -> Vec<Row> {
+    use LayerTensor::*;
+    let num_channels = spec.num_channels;
+    let kernel = Matrix::new(&layer[Convolution]);
+    let biases = bias(layer, Convolution).map_or(vec![0.0; num_channels], values);
+    let (mut gated, mut rows) = (Vec::<Row>::new(), Vec::new());
+    for row in input {
+        let projected = dense(layer, ConvolutionInput, row);
+        let (before, others) = projected.split_at(num_channels);
+        let (behind, x) = others.split_at(num_channels);
+        gated.push(before.iter().zip(x).map(|(gate, x)| gate * x).collect());
+        let channel = |channel: usize| {
+            let weights = kernel.row(channel).iter().rev();
+            let inputs = gated.iter().rev();
+            let sum: f64 = weights.zip(inputs).map(|(w, x)| w * x[channel]).sum();
+            (sum + biases[channel]) * behind[channel]
+        };
+        let outputs = (0..num_channels).map(channel).collect();
+        rows.push(dense(layer, ConvolutionOutput, &outputs));
+    }
+    rows
+}
+
 fn mlp(spec: &MlpSpec, layer: &LayerWeights, which: Mlp, input: &Row) -> Row {
     let up = dense(layer, LayerTensor::Up(which), input);
     let inner: Row = match spec.is_gated {
@@ -260,7 +285,7 @@ fn experts(spec: &ExpertSpec, layer: &LayerWeights, input: &Row) -> Row {
     let mut out = vec![0.0; input.len()];
     for expert in order {
         let weight = match spec.normalises {
-            true => scores[expert] / sum,
+            true => scores[expert] / (sum + f64::from(spec.weight_sum_eps)),
             false => scores[expert],
         };
         let weight = weight * f64::from(spec.weight_scale);

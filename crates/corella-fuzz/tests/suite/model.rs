@@ -113,6 +113,8 @@ fn config() {
         "glm4-moe",
         "gpt2",
         "granite",
+        "lfm2",
+        "lfm2-moe",
         "llama-gqa-tied",
         "minimax-m2",
         "mistral",

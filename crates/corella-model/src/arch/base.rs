@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::field::{Field, Fields, FileFields, Source};
 use super::rotary;
+use crate::json_object::JsonObject;
 use crate::{
     Activation, AttentionSpec, BranchNorms, CheckpointError, DecoderSpec, ExpertScoring,
     ExpertSpec, FeedForward, LayerSpec, MlpSpec, NormSpec, RotarySpec, SharedExpert,
@@ -31,6 +32,7 @@ const MAX_EXPERTS: usize = 4096;
 pub struct Base {
     pub max_position: usize,
     pub theta: f64,
+    pub eps_field: Field,
     pub eps: f64,
     /// `None` for the hidden size divided by the number of heads.
     pub head_dim: Option<usize>,
@@ -48,6 +50,7 @@ impl Base {
     pub const LLAMA: Self = Self {
         max_position: 2048,
         theta: 10_000.0,
+        eps_field: RMS_EPS,
         eps: 1e-6,
         head_dim: None,
         intermediate_size: INTERMEDIATE_SIZE,
@@ -62,8 +65,8 @@ impl Base {
         let hidden_size = fields.size(HIDDEN_SIZE)?;
         let max_position = fields.try_size(MAX_POSITION)?;
         let max_position = or_default(fields, MAX_POSITION, max_position, self.max_position)?;
-        let eps = fields.try_number(RMS_EPS)?;
-        let norm = NormSpec::rms(or_default(fields, RMS_EPS, eps, self.eps)? as f32);
+        let eps = fields.try_number(self.eps_field)?;
+        let norm = NormSpec::rms(or_default(fields, self.eps_field, eps, self.eps)? as f32);
         let (num_heads, num_kv_heads) = num_heads(fields)?;
         let head_dim = head_dim(fields, hidden_size, num_heads, self.head_dim)?;
         let defaults = rotary::Defaults {
@@ -152,6 +155,7 @@ pub fn experts(
         scoring: ExpertScoring::Softmax,
         selection_bias: false,
         normalises: true,
+        weight_sum_eps: 0.0,
         weight_scale: 1.0,
     })
 }
@@ -320,12 +324,21 @@ pub fn sliding_layers(
     fields: &dyn Fields,
     num_layers: usize,
 ) -> Result<Option<Vec<bool>>, CheckpointError> {
-    const FIELD: &str = "layer_types";
     let config = match fields.source() {
         Source::Folder(config) => config,
         Source::File(file) => return sliding_layers_of_file(file, num_layers),
     };
-    let Some(types) = config.get(FIELD) else {
+    layers_of_type(config, num_layers, ["full_attention", "sliding_attention"])
+}
+
+/// Which layers have the second of two types, where the types of layers are listed.
+pub fn layers_of_type(
+    config: &JsonObject<'_>,
+    num_layers: usize,
+    [first, second]: [&str; 2],
+) -> Result<Option<Vec<bool>>, CheckpointError> {
+    const FIELD: &str = "layer_types";
+    let Some(types) = config.get(FIELD).filter(|types| !types.is_null()) else {
         return Ok(None);
     };
     let types = types.as_array().map(Vec::as_slice).unwrap_or_default();
@@ -333,19 +346,16 @@ pub fn sliding_layers(
         let why = format!("must be a list of the types of {num_layers} layers");
         return Err(config.refuse(FIELD, &why));
     }
-    let is_sliding = |kind: &Value| match kind.as_str() {
-        Some("sliding_attention") => Ok(true),
-        Some("full_attention") => Ok(false),
+    let is_second = |kind: &Value| match kind.as_str() {
+        Some(kind) if kind == first => Ok(false),
+        Some(kind) if kind == second => Ok(true),
         _ => {
-            let why = format!("{kind} is not one of full_attention, sliding_attention");
+            let why = format!("{kind} is not one of {first}, {second}");
             Err(config.refuse(FIELD, &why))
         }
     };
-    types
-        .iter()
-        .map(is_sliding)
-        .collect::<Result<_, _>>()
-        .map(Some)
+    let types: Result<_, _> = types.iter().map(is_second).collect();
+    types.map(Some)
 }
 
 /// All layers but every `interval`th one.

@@ -1,8 +1,6 @@
 //! Qwen3-Next: most layers are gated delta networks, the others have attention with a gate for each
 //! query head. Most layers have experts, beside one that every token goes through.
 
-use serde_json::Value;
-
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, FileFields, Source};
 use super::layout::folder_name;
@@ -117,31 +115,15 @@ fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec
 
 /// Which layers are recurrent: those that are listed, or all but every fourth.
 fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
-    const TYPES: &str = "layer_types";
     const INTERVAL: Field = Field::of_folder("full_attention_interval");
     let interval = fields.try_size(INTERVAL)?.unwrap_or(4);
-    let Source::Folder(config) = fields.source() else {
-        return Ok(base::all_but_every(interval, num_layers));
-    };
-    let Some(types) = config.get(TYPES).filter(|types| !types.is_null()) else {
-        return Ok(base::all_but_every(interval, num_layers));
-    };
-    let types = types.as_array().map(Vec::as_slice).unwrap_or_default();
-    let is_recurrent = |kind: &Value| match kind.as_str() {
-        Some("linear_attention") => Ok(true),
-        Some("full_attention") => Ok(false),
-        _ => {
-            let why = format!("{kind} is not one of full_attention, linear_attention");
-            Err(config.refuse(TYPES, &why))
+    let listed = match fields.source() {
+        Source::Folder(config) => {
+            base::layers_of_type(config, num_layers, ["full_attention", "linear_attention"])?
         }
+        Source::File(_) => None,
     };
-    match types.len() == num_layers {
-        true => types.iter().map(is_recurrent).collect(),
-        false => {
-            let why = format!("must be a list of the types of {num_layers} layers");
-            Err(config.refuse(TYPES, &why))
-        }
-    }
+    Ok(listed.unwrap_or_else(|| base::all_but_every(interval, num_layers)))
 }
 
 /// GGUF files of recurrent models are not read yet.

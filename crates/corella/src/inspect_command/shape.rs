@@ -27,11 +27,25 @@ pub fn kinds(layers: &[LayerSpec], describe: impl Fn(&LayerSpec) -> String) -> S
 }
 
 pub fn attention(layer: &LayerSpec) -> String {
-    if let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent {
-        return format!(
-            "gated delta network, {} value heads of {}, {} key heads of {}, convolution over {} tokens",
-            spec.num_value_heads, spec.value_dim, spec.num_key_heads, spec.key_dim, spec.kernel_len
-        );
+    match &layer.recurrent {
+        None => {}
+        Some(RecurrentSpec::GatedDelta(spec)) => {
+            return format!(
+                "gated delta network, {} value heads of {}, {} key heads of {}, convolution over {} tokens",
+                spec.num_value_heads,
+                spec.value_dim,
+                spec.num_key_heads,
+                spec.key_dim,
+                spec.kernel_len
+            );
+        }
+        Some(RecurrentSpec::ShortConvolution(spec)) => {
+            let biases = if spec.bias { ", biases" } else { "" };
+            return format!(
+                "gated convolution of {} channels over {} tokens{biases}",
+                spec.num_channels, spec.kernel_len
+            );
+        }
     }
     let AttentionSpec {
         num_heads,

@@ -109,3 +109,64 @@ fn layers_of_qwen3_5_are_recurrent_where_it_says_so() {
         assert!(refusal.contains(problem), "{refusal}");
     }
 }
+
+/// The makers' own names for settings, and those of Transformers.
+#[test]
+fn lfm2_is_read_as_it_is_published() {
+    let published = json!({ "block_ff_dim": 48, "intermediate_size": 7, "tie_embedding": false,
+        "tie_word_embeddings": true, "layer_types": null, "full_attn_idxs": [1],
+        "rope_parameters": null, "rope_theta": 30000.0 });
+    assert_eq!(spec("lfm2", published), spec("lfm2", json!({})));
+    let moe = json!({ "tie_embedding": true, "tie_word_embeddings": false });
+    assert_eq!(spec("lfm2-moe", moe), spec("lfm2-moe", json!({})));
+}
+
+/// Sizes that `Lfm2MLP` of Transformers has for these settings.
+#[test]
+fn the_size_of_mlps_of_lfm2_is_made_of_settings() {
+    let size = |changes| {
+        let spec = spec("lfm2", changes);
+        spec.layers[0].feed_forward.mlp().intermediate_size
+    };
+    assert_eq!(size(json!({ "block_auto_adjust_ff_dim": false })), 48);
+    assert_eq!(size(json!({})), 44);
+    assert_eq!(size(json!({ "block_multiple_of": 1 })), 41);
+    let unsaid = json!({ "block_multiple_of": null, "block_ffn_dim_multiplier": null });
+    assert_eq!(size(unsaid), 256);
+    let of_1_2b = json!({ "intermediate_size": 12288, "block_multiple_of": 256,
+        "block_ffn_dim_multiplier": 1.0 });
+    assert_eq!(size(of_1_2b), 8192);
+    let mut config = golden_config("lfm2");
+    config["block_ffn_dim_multiplier"] = Value::Null;
+    config["intermediate_size"] = json!(50);
+    let spec = parse(&config).unwrap();
+    assert_eq!(spec.layers[0].feed_forward.mlp().intermediate_size, 33);
+}
+
+#[test]
+fn what_lfm2_does_not_have_is_refused_by_name() {
+    let conv = json!(["conv", "conv", "conv", "conv"]);
+    let mixed = json!(["conv", "full_attention", "mamba", "conv"]);
+    for (name, field, value, problem) in [
+        (
+            "lfm2",
+            "layer_types",
+            conv,
+            "without any layer of attention",
+        ),
+        ("lfm2", "layer_types", mixed, "full_attention, conv"),
+        ("lfm2", "conv_L_cache", json!(5000), "conv_L_cache"),
+        (
+            "lfm2",
+            "block_ffn_dim_multiplier",
+            json!(1e300),
+            "intermediate_size",
+        ),
+        ("lfm2-moe", "layer_types", Value::Null, "layer_types"),
+    ] {
+        let mut config = golden_config(name);
+        config[field] = value;
+        let refusal = parse(&config).unwrap_err();
+        assert!(refusal.contains(problem), "{refusal}");
+    }
+}
