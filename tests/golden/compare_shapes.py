@@ -150,11 +150,43 @@ def short_convolution(generator, has_experts):
     return settings, False
 
 
+def ministral3(generator):
+    """Returns settings of a model whose queries grow behind its original context."""
+
+    def choice(*values):
+        return values[generator.integers(len(values))]
+
+    num_kv_heads = choice(1, 2, 3)
+    settings = make_golden.small(
+        hidden_size=4 * int(generator.integers(3, 13)),
+        intermediate_size=4 * int(generator.integers(1, 13)),
+        head_dim=choice(4, 8, 12, 32, 64),
+        num_attention_heads=num_kv_heads * choice(1, 2, 4),
+        num_key_value_heads=num_kv_heads,
+        num_hidden_layers=int(generator.integers(1, 5)),
+        sliding_window=choice(None, None, 24),
+        tie_word_embeddings=choice(True, False),
+        rope_parameters={
+            "rope_type": "yarn",
+            "factor": choice(2.0, 8.0, 16.0),
+            "rope_theta": choice(1e4, 1e6),
+            "original_max_position_embeddings": choice(7, 16, 64),
+            "beta_fast": choice(4.0, 32.0),
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": choice(0.0, 0.5, 1.0),
+            "llama_4_scaling_beta": choice(0.0, 0.1, 0.5),
+        },
+    )
+    return settings, False
+
+
 # By family, its configuration class in Transformers, and what draws settings.
 FAMILIES = {
     "gpt-oss": ("GptOssConfig", gpt_oss),
     "lfm2": ("Lfm2Config", lambda generator: short_convolution(generator, False)),
     "lfm2-moe": ("Lfm2MoeConfig", lambda generator: short_convolution(generator, True)),
+    "ministral3": ("Ministral3Config", ministral3),
     "qwen3-next": ("Qwen3NextConfig", lambda generator: hybrid(generator, True)),
     "qwen3-5": ("Qwen3_5TextConfig", lambda generator: hybrid(generator, False)),
     "qwen3-5-moe": ("Qwen3_5MoeTextConfig", lambda generator: hybrid(generator, True)),

@@ -436,6 +436,24 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
     ),
+    # Queries grow at each multiple of the original context, which all prompts but one are longer than.
+    "ministral3": (
+        "Ministral3Config",
+        small(
+            head_dim=12,
+            rope_parameters={
+                "rope_type": "yarn",
+                "factor": 8.0,
+                "rope_theta": 30000.0,
+                "original_max_position_embeddings": ORIGINAL,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+                "llama_4_scaling_beta": 0.2,
+            },
+        ),
+    ),
     "mixtral": (
         "MixtralConfig",
         small(intermediate_size=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=WINDOW),

@@ -334,6 +334,12 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
             "{what} do not run on GPUs yet: use --device cpu"
         )));
     }
+    let grows = |layer: &LayerSpec| layer.attention.query_growth.is_some();
+    if spec.layers.iter().any(grows) {
+        return Err(DeviceError(String::from(
+            "models whose queries grow with their positions do not run on GPUs yet: use --device cpu",
+        )));
+    }
     if spec.learned_positions && config.max_model_len as usize > spec.max_position {
         return Err(DeviceError(format!(
             "max_model_len is {}, but the model has learned {} positions",

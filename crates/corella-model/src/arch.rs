@@ -17,6 +17,7 @@ mod layout;
 mod lfm2;
 mod llama;
 mod minimax_m2;
+mod ministral3;
 mod mistral;
 mod mixtral;
 mod modernbert;
@@ -48,7 +49,7 @@ use crate::decoder_weights;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 39] = [
+const FAMILIES: [&Family; 41] = [
     &bert::BERT,
     &bert::ROBERTA,
     &bert::XLM_ROBERTA,
@@ -71,6 +72,8 @@ const FAMILIES: [&Family; 39] = [
     &lfm2::LFM2_MOE,
     &llama::LLAMA,
     &minimax_m2::MINIMAX_M2,
+    &ministral3::MINISTRAL3,
+    &ministral3::MISTRAL3_MULTIMODAL,
     &mistral::MISTRAL,
     &modernbert::MODERNBERT,
     &nomic_bert::NOMIC_BERT,

@@ -80,6 +80,8 @@ pub struct AttentionSpec {
     pub head_dim: usize,
     /// `None` for layers whose queries and keys do not know their positions (SmolLM3, GPT-2).
     pub rotary: Option<RotarySpec>,
+    /// How queries grow with their positions.
+    pub query_growth: Option<QueryGrowth>,
     /// What products of queries and keys are multiplied by; usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
@@ -99,6 +101,15 @@ pub struct AttentionSpec {
     /// Whether what each query head gathers is multiplied by the sigmoid of a projection of the layer's
     /// input (Qwen3-Next).
     pub has_output_gate: bool,
+}
+
+/// Queries grow with their positions, so that attention stays sharp in contexts that are longer than the
+/// original one (Llama 4, Ministral 3): by `1 + beta * ln(1 + position / original_max_position)`, with a
+/// quotient that is rounded down.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    pub beta: f64,
+    pub original_max_position: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -212,6 +223,14 @@ impl BranchNorms {
     }
 }
 
+impl QueryGrowth {
+    /// What the query of a position is multiplied by.
+    pub fn at(&self, position: usize) -> f64 {
+        let num_contexts = position / self.original_max_position;
+        1.0 + self.beta * (num_contexts as f64).ln_1p()
+    }
+}
+
 impl AttentionSpec {
     /// Heads with RoPE over whole heads and nothing else, and the usual scale.
     pub fn plain(
@@ -225,6 +244,7 @@ impl AttentionSpec {
             num_kv_heads,
             head_dim,
             rotary: Some(rotary),
+            query_growth: None,
             scale: Self::usual_scale(head_dim),
             soft_cap: None,
             window: None,

@@ -77,7 +77,7 @@ pub use class_head::ClassHead;
 pub use cost_model::CostModel;
 pub use decoder_spec::{
     Activation, AttentionSpec, BranchNorms, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward,
-    LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, SharedExpert,
+    LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, QueryGrowth, SharedExpert,
 };
 pub use device_error::DeviceError;
 pub use device_memory::{DeviceMemory, host_bytes};

@@ -182,6 +182,7 @@ mod tests {
             ("golden/glm4-moe", false),
             ("golden/lfm2", false),
             ("golden/lfm2-moe", false),
+            ("golden/ministral3", false),
             ("golden/mixtral", false),
             ("golden/olmo2", false),
             ("golden/phi3", false),

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use corella_model::{
     AttentionSpec, DecoderSpec, DeviceError, FeedForward, KvFormat, KvLayer, LayerInput, LayerSpec,
-    MlpSpec, RotarySpec,
+    MlpSpec,
 };
 
 use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
@@ -56,7 +56,9 @@ pub struct Forward {
 
 /// Which of the things that layers share a layer uses.
 pub struct LayerPlace {
+    /// The angles of keys.
     pub rotary: usize,
+    pub query_rotary: usize,
     attention_kind: usize,
     /// `None` for recurrent layers.
     kv: Option<KvLayer>,
@@ -158,9 +160,13 @@ impl Forward {
                 Some(_) => 0,
             };
             let rotary = attention.rotary.as_ref();
-            let is_it = |other: &Option<&RotarySpec>| *other == rotary;
+            let [rotary, query_rotary] = [None, attention.query_growth].map(|growth| {
+                let kind = (rotary, growth);
+                index_or_add(&mut rotaries, |other| *other == kind, kind)
+            });
             layers.push(LayerPlace {
-                rotary: index_or_add(&mut rotaries, is_it, rotary),
+                rotary,
+                query_rotary,
                 attention_kind,
                 kv: kv_layer,
                 num_page_layers_done: to_come.min().unwrap_or(num_page_layers),

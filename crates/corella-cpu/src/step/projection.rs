@@ -161,7 +161,12 @@ impl Forward {
         };
         let offset = first.position % page_size;
         let act = &self.activations;
-        let all_angles = &act.angles[self.layers[index].rotary];
+        let place = &self.layers[index];
+        let rotary = match head < spec.num_heads {
+            true => place.query_rotary,
+            false => place.rotary,
+        };
+        let all_angles = &act.angles[rotary];
         assert!(run.end <= layout.rows.rows.len() && lane + spec.head_dim <= heads.stride());
         // SAFETY: these heads belong to this worker.
         let rows = unsafe {

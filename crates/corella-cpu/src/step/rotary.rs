@@ -1,32 +1,45 @@
 //! Rotary position embedding (RoPE), computed in f64 and rounded to f32.
 
-use corella_model::{RotaryFrequencies, RotarySpec};
+use corella_model::{QueryGrowth, RotaryFrequencies, RotarySpec};
 
 /// The cosines and sines of the layers that turn alike.
-pub struct Rotary(RotaryFrequencies);
+pub struct Rotary {
+    frequencies: RotaryFrequencies,
+    /// By what queries grow, which is as well done to the cosines and sines of all their elements.
+    growth: Option<QueryGrowth>,
+}
 
 impl Rotary {
     /// Angles for contexts of up to `max_context` tokens. Without RoPE all of them are 0.
-    pub fn new(rotary: Option<&RotarySpec>, max_context: usize) -> Self {
-        Self(match rotary {
+    pub fn new(
+        (rotary, growth): (Option<&RotarySpec>, Option<QueryGrowth>),
+        max_context: usize,
+    ) -> Self {
+        let frequencies = match rotary {
             Some(rotary) => rotary.frequencies(max_context),
             None => RotaryFrequencies {
                 frequencies: Vec::new(),
                 magnitude: 1.0,
             },
-        })
+        };
+        Self {
+            frequencies,
+            growth,
+        }
     }
 
     /// Writes the cosines and then the sines of a position's angles, one for each pair of elements
     /// of a head. The pairs behind those that are rotated have angle 0.
     pub fn angles(&self, position: usize, out: &mut [f32]) {
         let (cos, sin) = out.split_at_mut(out.len() / 2);
-        cos.fill(1.0);
+        let growth = self.growth.map_or(1.0, |growth| growth.at(position));
+        cos.fill(growth as f32);
         sin.fill(0.0);
         let RotaryFrequencies {
             frequencies,
             magnitude,
-        } = &self.0;
+        } = &self.frequencies;
+        let magnitude = magnitude * growth;
         for (i, frequency) in frequencies.iter().enumerate() {
             let (s, c) = (position as f64 * frequency).sin_cos();
             cos[i] = (c * magnitude) as f32;

@@ -96,6 +96,13 @@ fn windows_and_experts() {
     run("mixtral", best_isa(), DType::F16, 5);
 }
 
+/// Prompts are longer than the original context, from which on queries grow.
+#[test]
+fn queries_that_grow() {
+    run("ministral3", best_isa(), DType::F32, 16);
+    run("ministral3", best_isa(), KvFormat::Int8, 7);
+}
+
 #[test]
 fn sinks_windows_and_experts() {
     run("gpt-oss", best_isa(), DType::F32, 7);

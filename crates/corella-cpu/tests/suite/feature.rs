@@ -21,7 +21,7 @@ const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
 
-const FEATURES: [(&str, SwitchOff); 37] = [
+const FEATURES: [(&str, SwitchOff); 38] = [
     ("the scale of embeddings", |spec, _| {
         spec.embedding_scale = 1.0
     }),
@@ -118,6 +118,9 @@ const FEATURES: [(&str, SwitchOff); 37] = [
     ),
     ("norms of queries and keys", |spec, _| {
         each_attention(spec, |attention| attention.qk_norm = None);
+    }),
+    ("queries that grow", |spec, _| {
+        each_attention(spec, |attention| attention.query_growth = None);
     }),
     ("the scaling of RoPE", |spec, _| {
         each_rotary(spec, |rotary| rotary.scaling = RotaryScaling::None);

@@ -127,6 +127,13 @@ fn attention(
             }
         }
     }
+    if let Some(growth) = spec.query_growth {
+        for (position, row) in q.iter_mut().enumerate() {
+            let num_contexts = (position as f64 / growth.original_max_position as f64).floor();
+            let factor = 1.0 + growth.beta * (1.0 + num_contexts).ln();
+            row.iter_mut().for_each(|x| *x *= factor);
+        }
+    }
     let sinks = layer.get(LayerTensor::Sinks).filter(|_| spec.has_sinks);
     let sinks = sinks.map_or(Row::new(), values);
     let rows = q.iter().enumerate().map(|(position, q)| {

@@ -134,6 +134,7 @@ fn load(
             num_dims: shape.head_dim,
             scaling: RotaryScaling::None,
         }),
+        query_growth: None,
         scale: 1.0,
         soft_cap: None,
         window: None,

@@ -117,6 +117,7 @@ fn config() {
         "lfm2-moe",
         "llama-gqa-tied",
         "minimax-m2",
+        "ministral3",
         "mistral",
         "mixtral",
         "olmo2",

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::field::{Field, Fields, FileFields, Source};
+use super::field::{Field, Fields, FileFields, FolderFields, Source};
 use super::rotary;
 use crate::json_object::JsonObject;
 use crate::{
@@ -104,6 +104,30 @@ impl Base {
             encoder: None,
         })
     }
+}
+
+/// What reads the shape of a decoder.
+type ReadSpec = fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>;
+
+/// Reads the decoder of a model that also sees, which is described in an object of its own. Its embeddings are
+/// tied where the whole model says so.
+pub fn of_text(
+    fields: &dyn Fields,
+    is_tied_unsaid: bool,
+    spec_of: impl FnOnce(&JsonObject<'_>) -> Result<ReadSpec, CheckpointError>,
+) -> Result<DecoderSpec, CheckpointError> {
+    const FIELD: &str = "text_config";
+    let text = match fields.source() {
+        Source::Folder(config) => config.try_object(FIELD)?,
+        Source::File(_) => None,
+    };
+    let Some(text) = text else {
+        return Err(fields.missing(Field::of_folder(FIELD)));
+    };
+    let spec = spec_of(&text)?;
+    let mut spec = spec(&FolderFields::new(text))?;
+    spec.tied_embeddings = is_tied(fields, is_tied_unsaid)?;
+    Ok(spec)
 }
 
 /// A field that config.json may leave out and a GGUF file may not.

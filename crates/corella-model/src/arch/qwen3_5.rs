@@ -2,7 +2,7 @@
 //! models also see; only their decoder is used, whose RoPE of three positions is the plain one for text.
 
 use super::base::{self, Base};
-use super::field::{Fields, FolderFields, Source};
+use super::field::Fields;
 use super::layout::FusedExperts;
 use super::qwen3_moe::EXPERT_SIZE;
 use super::{Family, Layout, Stored, qwen3_next};
@@ -25,7 +25,7 @@ pub const QWEN3_5_MULTIMODAL: Family = Family {
     architecture: "Qwen3_5ForConditionalGeneration",
     decoder: "Qwen3_5Model",
     model_type: "qwen3_5",
-    spec: |fields| of_text(fields, dense),
+    spec: |fields| base::of_text(fields, false, |_| Ok(dense)),
     ..QWEN3_5
 };
 
@@ -49,7 +49,7 @@ pub const QWEN3_5_MOE_MULTIMODAL: Family = Family {
     architecture: "Qwen3_5MoeForConditionalGeneration",
     decoder: "Qwen3_5MoeModel",
     model_type: "qwen3_5_moe",
-    spec: |fields| of_text(fields, with_experts),
+    spec: |fields| base::of_text(fields, false, |_| Ok(with_experts)),
     ..QWEN3_5_MOE
 };
 
@@ -80,23 +80,6 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = base.spec(fields)?;
     qwen3_next::set_experts(fields, &mut spec, true)?;
     qwen3_next::set_layers(fields, &mut spec)?;
-    Ok(spec)
-}
-
-/// Reads the decoder of a model that also sees. Its embeddings are tied where the whole model says so.
-fn of_text(
-    fields: &dyn Fields,
-    spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
-) -> Result<DecoderSpec, CheckpointError> {
-    const FIELD: &str = "text_config";
-    let Source::Folder(config) = fields.source() else {
-        return spec(fields);
-    };
-    let Some(text) = config.try_object(FIELD)? else {
-        return Err(config.missing(FIELD));
-    };
-    let mut spec = spec(&FolderFields::new(text))?;
-    spec.tied_embeddings = base::is_tied(fields, false)?;
     Ok(spec)
 }
 

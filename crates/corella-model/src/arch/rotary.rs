@@ -45,16 +45,20 @@ pub fn spec(
 ) -> Result<RotarySpec, CheckpointError> {
     match fields.source() {
         Source::Folder(config) => {
-            // Transformers 5 puts `rope_theta` and `rope_scaling` into one object, `rope_parameters`.
-            // Where a folder has both, it reads nothing of this object.
-            let older = config.try_object("rope_scaling")?;
-            let scaling = match older.filter(|scaling| !scaling.is_empty()) {
-                Some(scaling) => Some(scaling),
-                None => config.try_object("rope_parameters")?,
-            };
+            let scaling = parameters(config)?;
             of_folder(config, scaling.as_ref(), head_dim, max_position, defaults)
         }
         Source::File(file) => of_file(file, head_dim, max_position),
+    }
+}
+
+/// The object that describes RoPE. Transformers 5 puts `rope_theta` and `rope_scaling` into one object,
+/// `rope_parameters`. Where a folder has both, it reads nothing of this object.
+pub fn parameters<'a>(config: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, CheckpointError> {
+    let older = config.try_object("rope_scaling")?;
+    match older.filter(|scaling| !scaling.is_empty()) {
+        Some(scaling) => Ok(Some(scaling)),
+        None => config.try_object("rope_parameters"),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::{
 };
 
 mod encoder;
+mod ministral3;
 mod recurrent;
 
 fn golden(name: &str) -> PathBuf {

@@ -51,6 +51,7 @@ pub fn attention(layer: &LayerSpec) -> String {
         num_heads,
         num_kv_heads,
         head_dim,
+        query_growth,
         scale,
         soft_cap,
         qk_norm,
@@ -70,6 +71,10 @@ pub fn attention(layer: &LayerSpec) -> String {
     }
     if let Some(cap) = soft_cap {
         text += &format!(", soft cap {cap}");
+    }
+    if let Some(growth) = query_growth {
+        let original = growth.original_max_position;
+        text += &format!(", queries grow beyond {original}");
     }
     match qk_norm {
         Some(QkNorm::Heads(_)) => text += ", a norm for each query and key head",

@@ -1,0 +1,83 @@
+//! Ministral 3: Mistral with YaRN, and queries that grow with their positions. Published models also see; only
+//! their decoder is used, as of Mistral Small 3.1, which is described in the same way and is a Mistral.
+
+use super::base::{self, Base};
+use super::field::{Fields, Source};
+use super::{Family, Layout, mistral, rotary};
+use crate::json_object::JsonObject;
+use crate::{CheckpointError, DecoderSpec, QueryGrowth};
+
+/// The decoder alone.
+pub const MINISTRAL3: Family = Family {
+    architecture: "Ministral3ForCausalLM",
+    decoder: "Ministral3Model",
+    model_type: "ministral3",
+    gguf: "mistral3",
+    claims: |_| Ok(false),
+    spec: ministral3,
+    folder: Layout::FOLDER,
+    file: Layout::NO_FILE,
+    config: base::no_config,
+};
+
+pub const MISTRAL3_MULTIMODAL: Family = Family {
+    architecture: "Mistral3ForConditionalGeneration",
+    decoder: "Mistral3Model",
+    model_type: "mistral3",
+    spec: multimodal,
+    folder: Layout {
+        bodies: &[
+            ("language_model.model.", "language_model.lm_head"),
+            ("model.language_model.", "lm_head"),
+            ("language_model.", "lm_head"),
+        ],
+        other_parts: &[
+            "vision_tower.",
+            "multi_modal_projector.",
+            "model.vision_tower.",
+            "model.multi_modal_projector.",
+        ],
+        ..Layout::FOLDER
+    },
+    ..MINISTRAL3
+};
+
+fn ministral3(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let base = Base {
+        max_position: 262_144,
+        eps: 1e-5,
+        head_dim: Some(128),
+        ..Base::LLAMA
+    };
+    let mut spec = base.spec(fields)?;
+    base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
+    let Source::Folder(config) = fields.source() else {
+        return Ok(spec);
+    };
+    let growth = query_growth(config)?;
+    for layer in &mut spec.layers {
+        layer.attention.query_growth = Some(growth);
+    }
+    Ok(spec)
+}
+
+/// Transformers reads both numbers whatever the type of RoPE is.
+fn query_growth(config: &JsonObject<'_>) -> Result<QueryGrowth, CheckpointError> {
+    let Some(parameters) = rotary::parameters(config)? else {
+        return Err(config.missing("rope_parameters"));
+    };
+    Ok(QueryGrowth {
+        beta: parameters.number("llama_4_scaling_beta")?,
+        original_max_position: parameters.size("original_max_position_embeddings")?,
+    })
+}
+
+/// Reads the decoder of a model that also sees.
+fn multimodal(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    let kind = |text: &JsonObject<'_>| match text.try_text("model_type")? {
+        Some("ministral3") => Ok(MINISTRAL3.spec),
+        None | Some("mistral") => Ok(mistral::MISTRAL.spec),
+        Some(_) => Err(text.refuse("model_type", "supported are ministral3, mistral")),
+    };
+    base::of_text(fields, true, kind)
+}
