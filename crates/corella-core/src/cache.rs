@@ -1,6 +1,7 @@
 //! The KV cache: pages and their owners, the blocks of the prefix tree, KV groups and windows, and pages that other
 //! nodes or host memory read or write.
 
+pub(crate) mod block_hold;
 pub(crate) mod fetch;
 pub(crate) mod first_block;
 pub(crate) mod hold;

@@ -45,6 +45,10 @@ id! {
     FetchId(u64)
 }
 id! {
+    /// One hold of blocks that another node loads. An id is never reused.
+    HoldId(u64)
+}
+id! {
     /// One batch. Steps are numbered from 0 and run in order.
     StepId(u64)
 }

@@ -55,13 +55,14 @@ pub use batch::{
     Batch, BatchOutput, HiddenState, InputToken, Logprobs, NOTHING_ALLOWED, PageCopy,
     PageTableDelta, PromptLogprob, Sample, SlotStart, Span, StateSnapshot, Yield,
 };
+pub use cache::block_hold::{BlockList, HeldBlocks, HoldRefusal};
 pub use cache::fetch::{FetchEnd, FetchGrant, FetchRefusal, FetchRequest};
 pub use cache::hold::KvFact;
 pub use cache::kv_cache::KvCache;
 pub use cache::kv_cache::pin::PinError;
 pub use cache::kv_event::KvEvent;
 pub use cache::kv_group::{KvGroup, MAX_KV_GROUPS};
-pub use cache::page_hash::PageHash;
+pub use cache::page_hash::{BlockHasher, PageHash};
 pub use cache::page_map::{PageMap, PageState};
 pub use cache::page_table::PageTable;
 pub use cache::prefix_tree::{Parent, PrefixMatch};
@@ -73,8 +74,8 @@ pub use fleet::placement::{
     PlacementRequest,
 };
 pub use id::{
-    BlockId, FetchId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId, SlotId,
-    SnapshotId, StepId, TokenId,
+    BlockId, FetchId, HoldId, Incarnation, KvGroupId, NodeId, PageId, PeerId, RequestId, SessionId,
+    SlotId, SnapshotId, StepId, TokenId,
 };
 pub use latency_objective::{LatencyObjectives, MissedObjective, ObjectiveKind};
 pub use request::{

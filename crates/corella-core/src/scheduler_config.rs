@@ -10,7 +10,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use crate::{KvGroup, PrefillAdmissionPolicy, RecurrentState, SchedulingPolicy};
+use crate::{BlockHasher, KvGroup, PrefillAdmissionPolicy, RecurrentState, SchedulingPolicy};
 
 /// Limits and policies. Fields that name no unit count tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,6 +46,10 @@ pub struct SchedulerConfig {
     pub max_held_pages: u32,
     /// Pages that fetches under way may hold.
     pub max_fetched_pages: u32,
+    /// Pages of blocks that other nodes may be loading, each counted once for each load.
+    pub max_served_pages: u32,
+    /// How blocks are named to other nodes.
+    pub block_hasher: BlockHasher,
     /// Pages of KV that preempted requests may keep in host memory. A request beyond them is computed
     /// again or, if its prompt was computed on another node, goes back to it.
     pub max_spilled_pages: u32,
@@ -154,6 +158,8 @@ impl SchedulerConfig {
             max_pinned_pages: 0,
             max_held_pages: num_pages / 2,
             max_fetched_pages: num_pages / 4,
+            max_served_pages: num_pages / 4,
+            block_hasher: BlockHasher::default(),
             max_spilled_pages: 0,
             hold_lease_us: 30_000_000,
             enable_prefix_caching: true,

@@ -17,6 +17,8 @@ pub struct SchedulerStats {
     pub num_spilled_pages: usize,
     /// Pages that fetches under way fill or have filled.
     pub num_fetching_pages: usize,
+    /// Pages of blocks that other nodes load, each counted once for each load.
+    pub num_served_pages: usize,
     /// Prompt tokens of requests that have never been admitted.
     pub num_queued_tokens: u64,
     /// The current share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.

@@ -17,6 +17,7 @@ mod pair;
 mod policy;
 mod prompt_check;
 mod random;
+mod reader;
 mod simulation;
 mod starvation;
 mod state_table;

@@ -202,6 +202,7 @@ impl Writer {
         let has_fetches = config.enable_prefix_caching && fetching.once_in(3) && !is_recurrent;
         if has_fetches && fetching.once_in(2) {
             config.max_fetched_pages = fetching.below(u64::from(config.num_pages) + 1) as u32;
+            config.max_served_pages = fetching.below(2 * u64::from(config.num_pages)) as u32;
         }
         let traffic = random.pick(&[
             Traffic::Steady,

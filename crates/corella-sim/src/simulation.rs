@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 
 use corella_core::{
-    AdmissionError, Batch, FetchId, FinishReason, InputToken, KvEvent, PageHash, Request,
+    AdmissionError, Batch, FetchId, FinishReason, HoldId, InputToken, KvEvent, PageHash, Request,
     RequestError, RequestId, RequestOutput, Scheduler, SlotId, Span,
 };
 
@@ -15,6 +15,7 @@ use crate::host_memory::HostMemory;
 use crate::kept_prefix::KeptPrefixes;
 use crate::load::{Answer, Load, Station};
 use crate::random::Random;
+use crate::reader::Reader;
 use crate::totals::Totals;
 use crate::violation::Violation;
 
@@ -33,6 +34,7 @@ enum Event {
     Pin(usize),
     Fetch(usize),
     WriterActs(FetchId),
+    ReaderEnds(HoldId),
     StepReturns,
     CopyEnds,
 }
@@ -47,6 +49,7 @@ struct Simulation<'a> {
     executor: CheckingExecutor,
     host: HostMemory,
     fetcher: Fetcher,
+    reader: Reader,
     /// Steps in flight, oldest first.
     inflight: VecDeque<Inflight>,
     last_return_us: u64,
@@ -102,6 +105,12 @@ impl<'a> Simulation<'a> {
             num_events: 0,
             host: HostMemory::new(&scheduler, load.max_copy_us, load.copies_fail_once_in, seed),
             fetcher: Fetcher::new(&scheduler, load.max_page_us, seed),
+            reader: Reader::new(
+                &scheduler,
+                load.max_page_us * 10,
+                load.undrawn_once_in > 0,
+                seed,
+            ),
             scheduler,
             executor: CheckingExecutor::new(&load.config, load.alphabet, roots.collect()),
             inflight: VecDeque::new(),
@@ -150,6 +159,10 @@ impl<'a> Simulation<'a> {
                 Event::Pin(index) => self.pin(index)?,
                 Event::Fetch(index) => self.begin_fetch(index),
                 Event::WriterActs(id) => self.act_as_writer(id),
+                Event::ReaderEnds(id) => {
+                    let (scheduler, executor) = (&mut self.scheduler, &self.executor);
+                    self.reader.end(id, scheduler, executor, self.now_us);
+                }
                 Event::StepReturns => self.return_step()?,
                 Event::CopyEnds => self.host.end_copy(&mut self.scheduler, &mut self.executor),
             }
@@ -163,6 +176,7 @@ impl<'a> Simulation<'a> {
             }
             self.settle()?;
             self.fetcher.take_cancels(&mut self.scheduler);
+            self.reader.take_ended(&mut self.scheduler);
             let copy_us = self
                 .host
                 .begin_copy(&mut self.scheduler, &mut self.executor);
@@ -179,9 +193,11 @@ impl<'a> Simulation<'a> {
         self.totals.num_failed_copies = self.host.num_failed();
         self.totals.num_fetches = self.fetcher.num_begun();
         self.totals.num_cancelled_fetches = self.fetcher.num_cancelled();
-        if stats.num_fetching_pages > 0 {
+        self.totals.num_holds = self.reader.num_begun();
+        self.totals.num_ended_holds = self.reader.num_ended();
+        if stats.num_fetching_pages + stats.num_served_pages > 0 {
             let what = format!("something is left: {stats:?}");
-            return Err(self.violation("pages of fetches are given back", what));
+            return Err(self.violation("pages of fetches and holds are given back", what));
         }
         if !self.host.is_empty() || stats.num_spilled_pages > 0 {
             let what = format!("something is left there: {stats:?}");
@@ -276,6 +292,11 @@ impl<'a> Simulation<'a> {
         let begun = self.fetcher.begin(scheduler, executor, plan, self.now_us);
         if let Some((id, after_us)) = begun {
             self.push(self.now_us + after_us, Event::WriterActs(id));
+        }
+        let (scheduler, executor) = (&mut self.scheduler, &self.executor);
+        let begun = self.reader.begin(scheduler, executor, plan, self.now_us);
+        if let Some((id, after_us)) = begun {
+            self.push(self.now_us + after_us, Event::ReaderEnds(id));
         }
     }
 

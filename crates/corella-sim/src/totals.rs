@@ -27,6 +27,9 @@ pub struct Totals {
     pub num_fetches: u64,
     pub num_cancelled_fetches: u64,
     pub num_fetched_blocks: u64,
+    /// Holds of blocks that were read, and those that ended before they were.
+    pub num_holds: u64,
+    pub num_ended_holds: u64,
     pub num_evicted_pages: u64,
     pub num_prefix_hit_tokens: u64,
     /// Log-probabilities of prompts, and requests that wanted nothing else.
@@ -74,6 +77,8 @@ impl Totals {
         self.num_fetches += run.num_fetches;
         self.num_cancelled_fetches += run.num_cancelled_fetches;
         self.num_fetched_blocks += run.num_fetched_blocks;
+        self.num_holds += run.num_holds;
+        self.num_ended_holds += run.num_ended_holds;
         self.num_evicted_pages += run.num_evicted_pages;
         self.num_prefix_hit_tokens += run.num_prefix_hit_tokens;
         self.num_prompt_logprobs += run.num_prompt_logprobs;
@@ -138,6 +143,8 @@ impl Totals {
             ("fetches", self.num_fetches),
             ("cancelled fetches", self.num_cancelled_fetches),
             ("fetched blocks", self.num_fetched_blocks),
+            ("holds", self.num_holds),
+            ("holds that ended early", self.num_ended_holds),
             ("evicted pages", self.num_evicted_pages),
             ("prefix hits", self.num_prefix_hit_tokens),
             ("log-probabilities of prompts", self.num_prompt_logprobs),

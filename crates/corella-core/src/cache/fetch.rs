@@ -208,7 +208,7 @@ pub(crate) struct Fetches {
     num_pages: usize,
     /// Fetches whose writer has to be told to stop.
     cancelled: VecDeque<FetchId>,
-    /// A request could not start for want of pages. Until one has, no fetch begins.
+    /// A request could not start for want of pages. Until one has, no fetch begins, and no hold of blocks.
     is_barred: bool,
 }
 

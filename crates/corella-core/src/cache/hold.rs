@@ -9,6 +9,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
+use crate::cache::block_hold::BlockHolds;
 use crate::cache::fetch::Fetches;
 use crate::cache::page_table::PageTables;
 use crate::{KvGroup, PageId, PageTable, RequestId, StepId};
@@ -63,6 +64,7 @@ pub(crate) struct Holds {
     num_exporting_pages: usize,
     facts: VecDeque<KvFact>,
     fetches: Fetches,
+    of_blocks: BlockHolds,
 }
 
 /// What one request exports to other nodes.
@@ -125,6 +127,15 @@ impl Holds {
 
     pub fn fetches_mut(&mut self) -> &mut Fetches {
         &mut self.fetches
+    }
+
+    /// Holds of blocks that other nodes load, whose pages belong to the cache, too.
+    pub fn of_blocks(&self) -> &BlockHolds {
+        &self.of_blocks
+    }
+
+    pub fn of_blocks_mut(&mut self) -> &mut BlockHolds {
+        &mut self.of_blocks
     }
 
     pub fn is_exporting(&self) -> bool {
@@ -279,6 +290,7 @@ impl Holds {
             .filter_map(|(&request, hold)| Some((hold.lease_us?, request)))
             .collect();
         assert_eq!(leases, self.by_lease, "leases of held pages");
+        self.of_blocks.check_invariants();
     }
 }
 

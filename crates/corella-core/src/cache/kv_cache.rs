@@ -4,6 +4,7 @@ mod announcement;
 mod eviction;
 pub(crate) mod pin;
 mod recurrence;
+mod settled;
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;

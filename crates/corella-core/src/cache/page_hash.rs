@@ -34,6 +34,49 @@ impl PageHash {
     }
 }
 
+/// How the nodes of a fleet hash blocks. Nodes have the same salt if the same tokens give them the same KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockHasher {
+    salt: u64,
+    mask: u128,
+}
+
+impl BlockHasher {
+    pub fn new(salt: u64) -> Self {
+        let mask = u128::MAX;
+        Self { salt, mask }
+    }
+
+    /// Keeps only the low `num_bits` bits of each hash, so that tests see hashes of different blocks that are equal.
+    pub fn truncated(salt: u64, num_bits: u32) -> Self {
+        let mask = 1_u128
+            .checked_shl(num_bits)
+            .map_or(u128::MAX, |end| end - 1);
+        Self { salt, mask }
+    }
+
+    /// The hashes of a sequence's whole blocks.
+    pub fn hashes<'a>(
+        &self,
+        namespace: &Namespace,
+        tokens: &'a [TokenId],
+        page_size: u32,
+    ) -> impl Iterator<Item = PageHash> + use<'a> {
+        let Self { salt, mask } = *self;
+        let mut hash = PageHash(PageHash::root(salt, namespace).0 & mask);
+        tokens.chunks_exact(page_size as usize).map(move |block| {
+            hash = PageHash(hash.next(salt, block).0 & mask);
+            hash
+        })
+    }
+}
+
+impl Default for BlockHasher {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
 impl fmt::Debug for PageHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:032x}", self.0)
@@ -43,8 +86,24 @@ impl fmt::Debug for PageHash {
 #[cfg(test)]
 mod tests {
     use alloc::collections::BTreeSet;
+    use alloc::vec::Vec;
 
     use super::*;
+
+    /// A chain of cut hashes goes on from the cut ones, and all bits make the hashes of KV events.
+    #[test]
+    fn a_sequence_has_a_hash_for_each_whole_block() {
+        let namespace = Namespace::default();
+        let tokens = [1, 2, 3, 4, 5];
+        let whole: Vec<_> = BlockHasher::new(7).hashes(&namespace, &tokens, 2).collect();
+        let first = PageHash::root(7, &namespace).next(7, &[1, 2]);
+        assert_eq!(whole, [first, first.next(7, &[3, 4])]);
+        let cut = BlockHasher::truncated(7, 8);
+        let cut: Vec<_> = cut.hashes(&namespace, &tokens, 2).collect();
+        let root = PageHash(PageHash::root(7, &namespace).0 % 256);
+        let first = PageHash(root.next(7, &[1, 2]).0 % 256);
+        assert_eq!(cut, [first, PageHash(first.next(7, &[3, 4]).0 % 256)]);
+    }
 
     /// A router that confused them would send requests to KV computed with other weights.
     #[test]

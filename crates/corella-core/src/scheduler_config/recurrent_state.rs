@@ -50,6 +50,7 @@ impl SchedulerConfig {
         self.recurrent_state = Some(state);
         self.max_held_pages = 0;
         self.max_fetched_pages = 0;
+        self.max_served_pages = 0;
         self.max_spilled_pages = 0;
     }
 
@@ -75,6 +76,11 @@ impl SchedulerConfig {
                 "max_fetched_pages",
                 self.max_fetched_pages,
                 "fetch KV from elsewhere",
+            ),
+            (
+                "max_served_pages",
+                self.max_served_pages,
+                "keep blocks for other nodes",
             ),
         ];
         for (name, value, what) in refused {

@@ -28,11 +28,13 @@
 //! * `feedback.rs` takes in a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
 //! * `receipt.rs` takes in requests whose prompt another node computes, `hold.rs` exports to other nodes, and
-//!   `spill.rs` keeps KV of preempted requests; `fetch.rs` brings blocks from elsewhere
+//!   `spill.rs` keeps KV of preempted requests; `fetch.rs` brings blocks from elsewhere, and `block_hold.rs` keeps
+//!   those that other nodes load
 //! * `poll.rs` says what a driver asks for, and in which order; `view.rs` shows requests and pages
 //! * `invariant.rs` checks that the parts do not contradict each other
 
 pub(crate) mod admission;
+mod block_hold;
 mod decode_turn;
 mod departure;
 mod feedback;
@@ -82,6 +84,8 @@ use crate::{
 ///   [`renew_hold`](Self::renew_hold), [`poll_deadline`](Self::poll_deadline)
 /// * Blocks from elsewhere: [`begin_fetch`](Self::begin_fetch), [`handle_fetched`](Self::handle_fetched),
 ///   [`poll_fetch_cancel`](Self::poll_fetch_cancel), [`handle_fetch_ended`](Self::handle_fetch_ended)
+/// * Blocks for elsewhere: [`look_up_blocks`](Self::look_up_blocks), [`hold_blocks`](Self::hold_blocks),
+///   [`poll_ended_hold`](Self::poll_ended_hold), [`release_blocks`](Self::release_blocks)
 /// * KV in host memory: [`poll_spill_task`](Self::poll_spill_task),
 ///   [`handle_stored`](Self::handle_stored), [`handle_restored`](Self::handle_restored)
 /// * Plan: [`schedule`](Self::schedule), and with a draft model before it
@@ -254,6 +258,7 @@ impl Scheduler {
         self.pace.set_now(now_us);
         self.end_late_receipts();
         self.holds.end_leases(now_us);
+        self.holds.of_blocks_mut().end_late(now_us);
         self.end_late_fetches();
         if self.inflight.len() >= self.config.max_inflight_steps as usize {
             return None;
@@ -281,7 +286,7 @@ impl Scheduler {
         }
         self.admit_waiting(&mut plan);
         if plan.batch.is_empty() {
-            self.give_up_fetches_for_waiting();
+            self.give_up_loads_for_waiting();
         }
         self.fill_up_prefills(&mut plan);
         self.plan_drafts(&mut plan);
@@ -395,6 +400,7 @@ impl Scheduler {
             num_held_pages: self.holds.num_pages(),
             num_spilled_pages: self.spills.num_pages(),
             num_fetching_pages: self.holds.fetches().num_pages(),
+            num_served_pages: self.holds.of_blocks().num_pages(),
             num_inflight_steps: self.inflight.len(),
             num_pages: self.config.num_pages as usize,
             num_free_pages: self.kv.num_free(),

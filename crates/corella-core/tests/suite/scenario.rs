@@ -51,6 +51,10 @@
 //! fetched f=2                        two blocks are whole
 //! fetched f=done · fetched f=lost    the writer is at rest
 //! cancels                            the fetches whose writers have to stop
+//! look prompt=xyxy                   how many blocks of a prefix another node could load
+//! hold h prompt=xyxy until=9000      keep them as they are for a load; foreign=2 gives block 2 the hash of another
+//! drop h                             nobody reads them any more: says whether their hold has lived
+//! ended                              the holds whose readers have to stop
 //! abort a                            abort a
 //! end a · end a=reason               nothing may follow what a has, or no mask can be made for it
 //! reset                              reset the prefix cache
@@ -68,7 +72,7 @@ use crate::page_list::page_list;
 use crate::pooling_name;
 use crate::span_token::{drafts, letter, logprob};
 use corella_core::{
-    Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, InputToken, KvGroup,
+    Batch, BatchOutput, DraftRequest, FetchId, FinishReason, HeadRoom, HoldId, InputToken, KvGroup,
     LatencyObjectives, LostKv, Namespace, PrefillAdmissionPolicy, RecurrentState, Request,
     RequestError, RequestId, Sample, SamplingParams, Scheduler, SchedulerConfig, SchedulingPolicy,
     SlotId, Speculation, StoppingCriteria, TokenId, Yield,
@@ -114,6 +118,7 @@ struct World {
     show_pages: bool,
     names: BTreeMap<RequestId, String>,
     fetches: BTreeMap<FetchId, String>,
+    holds: BTreeMap<HoldId, String>,
     /// Who holds each slot.
     slots: BTreeMap<SlotId, RequestId>,
     inflight: Vec<Batch>,
@@ -195,6 +200,7 @@ impl World {
                 "prefill_seqs" => config.max_prefill_seqs = number(),
                 "decode_seqs" => config.max_decode_seqs = number(),
                 "fetched" => config.max_fetched_pages = number(),
+                "served" => config.max_served_pages = number(),
                 "held" => config.max_held_pages = number(),
                 "spill" => config.max_spilled_pages = number(),
                 "lease" => config.hold_lease_us = number().into(),
@@ -256,6 +262,7 @@ impl World {
             show_pages,
             names: BTreeMap::new(),
             fetches: BTreeMap::new(),
+            holds: BTreeMap::new(),
             slots: BTreeMap::new(),
             inflight: Vec::new(),
             num_fresh_tokens: 0,
@@ -309,6 +316,10 @@ impl World {
             "fetch" => self.begin_fetch(words),
             "fetched" => self.note_fetched(words[0]),
             "cancels" => self.print_cancels(),
+            "look" => self.look_up(words),
+            "hold" => self.hold_blocks(words),
+            "drop" => self.release_blocks(words[0]),
+            "ended" => self.print_ended_holds(),
             "spills" => self.print_spills(),
             "stored" | "restored" => {
                 let (id, how) = self.named(words[0]);
@@ -753,6 +764,9 @@ impl World {
                 "fetching pages {} · blocks fetched {}",
                 stats.num_fetching_pages, stats.num_fetched_blocks
             ));
+        }
+        if stats.num_served_pages > 0 {
+            self.say(&format!("served pages {}", stats.num_served_pages));
         }
         if stats.num_spills + stats.num_handed_back + stats.num_spilled_pages as u64 > 0 {
             self.say(&format!(

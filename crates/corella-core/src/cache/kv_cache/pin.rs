@@ -5,8 +5,7 @@ use core::fmt;
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::KvCache;
-use crate::cache::prefix_tree::KnownPath;
-use crate::{BlockId, Namespace, PageId, StepId, TokenId};
+use crate::{Namespace, PageId, StepId, TokenId};
 
 /// Why a prefix was not pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,18 +32,15 @@ impl KvCache {
         max_pages: u32,
     ) -> Result<usize, PinError> {
         let num_pages = tokens.len() / self.page_size() as usize;
-        let known = &mut KnownPath::default();
-        let next = last_returned.map_or(StepId(0), |last| StepId(last.0 + 1));
-        let found = self.find_prefix(namespace, tokens, next, known);
-        let is_ready = |block: &&BlockId| self.block_filled_by(**block) <= last_returned;
-        let num_ready = found.path.iter().take_while(is_ready).count();
-        if num_ready < num_pages {
+        let path = self.settled_path(namespace, tokens, last_returned);
+        if path.len() < num_pages {
             return Err(PinError::NotCached {
-                num_cached: num_ready,
+                num_cached: path.len(),
                 num_pages,
             });
         }
-        let pages = found.tables.pages();
+        let tables = self.tables_of(&path);
+        let pages = tables.pages();
         let pages: Vec<_> = pages.filter(|&page| !self.is_pinned(page)).collect();
         let num_pinned = self.num_pinned();
         if num_pinned + pages.len() > max_pages as usize {
@@ -57,7 +53,7 @@ impl KvCache {
         for &page in &pages {
             self.pin(page);
         }
-        if let Some(&last) = found.path.last() {
+        if let Some(&last) = path.last() {
             self.pin_snapshot(last);
         }
         Ok(pages.len())

@@ -73,7 +73,7 @@ impl Scheduler {
                 // preempted.
                 return false;
             }
-            if self.give_up_fetch() {
+            if self.give_up_fetch() || self.give_up_hold() {
                 return false;
             }
             let victim = self

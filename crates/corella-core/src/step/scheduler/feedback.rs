@@ -139,6 +139,7 @@ impl Scheduler {
             self.unpublish_undefined(span.index, first_started, &mut undefined);
             self.end_undrawn(span, reason);
         }
+        self.end_undefined_holds(&undefined);
     }
 
     /// Passes on the hidden state that a span yields, unless its request has ended.
@@ -266,6 +267,7 @@ impl Scheduler {
                 self.reset(index);
             }
         }
+        self.end_undefined_holds(&undefined);
         for span in &failed.spans {
             let index = span.index;
             if self.requests[index].stage() == Stage::Leaving(Leaving::Finished) {

@@ -156,12 +156,14 @@ impl Scheduler {
         true
     }
 
-    /// Gives up fetches, and begins none, while nothing runs because they have the pages that the first request needs.
-    pub(super) fn give_up_fetches_for_waiting(&mut self) {
+    /// Gives up fetches and holds of blocks, and begins none, while nothing runs because they have the pages that the
+    /// first request needs.
+    pub(super) fn give_up_loads_for_waiting(&mut self) {
         let is_idle = self.running.is_empty() && self.inflight.is_empty();
-        if is_idle && !self.holds.fetches().is_empty() && !self.waiting.has_none_to_start() {
+        let has_loads = !self.holds.fetches().is_empty() || !self.holds.of_blocks().is_empty();
+        if is_idle && has_loads && !self.waiting.has_none_to_start() {
             self.holds.fetches_mut().bar();
-            self.give_up_fetch();
+            let _ = self.give_up_fetch() || self.give_up_hold();
         }
     }
 

@@ -24,7 +24,7 @@ impl Scheduler {
         self.kv.check_held_snapshots(held.map(|held| held.id));
     }
 
-    /// A page has one lock for each table, each hold, each fetch and each copy to or from host memory that names
+    /// A page has one lock for each table, each hold, of a request or of blocks, each fetch and each copy to or from host memory that names
     /// it, one for a step that copies from it, and one if it is pinned.
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
@@ -34,7 +34,8 @@ impl Scheduler {
             }
         }
         let moved = self.holds.pages().chain(self.spills.locked_pages());
-        for page in moved.chain(self.holds.fetches().locked_pages()) {
+        let moved = moved.chain(self.holds.fetches().locked_pages());
+        for page in moved.chain(self.holds.of_blocks().pages()) {
             *locks.entry(page).or_default() += 1;
         }
         for page in (0..self.config.num_pages).map(PageId) {

@@ -8,7 +8,8 @@
 //!    so that a reader of both knows by then which rows there are.
 //! 3. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) that are shown are taken before: a caller
 //!    that sees its request end then also sees what it left behind.
-//! 4. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel): writers that stop early free pages early.
+//! 4. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) and [`poll_ended_hold`](Scheduler::poll_ended_hold): writers
+//!    and readers that stop early free pages early.
 //! 5. [`poll_kv_event`](Scheduler::poll_kv_event): events are made of what the cache holds when they are asked for,
 //!    so the later they are, the fewer there are.
 //!
@@ -16,7 +17,7 @@
 //! [`schedule`](Scheduler::schedule) plans nothing, it sleeps until [`poll_deadline`](Scheduler::poll_deadline) at the
 //! latest.
 
-use crate::{FetchId, KvEvent, KvFact, RequestOutput, Scheduler, SpillTask};
+use crate::{FetchId, HoldId, KvEvent, KvFact, RequestOutput, Scheduler, SpillTask};
 
 impl Scheduler {
     /// The next copy to be made between KV pages and host memory.
@@ -41,6 +42,12 @@ impl Scheduler {
         self.holds.fetches_mut().pop_cancelled()
     }
 
+    /// The next hold of blocks that has ended, whose readers have to stop. Its pages stay as they are until
+    /// [`release_blocks`](Self::release_blocks) says that they have.
+    pub fn poll_ended_hold(&mut self) -> Option<HoldId> {
+        self.holds.of_blocks_mut().pop_ended()
+    }
+
     /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
     /// returns its events, beginning with what the cache holds now. `salt` seeds the page hashes.
     pub fn watch_kv(&mut self, salt: u64) {
@@ -63,9 +70,11 @@ impl Scheduler {
         let receipt_us = self.receipts.next_deadline_us();
         let lease_us = self.holds.next_lease_us();
         let fetch_us = self.holds.fetches().next_deadline_us();
+        let hold_us = self.holds.of_blocks().next_end_us();
         { receipt_us.into_iter() }
             .chain(lease_us)
             .chain(fetch_us)
+            .chain(hold_us)
             .min()
     }
 
@@ -75,6 +84,7 @@ impl Scheduler {
         self.receipts.num_receiving() > 0
             || !self.holds.is_empty()
             || !self.holds.fetches().is_empty()
+            || !self.holds.of_blocks().is_empty()
             || self.spills.is_copying()
     }
 }

@@ -159,6 +159,12 @@ impl Scheduler {
         self.kv.move_end(before, None);
     }
 
+    /// Ends the holds of blocks that have turned out to be undefined, so that no load of them is complete.
+    pub(super) fn end_undefined_holds(&mut self, undefined: &Undefined) {
+        let holds = self.holds.of_blocks_mut();
+        holds.end_with(|page| undefined.contains(page));
+    }
+
     /// Whether a request has read something undefined.
     pub(super) fn reads_any(&self, index: RequestIndex, undefined: &Undefined) -> bool {
         let state = &self.requests[index];

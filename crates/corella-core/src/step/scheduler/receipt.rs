@@ -18,12 +18,10 @@
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::FoundPrefix;
-use crate::cache::prefix_tree::KnownPath;
 use crate::request_state::{RequestIndex, Stage};
 use crate::step::step_plan::StepPlan;
 use crate::{
-    AdmissionError, BlockId, FinishReason, PageTable, Request, RequestError, RequestId, Scheduler,
-    TokenId,
+    AdmissionError, FinishReason, PageTable, Request, RequestError, RequestId, Scheduler, TokenId,
 };
 
 /// The pages that a request was given for KV to come.
@@ -125,14 +123,8 @@ impl Scheduler {
         let state = &self.requests[index];
         let namespace = &state.request().namespace;
         let tokens = &state.tokens()[..num_rows as usize];
-        let known = &mut KnownPath::default();
-        let step = self.inflight.next_step();
         let last_returned = self.inflight.last_returned();
-        let is_ready = |block: &BlockId| self.kv.block_filled_by(*block) <= last_returned;
-        let path = self.kv.find_prefix(namespace, tokens, step, known).path;
-        found.path = path.into_iter().take_while(is_ready).collect();
-        // In groups with windows, a shorter path may lack pages that the longer one needs not.
-        found.path.truncate(self.kv.num_usable(&found.path, step));
+        found.path = self.kv.settled_path(namespace, tokens, last_returned);
         found.tables = self.kv.tables_of(&found.path);
         found
     }

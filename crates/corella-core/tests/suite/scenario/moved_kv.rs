@@ -1,7 +1,8 @@
 //! Commands about KV that comes from elsewhere or goes there, for which no request waits in a slot.
 
 use corella_core::{
-    FetchEnd, FetchRefusal, FetchRequest, KvFact, Namespace, PageId, SpillTask, TokenId,
+    BlockList, FetchEnd, FetchRefusal, FetchRequest, HoldId, KvFact, Namespace, PageId, PageTable,
+    SpillTask, TokenId,
 };
 
 use super::World;
@@ -85,12 +86,7 @@ impl World {
         match self.scheduler.begin_fetch(request) {
             Ok(grant) => {
                 self.fetches.insert(grant.id, words[0].into());
-                let tables = grant.tables.iter().map(|table| {
-                    let pages = table.pages.iter().map(|page| format!(" {page}"));
-                    format!("[{}..] ={}", table.num_gone, pages.collect::<String>())
-                });
-                let tables: Vec<_> = tables.collect();
-                self.say(&tables.join(", "));
+                self.say(&table_list(&grant.tables));
             }
             Err(refusal) => {
                 let why = match refusal {
@@ -122,4 +118,71 @@ impl World {
             self.say(&line);
         }
     }
+
+    pub fn look_up(&mut self, words: &[&str]) {
+        let (list, _) = self.block_list(words);
+        let num_blocks = self.scheduler.look_up_blocks(&list);
+        self.say(&format!("{num_blocks} blocks"));
+    }
+
+    pub fn hold_blocks(&mut self, words: &[&str]) {
+        let (list, until_us) = self.block_list(&words[1..]);
+        match self.scheduler.hold_blocks(&list, until_us) {
+            Ok(held) => {
+                self.holds.insert(held.id, words[0].into());
+                let (num_blocks, tables) = (held.num_blocks, table_list(&held.tables));
+                self.say(&format!("{num_blocks} blocks, {tables}"));
+            }
+            Err(refusal) => self.say(&format!("refused: {refusal:?}")),
+        }
+    }
+
+    /// The blocks that words name, and until when they are wanted.
+    fn block_list(&self, words: &[&str]) -> (BlockList, u64) {
+        let (mut tokens, mut namespace) = (Vec::new(), Namespace::default());
+        let (mut until_us, mut foreign) = (u64::MAX, None);
+        for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
+            match key {
+                "prompt" => tokens = value.chars().map(TokenId::from).collect(),
+                "salt" => namespace.cache_salt = Some(value.into()),
+                "until" => until_us = value.parse().unwrap(),
+                "foreign" => foreign = Some(value.parse::<usize>().unwrap()),
+                _ => panic!("unknown property {key}"),
+            }
+        }
+        let config = self.scheduler.config();
+        let mut list = BlockList::new(namespace, tokens, &config.block_hasher, config.page_size);
+        if let Some(at) = foreign {
+            list.hashes[at].0 ^= 1;
+        }
+        (list, until_us)
+    }
+
+    pub fn release_blocks(&mut self, name: &str) {
+        let known = self.holds.iter().rfind(|(_, known)| *known == name);
+        let id = known.map_or(HoldId(u64::MAX), |(&id, _)| id);
+        let line = match self.scheduler.release_blocks(id, self.now_us) {
+            Some(true) => "it has lived",
+            Some(false) => "it had ended",
+            None => "there is no such hold",
+        };
+        self.say(line);
+    }
+
+    pub fn print_ended_holds(&mut self) {
+        while let Some(id) = self.scheduler.poll_ended_hold() {
+            let line = format!("{} has ended", self.holds[&id]);
+            self.say(&line);
+        }
+    }
+}
+
+/// The tables of all groups.
+fn table_list(tables: &[PageTable]) -> String {
+    let tables = tables.iter().map(|table| {
+        let pages = table.pages.iter().map(|page| format!(" {page}"));
+        format!("[{}..] ={}", table.num_gone, pages.collect::<String>())
+    });
+    let tables: Vec<_> = tables.collect();
+    tables.join(", ")
 }

@@ -1,0 +1,316 @@
+//! Blocks that other nodes load: which pages stay as they are until the load has ended.
+//!
+//! ```text
+//! hold ──▶ Live ──until_us, or given up, or undefined──▶ Ended
+//!            └──────── nobody reads the pages ── release ──┘
+//! ```
+//!
+//! A hold locks the pages that a query behind its last block reads. Only a load keeps one, until a time that is fixed
+//! when it begins. A hold that ends early or late is told to the driver, and its pages stay locked until the driver
+//! says that nobody in this process reads them. Another node that reads them by itself cannot be stopped, so a load
+//! counts as complete only if its hold is live when all has been read.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use crate::{BlockHasher, HoldId, Namespace, PageHash, PageId, PageTable, TokenId};
+
+/// The most holds at a time.
+pub(crate) const MAX_BLOCK_HOLDS: usize = 64;
+
+/// Whole blocks from the beginning of a sequence, as one node names them to another.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockList {
+    pub namespace: Namespace,
+    /// A part of a block at the end is left out.
+    pub tokens: Vec<TokenId>,
+    /// One for each block. They say that both nodes mean the same model, KV format and page size. What the blocks hold is
+    /// told by their tokens alone.
+    pub hashes: Vec<PageHash>,
+}
+
+impl BlockList {
+    pub fn new(
+        namespace: Namespace,
+        tokens: Vec<TokenId>,
+        hasher: &BlockHasher,
+        page_size: u32,
+    ) -> Self {
+        let hashes = hasher.hashes(&namespace, &tokens, page_size).collect();
+        Self {
+            namespace,
+            tokens,
+            hashes,
+        }
+    }
+
+    /// The tokens of the blocks whose hashes are those that `hasher` gives them.
+    pub(crate) fn known_tokens(&self, hasher: &BlockHasher, page_size: u32) -> &[TokenId] {
+        let hashes = hasher.hashes(&self.namespace, &self.tokens, page_size);
+        let is_equal = |(ours, theirs): &(PageHash, &PageHash)| ours == *theirs;
+        let num_blocks = hashes.zip(&self.hashes).take_while(is_equal).count();
+        &self.tokens[..num_blocks * page_size as usize]
+    }
+}
+
+/// Blocks that stay as they are while their hold is live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldBlocks {
+    pub id: HoldId,
+    /// The number of blocks from the beginning of the list.
+    pub num_blocks: u32,
+    /// The pages of each KV group that a query behind those blocks reads. Entries are blocks, counted from the beginning
+    /// of the sequence.
+    pub tables: Vec<PageTable>,
+}
+
+/// Why no blocks are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldRefusal {
+    /// Not even the first block is here, or its hash means something else.
+    NothingHere,
+    /// As many holds are live as may be.
+    TooMany,
+    /// Holds would have more pages than [`max_served_pages`](crate::SchedulerConfig::max_served_pages).
+    TooLarge { num_pages: usize, limit: u32 },
+    /// Requests need the pages.
+    NoRoom {
+        num_needed_pages: usize,
+        num_available_pages: usize,
+    },
+    /// The time until which they are wanted is over.
+    Late,
+}
+
+#[derive(Debug)]
+struct BlockHold {
+    pages: Vec<PageId>,
+    until_us: u64,
+    is_live: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct BlockHolds {
+    by_id: BTreeMap<HoldId, BlockHold>,
+    /// Live holds.
+    by_end: BTreeSet<(u64, HoldId)>,
+    num_begun: u64,
+    num_pages: usize,
+    /// Holds whose readers have to be told to stop.
+    ended: VecDeque<HoldId>,
+}
+
+impl BlockHolds {
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    /// The number of pages of all holds, each counted as often as it is held.
+    pub fn num_pages(&self) -> usize {
+        self.num_pages
+    }
+
+    /// The pages of all holds, each as often as it is locked.
+    pub fn pages(&self) -> impl Iterator<Item = PageId> {
+        self.by_id.values().flat_map(|hold| &hold.pages).copied()
+    }
+
+    /// Keeps pages, each with a lock of its own, until `until_us`.
+    pub fn insert(&mut self, pages: Vec<PageId>, until_us: u64) -> HoldId {
+        let id = HoldId(self.num_begun);
+        self.num_begun += 1;
+        self.num_pages += pages.len();
+        self.by_end.insert((until_us, id));
+        let hold = BlockHold {
+            pages,
+            until_us,
+            is_live: true,
+        };
+        self.by_id.insert(id, hold);
+        id
+    }
+
+    /// The pages of a hold that nobody reads any more, and whether it has lived until `now_us`.
+    pub fn remove(&mut self, id: HoldId, now_us: u64) -> Option<(Vec<PageId>, bool)> {
+        let hold = self.by_id.remove(&id)?;
+        self.by_end.remove(&(hold.until_us, id));
+        self.ended.retain(|&other| other != id);
+        self.num_pages -= hold.pages.len();
+        Some((hold.pages, hold.is_live && now_us < hold.until_us))
+    }
+
+    pub fn pop_ended(&mut self) -> Option<HoldId> {
+        self.ended.pop_front()
+    }
+
+    pub fn next_end_us(&self) -> Option<u64> {
+        self.by_end.first().map(|&(until_us, _)| until_us)
+    }
+
+    fn end(&mut self, id: HoldId) {
+        if let Some(hold) = self.by_id.get_mut(&id)
+            && core::mem::take(&mut hold.is_live)
+        {
+            self.by_end.remove(&(hold.until_us, id));
+            self.ended.push_back(id);
+        }
+    }
+
+    /// Ends the holds whose time is over.
+    pub fn end_late(&mut self, now_us: u64) {
+        while let Some(&(until_us, id)) = self.by_end.first()
+            && until_us <= now_us
+        {
+            self.end(id);
+        }
+    }
+
+    /// Ends the holds that have such a page.
+    pub fn end_with(&mut self, has_page: impl Fn(PageId) -> bool) {
+        let holds = self.by_id.iter();
+        let with_page = holds.filter(|(_, hold)| hold.pages.iter().any(|&page| has_page(page)));
+        let ids: Vec<_> = with_page.map(|(&id, _)| id).collect();
+        for id in ids {
+            self.end(id);
+        }
+    }
+
+    /// Ends the newest live hold. Returns whether pages of one are about to be released. A reader that has not stopped by
+    /// the time that its hold was to end is waited for no longer.
+    pub fn give_up(&mut self, now_us: u64) -> bool {
+        let is_stopping = |hold: &BlockHold| !hold.is_live && now_us < hold.until_us;
+        if self.by_id.values().any(is_stopping) {
+            return true;
+        }
+        let newest = self.by_id.iter().rev().find(|(_, hold)| hold.is_live);
+        let Some((&id, _)) = newest else {
+            return false;
+        };
+        self.end(id);
+        true
+    }
+
+    /// # Panics
+    /// When the bookkeeping contradicts itself.
+    pub fn check_invariants(&self) {
+        let num_pages: usize = self.by_id.values().map(|hold| hold.pages.len()).sum();
+        assert_eq!(num_pages, self.num_pages, "pages of held blocks");
+        let live = self.by_id.iter().filter(|(_, hold)| hold.is_live);
+        let ends: BTreeSet<_> = live.map(|(&id, hold)| (hold.until_us, id)).collect();
+        assert_eq!(ends, self.by_end, "ends of holds");
+        let is_ended = |id| self.by_id.get(id).is_some_and(|hold| !hold.is_live);
+        assert!(
+            self.ended.iter().all(is_ended),
+            "a hold is told to have ended that is live or unknown"
+        );
+        assert!(self.by_id.len() <= MAX_BLOCK_HOLDS, "holds are not bounded");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::cache::kv_cache_model::below;
+
+    /// A hold as the model knows it: its number, pages and end, and whether it has been told to have ended.
+    #[derive(Clone, Debug)]
+    struct Known {
+        id: u64,
+        pages: Vec<u32>,
+        until_us: u64,
+        has_ended: bool,
+    }
+
+    /// Compares random operations with a plain list. Each hold is told to have ended at most once, and lives exactly as
+    /// long as its time is not over and nothing has ended it.
+    #[test]
+    fn holds_live_like_their_model() {
+        let mut counts = [0; 4];
+        for seed in 0..300 {
+            let random = &mut { seed };
+            let mut holds = BlockHolds::default();
+            let mut model: Vec<Known> = Vec::new();
+            let mut told = vec![];
+            let (mut now_us, mut num_begun) = (0, 0);
+            for _ in 0..200 {
+                now_us += below(random, 3);
+                match below(random, 6) {
+                    0 | 1 if model.len() < MAX_BLOCK_HOLDS => {
+                        let pages: Vec<_> = (0..below(random, 4) as u32).collect();
+                        let until_us = now_us + below(random, 20);
+                        let id =
+                            holds.insert(pages.iter().copied().map(PageId).collect(), until_us);
+                        assert_eq!(id, HoldId(num_begun));
+                        model.push(Known {
+                            id: num_begun,
+                            pages,
+                            until_us,
+                            has_ended: false,
+                        });
+                        num_begun += 1;
+                    }
+                    2 if !model.is_empty() => {
+                        let known = model.remove(below(random, model.len() as u64) as usize);
+                        let lived = !known.has_ended && now_us < known.until_us;
+                        counts[usize::from(lived)] += 1;
+                        let pages = known.pages.into_iter().map(PageId).collect();
+                        told.retain(|&id| id != known.id);
+                        assert_eq!(holds.remove(HoldId(known.id), now_us), Some((pages, lived)));
+                        assert_eq!(holds.remove(HoldId(known.id), now_us), None);
+                    }
+                    3 => {
+                        holds.end_late(now_us);
+                        let mut late: Vec<_> = { model.iter_mut() }
+                            .filter(|known| !known.has_ended && known.until_us <= now_us)
+                            .collect();
+                        late.sort_by_key(|known| (known.until_us, known.id));
+                        for known in late {
+                            known.has_ended = true;
+                            told.push(known.id);
+                        }
+                    }
+                    4 => {
+                        let page = below(random, 40) as u32;
+                        holds.end_with(|other| other.0 == page);
+                        for known in &mut model {
+                            if !known.has_ended && known.pages.contains(&page) {
+                                known.has_ended = true;
+                                told.push(known.id);
+                                counts[2] += 1;
+                            }
+                        }
+                    }
+                    _ => {
+                        let waits = { model.iter() }
+                            .any(|known| known.has_ended && now_us < known.until_us);
+                        let newest = model.iter_mut().rev().find(|known| !known.has_ended);
+                        let gives_up = waits || newest.is_some();
+                        if let Some(newest) = newest.filter(|_| !waits) {
+                            newest.has_ended = true;
+                            told.push(newest.id);
+                            counts[3] += 1;
+                        }
+                        assert_eq!(holds.give_up(now_us), gives_up);
+                    }
+                }
+                holds.check_invariants();
+                let num_pages: usize = model.iter().map(|known| known.pages.len()).sum();
+                assert_eq!(holds.num_pages(), num_pages);
+                let live = model.iter().filter(|known| !known.has_ended);
+                assert_eq!(holds.next_end_us(), live.map(|known| known.until_us).min());
+                if below(random, 4) == 0 {
+                    let ended: Vec<_> = core::iter::from_fn(|| holds.pop_ended()).collect();
+                    let ended: Vec<_> = ended.into_iter().map(|id| id.0).collect();
+                    assert_eq!(ended, core::mem::take(&mut told));
+                }
+            }
+        }
+        assert!(counts.iter().all(|&count| count > 100), "{counts:?}");
+    }
+}
