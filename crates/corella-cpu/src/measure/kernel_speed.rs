@@ -316,7 +316,7 @@ impl Bench {
             // SAFETY: no other thread uses this memory, and the row has as many elements.
             unsafe { std::slice::from_raw_parts_mut(states.row_ptr(index), STATE_LEN).fill(0.01) };
         }
-        // Of length 1, as queries and keys are.
+        // Queries and keys have length 1.
         let vector = [1.0 / (DIM as f32).sqrt(); DIM];
         let decays: Vec<f32> = (1..=num_tokens).map(|token| -0.01 * token as f32).collect();
         let kernels = self.kernels;
@@ -358,8 +358,8 @@ impl Bench {
                 }
             }
         })?;
-        // Each row multiplies its query and its key with the state and with the tokens in front of it, and adds up
-        // updates of as many tokens twice.
+        // Each row multiplies its query and its key with the state and with the tokens in front of it, and sums the
+        // updates of these tokens twice.
         let of_row = |token: usize| 2 * STATE_LEN + 2 * (2 * token + 1) * DIM;
         let rows: usize = (num_tokens - num_rows..num_tokens).map(of_row).sum();
         let update = if is_whole { num_tokens * STATE_LEN } else { 0 };
