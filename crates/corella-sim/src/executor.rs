@@ -43,6 +43,8 @@ pub struct CheckingExecutor {
     check: BatchCheck,
     num_started: u64,
     inflight: VecDeque<Inflight>,
+    /// The rows that the last batch has written.
+    written: BTreeSet<(PageId, usize)>,
 }
 
 struct Slot {
@@ -90,6 +92,7 @@ impl CheckingExecutor {
             check: BatchCheck::new(config.page_size, &config.kv_groups),
             num_started: 0,
             inflight: VecDeque::new(),
+            written: BTreeSet::new(),
         }
     }
 
@@ -101,6 +104,11 @@ impl CheckingExecutor {
     /// A row as somebody else reads it.
     pub fn read_row(&self, page: PageId, at: usize) -> Row {
         self.pages[page.0 as usize][at]
+    }
+
+    /// The rows that the last batch has written, by their pages and the places in these.
+    pub fn take_written(&mut self) -> BTreeSet<(PageId, usize)> {
+        std::mem::take(&mut self.written)
     }
 
     /// Fills a row from outside, which no step in flight may be reading.
@@ -115,6 +123,7 @@ impl CheckingExecutor {
     /// Runs a batch. `undrawn` is the index of a span whose logits are to be undefined: so is then
     /// everything that its request has computed since it took its slot.
     pub fn submit(&mut self, batch: &Batch, fails: bool, undrawn: Option<usize>) {
+        self.written.clear();
         self.check_limits(batch);
         if let Err(reason) = self.check.submit(batch) {
             panic!("{reason}");
@@ -296,6 +305,7 @@ impl CheckingExecutor {
             assert!(num_rows > 0 && num_rows < self.config.page_size as usize);
             let rows = self.pages[copy.from.0 as usize][..num_rows].to_vec();
             self.pages[copy.to.0 as usize][..num_rows].copy_from_slice(&rows);
+            self.written.extend((0..num_rows).map(|at| (copy.to, at)));
         }
     }
 
@@ -333,6 +343,7 @@ impl CheckingExecutor {
                 let row = in_group(row, group);
                 self.pages[page.0 as usize][at] = if fails { None } else { row };
                 self.writers[page.0 as usize] = start;
+                self.written.insert((page, at));
             }
         }
     }

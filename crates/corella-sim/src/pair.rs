@@ -14,6 +14,7 @@ mod pair_totals;
 mod prefill_node;
 mod row_sender;
 mod session_watch;
+mod step_progress;
 mod wire;
 mod world;
 

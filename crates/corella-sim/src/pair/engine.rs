@@ -10,6 +10,7 @@ use corella_core::{
 use crate::executor::{CheckingExecutor, Returned, Row, root_row};
 use crate::host_memory::HostMemory;
 use crate::pair::pair_load::NodePlan;
+use crate::pair::step_progress::StepProgress;
 use crate::random::Random;
 
 pub struct Engine {
@@ -20,6 +21,7 @@ pub struct Engine {
     host: HostMemory,
     slots: BTreeMap<SlotId, RequestId>,
     inflight: VecDeque<StepId>,
+    progress: StepProgress,
     last_return_us: u64,
     /// Requests that were in a step that failed.
     failed: BTreeSet<RequestId>,
@@ -45,6 +47,7 @@ impl Engine {
             fails_once_in,
             slots: BTreeMap::new(),
             inflight: VecDeque::new(),
+            progress: StepProgress::default(),
             last_return_us: 0,
             failed: BTreeSet::new(),
         }
@@ -97,6 +100,15 @@ impl Engine {
         self.executor.read_row(page, at)
     }
 
+    /// True unless a step in flight still has to compute the row in this layer.
+    pub fn is_computed(&self, page: PageId, at: usize, layer: u32) -> bool {
+        self.progress.is_computed(page, at, layer)
+    }
+
+    pub fn handle_layer_done(&mut self, step: StepId) {
+        self.progress.handle_layer_done(step);
+    }
+
     pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
         self.executor.write_row(page, at, row);
     }
@@ -119,6 +131,8 @@ impl Engine {
             self.failed.extend(named);
         }
         self.executor.submit(&batch, fails, None);
+        let rows = self.executor.take_written();
+        self.progress.begin(batch.step, rows);
         self.inflight.push_back(batch.step);
         let num_tokens = batch.num_tokens() as u64;
         let step_us = self.plan.per_step_us + self.plan.per_token_us * num_tokens;
@@ -146,7 +160,8 @@ impl Engine {
     }
 
     pub fn return_step(&mut self) {
-        self.inflight.pop_front().expect("a step is in flight");
+        let step = { self.inflight.pop_front() }.expect("a step is in flight");
+        self.progress.end(step);
         match self.executor.wait() {
             Returned::Output(output, _) => self.scheduler.update_from_output(&output),
             Returned::Failed(step, _) => self.scheduler.handle_step_failed(step, "injected"),

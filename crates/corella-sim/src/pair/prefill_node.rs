@@ -154,7 +154,10 @@ impl PrefillNode {
                 self.time_out_loads(world)?;
             }
             LocalEvent::StepReturns => self.engine.return_step(),
-            LocalEvent::LayerDone { step, layer } => self.end.handle_layer_done(step, layer),
+            LocalEvent::LayerDone { step, layer } => {
+                self.engine.handle_layer_done(step);
+                self.end.handle_layer_done(step, layer);
+            }
             LocalEvent::Read(key) => self.read(key, world)?,
             LocalEvent::Stopped(key) => self.handle_stopped(key, world),
             LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) | LocalEvent::CopyEnds => {

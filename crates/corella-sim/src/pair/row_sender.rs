@@ -161,7 +161,12 @@ impl PrefillNode {
                 let what = format!("{key} has no page of row {row} in group {group}");
                 return Err(world.violation("what is read is what was offered", what));
             };
-            let found = self.engine.read_row(page, (row % page_size) as usize);
+            let place = (row % page_size) as usize;
+            if !self.engine.is_computed(page, place, layer as u32) {
+                let what = format!("{key} reads row {row} in layer {layer}");
+                return Err(world.violation("a row is read when its layer is done", what));
+            }
+            let found = self.engine.read_row(page, place);
             let should = in_group(offer.rows[row as usize], group);
             // Others that share its pages may have been in the step that failed.
             let has_failed = self.engine.has_failed_steps();
