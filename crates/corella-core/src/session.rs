@@ -13,11 +13,26 @@
 //!                      ◀── LoadDone, Tokens, Finish ──
 //! ```
 //!
+//! [`BlockLoader`] brings cached blocks from other nodes, and [`BlockSource`] serves them to others, whatever role either
+//! node has.
+//!
+//! ```text
+//! start ─▶ BlockLoader ── Lookup ─────▶ BlockSource ── LookUp ─▶ its scheduler
+//!                      ◀── Found ──────
+//! BeginFetch           ── LoadBlocks ─▶             ── Hold, Read ─▶ its scheduler and transport
+//!                      ◀── Data ───────
+//! Publish, EndFetch    ── Landed ─────▶
+//!                      ◀── Complete ───             ── Stop, Release ─▶
+//! ```
+//!
 //! A session has one deadline, the earliest of all the times that it waits for, and it finishes
 //! exactly once. Only the prefill node speaks to the client. If either node is lost, the other
 //! frees what it holds for the session within [`SessionConfig::lost_after_us`]; pages that a
 //! transport may still write to are freed when the transport reports that no more writes can come.
 
+mod block_loader;
+mod block_message;
+mod block_source;
 mod cache_store;
 mod config;
 mod deadline_queue;
@@ -27,6 +42,8 @@ mod decode_search;
 mod decode_session;
 mod export_book;
 mod key;
+mod landing;
+mod load_config;
 mod local_run;
 mod message;
 mod prefill_end;
@@ -35,6 +52,9 @@ mod pulse;
 mod siblings;
 mod tombstone;
 
+pub use block_loader::{BlockLoader, LoadEnd, LoadRequest, LoaderAction};
+pub use block_message::{BlockPart, LoadBlocks, LoadFailure, LoadKey, RowPart, ToLoader, ToSource};
+pub use block_source::{BlockSource, LoadId, SourceAction};
 pub use cache_store::{
     CacheStore, CacheStoreConfig, CacheStoreStats, Loaded, OfferEnd, StoreRefusal,
 };
@@ -42,6 +62,7 @@ pub use config::{SessionConfig, SessionConfigError};
 pub use decode_end::{DecodeAction, DecodeEnd, DecodeEndStats};
 pub use export_book::{ExportBook, ExportTask, KeptEnd};
 pub use key::{Peer, SessionKey};
+pub use load_config::LoadConfig;
 pub use message::{
     AbortReason, Allocate, Allocated, Finish, FirstToken, Hello, KvShape, Mismatch, Refusal,
     ToDecode, ToPrefill, Tokens,

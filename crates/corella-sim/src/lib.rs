@@ -9,6 +9,7 @@
 mod checker;
 mod executor;
 mod fetcher;
+mod fleet;
 mod host_memory;
 mod kept_prefix;
 mod lateness;
@@ -26,6 +27,7 @@ mod totals;
 mod violation;
 mod window_bound;
 
+pub use fleet::{FleetLoad, FleetTotals, simulate_fleet};
 pub use load::{Load, Station};
 pub use pair::{PairLoad, PairTotals, simulate_pair};
 pub use simulation::simulate;

@@ -1,5 +1,6 @@
 //! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
-//! `--pairs` plays prefill and decode nodes over a network that fails, instead of one scheduler.
+//! `--pairs` plays prefill and decode nodes over a network that fails, instead of one scheduler, and `--fleets` nodes that
+//! load each other's cached blocks.
 //! `--speculate ngram` or `draft` makes all of them speculate, and `--speculate off` none; without
 //! the option the seed decides.
 
@@ -10,17 +11,28 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use corella_core::Speculation;
-use corella_sim::{Load, PairLoad, PairTotals, Totals, Violation, simulate, simulate_pair};
+use corella_sim::{
+    FleetLoad, FleetTotals, Load, PairLoad, PairTotals, Totals, Violation, simulate,
+    simulate_fleet, simulate_pair,
+};
 
 const USAGE: &str = "usage: corella-sim (--seeds N [--first SEED] [--keep FOLDER] | --seed SEED) \
-                     [--pairs] [--speculate ngram|draft|off]";
+                     [--pairs | --fleets] [--speculate ngram|draft|off]";
 
 struct Options {
     first: u64,
     num_seeds: u64,
     keep: PathBuf,
     speculation: Option<Speculation>,
-    plays_pairs: bool,
+    kind: Kind,
+}
+
+/// What is played.
+#[derive(Clone, Copy)]
+enum Kind {
+    One,
+    Pairs,
+    Fleets,
 }
 
 impl Options {
@@ -44,28 +56,39 @@ fn main() -> ExitCode {
     let start = Instant::now();
     let mut totals = Totals::default();
     let mut pair_totals = PairTotals::default();
+    let mut fleet_totals = FleetTotals::default();
     for seed in options.first..options.first + options.num_seeds {
-        let outcome = match options.plays_pairs {
-            true => play(|| simulate_pair(&PairLoad::from_seed(seed), seed))
+        let outcome = match options.kind {
+            Kind::One => play(|| simulate(&options.load(seed), seed)).map(|run| totals.add(&run)),
+            Kind::Pairs => play(|| simulate_pair(&PairLoad::from_seed(seed), seed))
                 .map(|run| pair_totals.add(&run)),
-            false => play(|| simulate(&options.load(seed), seed)).map(|run| totals.add(&run)),
+            Kind::Fleets => play(|| simulate_fleet(&FleetLoad::from_seed(seed), seed))
+                .map(|run| fleet_totals.add(&run)),
         };
         if let Err(what) = outcome {
             eprintln!("seed {seed} failed: {what}");
             keep(&options, seed, &what);
-            let pairs = if options.plays_pairs { " --pairs" } else { "" };
-            eprintln!("to play it again: cargo xtask sim --seed {seed}{pairs}");
+            let kind = match options.kind {
+                Kind::One => "",
+                Kind::Pairs => " --pairs",
+                Kind::Fleets => " --fleets",
+            };
+            eprintln!("to play it again: cargo xtask sim --seed {seed}{kind}");
             return ExitCode::FAILURE;
         }
     }
-    let missing = match options.plays_pairs {
-        true => {
+    let missing = match options.kind {
+        Kind::One => {
+            println!("{totals:#?}");
+            totals.missing()
+        }
+        Kind::Pairs => {
             println!("{pair_totals:#?}");
             pair_totals.missing()
         }
-        false => {
-            println!("{totals:#?}");
-            totals.missing()
+        Kind::Fleets => {
+            println!("{fleet_totals:#?}");
+            fleet_totals.missing()
         }
     };
     if options.num_seeds >= 1000 && options.speculation.is_none() && !missing.is_empty() {
@@ -103,9 +126,10 @@ fn play<T>(simulate: impl FnOnce() -> Result<T, Violation>) -> Result<T, String>
 /// Writes what failed and the load that it failed with to a file.
 fn keep(options: &Options, seed: u64, what: &str) {
     let path = options.keep.join(format!("seed-{seed}.txt"));
-    let text = match options.plays_pairs {
-        true => format!("{what}\n\n{:#?}\n", PairLoad::from_seed(seed)),
-        false => format!("{what}\n\n{:#?}\n", options.load(seed)),
+    let text = match options.kind {
+        Kind::One => format!("{what}\n\n{:#?}\n", options.load(seed)),
+        Kind::Pairs => format!("{what}\n\n{:#?}\n", PairLoad::from_seed(seed)),
+        Kind::Fleets => format!("{what}\n\n{:#?}\n", FleetLoad::from_seed(seed)),
     };
     match std::fs::create_dir_all(&options.keep).and_then(|()| std::fs::write(&path, text)) {
         Ok(()) => eprintln!("its load is in {}", path.display()),
@@ -119,11 +143,14 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
         num_seeds: 0,
         keep: PathBuf::from("target/sim"),
         speculation: None,
-        plays_pairs: false,
+        kind: Kind::One,
     };
     while let Some(name) = arguments.next() {
-        if name == "--pairs" {
-            options.plays_pairs = true;
+        if name == "--pairs" || name == "--fleets" {
+            options.kind = match name.as_str() {
+                "--pairs" => Kind::Pairs,
+                _ => Kind::Fleets,
+            };
             continue;
         }
         let value = arguments.next().ok_or(format!("{name} needs a value"))?;

@@ -7,9 +7,9 @@
 
 mod client_watch;
 mod decode_node;
-mod engine;
+pub(crate) mod engine;
 mod fleet;
-mod pair_load;
+pub(crate) mod pair_load;
 mod pair_totals;
 mod prefill_node;
 mod row_sender;

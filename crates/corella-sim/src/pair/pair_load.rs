@@ -434,7 +434,11 @@ fn with_choices(calls: Vec<PairCall>, seed: u64) -> Vec<PairCall> {
 }
 
 /// What the request comes to on one node that has nothing else to do.
-fn lone_run(request: &Request, max_tokens: u32, alphabet: u32) -> (Vec<TokenId>, FinishReason) {
+pub(crate) fn lone_run(
+    request: &Request,
+    max_tokens: u32,
+    alphabet: u32,
+) -> (Vec<TokenId>, FinishReason) {
     let stopping = &request.stopping;
     let (end, stop) = (&stopping.end_token_ids, &stopping.stop_token_ids);
     let masked: Vec<_> = end.iter().chain(stop).copied().collect();

@@ -1,5 +1,6 @@
 //! Simulated runs from seeds, and throughput in virtual time.
 
+mod fleets;
 mod pairs;
 mod seeds;
 mod throughput;

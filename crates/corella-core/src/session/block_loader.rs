@@ -1,0 +1,416 @@
+//! Loads of a node: cached blocks that it brings from other nodes.
+
+use alloc::collections::{BTreeMap, VecDeque};
+
+use crate::session::deadline_queue::DeadlineQueue;
+use crate::session::landing::Landing;
+use crate::session::{
+    BlockPart, LoadBlocks, LoadConfig, LoadFailure, LoadKey, Peer, RowPart, ToLoader, ToSource,
+};
+use crate::{
+    BlockList, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation, NodeId,
+    PageId,
+};
+
+/// Asks nodes for blocks, has the scheduler reserve pages for what they have, and publishes what has landed and was
+/// confirmed.
+///
+/// ```text
+/// start ─▶ LookingUp ── Found ─▶ Reserving ── grant ─▶ Loading ── Complete of all ─▶ done
+///              └────────────────────┴──────────────────────┴─▶ (Stopping) ─▶ lost
+/// ```
+///
+/// * Facts: `handle_*`, each with the time
+/// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
+/// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
+///
+/// Each load ends once, with [`LoaderAction::Ended`]. Its fetch ends when no part of it is being written. Blocks are
+/// published when all of their layers have landed and the source has confirmed that it kept them meanwhile.
+#[derive(Debug)]
+pub struct BlockLoader {
+    config: LoadConfig,
+    incarnation: Incarnation,
+    loads: BTreeMap<LoadKey, Load>,
+    by_fetch: BTreeMap<FetchId, LoadKey>,
+    deadlines: DeadlineQueue<LoadKey>,
+    num_started: u64,
+    actions: VecDeque<LoaderAction>,
+}
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoaderAction {
+    Send {
+        node: NodeId,
+        key: LoadKey,
+        message: ToSource,
+    },
+    /// Asks the scheduler for pages. The answer is [`BlockLoader::handle_fetch_begun`].
+    BeginFetch { key: LoadKey, request: FetchRequest },
+    /// The first blocks of a fetch are whole.
+    Publish { fetch: FetchId, num_blocks: u32 },
+    /// Nothing is written to the fetch's pages any more.
+    EndFetch { fetch: FetchId, end: FetchEnd },
+    /// How the load has ended: this is said once for each.
+    Ended { key: LoadKey, end: LoadEnd },
+}
+
+/// How a load has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoadEnd {
+    /// All blocks up to this number are there.
+    Loaded { num_blocks: u32 },
+    /// The source has none of the blocks.
+    NotFound,
+    /// The scheduler has reserved no pages.
+    NoPages(FetchRefusal),
+    /// The scheduler wants nothing more of it.
+    Cancelled,
+    /// Nothing came for too long.
+    TimedOut,
+    /// The source says so.
+    Failed(LoadFailure),
+    /// The source was started again.
+    SourceLost,
+}
+
+/// What is wanted of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoadRequest {
+    pub source: Peer,
+    pub list: BlockList,
+    pub rows: RowPart,
+    /// Requests wait until then.
+    pub soft_us: u64,
+    /// The load ends then.
+    pub hard_us: u64,
+}
+
+#[derive(Debug)]
+struct Load {
+    request: LoadRequest,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    LookingUp,
+    /// The scheduler is asked for pages. `end` is there when the load is over before it answers.
+    Reserving {
+        num_blocks: u32,
+        end: Option<LoadEnd>,
+    },
+    Loading(Loading),
+    /// The load is over, and parts are still being written.
+    Stopping {
+        loading: Loading,
+        end: LoadEnd,
+    },
+}
+
+#[derive(Debug)]
+struct Loading {
+    fetch: FetchId,
+    landing: Landing,
+    /// What the source was told to have landed.
+    end_told: u32,
+    /// What the source has confirmed.
+    end_confirmed: u32,
+}
+
+impl BlockLoader {
+    pub fn new(config: LoadConfig, incarnation: Incarnation) -> Self {
+        Self {
+            config,
+            incarnation,
+            loads: BTreeMap::new(),
+            by_fetch: BTreeMap::new(),
+            deadlines: DeadlineQueue::new(),
+            num_started: 0,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// Begins a load, unless there are too many.
+    pub fn start(&mut self, request: LoadRequest, now_us: u64) -> Option<LoadKey> {
+        if self.loads.len() >= self.config.max_loads as usize {
+            return None;
+        }
+        let key = LoadKey {
+            loader: self.incarnation,
+            source: request.source.incarnation,
+            number: self.num_started,
+        };
+        self.num_started += 1;
+        let list = request.list.clone();
+        self.send(key, request.source.node, ToSource::Lookup { list });
+        let deadline_us = now_us.saturating_add(self.config.lookup_us);
+        self.deadlines
+            .set(key, Some(deadline_us.min(request.hard_us)));
+        let stage = Stage::LookingUp;
+        self.loads.insert(key, Load { request, stage });
+        Some(key)
+    }
+
+    /// A message of a source, without the rows of [`ToLoader::Data`], which
+    /// [`begin_part`](Self::begin_part) takes.
+    pub fn handle_message(&mut self, node: NodeId, key: LoadKey, message: ToLoader, now_us: u64) {
+        let Some(load) = self.loads.get(&key) else {
+            return;
+        };
+        if load.request.source.node != node {
+            return;
+        }
+        match message {
+            ToLoader::Found { num_blocks } => self.handle_found(key, num_blocks),
+            ToLoader::Data(_) => {}
+            ToLoader::Complete { num_blocks } => self.handle_complete(key, num_blocks, now_us),
+            ToLoader::Failed(failure) => self.end(key, LoadEnd::Failed(failure)),
+        }
+    }
+
+    fn handle_found(&mut self, key: LoadKey, num_blocks: u32) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        if !matches!(load.stage, Stage::LookingUp) {
+            return;
+        }
+        let num_blocks = num_blocks.min(load.request.list.hashes.len() as u32);
+        if num_blocks == 0 {
+            self.end(key, LoadEnd::NotFound);
+            return;
+        }
+        let Load { request, stage } = load;
+        *stage = Stage::Reserving {
+            num_blocks,
+            end: None,
+        };
+        let num_tokens = num_blocks as usize * self.config.page_size as usize;
+        request.list.tokens.truncate(num_tokens);
+        request.list.hashes.truncate(num_blocks as usize);
+        let fetch = FetchRequest {
+            namespace: request.list.namespace.clone(),
+            tokens: request.list.tokens.clone(),
+            soft_us: request.soft_us,
+            hard_us: request.hard_us,
+        };
+        self.deadlines.set(key, Some(request.hard_us));
+        self.actions.push_back(LoaderAction::BeginFetch {
+            key,
+            request: fetch,
+        });
+    }
+
+    /// What the scheduler answers.
+    pub fn handle_fetch_begun(
+        &mut self,
+        key: LoadKey,
+        answer: Result<FetchGrant, FetchRefusal>,
+        now_us: u64,
+    ) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        let Stage::Reserving { num_blocks, end } = load.stage else {
+            return;
+        };
+        let grant = match answer {
+            Ok(grant) => grant,
+            Err(refusal) => {
+                self.forget(key, end.unwrap_or(LoadEnd::NoPages(refusal)));
+                return;
+            }
+        };
+        if let Some(end) = end {
+            self.end_fetch(grant.id, FetchEnd::Lost);
+            self.forget(key, end);
+            return;
+        }
+        let num_layers = &self.config.num_layers;
+        let landing = Landing::new(grant.num_found, num_blocks, grant.tables, num_layers);
+        load.stage = Stage::Loading(Loading {
+            fetch: grant.id,
+            landing,
+            end_told: grant.num_found,
+            end_confirmed: grant.num_found,
+        });
+        self.by_fetch.insert(grant.id, key);
+        let message = ToSource::LoadBlocks(LoadBlocks {
+            list: load.request.list.clone(),
+            first_block: grant.num_found,
+            rows: load.request.rows.clone(),
+            lease_us: load.request.hard_us.saturating_sub(now_us),
+            credit: self.config.credit_blocks,
+        });
+        let node = load.request.source.node;
+        self.send(key, node, message);
+        self.set_stall(key, now_us);
+    }
+
+    /// A part has begun to arrive. Returns the page that it belongs to, or `None` if nothing of it may be written.
+    pub fn begin_part(&mut self, node: NodeId, key: LoadKey, part: BlockPart) -> Option<PageId> {
+        let load = self.loads.get_mut(&key)?;
+        match &mut load.stage {
+            Stage::Loading(loading) if load.request.source.node == node => {
+                loading.landing.begin(part)
+            }
+            _ => None,
+        }
+    }
+
+    /// Nothing more of a part is written, which [`begin_part`](Self::begin_part) had a page for. It has landed if it
+    /// `is_whole`.
+    pub fn end_part(&mut self, key: LoadKey, part: BlockPart, is_whole: bool, now_us: u64) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        match &mut load.stage {
+            Stage::Loading(loading) => {
+                if !loading.landing.end(part, is_whole) {
+                    return;
+                }
+                let num_blocks = loading.landing.end_whole();
+                if num_blocks > loading.end_told {
+                    loading.end_told = num_blocks;
+                    let node = load.request.source.node;
+                    self.send(key, node, ToSource::Landed { num_blocks });
+                }
+                self.set_stall(key, now_us);
+            }
+            Stage::Stopping { loading, end } => {
+                loading.landing.end(part, is_whole);
+                if loading.landing.is_at_rest() {
+                    let (fetch, end) = (loading.fetch, *end);
+                    self.end_fetch(fetch, FetchEnd::Lost);
+                    self.forget(key, end);
+                }
+            }
+            Stage::LookingUp | Stage::Reserving { .. } => {}
+        }
+    }
+
+    fn handle_complete(&mut self, key: LoadKey, num_blocks: u32, now_us: u64) {
+        let Some(Stage::Loading(loading)) = self.loads.get_mut(&key).map(|load| &mut load.stage)
+        else {
+            return;
+        };
+        // A source confirms what it was told to have landed. Anything else is not about this load's rows.
+        if num_blocks <= loading.end_confirmed || num_blocks > loading.landing.end_whole() {
+            return;
+        }
+        loading.end_confirmed = num_blocks;
+        let (fetch, first_block) = (loading.fetch, loading.landing.first_block());
+        if num_blocks < loading.landing.end_block() {
+            self.actions.push_back(LoaderAction::Publish {
+                fetch,
+                num_blocks: num_blocks - first_block,
+            });
+            self.set_stall(key, now_us);
+            return;
+        }
+        self.end_fetch(fetch, FetchEnd::Done);
+        self.forget(key, LoadEnd::Loaded { num_blocks });
+    }
+
+    /// The scheduler has the writer of a fetch stop.
+    pub fn handle_fetch_cancelled(&mut self, fetch: FetchId) {
+        if let Some(&key) = self.by_fetch.get(&fetch) {
+            self.stop(key, LoadEnd::Cancelled);
+        }
+    }
+
+    /// A node is known to have been started again.
+    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation) {
+        let is_of_earlier = |load: &Load| {
+            let source = load.request.source;
+            source.node == node && source.incarnation < incarnation
+        };
+        let lost = self.loads.iter().filter(|(_, load)| is_of_earlier(load));
+        let lost: alloc::vec::Vec<_> = lost.map(|(&key, _)| key).collect();
+        for key in lost {
+            self.end(key, LoadEnd::SourceLost);
+        }
+    }
+
+    pub fn poll_action(&mut self) -> Option<LoaderAction> {
+        self.actions.pop_front()
+    }
+
+    pub fn poll_timeout(&self) -> Option<u64> {
+        self.deadlines.first_us()
+    }
+
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        while let Some(key) = self.deadlines.due(now_us) {
+            self.stop(key, LoadEnd::TimedOut);
+        }
+    }
+
+    pub fn num_loads(&self) -> usize {
+        self.loads.len()
+    }
+
+    /// Ends a load from this side, and tells the source so.
+    fn stop(&mut self, key: LoadKey, end: LoadEnd) {
+        if let Some(load) = self.loads.get(&key)
+            && let Stage::Loading(_) = load.stage
+        {
+            self.send(key, load.request.source.node, ToSource::Release);
+        }
+        self.end(key, end);
+    }
+
+    /// Ends a load as soon as nothing of it is being written or asked for.
+    fn end(&mut self, key: LoadKey, end: LoadEnd) {
+        self.deadlines.set(key, None);
+        let Some(load) = self.loads.remove(&key) else {
+            return;
+        };
+        let request = load.request;
+        let stage = match load.stage {
+            Stage::LookingUp => {
+                self.actions.push_back(LoaderAction::Ended { key, end });
+                return;
+            }
+            Stage::Loading(loading) if loading.landing.is_at_rest() => {
+                self.end_fetch(loading.fetch, FetchEnd::Lost);
+                self.actions.push_back(LoaderAction::Ended { key, end });
+                return;
+            }
+            Stage::Loading(loading) => Stage::Stopping { loading, end },
+            Stage::Reserving { num_blocks, .. } => Stage::Reserving {
+                num_blocks,
+                end: Some(end),
+            },
+            stage @ Stage::Stopping { .. } => stage,
+        };
+        self.loads.insert(key, Load { request, stage });
+    }
+
+    fn end_fetch(&mut self, fetch: FetchId, end: FetchEnd) {
+        self.by_fetch.remove(&fetch);
+        self.actions
+            .push_back(LoaderAction::EndFetch { fetch, end });
+    }
+
+    fn forget(&mut self, key: LoadKey, end: LoadEnd) {
+        self.loads.remove(&key);
+        self.deadlines.set(key, None);
+        self.actions.push_back(LoaderAction::Ended { key, end });
+    }
+
+    /// Gives a load time for its next part or confirmation.
+    fn set_stall(&mut self, key: LoadKey, now_us: u64) {
+        if let Some(load) = self.loads.get(&key) {
+            let stall_us = now_us.saturating_add(self.config.stall_us);
+            let deadline_us = stall_us.min(load.request.hard_us);
+            self.deadlines.set(key, Some(deadline_us));
+        }
+    }
+
+    fn send(&mut self, key: LoadKey, node: NodeId, message: ToSource) {
+        self.actions
+            .push_back(LoaderAction::Send { node, key, message });
+    }
+}

@@ -1,0 +1,424 @@
+//! Loads that other nodes make from a node: which of its blocks they read, and until when.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+use core::ops::Range;
+
+use crate::session::deadline_queue::DeadlineQueue;
+use crate::session::tombstone::Tombstones;
+use crate::session::{LoadBlocks, LoadConfig, LoadFailure, LoadKey, RowPart, ToLoader, ToSource};
+use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, PageTable};
+
+/// Answers lookups, holds blocks while they are loaded, and says whether they were held throughout.
+///
+/// ```text
+/// LoadBlocks ─▶ Holding ── held ─▶ Sending ── all has landed ─▶ Stopping ── at rest ─▶ Releasing ─▶ Complete or Failed
+///                                     └── the hold has ended, the loader is lost, … ──┘
+/// ```
+///
+/// * Facts: `handle_*`, each with the time
+/// * Actions: [`poll_action`](Self::poll_action), after every call until it returns `None`
+/// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
+///
+/// A hold is released when the transport says that nothing reads its pages any more. A loader that reads them by itself
+/// is not waited for: what it has read counts only when it is confirmed, and nothing is after the end of the hold.
+#[derive(Debug)]
+pub struct BlockSource {
+    config: LoadConfig,
+    incarnation: Incarnation,
+    lookups: BTreeSet<LoadId>,
+    loads: BTreeMap<LoadId, Load>,
+    by_hold: BTreeMap<HoldId, LoadId>,
+    deadlines: DeadlineQueue<LoadId>,
+    /// Ended loads, and how many blocks were confirmed if all were.
+    ended: Tombstones<LoadId, Option<u32>>,
+    actions: VecDeque<SourceAction>,
+    now_us: u64,
+}
+
+/// A load, and the node that makes it.
+pub type LoadId = (NodeId, LoadKey);
+
+/// What the driver is to do, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SourceAction {
+    Send {
+        load: LoadId,
+        message: ToLoader,
+    },
+    /// Asks the scheduler how many blocks it has. The answer is [`BlockSource::handle_looked_up`].
+    LookUp {
+        load: LoadId,
+        list: BlockList,
+    },
+    /// Asks the scheduler to hold blocks. The answer is [`BlockSource::handle_held`].
+    Hold {
+        load: LoadId,
+        list: BlockList,
+        until_us: u64,
+    },
+    /// Reads these blocks, as far as the tables have pages for them, and sends them as [`ToLoader::Data`], in order.
+    Read {
+        load: LoadId,
+        tables: Vec<PageTable>,
+        blocks: Range<u32>,
+        rows: RowPart,
+    },
+    /// Reads nothing more for a load. [`BlockSource::handle_stopped`] says that no page of it is being read.
+    Stop {
+        load: LoadId,
+    },
+    /// Releases a hold. If it `is_asked`, [`BlockSource::handle_released`] says whether the hold has lived until now.
+    Release {
+        load: LoadId,
+        hold: HoldId,
+        is_asked: bool,
+    },
+}
+
+#[derive(Debug)]
+struct Load {
+    /// The blocks before it are there, and those before the end are wanted.
+    blocks: Range<u32>,
+    request: LoadBlocks,
+    until_us: u64,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// The scheduler is asked for a hold, which is not wanted any more if the load `is_over`.
+    Holding { is_over: bool },
+    Sending {
+        held: HeldBlocks,
+        /// The end of the blocks that were sent, or are about to be.
+        end_sent: u32,
+        end_landed: u32,
+    },
+    /// Nothing more is sent. Everything has landed if it `is_whole`.
+    Stopping { hold: HoldId, is_whole: bool },
+    /// The scheduler is asked whether the hold has lived.
+    Releasing,
+}
+
+impl BlockSource {
+    pub fn new(config: LoadConfig, incarnation: Incarnation) -> Self {
+        let max_ended = 16 * config.max_loads as usize;
+        Self {
+            ended: Tombstones::new(config.tombstone_us, max_ended),
+            config,
+            incarnation,
+            lookups: BTreeSet::new(),
+            loads: BTreeMap::new(),
+            by_hold: BTreeMap::new(),
+            deadlines: DeadlineQueue::new(),
+            actions: VecDeque::new(),
+            now_us: 0,
+        }
+    }
+
+    /// A message of a node that loads.
+    pub fn handle_message(&mut self, node: NodeId, key: LoadKey, message: ToSource, now_us: u64) {
+        self.note_time(now_us);
+        let load = (node, key);
+        if key.source != self.incarnation {
+            self.send(load, ToLoader::Failed(LoadFailure::Unknown));
+            return;
+        }
+        match message {
+            ToSource::Lookup { list } => self.look_up(load, list),
+            ToSource::LoadBlocks(request) => self.begin(load, request),
+            ToSource::Landed { num_blocks } => self.handle_landed(load, num_blocks),
+            ToSource::Release => self.end(load, None),
+        }
+    }
+
+    fn look_up(&mut self, load: LoadId, list: BlockList) {
+        let has_room = self.lookups.len() < self.config.max_loads as usize;
+        if !has_room {
+            self.send(load, ToLoader::Found { num_blocks: 0 });
+        } else if self.lookups.insert(load) {
+            self.actions.push_back(SourceAction::LookUp { load, list });
+        }
+    }
+
+    /// What the scheduler has of a list.
+    pub fn handle_looked_up(&mut self, load: LoadId, num_blocks: u32, now_us: u64) {
+        self.note_time(now_us);
+        if self.lookups.remove(&load) {
+            self.send(load, ToLoader::Found { num_blocks });
+        }
+    }
+
+    fn begin(&mut self, load: LoadId, request: LoadBlocks) {
+        if self.loads.contains_key(&load) || self.ended.contains(load) {
+            // The message was repeated.
+            return;
+        }
+        let num_blocks = request.list.hashes.len() as u32;
+        let is_sound = request.first_block < num_blocks
+            && request.credit > 0
+            && request.lease_us > 0
+            && request.list.tokens.len() == num_blocks as usize * self.config.page_size as usize;
+        if !is_sound || self.loads.len() >= self.config.max_loads as usize {
+            self.send(load, ToLoader::Failed(LoadFailure::Refused));
+            return;
+        }
+        let lease_us = request.lease_us.min(self.config.lease_us);
+        let until_us = self.now_us.saturating_add(lease_us);
+        self.actions.push_back(SourceAction::Hold {
+            load,
+            list: request.list.clone(),
+            until_us,
+        });
+        let begun = Load {
+            blocks: request.first_block..num_blocks,
+            request,
+            until_us,
+            stage: Stage::Holding { is_over: false },
+        };
+        self.loads.insert(load, begun);
+        self.set_stall(load);
+    }
+
+    /// What the scheduler holds for a load.
+    pub fn handle_held(
+        &mut self,
+        load: LoadId,
+        answer: Result<HeldBlocks, HoldRefusal>,
+        now_us: u64,
+    ) {
+        self.note_time(now_us);
+        let Some(begun) = self.loads.get_mut(&load) else {
+            return;
+        };
+        let Stage::Holding { is_over } = begun.stage else {
+            return;
+        };
+        let failure = match answer {
+            Ok(held) if held.num_blocks == begun.blocks.end && !is_over => {
+                self.by_hold.insert(held.id, load);
+                let first_block = begun.blocks.start;
+                begun.stage = Stage::Sending {
+                    held,
+                    end_sent: first_block,
+                    end_landed: first_block,
+                };
+                self.read_more(load);
+                return;
+            }
+            Ok(held) => {
+                let num_blocks = held.num_blocks;
+                self.actions.push_back(SourceAction::Release {
+                    load,
+                    hold: held.id,
+                    is_asked: false,
+                });
+                LoadFailure::NotHere { num_blocks }
+            }
+            Err(HoldRefusal::NothingHere) => LoadFailure::NotHere { num_blocks: 0 },
+            Err(_) => LoadFailure::Refused,
+        };
+        if !is_over {
+            self.send(load, ToLoader::Failed(failure));
+        }
+        self.forget(load, None);
+    }
+
+    /// Sends blocks as far as the loader has given credit.
+    fn read_more(&mut self, load: LoadId) {
+        let Some(begun) = self.loads.get_mut(&load) else {
+            return;
+        };
+        let Stage::Sending {
+            held,
+            end_sent,
+            end_landed,
+        } = &mut begun.stage
+        else {
+            return;
+        };
+        let end = end_landed.saturating_add(begun.request.credit);
+        let end = end.min(begun.blocks.end);
+        if *end_sent < end {
+            self.actions.push_back(SourceAction::Read {
+                load,
+                tables: held.tables.clone(),
+                blocks: *end_sent..end,
+                rows: begun.request.rows.clone(),
+            });
+            *end_sent = end;
+        }
+    }
+
+    fn handle_landed(&mut self, load: LoadId, num_blocks: u32) {
+        let Some(begun) = self.loads.get_mut(&load) else {
+            let answer = match self.ended.get(load) {
+                Some(Some(all)) => ToLoader::Complete { num_blocks: all },
+                Some(None) | None => ToLoader::Failed(LoadFailure::Unknown),
+            };
+            self.send(load, answer);
+            return;
+        };
+        let all = begun.blocks.end;
+        let Stage::Sending {
+            end_sent,
+            end_landed,
+            ..
+        } = &mut begun.stage
+        else {
+            return;
+        };
+        // Nothing has landed that was not sent.
+        if num_blocks <= *end_landed || num_blocks > *end_sent {
+            return;
+        }
+        *end_landed = num_blocks;
+        if num_blocks == all {
+            self.stop(load, true);
+            return;
+        }
+        // The hold's pages are locked as long as it is not released from here.
+        self.send(load, ToLoader::Complete { num_blocks });
+        self.read_more(load);
+        self.set_stall(load);
+    }
+
+    /// The scheduler has ended a hold.
+    pub fn handle_hold_ended(&mut self, hold: HoldId, now_us: u64) {
+        self.note_time(now_us);
+        if let Some(&load) = self.by_hold.get(&hold) {
+            self.end(load, Some(LoadFailure::HoldEnded));
+        }
+    }
+
+    /// No page of a load is being read any more.
+    pub fn handle_stopped(&mut self, load: LoadId, now_us: u64) {
+        self.note_time(now_us);
+        let Some(begun) = self.loads.get_mut(&load) else {
+            return;
+        };
+        let Stage::Stopping { hold, is_whole } = begun.stage else {
+            return;
+        };
+        begun.stage = Stage::Releasing;
+        self.by_hold.remove(&hold);
+        self.actions.push_back(SourceAction::Release {
+            load,
+            hold,
+            is_asked: is_whole,
+        });
+        if !is_whole {
+            self.forget(load, None);
+        }
+    }
+
+    /// A hold is released. Its load is complete if it `has_lived` until now.
+    pub fn handle_released(&mut self, load: LoadId, has_lived: bool, now_us: u64) {
+        self.note_time(now_us);
+        let Some(begun) = self.loads.get(&load) else {
+            return;
+        };
+        if !matches!(begun.stage, Stage::Releasing) {
+            return;
+        }
+        let num_blocks = begun.blocks.end;
+        match has_lived {
+            true => self.send(load, ToLoader::Complete { num_blocks }),
+            false => self.send(load, ToLoader::Failed(LoadFailure::HoldEnded)),
+        }
+        self.forget(load, has_lived.then_some(num_blocks));
+    }
+
+    /// A node is known to have been started again. What it loaded before is over.
+    pub fn handle_incarnation(&mut self, node: NodeId, incarnation: Incarnation, now_us: u64) {
+        self.note_time(now_us);
+        let loads = self.loads.keys().copied();
+        let lost = loads.filter(|(other, key)| *other == node && key.loader < incarnation);
+        for load in lost.collect::<Vec<_>>() {
+            self.end(load, None);
+        }
+    }
+
+    pub fn poll_action(&mut self) -> Option<SourceAction> {
+        self.actions.pop_front()
+    }
+
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let forget_us = self.ended.first_us();
+        { self.deadlines.first_us().into_iter() }
+            .chain(forget_us)
+            .min()
+    }
+
+    pub fn handle_timeout(&mut self, now_us: u64) {
+        self.note_time(now_us);
+        self.ended.expire(now_us);
+        while let Some(load) = self.deadlines.due(now_us) {
+            self.end(load, Some(LoadFailure::Stalled));
+        }
+    }
+
+    /// Loads that are not over.
+    pub fn num_loads(&self) -> usize {
+        self.loads.len()
+    }
+
+    /// Ends a load. The loader is told why, unless it knows.
+    fn end(&mut self, load: LoadId, failure: Option<LoadFailure>) {
+        self.deadlines.set(load, None);
+        let Some(begun) = self.loads.get_mut(&load) else {
+            return;
+        };
+        if let Some(failure) = failure
+            && matches!(
+                begun.stage,
+                Stage::Holding { is_over: false } | Stage::Sending { .. }
+            )
+        {
+            self.send(load, ToLoader::Failed(failure));
+        }
+        let Some(begun) = self.loads.get_mut(&load) else {
+            return;
+        };
+        match &mut begun.stage {
+            Stage::Holding { is_over } => *is_over = true,
+            Stage::Sending { .. } => self.stop(load, false),
+            Stage::Stopping { .. } | Stage::Releasing => {}
+        }
+    }
+
+    /// Has nothing more read, so that the hold can be released.
+    fn stop(&mut self, load: LoadId, is_whole: bool) {
+        self.deadlines.set(load, None);
+        if let Some(begun) = self.loads.get_mut(&load)
+            && let Stage::Sending { held, .. } = &begun.stage
+        {
+            let hold = held.id;
+            begun.stage = Stage::Stopping { hold, is_whole };
+            self.actions.push_back(SourceAction::Stop { load });
+        }
+    }
+
+    fn forget(&mut self, load: LoadId, confirmed: Option<u32>) {
+        self.loads.remove(&load);
+        self.deadlines.set(load, None);
+        self.ended.insert(load, confirmed, self.now_us);
+    }
+
+    /// Gives a load time for its next news.
+    fn set_stall(&mut self, load: LoadId) {
+        if let Some(begun) = self.loads.get(&load) {
+            let stall_us = self.now_us.saturating_add(self.config.stall_us);
+            self.deadlines.set(load, Some(stall_us.min(begun.until_us)));
+        }
+    }
+
+    fn send(&mut self, load: LoadId, message: ToLoader) {
+        self.actions.push_back(SourceAction::Send { load, message });
+    }
+
+    fn note_time(&mut self, now_us: u64) {
+        self.now_us = self.now_us.max(now_us);
+    }
+}
