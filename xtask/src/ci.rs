@@ -48,7 +48,7 @@ pub const STAGES: [Stage; 12] = [
     },
     Stage {
         name: "sim",
-        about: "simulated runs of one node and of pairs, with faults, in virtual time: `--seeds N`, or `--seed N` to repeat one, of pairs with `--pairs`",
+        about: "simulated runs of one node, of pairs and of fleets, with faults, in virtual time: `--seeds N`, or `--seed N` to repeat one, of pairs with `--pairs`, of fleets with `--fleets`",
         takes_arguments: true,
         run: sim,
     },
@@ -112,14 +112,15 @@ pub fn run_all(repository: &Repository) -> Result<(), String> {
     Ok(())
 }
 
-/// Plays simulated runs. Without arguments it plays the first 2,000 of one node and of pairs.
+/// Plays simulated runs. Without arguments it plays the first 2,000 of one node, of pairs and of fleets.
 pub fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     if !arguments.is_empty() {
         return play(repository, arguments);
     }
     let first = ["--seeds", "2000"].map(String::from);
     play(repository, &first)?;
-    play(repository, &[&["--pairs".into()], &first[..]].concat())
+    play(repository, &[&["--pairs".into()], &first[..]].concat())?;
+    play(repository, &[&["--fleets".into()], &first[..]].concat())
 }
 
 /// Plays simulated runs with these arguments of the simulator.

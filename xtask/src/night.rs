@@ -23,7 +23,7 @@ pub struct Part {
 /// Takes as long as many other files of `tests/client` together.
 const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
 
-pub const PARTS: [Part; 18] = [
+pub const PARTS: [Part; 19] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -80,6 +80,11 @@ pub const PARTS: [Part; 18] = [
         |repository| seeds(repository, &["--pairs"]),
     ),
     part(
+        "sim-fleets",
+        "10,000 simulated runs of nodes that load each other's cached blocks",
+        |repository| seeds(repository, &["--fleets"]),
+    ),
+    part(
         "fuzz",
         "20 s for each parser that meets bytes from outside",
         |repository| fuzz(repository, 20),
@@ -114,9 +119,9 @@ pub const PARTS: [Part; 18] = [
     ),
     long_part(
         "sim-long",
-        "100,000 simulated runs of one node, and as many of pairs",
+        "100,000 simulated runs of one node, and as many of pairs and of fleets",
         |repository| {
-            for kind in [&[][..], &["--pairs"]] {
+            for kind in [&[][..], &["--pairs"], &["--fleets"]] {
                 play_seeds(repository, kind, 100_000)?;
             }
             Ok(())

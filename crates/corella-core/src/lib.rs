@@ -26,7 +26,7 @@
 //! * `request_view`: a request as it is shown.
 //! * `queue`: requests without a slot, and the expectations of all requests.
 //! * `step`: the scheduler, and what runs.
-//! * `fleet`: nodes, and which of them decodes a request.
+//! * `fleet`: nodes, which of them decodes a request, and which has its blocks.
 //! * `session`: both ends of a request that two nodes serve.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -67,6 +67,8 @@ pub use cache::page_map::{PageMap, PageState};
 pub use cache::page_table::PageTable;
 pub use cache::prefix_tree::{Parent, PrefixMatch};
 pub use cache::spill::SpillTask;
+pub use fleet::block_source_map::{BlockSite, BlockSourceMap};
+pub use fleet::fetch_choice::FetchCost;
 pub use fleet::peer::{PeerFacts, ReservationId};
 pub use fleet::peer_table::{PeerChange, PeerRecord, PeerTable, PeerTableConfig};
 pub use fleet::placement::{

@@ -1,0 +1,162 @@
+//! Which node has the blocks of a sequence, as far as this node has sent them there or heard of them.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+
+use crate::{Incarnation, NodeId, PageHash};
+
+/// Maps the last block of sequences to the node that has them. The sequence that was noted or asked for longest ago is
+/// forgotten first. What it says is a hint: the node itself says what it still has.
+#[derive(Debug)]
+pub struct BlockSourceMap {
+    max_len: usize,
+    by_hash: BTreeMap<PageHash, Site>,
+    by_use: BTreeSet<(u64, PageHash)>,
+    /// Advances with each use.
+    clock: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Site {
+    node: NodeId,
+    incarnation: Incarnation,
+    last_used: u64,
+}
+
+/// A node that is said to have the beginning of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockSite {
+    pub node: NodeId,
+    pub incarnation: Incarnation,
+    /// The number of blocks from the beginning of the sequence.
+    pub num_blocks: u32,
+}
+
+impl BlockSourceMap {
+    /// `max_len` is at least 1.
+    pub fn new(max_len: usize) -> Self {
+        Self {
+            max_len: max_len.max(1),
+            by_hash: BTreeMap::new(),
+            by_use: BTreeSet::new(),
+            clock: 0,
+        }
+    }
+
+    /// A node has a sequence whose last block has this hash.
+    pub fn note(&mut self, last: PageHash, node: NodeId, incarnation: Incarnation) {
+        self.forget(last);
+        if self.by_hash.len() == self.max_len
+            && let Some(&(_, oldest)) = self.by_use.first()
+        {
+            self.forget(oldest);
+        }
+        self.clock += 1;
+        let site = Site {
+            node,
+            incarnation,
+            last_used: self.clock,
+        };
+        self.by_hash.insert(last, site);
+        self.by_use.insert((self.clock, last));
+    }
+
+    /// The node that has the most of a sequence, given the hashes of all of its blocks.
+    pub fn find(&mut self, hashes: &[PageHash]) -> Option<BlockSite> {
+        let at = { hashes.iter() }.rposition(|hash| self.by_hash.contains_key(hash))?;
+        let last = hashes[at];
+        let site = self.by_hash[&last];
+        self.note(last, site.node, site.incarnation);
+        Some(BlockSite {
+            node: site.node,
+            incarnation: site.incarnation,
+            num_blocks: at as u32 + 1,
+        })
+    }
+
+    /// A node had not what was said of it.
+    pub fn forget(&mut self, last: PageHash) {
+        if let Some(site) = self.by_hash.remove(&last) {
+            self.by_use.remove(&(site.last_used, last));
+        }
+    }
+
+    /// A node was started, or is gone if there is no `incarnation`. What its earlier starts had is lost.
+    pub fn forget_node(&mut self, node: NodeId, incarnation: Option<Incarnation>) {
+        let is_lost = |site: &Site| {
+            site.node == node
+                && incarnation.is_none_or(|incarnation| site.incarnation < incarnation)
+        };
+        let by_use = &mut self.by_use;
+        self.by_hash.retain(|&hash, site| {
+            let is_lost = is_lost(site);
+            if is_lost {
+                by_use.remove(&(site.last_used, hash));
+            }
+            !is_lost
+        });
+    }
+
+    pub fn len(&self) -> usize {
+        self.by_hash.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_hash.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec::Vec;
+
+    use super::*;
+
+    const ONE: Incarnation = Incarnation(1);
+
+    fn site(node: u32, num_blocks: u32) -> Option<BlockSite> {
+        Some(BlockSite {
+            node: NodeId(node),
+            incarnation: ONE,
+            num_blocks,
+        })
+    }
+
+    #[test]
+    fn the_longest_known_beginning_is_found_and_the_oldest_forgotten() {
+        let hashes: Vec<_> = (10..16).map(PageHash).collect();
+        let mut map = BlockSourceMap::new(2);
+        assert_eq!(map.find(&hashes), None);
+        map.note(hashes[1], NodeId(1), ONE);
+        map.note(hashes[3], NodeId(2), ONE);
+        assert_eq!(map.find(&hashes), site(2, 4));
+        assert_eq!(map.find(&hashes[..3]), site(1, 2));
+        // The entry of node 2 was used before that of node 1.
+        map.note(hashes[5], NodeId(3), ONE);
+        assert_eq!(map.len(), 2);
+        assert_eq!(map.find(&hashes[..5]), site(1, 2));
+        map.forget(hashes[5]);
+        assert_eq!(map.find(&hashes), site(1, 2));
+        // A later turn is on another node.
+        map.note(hashes[1], NodeId(4), ONE);
+        assert_eq!(map.find(&hashes), site(4, 2));
+        assert_eq!(map.len(), 1);
+    }
+
+    #[test]
+    fn a_node_that_starts_again_has_nothing_of_before() {
+        let mut map = BlockSourceMap::new(8);
+        for hash in 0..4 {
+            map.note(
+                PageHash(hash),
+                NodeId(hash as u32 % 2),
+                Incarnation(1 + hash as u64),
+            );
+        }
+        map.forget_node(NodeId(0), Some(Incarnation(3)));
+        let left = |map: &BlockSourceMap| map.by_hash.keys().map(|hash| hash.0).collect::<Vec<_>>();
+        assert_eq!(left(&map), [1, 2, 3]);
+        map.forget_node(NodeId(1), None);
+        assert_eq!(left(&map), [2]);
+        assert_eq!(map.by_use.len(), 1);
+    }
+}
