@@ -139,7 +139,8 @@ fn kv_groups(random: &mut Random) -> Vec<KvGroup> {
 
 fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
     let num_groups = groups.len() as u32;
-    let num_pages = num_groups * (64_u32.div_ceil(page_size) + random.below(40) as u32);
+    let num_spare_pages = random.pick(&[0, 4, 40]);
+    let num_pages = num_groups * (64_u32.div_ceil(page_size) + num_spare_pages);
     let mut config = SchedulerConfig::new(num_pages, page_size, 64);
     config.kv_groups = groups.to_vec();
     config.max_num_seqs = 1 + random.below(5) as u32;

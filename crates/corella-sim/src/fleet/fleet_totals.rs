@@ -33,10 +33,12 @@ pub struct FleetTotals {
     /// Blocks that were published before their load was over.
     pub num_early_blocks: u64,
     pub num_window_blocks: u64,
+    /// Parts that were read in the memory of a node that had released them.
+    pub num_read_late: u64,
 }
 
 impl FleetTotals {
-    fn counts(&self) -> [u64; 26] {
+    fn counts(&self) -> [u64; 27] {
         [
             self.num_runs,
             self.num_events,
@@ -64,10 +66,11 @@ impl FleetTotals {
             self.num_fetched_blocks,
             self.num_early_blocks,
             self.num_window_blocks,
+            self.num_read_late,
         ]
     }
 
-    const NAMES: [&str; 26] = [
+    const NAMES: [&str; 27] = [
         "runs",
         "events",
         "completed requests",
@@ -94,6 +97,7 @@ impl FleetTotals {
         "fetched blocks",
         "blocks that come before the end of their load",
         "blocks of models with windows",
+        "parts that are read too late",
     ];
 
     pub fn add(&mut self, run: &Self) {
@@ -103,7 +107,7 @@ impl FleetTotals {
         }
     }
 
-    fn counts_mut(&mut self) -> [&mut u64; 26] {
+    fn counts_mut(&mut self) -> [&mut u64; 27] {
         [
             &mut self.num_runs,
             &mut self.num_events,
@@ -131,6 +135,7 @@ impl FleetTotals {
             &mut self.num_fetched_blocks,
             &mut self.num_early_blocks,
             &mut self.num_window_blocks,
+            &mut self.num_read_late,
         ]
     }
 

@@ -1,6 +1,6 @@
 //! One node of a fleet: an engine, and both ends of loads.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::session::{
     BlockLoader, BlockPart, BlockSource, LoadEnd, LoadId, LoadKey, LoadRequest, LoaderAction, Peer,
@@ -26,11 +26,22 @@ pub struct Node {
     /// What is being read for others.
     readers: BTreeMap<LoadId, Reader>,
     parts: PartStore,
-    /// Fetches under way, each with the rows of its sequence.
-    fetches: BTreeMap<FetchId, (FetchGrant, Vec<Row>)>,
+    /// Fetches under way.
+    fetches: BTreeMap<FetchId, Fetched>,
     /// Loads that have not ended, each with the time by which they must.
     open: BTreeMap<LoadKey, u64>,
     wakes_us: Option<u64>,
+    /// Loads of others whose pages may belong to somebody else by now.
+    released: BTreeSet<LoadId>,
+    /// Blocks of which a part was read in another node's memory after that node had released them.
+    read_late: BTreeSet<(LoadKey, u32)>,
+}
+
+/// A fetch, with the load that it is for and the rows of its sequence.
+struct Fetched {
+    key: LoadKey,
+    grant: FetchGrant,
+    rows: Vec<Row>,
 }
 
 /// Reads the pages of one load, one part after the other.
@@ -56,6 +67,8 @@ impl Node {
             fetches: BTreeMap::new(),
             open: BTreeMap::new(),
             wakes_us: None,
+            released: BTreeSet::new(),
+            read_late: BTreeSet::new(),
         }
     }
 
@@ -151,6 +164,7 @@ impl Node {
             LocalEvent::Release(load, hold, is_asked) => {
                 let has_lived = scheduler.release_blocks(hold, now_us);
                 let has_lived = has_lived.expect("a hold is released once");
+                self.released.insert(load);
                 if is_asked {
                     self.source.handle_released(load, has_lived, now_us);
                 }
@@ -159,7 +173,7 @@ impl Node {
                 let rows = rows_of(root_row(&request.namespace), &request.tokens);
                 let answer = scheduler.begin_fetch(request);
                 if let Ok(grant) = &answer {
-                    self.note_grant(grant, rows, world);
+                    self.note_grant(key, grant, rows, world);
                 }
                 self.loader.handle_fetch_begun(key, answer, now_us);
             }
@@ -168,14 +182,24 @@ impl Node {
         }
     }
 
-    fn note_grant(&mut self, grant: &FetchGrant, rows: Vec<Row>, world: &World<'_>) {
+    fn note_grant(&mut self, key: LoadKey, grant: &FetchGrant, rows: Vec<Row>, world: &World<'_>) {
         for (table, &num_layers) in grant.tables.iter().zip(&world.load.config.num_layers) {
             for &page in &table.pages {
                 self.parts.begin(page, num_layers);
                 self.clear(page);
             }
         }
-        self.fetches.insert(grant.id, (grant.clone(), rows));
+        let grant = grant.clone();
+        self.fetches.insert(grant.id, Fetched { key, grant, rows });
+    }
+
+    pub fn has_released(&self, load: LoadId) -> bool {
+        self.released.contains(&load)
+    }
+
+    /// A part was read that its source had released.
+    pub fn note_read_late(&mut self, key: LoadKey, part: BlockPart) {
+        self.read_late.insert((key, part.block));
     }
 
     /// A part is written, with these rows. It may have been torn.
@@ -339,7 +363,12 @@ impl Node {
         let has_to_stop = reader.has_to_stop;
         let next = reader.left.pop_front();
         if let Some((part, page)) = next {
-            let rows = match world.load.links.reads_memory {
+            let reads_memory = world.load.links.reads_memory;
+            assert!(
+                reads_memory || !self.released.contains(&load),
+                "page {page} is read and may belong to somebody else"
+            );
+            let rows = match reads_memory {
                 true => PartRows::InMemory(page),
                 false => PartRows::Sent(self.page_rows(page)),
             };
@@ -368,8 +397,7 @@ impl Node {
                 self.push(answers_us, LocalEvent::BeginFetch(key, request), world);
             }
             LoaderAction::Publish { fetch, num_blocks } => {
-                let (grant, _) = &self.fetches[&fetch];
-                let end_block = grant.num_found + num_blocks;
+                let end_block = self.fetches[&fetch].grant.num_found + num_blocks;
                 self.check_rows(fetch, end_block, world)?;
                 if self.engine.scheduler().handle_fetched(fetch, num_blocks) {
                     world.totals.num_early_blocks += u64::from(num_blocks);
@@ -419,9 +447,14 @@ impl Node {
         end_block: u32,
         world: &mut World<'_>,
     ) -> Result<(), Violation> {
-        let (grant, rows) = &self.fetches[&fetch];
+        let Fetched { key, grant, rows } = &self.fetches[&fetch];
         let page_size = self.engine.page_size() as usize;
         let end_block = (end_block as usize).min(rows.len() / page_size);
+        let late = self.read_late.range((*key, 0)..(*key, end_block as u32));
+        if let Some((_, block)) = late.into_iter().next() {
+            let what = format!("block {block} of fetch {fetch}");
+            return Err(world.violation("rows count that were held while they were read", what));
+        }
         for (group, table) in grant.tables.iter().enumerate() {
             for block in table.num_gone..end_block.min(table.len()) {
                 let Some(page) = table.page(block) else {

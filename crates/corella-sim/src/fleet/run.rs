@@ -179,15 +179,23 @@ impl<'a> Run<'a> {
         let tears_once_in = self.world.load.links.tears_once_in;
         let is_torn = tears_once_in > 0 && self.world.random.once_in(tears_once_in);
         self.world.totals.num_torn_parts += u64::from(is_torn);
+        let mut is_late = false;
         let rows = match rows {
             PartRows::Sent(rows) => Some(rows),
             // A read of a process that is gone fails.
             PartRows::InMemory(page) => { self.nodes[from.0 as usize].as_ref() }
                 .filter(|node| node.incarnation == key.source)
-                .map(|node| node.page_rows(page)),
+                .map(|node| {
+                    is_late = node.has_released((id, key));
+                    node.page_rows(page)
+                }),
         };
         let rows = rows.filter(|_| !is_torn);
         if let Some(node) = &mut self.nodes[id.0 as usize] {
+            if is_late {
+                self.world.totals.num_read_late += 1;
+                node.note_read_late(key, part);
+            }
             node.land(key, part, page, rows, &mut self.world);
         }
     }
