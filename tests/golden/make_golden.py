@@ -167,6 +167,12 @@ def small(**changes):
     return {key: value for key, value in (SMALL | changes).items() if value is not None}
 
 
+GEMMA4_LAYER_TYPES = ["sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+GEMMA4_ROPE = {
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 100000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+
 # One model for each family, by the name of its configuration class in Transformers, with settings for
 # which nothing that the family computes otherwise than Llama is without effect.
 FAMILIES = {
@@ -241,6 +247,61 @@ FAMILIES = {
                 "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100000.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
             },
+            tie_word_embeddings=True,
+        ),
+    ),
+    # Like the model with 31 billion parameters: heads of layers without a window have another length and number,
+    # and their keys are their values.
+    "gemma4": (
+        "Gemma4TextConfig",
+        small(
+            layer_types=GEMMA4_LAYER_TYPES,
+            num_hidden_layers=5,
+            attention_k_eq_v=True,
+            global_head_dim=16,
+            num_global_key_value_heads=1,
+            hidden_size_per_layer_input=0,
+            sliding_window=WINDOW,
+            final_logit_softcapping=3.0,
+            rope_parameters=GEMMA4_ROPE,
+            tie_word_embeddings=True,
+        ),
+    ),
+    # Like the model for phones: each layer has embeddings of its own, and the last ones read the keys and values of
+    # those before.
+    "gemma4-per-layer": (
+        "Gemma4TextConfig",
+        small(
+            layer_types=GEMMA4_LAYER_TYPES + ["sliding_attention", "full_attention"],
+            num_hidden_layers=7,
+            num_key_value_heads=1,
+            num_kv_shared_layers=3,
+            use_double_wide_mlp=True,
+            global_head_dim=16,
+            hidden_size_per_layer_input=12,
+            vocab_size_per_layer_input=SMALL["vocab_size"],
+            sliding_window=WINDOW,
+            final_logit_softcapping=3.0,
+            rope_parameters=GEMMA4_ROPE,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "gemma4-experts": (
+        "Gemma4TextConfig",
+        small(
+            layer_types=GEMMA4_LAYER_TYPES,
+            num_hidden_layers=5,
+            attention_k_eq_v=True,
+            global_head_dim=16,
+            num_global_key_value_heads=1,
+            hidden_size_per_layer_input=0,
+            enable_moe_block=True,
+            num_experts=6,
+            top_k_experts=2,
+            moe_intermediate_size=12,
+            sliding_window=WINDOW,
+            final_logit_softcapping=3.0,
+            rope_parameters=GEMMA4_ROPE,
             tie_word_embeddings=True,
         ),
     ),
@@ -468,9 +529,10 @@ def make_module(name, seed):
     config = getattr(transformers, kind)(**settings)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     generator = np.random.default_rng(seed)
-    mean = 0.0 if name.startswith("gemma") else 1.0
+    is_gemma4 = name.startswith("gemma4")
+    mean = 0.0 if name.startswith("gemma") and not is_gemma4 else 1.0
     # Norms multiply by 1 plus their weights, but for those behind recurrent layers.
-    lacks_one = name.startswith(("gemma", "qwen3-next", "qwen3-5"))
+    lacks_one = name.startswith(("gemma2", "gemma3", "qwen3-next", "qwen3-5"))
     modules = dict(model.named_modules())
 
     def draw(name, shape):
@@ -479,7 +541,8 @@ def make_module(name, seed):
             return generator.normal(0.0, 0.2, shape)
         if "norm" in name or ".ln_" in name:
             # Without sharp attention, greedy tokens end in a loop soon.
-            is_sharp = name.endswith(("q_norm.weight", "k_norm.weight", "q_layernorm.weight", "k_layernorm.weight"))
+            qk_norms = ("q_norm.weight", "k_norm.weight", "q_layernorm.weight", "k_layernorm.weight")
+            is_sharp = name.endswith(qk_norms) and not is_gemma4
             norm_mean = 0.0 if lacks_one and "linear_attn" not in name else 1.0
             return generator.normal(norm_mean + 0.8 * is_sharp, 0.2, shape)
         if name.endswith("A_log"):
@@ -487,10 +550,17 @@ def make_module(name, seed):
             return generator.normal(-3.5, 0.7, shape)
         if name.endswith("sinks"):
             return generator.normal(1.0, 1.0, shape)
+        if name.endswith(("layer_scalar", "router.scale", "per_expert_scale")):
+            return generator.normal(0.9, 0.2, shape)
+        if name.endswith("router.proj.weight"):
+            # Its input is divided by the root of its length once more.
+            return generator.normal(0.0, 1.5, shape)
+        if "embed_tokens_per_layer" in name:
+            return generator.normal(0.0, 0.3, shape)
         if isinstance(owner, torch.nn.Embedding):
             # Gemma multiplies embeddings by the root of their length. Larger ones would decide alone
             # what is generated.
-            gain = 3.0 if mean == 1.0 else 0.7
+            gain = 3.0 if mean == 1.0 and not is_gemma4 else 0.7
             return generator.normal(0.0, 0.5 if "wpe" in name else gain / shape[-1] ** 0.5, shape)
         gain = 2.5 if "down" in name or name.endswith(("mlp.c_proj.weight", ".w2.weight")) else 1.5
         gain = 3.0 if "lm_head" in name else gain
@@ -504,7 +574,7 @@ def make_module(name, seed):
             values = draw(name, tuple(parameter.shape)).astype(np.float32)
             parameter.copy_(torch.from_numpy(values))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "expert_bias")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 values = draw(name, tuple(buffer.shape)).astype(np.float32)
                 buffer.copy_(torch.from_numpy(values))
     return model

@@ -35,10 +35,11 @@ pub enum AttentionScratch {
 }
 
 impl AttentionScratch {
-    pub fn new(kernels: &Kernels, kv: &KvMemory, head_dim: usize) -> io::Result<Self> {
+    pub fn new(kernels: &Kernels, kv: &KvMemory) -> io::Result<Self> {
+        let head_dim = kv.longest_head();
         Ok(match kv.tile_attention(kernels) {
             None => Self::Rows(Box::new(RowScratch::new(head_dim))),
-            Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv)?)),
+            Some(_) => Self::Tiles(Box::new(TileScratch::new(head_dim, kv.format)?)),
         })
     }
 }

@@ -175,6 +175,7 @@ fn check_calibrated(spec: &DecoderSpec) -> Result<(), DeviceError> {
         (spec.encoder.is_some(), "attention that looks both ways"),
         (spec.learned_positions, "learned positions"),
         (spec.is_recurrent(), "recurrent layers"),
+        (spec.per_layer().is_some(), "inputs of layers"),
         (
             spec.layers.iter().any(|layer| layer != first),
             "layers of different kinds",

@@ -15,7 +15,7 @@ use corella_model::{
 };
 
 use crate::kernels::{Isa, choose_kernels};
-use crate::kv::{PipelinePages, page_bytes};
+use crate::kv::{PipelinePages, RowShape, place_bytes};
 use crate::recurrent::StateLimits;
 use crate::step::{AdapterStore, Command, Forward, ForwardParts, Output, Profile, Stage};
 use crate::system::{ThreadPool, allowed_cores};
@@ -106,10 +106,28 @@ pub fn kv_page_bytes(
     format: KvFormat,
 ) -> usize {
     let stages = stage_layers(spec.layers.len(), num_stages);
-    let num_layers = stages.map(|layers| groups.num_page_layers(layers)).sum();
-    spec.layers.first().map_or(0, |layer| {
-        page_bytes(num_layers, &layer.attention, page_size, format)
-    })
+    let num_places: usize = stages.map(|layers| groups.num_page_layers(layers)).sum();
+    let places = groups.layers(0..spec.layers.len());
+    let shapes = RowShape::of_layers(&spec.layers, &places);
+    num_places * place_bytes(&shapes, page_size, format)
+}
+
+/// Refuses what does not work yet with layers that share keys and values, or have inputs or heads of their own.
+fn check_layers(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceError> {
+    if config.num_stages > 1 && (spec.shares_kv() || spec.per_layer().is_some()) {
+        return Err(DeviceError(String::from(
+            "layers that read the keys and values of others, or have inputs of their own, are not divided into \
+             pipeline stages yet: leave out --pipeline-parallel-size",
+        )));
+    }
+    let mut layers = spec.layers.iter();
+    let has_other_values = layers.any(|layer| layer.attention.value_norm.is_some());
+    match config.max_adapter_rank {
+        Some(_) if has_other_values => Err(DeviceError(String::from(
+            "models whose values have a norm take no adapters yet: start without --enable-lora",
+        ))),
+        _ => Ok(()),
+    }
 }
 
 impl CpuExecutor {
@@ -147,6 +165,7 @@ impl CpuExecutor {
                 config.max_model_len, spec.max_position
             )));
         }
+        check_layers(&spec, &config)?;
         if spec.is_recurrent() && config.max_adapter_rank.is_some() {
             return Err(DeviceError(String::from(
                 "models with recurrent layers take no adapters yet: start without --enable-lora",
@@ -263,7 +282,6 @@ impl CpuExecutor {
             info,
             kv_layout,
             kv_pages: Arc::new(PipelinePages::new(
-                &spec.layers[0].attention,
                 KvLayers::new(&kv_groups, stage_layers(spec.layers.len(), num_stages)),
                 config.num_pages,
                 kv.collect(),

@@ -8,6 +8,7 @@ mod forward;
 mod head_groups;
 mod layout;
 mod norm;
+mod per_layer;
 mod profile;
 mod projection;
 mod recurrent_layer;

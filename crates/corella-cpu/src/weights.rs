@@ -12,6 +12,7 @@ mod packed_layer;
 mod packed_recurrent;
 mod packed_size;
 mod panel;
+mod per_layer_ends;
 mod spec_check;
 
 pub use self::encoder_ends::EncoderEnds;
@@ -22,10 +23,13 @@ pub use self::packed_adapter::{
     AdaptedMatrix, AdapterPacking, PackedAdapter, PackedUpdate, RowAdapters,
 };
 pub use self::packed_image::PackedImage;
-pub use self::packed_layer::{PackedExperts, PackedFeedForward, PackedLayer, PackedMlp};
+pub use self::packed_layer::{
+    PackedExperts, PackedFeedForward, PackedLayer, PackedMlp, PackedPerLayer,
+};
 pub use self::packed_recurrent::{MAX_KERNEL_LEN, PackedConvolution, PackedDelta, PackedRecurrent};
 pub use self::packed_size::packed_bytes;
 pub use self::panel::{PackedMatrix, Packing};
+pub use self::per_layer_ends::PerLayerEnds;
 pub use self::spec_check::check_spec;
 
 use std::fs::File;
@@ -60,6 +64,8 @@ pub struct PackedEnds {
     pub positions: Option<Vec<f32>>,
     /// What else an encoder's embeddings are made of.
     pub encoder: EncoderEnds,
+    /// What the layers' own inputs are made of.
+    pub per_layer: Option<PerLayerEnds>,
     pub norm: PackedNorm,
     /// The output head; also the embedding if the two are tied.
     pub head: PackedMatrix,
@@ -141,6 +147,7 @@ impl PackedWeights {
             },
             positions: positions.map(elements),
             encoder,
+            per_layer: packer.per_layer_ends(spec, weights)?,
             norm,
             head: packer.matrix(Role::Head, &[(head, None)], spec.hidden_size)?,
         };
@@ -173,6 +180,7 @@ impl PackedWeights {
             embedding: Embedding::Tied,
             positions: None,
             encoder: EncoderEnds::default(),
+            per_layer: None,
             norm: PackedNorm {
                 spec: spec.norm,
                 weight: Vec::new(),
@@ -209,7 +217,8 @@ impl PackedWeights {
     /// All matrices, in the order in which they are packed.
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let layers = self.layers.iter().flat_map(PackedLayer::matrices);
-        layers.chain([&self.ends.head])
+        let per_layer = self.ends.per_layer.iter().map(|ends| &ends.projection);
+        layers.chain(per_layer).chain([&self.ends.head])
     }
 
     pub fn image(&self) -> PackedImage {
@@ -223,6 +232,8 @@ impl PackedWeights {
         };
         let positions = self.ends.positions.as_deref().map_or(0, size_of_val);
         let positions = positions + self.ends.encoder.num_bytes();
+        let per_layer = self.ends.per_layer.as_ref();
+        let positions = positions + per_layer.map_or(0, |ends| ends.table.num_bytes());
         let recurrent = { self.layers.iter() }.filter_map(|layer| layer.recurrent.as_ref());
         let recurrent: usize = recurrent.map(PackedRecurrent::num_bytes).sum();
         let matrices: usize = self.matrices().map(PackedMatrix::num_bytes).sum();

@@ -312,6 +312,10 @@ pub fn unsupported(spec: &DecoderSpec) -> Option<&'static str> {
         Some("models with recurrent layers")
     } else if has(|layer| layer.attention.has_sinks) {
         Some("models with attention sinks")
+    } else if has(|layer| layer.attention.query_growth.is_some()) {
+        Some("models whose queries grow with their positions")
+    } else if spec.has_mixed_kv() || has(|layer| layer.attention.value_norm.is_some()) {
+        Some("models whose values have a norm, or whose heads differ from layer to layer,")
     } else {
         None
     }
@@ -332,12 +336,6 @@ fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
     if let Some(what) = unsupported(spec) {
         return Err(DeviceError(format!(
             "{what} do not run on GPUs yet: use --device cpu"
-        )));
-    }
-    let grows = |layer: &LayerSpec| layer.attention.query_growth.is_some();
-    if spec.layers.iter().any(grows) {
-        return Err(DeviceError(String::from(
-            "models whose queries grow with their positions do not run on GPUs yet: use --device cpu",
         )));
     }
     if spec.learned_positions && config.max_model_len as usize > spec.max_position {

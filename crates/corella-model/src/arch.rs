@@ -8,6 +8,7 @@ mod ernie4_5;
 mod exaone4;
 mod field;
 mod gemma;
+mod gemma4;
 mod glm;
 mod glm4_moe;
 mod gpt2;
@@ -49,7 +50,7 @@ use crate::decoder_weights;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
-const FAMILIES: [&Family; 41] = [
+const FAMILIES: [&Family; 45] = [
     &bert::BERT,
     &bert::ROBERTA,
     &bert::XLM_ROBERTA,
@@ -61,6 +62,10 @@ const FAMILIES: [&Family; 41] = [
     &gemma::GEMMA2,
     &gemma::GEMMA3,
     &gemma::GEMMA3_MULTIMODAL,
+    &gemma4::GEMMA4,
+    &gemma4::GEMMA4_MULTIMODAL,
+    &gemma4::GEMMA4_UNIFIED,
+    &gemma4::GEMMA4_UNIFIED_MULTIMODAL,
     &glm::GLM,
     &glm::GLM4,
     &glm4_moe::GLM4_MOE,

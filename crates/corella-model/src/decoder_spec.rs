@@ -43,6 +43,22 @@ pub struct LayerSpec {
     /// Whether the feed-forward part reads what attention reads, so that both are added to the same
     /// residual stream (GPT-J, Cohere). Such a layer has only the norm before attention.
     pub is_parallel: bool,
+    /// What is added behind the feed-forward part, from the layer's own embedding of the token (Gemma 4).
+    pub per_layer: Option<PerLayerSpec>,
+    /// Whether the layer ends with the multiplication of the residual stream by a number of its own
+    /// (Gemma 4).
+    pub has_scale: bool,
+}
+
+/// The part of a layer that computes `x += norm(out(activation(gate(x)) * input))`. The input is of the
+/// token and of the layer: half of it is looked up in a table, and half is projected from the embedding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PerLayerSpec {
+    /// The number of elements of the input.
+    pub len: usize,
+    pub activation: Activation,
+    /// The norm of the projected half of the input, and that of the output.
+    pub norm: NormSpec,
 }
 
 /// The norms of what a layer computes beside the residual stream.
@@ -101,6 +117,12 @@ pub struct AttentionSpec {
     /// Whether what each query head gathers is multiplied by the sigmoid of a projection of the layer's
     /// input (Qwen3-Next).
     pub has_output_gate: bool,
+    /// The norm of each head of the values. It has no weights (Gemma 4).
+    pub value_norm: Option<NormSpec>,
+    /// Whether the values are projected like the keys. They part before the norms (Gemma 4).
+    pub values_are_keys: bool,
+    /// The layer whose keys and values this layer reads; it has none of its own (Gemma 4).
+    pub kv_source: Option<usize>,
 }
 
 /// Queries grow with their positions, so that attention stays sharp in contexts that are longer than the
@@ -173,6 +195,12 @@ pub struct ExpertSpec {
     pub weight_sum_eps: f32,
     /// What the weights are multiplied by; otherwise 1.
     pub weight_scale: f32,
+    /// Whether each expert has a number that its weights are multiplied by (Gemma 4).
+    pub has_scales: bool,
+    /// With a shared expert: the norm of which the shared expert's output, the experts' input, their output
+    /// and the router's input have one each. The norm before the feed-forward part is the shared expert's
+    /// alone (Gemma 4).
+    pub own_norms: Option<NormSpec>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -200,9 +228,33 @@ impl DecoderSpec {
     pub fn is_recurrent(&self) -> bool {
         self.layers.iter().any(|layer| layer.recurrent.is_some())
     }
+
+    /// The layers' own inputs, if they have any. All are alike.
+    pub fn per_layer(&self) -> Option<PerLayerSpec> {
+        self.layers.first().and_then(|layer| layer.per_layer)
+    }
+
+    /// Whether any layer reads the keys and values of another.
+    pub fn shares_kv(&self) -> bool {
+        let mut layers = self.layers.iter();
+        layers.any(|layer| layer.attention.kv_source.is_some())
+    }
+
+    /// Whether the layers' keys and values have heads of different lengths or numbers.
+    pub fn has_mixed_kv(&self) -> bool {
+        let shape = |layer: &LayerSpec| (layer.attention.num_kv_heads, layer.attention.head_dim);
+        let mut layers = self.layers.iter().filter(|layer| layer.has_kv()).map(shape);
+        let first = layers.next();
+        layers.any(|shape| Some(shape) != first)
+    }
 }
 
 impl LayerSpec {
+    /// Whether the layer has keys and values of its own.
+    pub fn has_kv(&self) -> bool {
+        self.recurrent.is_none() && self.attention.kv_source.is_none()
+    }
+
     /// The number of elements of a token between what mixes tokens and its output projection.
     pub fn mixed_len(&self) -> usize {
         match &self.recurrent {
@@ -254,6 +306,9 @@ impl AttentionSpec {
             output_bias: false,
             has_sinks: false,
             has_output_gate: false,
+            value_norm: None,
+            values_are_keys: false,
+            kv_source: None,
         }
     }
 

@@ -11,8 +11,8 @@ use crate::packed_tensor::{RowView, StoredTensor};
 use crate::transposed_tensor::TransposedTensor;
 use crate::{
     BlockFormat, BlockTensor, CheckpointError, DType, DecoderWeights, EncoderSpec, EncoderWeights,
-    LayerSpec, LayerTensor, LayerWeights, Mlp, ModelConfig, NormSpec, Quantization, RowOrder,
-    Storage, Tensor, TensorRole, TensorSpec,
+    LayerSpec, LayerTensor, LayerWeights, Mlp, ModelConfig, NormSpec, PerLayerWeights,
+    Quantization, RowOrder, Storage, Tensor, TensorRole, TensorSpec,
 };
 
 /// A file of tensors in any format.
@@ -146,6 +146,10 @@ pub fn load<S: TensorSource>(
     for (index, layer) in spec.layers.iter().enumerate() {
         layers.push(tensors.take_layer(index, layer)?);
     }
+    let per_layer = match spec.per_layer() {
+        Some(of_layer) => Some(tensors.take_per_layer(of_layer.len)?),
+        None => None,
+    };
     let norm_name = layout.norm_name(spec.layers.len());
     let (norm, norm_bias) = tensors.take_norm(&norm_name, spec.norm)?;
     let lm_head = match spec.tied_embeddings {
@@ -165,6 +169,7 @@ pub fn load<S: TensorSource>(
         norm_bias,
         lm_head,
         encoder,
+        per_layer,
         left_out,
     })
 }
@@ -285,6 +290,21 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             (weights.embedding_norm, weights.embedding_norm_bias) = (Some(weight), bias);
         }
         Ok(weights)
+    }
+
+    /// Takes what the layers' own inputs are made of, of so many elements in each layer.
+    fn take_per_layer(&mut self, len: usize) -> Result<PerLayerWeights, CheckpointError> {
+        let spec = &self.config.spec;
+        let num_elements = spec.layers.len() * len;
+        let [table, projection, norm] = self.layout.per_layer.map(|name| self.weight(name));
+        let table = self.take(&table, &[self.config.num_vocab_rows, num_elements])?;
+        let projection = self.take(&projection, &[num_elements, spec.hidden_size])?;
+        let norm = self.take(&norm, &[len])?;
+        Ok(PerLayerWeights {
+            table,
+            projection,
+            norm: self.whole_norm(norm),
+        })
     }
 
     fn take_layer(
@@ -414,12 +434,22 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             others.any(|part| name.starts_with(part))
                 || self.layout.has_more_layers && is_behind(name)
         };
+        // Files may have projections to keys and values of layers that read those of others.
+        let layers = self.config.spec.layers.iter().enumerate();
+        let unread: Vec<_> = layers
+            .filter(|(_, layer)| layer.attention.kv_source.is_some())
+            .flat_map(|(index, _)| {
+                let name = move |tensor| self.layout.full_name(self.body, index, tensor);
+                [LayerTensor::K, LayerTensor::V, LayerTensor::KNorm].map(name)
+            })
+            .collect();
         let is_harmless = |name: &str, file: &S| {
             // Harmless are a copy of the tied matrix, and the zero biases that GPTQ exporters gave to
             // layers without biases.
             name.strip_suffix(".weight") == Some(self.head)
                 || self.layout.buffers.iter().any(|end| name.ends_with(end))
                 || self.is_unused_bias(name, file)
+                || unread.iter().any(|unread| unread == name)
         };
         let leftover = self
             .by_name

@@ -13,11 +13,14 @@ use crate::{DecoderSpec, LayerSpec};
 /// largest group, and the room that other groups leave in their pages is lost. Of the divisions that
 /// the scheduler can work with, `by_window` takes the one in which a request of the longest context
 /// takes the least memory, so windows are not used where they would cost more than they save.
+///
+/// A page has room for a number of layers of the widest rows. Layers of narrower rows share such a
+/// place, as many as it has room for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroups {
     groups: Vec<KvGroup>,
-    /// The group of each layer; `None` for recurrent layers, which have no keys and values.
-    of_layers: Vec<Option<usize>>,
+    /// `None` for recurrent layers, which have no keys and values.
+    of_layers: Vec<Option<GroupLayer>>,
     /// Whether the layers take turns with the same rows of a page. An encoder needs the keys and values of
     /// a layer until the next one has its own.
     are_shared: bool,
@@ -27,13 +30,28 @@ pub struct KvGroups {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayer {
     pub group: usize,
-    /// The number of the layer among those of a page of its group.
+    /// The layer's place among those of a page of its group.
     pub in_page: usize,
+    /// The number of the layer among those of the place.
+    pub in_place: usize,
+    /// The number of such layers that the place has room for.
+    pub num_in_place: usize,
 }
 
-/// Layers that read the same positions.
+/// What decides where a layer's keys and values are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct GroupLayer {
+    group: usize,
+    /// The number of layers with rows of this width that share a place in a page.
+    num_in_place: usize,
+    /// The layer that has the keys and values: this one, or one before it.
+    source: usize,
+}
+
+/// Layers that read the same positions, with rows of the same width.
 struct Kind {
     window: Option<u32>,
+    num_in_place: usize,
     num_layers: usize,
 }
 
@@ -43,10 +61,7 @@ impl KvGroups {
     pub fn one(spec: &DecoderSpec) -> Self {
         Self {
             groups: vec![KvGroup::default()],
-            of_layers: {
-                let has_rows = |layer: &LayerSpec| layer.recurrent.is_none().then_some(0);
-                spec.layers.iter().map(has_rows).collect()
-            },
+            of_layers: of_layers(spec, |_| 0),
             are_shared: spec.encoder.is_some(),
         }
     }
@@ -57,23 +72,26 @@ impl KvGroups {
             return Self::one(spec);
         }
         let max_position = u32::try_from(spec.max_position).unwrap_or(u32::MAX);
-        let with_rows = { spec.layers.iter() }.filter(|layer| layer.recurrent.is_none());
-        let windows = with_rows.map(|layer| {
-            let window = layer.attention.window.map(u32::try_from)?.ok();
-            // A window as long as the context hides nothing.
-            window.filter(|&window| window < max_position)
-        });
-        let windows: Vec<_> = windows.collect();
+        let widest = widest_row(spec);
+        let of_layer = |layer: &LayerSpec| {
+            let window = layer.attention.window.map(u32::try_from);
+            let window = window.and_then(Result::ok);
+            Kind {
+                // A window as long as the context hides nothing.
+                window: window.filter(|&window| window < max_position),
+                num_in_place: num_in_place(layer, widest),
+                num_layers: 1,
+            }
+        };
         let mut kinds: Vec<Kind> = Vec::new();
-        for &window in &windows {
-            match kinds.iter_mut().find(|kind| kind.window == window) {
+        for layer in spec.layers.iter().filter(|layer| layer.has_kv()) {
+            let new = of_layer(layer);
+            match kinds.iter_mut().find(|kind| kind.is_like(&new)) {
                 Some(kind) => kind.num_layers += 1,
-                None => kinds.push(Kind {
-                    window,
-                    num_layers: 1,
-                }),
+                None => kinds.push(new),
             }
         }
+        let num_layers: usize = kinds.iter().map(|kind| kind.num_layers).sum();
         // Rows that a request of the longest context keeps, of one layer each.
         let num_rows_kept = |num_page_layers: usize| {
             let of_kind = |kind: &Kind| {
@@ -86,11 +104,13 @@ impl KvGroups {
             let of_kinds = kinds.iter().map(|kind| kind.num_groups(num_page_layers));
             of_kinds.sum::<usize>()
         };
-        let possible = (1..=windows.len()).filter(|&len| num_groups(len) <= MAX_KV_GROUPS);
+        let possible = (1..=num_layers).filter(|&len| num_groups(len) <= MAX_KV_GROUPS);
         let best = possible.min_by_key(|&len| (num_rows_kept(len), num_groups(len)));
-        let without_groups = windows.len() as u64 * u64::from(max_position);
+        let one = Self::one(spec);
+        let without_groups =
+            one.num_page_layers(0..spec.layers.len()) as u64 * u64::from(max_position);
         let Some(num_page_layers) = best.filter(|&len| num_rows_kept(len) < without_groups) else {
-            return Self::one(spec);
+            return one;
         };
         let (mut groups, mut first_groups) = (Vec::new(), Vec::new());
         for kind in &kinds {
@@ -101,19 +121,16 @@ impl KvGroups {
         // Layers of a kind go to its groups in turn, so that each stage of a pipeline has about
         // equal parts of all groups.
         let mut num_seen = vec![0; kinds.len()];
-        let group_of = |window: &Option<u32>| {
-            let kind = kinds.iter().position(|kind| kind.window == *window)?;
+        let group_of = |layer: &LayerSpec| {
+            let own = of_layer(layer);
+            let kind = kinds.iter().position(|kind| kind.is_like(&own));
+            let kind = kind.expect("every layer has been counted");
             let turn = num_seen[kind] % kinds[kind].num_groups(num_page_layers);
             num_seen[kind] += 1;
-            Some(first_groups[kind] + turn)
-        };
-        let mut groups_of_rows = windows.iter().filter_map(group_of);
-        let of_layer = |layer: &LayerSpec| match layer.recurrent {
-            None => groups_of_rows.next(),
-            Some(_) => None,
+            first_groups[kind] + turn
         };
         Self {
-            of_layers: spec.layers.iter().map(of_layer).collect(),
+            of_layers: of_layers(spec, group_of),
             groups,
             are_shared: false,
         }
@@ -125,15 +142,54 @@ impl KvGroups {
 
     /// Where some consecutive layers are, if a page holds only those of them that its group has: the
     /// layers of a pipeline stage. `None` for recurrent layers.
+    ///
+    /// A layer that reads the keys and values of another has its place, so both have to be among these.
     pub fn layers(&self, layers: Range<usize>) -> Vec<Option<KvLayer>> {
-        let mut num_layers = vec![0; self.groups.len()];
-        let place = |group: &Option<usize>| {
-            let group = (*group)?;
-            let in_page = num_layers[group];
-            num_layers[group] += usize::from(!self.are_shared);
-            Some(KvLayer { group, in_page })
-        };
-        self.of_layers[layers].iter().map(place).collect()
+        let mut num_places = vec![0; self.groups.len()];
+        // For each group and width, the next layer's place if an open one has room.
+        let mut open: Vec<(GroupLayer, KvLayer)> = Vec::new();
+        let mut places: Vec<Option<KvLayer>> = Vec::new();
+        for index in layers.clone() {
+            let Some(layer) = self.of_layers[index] else {
+                places.push(None);
+                continue;
+            };
+            if layer.source != index {
+                places.push(places[layer.source - layers.start]);
+                continue;
+            }
+            let is_like = |(other, _): &(GroupLayer, KvLayer)| other.is_like(&layer);
+            let place = match open.iter().position(is_like) {
+                Some(found) => open.swap_remove(found).1,
+                None => {
+                    let in_page = num_places[layer.group];
+                    num_places[layer.group] += usize::from(!self.are_shared);
+                    KvLayer {
+                        group: layer.group,
+                        in_page,
+                        in_place: 0,
+                        num_in_place: layer.num_in_place,
+                    }
+                }
+            };
+            if place.in_place + 1 < layer.num_in_place && !self.are_shared {
+                let in_place = place.in_place + 1;
+                open.push((layer, KvLayer { in_place, ..place }));
+            }
+            places.push(Some(place));
+        }
+        places
+    }
+
+    /// The layers of a range that have keys and values of their own, with their places.
+    pub fn own_layers(&self, layers: Range<usize>) -> Vec<KvLayer> {
+        let first = layers.start;
+        let places = self.layers(layers).into_iter().enumerate();
+        let own = places.filter(|(index, _)| {
+            let layer = &self.of_layers[first + index];
+            layer.is_some_and(|layer| layer.source == first + index)
+        });
+        own.filter_map(|(_, place)| place).collect()
     }
 
     /// The number of layers that a page has room for, of some consecutive layers.
@@ -144,8 +200,8 @@ impl KvGroups {
 
     /// Whether these are groups of a decoder: each layer is in one that keeps all that the layer reads.
     pub fn are_of(&self, spec: &DecoderSpec) -> bool {
-        let keeps = |(group, layer): (&Option<usize>, &LayerSpec)| {
-            let Some(group) = *group else {
+        let keeps = |(of_layer, layer): (&Option<GroupLayer>, &LayerSpec)| {
+            let Some(GroupLayer { group, .. }) = *of_layer else {
                 return layer.recurrent.is_some();
             };
             let (window, kept) = (layer.attention.window, self.groups[group].window);
@@ -158,9 +214,54 @@ impl KvGroups {
 }
 
 impl Kind {
-    fn num_groups(&self, num_page_layers: usize) -> usize {
-        self.num_layers.div_ceil(num_page_layers)
+    fn is_like(&self, other: &Self) -> bool {
+        (self.window, self.num_in_place) == (other.window, other.num_in_place)
     }
+
+    fn num_groups(&self, num_page_layers: usize) -> usize {
+        self.num_layers
+            .div_ceil(num_page_layers * self.num_in_place)
+    }
+}
+
+impl GroupLayer {
+    fn is_like(&self, other: &Self) -> bool {
+        (self.group, self.num_in_place) == (other.group, other.num_in_place)
+    }
+}
+
+/// Gives each layer with keys and values of its own a group; those that read them are in the same one.
+fn of_layers(
+    spec: &DecoderSpec,
+    mut group_of: impl FnMut(&LayerSpec) -> usize,
+) -> Vec<Option<GroupLayer>> {
+    let widest = widest_row(spec);
+    let mut found: Vec<Option<GroupLayer>> = Vec::new();
+    for (source, layer) in spec.layers.iter().enumerate() {
+        found.push(match (&layer.recurrent, layer.attention.kv_source) {
+            (Some(_), _) => None,
+            (None, Some(source)) => found[source],
+            (None, None) => Some(GroupLayer {
+                group: group_of(layer),
+                num_in_place: num_in_place(layer, widest),
+                source,
+            }),
+        });
+    }
+    found
+}
+
+/// The largest number of elements of a token's keys in a layer.
+fn widest_row(spec: &DecoderSpec) -> usize {
+    let layers = spec.layers.iter().filter(|layer| layer.has_kv());
+    let widths = layers.map(|layer| layer.attention.kv_len());
+    widths.max().unwrap_or(0)
+}
+
+/// The number of layers with rows as wide as this one's that have room beside each other where one of the
+/// widest rows has.
+fn num_in_place(layer: &LayerSpec, widest: usize) -> usize {
+    (widest / layer.attention.kv_len().max(1)).max(1)
 }
 
 #[cfg(test)]
@@ -188,6 +289,8 @@ mod tests {
             }),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,
+            per_layer: None,
+            has_scale: false,
             recurrent: None,
             is_parallel: false,
         };
@@ -321,6 +424,8 @@ mod tests {
         let second = KvLayer {
             group: 0,
             in_page: 1,
+            in_place: 0,
+            num_in_place: 1,
         };
         assert_eq!(
             groups.layers(6..8),
@@ -336,6 +441,34 @@ mod tests {
         assert_eq!(groups.num_page_layers(0..3), 0);
         hybrid.layers[3].recurrent = hybrid.layers[0].recurrent.clone();
         assert!(!groups.are_of(&hybrid));
+    }
+
+    /// In the shape of the model with 31 billion parameters, full layers have rows half as wide, so that two
+    /// share a place. Layers that read the rows of others have their places.
+    #[test]
+    fn narrow_rows_share_places() {
+        let mut mixed = spec(131_072, alternating(12, 5, 1024));
+        for layer in &mut mixed.layers {
+            let is_full = layer.attention.window.is_none();
+            layer.attention.num_kv_heads = if is_full { 1 } else { 2 };
+        }
+        assert_eq!(shape(&mixed), (vec![(Some(1024), 5), (None, 1)], 2));
+        let groups = KvGroups::by_window(&mixed);
+        let layers = groups.layers(0..12);
+        let place = |layer: usize| layers[layer].map(|it| (it.group, it.in_page, it.in_place));
+        assert_eq!(place(5), Some((5, 0, 0)));
+        assert_eq!(place(11), Some((5, 0, 1)));
+        assert_eq!(place(10), Some((4, 1, 0)));
+        // All in one group: ten places, and one for both full layers.
+        assert_eq!(KvGroups::one(&mixed).num_page_layers(0..12), 11);
+
+        mixed.layers[11].attention.kv_source = Some(5);
+        mixed.layers[10].attention.kv_source = Some(4);
+        let groups = KvGroups::by_window(&mixed);
+        let layers = groups.layers(0..12);
+        assert_eq!((layers[11], layers[10]), (layers[5], layers[4]));
+        assert_eq!(groups.own_layers(0..12).len(), 10);
+        assert!(groups.are_of(&mixed));
     }
 
     /// An encoder keeps nothing, so that the memory of one layer is enough.
@@ -354,6 +487,8 @@ mod tests {
         let first = KvLayer {
             group: 0,
             in_page: 0,
+            in_place: 0,
+            num_in_place: 1,
         };
         assert_eq!(groups.layers(0..3), [Some(first); 3]);
     }

@@ -29,8 +29,14 @@ impl KvLayers {
 
     /// Groups of equally many layers, those of the first group first.
     pub fn equal(groups: &[KvGroup], num_page_layers: u32) -> Self {
-        let places =
-            |group| (0..num_page_layers as usize).map(move |in_page| KvLayer { group, in_page });
+        let places = |group| {
+            (0..num_page_layers as usize).map(move |in_page| KvLayer {
+                group,
+                in_page,
+                in_place: 0,
+                num_in_place: 1,
+            })
+        };
         let places: Vec<_> = (0..groups.len()).flat_map(places).collect();
         Self {
             groups: groups.to_vec(),
@@ -40,22 +46,17 @@ impl KvLayers {
     }
 
     /// The layers of pipeline stages, which have their parts of a page one behind the other. Recurrent
-    /// layers have no place and no number.
+    /// layers, and those that read the keys and values of others, have no number.
     pub fn new(groups: &KvGroups, stages: impl IntoIterator<Item = Range<usize>>) -> Self {
         let mut places = Vec::new();
         let mut first = 0;
         for layers in stages {
             let num_page_layers = groups.num_page_layers(layers.clone());
-            places.extend(
-                groups
-                    .layers(layers)
-                    .into_iter()
-                    .flatten()
-                    .map(|place| KvLayer {
-                        in_page: first + place.in_page,
-                        ..place
-                    }),
-            );
+            let own = groups.own_layers(layers).into_iter();
+            places.extend(own.map(|place| KvLayer {
+                in_page: first + place.in_page,
+                ..place
+            }));
             first += num_page_layers;
         }
         Self {
@@ -78,7 +79,12 @@ impl KvLayers {
     pub fn place(&self, layer: u32) -> KvLayer {
         let (group, in_page) = (0, layer as usize);
         let place = self.places.get(in_page).copied();
-        place.unwrap_or(KvLayer { group, in_page })
+        place.unwrap_or(KvLayer {
+            group,
+            in_page,
+            in_place: 0,
+            num_in_place: 1,
+        })
     }
 
     /// The KV group that a layer of the model is in.

@@ -69,6 +69,16 @@ pub enum LayerTensor {
     UpBias(Mlp),
     Down(Mlp),
     DownBias(Mlp),
+    /// The norm of the output of the MLP beside the experts.
+    SharedOutputNorm,
+    /// The norms of the experts' input and output, where these are not the feed-forward part's.
+    ExpertNorm,
+    ExpertOutputNorm,
+    /// The norm of the router's input. Its weights are stored without their division by the root of
+    /// their number.
+    RouterNorm,
+    /// A number for each expert.
+    ExpertScales,
     /// The matrix that scores the experts.
     Router,
     RouterBias,
@@ -79,6 +89,13 @@ pub enum LayerTensor {
     /// The norm of the feed-forward part's output.
     MlpOutputNorm,
     MlpOutputNormBias,
+    /// The projections to what gates the layer's own input, and back.
+    PerLayerGate,
+    PerLayerOutput,
+    /// The norm of what the layer's own input adds.
+    PerLayerNorm,
+    /// The number that the residual stream is multiplied by.
+    LayerScale,
 }
 
 /// Which of a layer's MLPs.
@@ -118,6 +135,10 @@ pub enum LayerInput {
     Expert,
     /// The input of an expert's down projection.
     ExpertOutput,
+    /// The residual stream as it is, where it gates the layer's own input.
+    Residual,
+    /// The layer's own input, gated.
+    PerLayer,
 }
 
 /// A tensor that a layer must have.
@@ -148,6 +169,8 @@ impl LayerTensor {
             Self::Down(Mlp::Only) => LayerInput::MlpOutput,
             Self::Down(Mlp::Shared) => LayerInput::SharedOutput,
             Self::Down(Mlp::Expert(_)) => LayerInput::ExpertOutput,
+            Self::PerLayerGate => LayerInput::Residual,
+            Self::PerLayerOutput => LayerInput::PerLayer,
             Self::Router => return TensorRole::Router,
             _ => return TensorRole::Vector,
         })
@@ -167,6 +190,11 @@ impl LayerTensor {
                 | Self::AttentionOutputNorm
                 | Self::MlpNorm
                 | Self::MlpOutputNorm
+                | Self::SharedOutputNorm
+                | Self::ExpertNorm
+                | Self::ExpertOutputNorm
+                | Self::RouterNorm
+                | Self::PerLayerNorm
         )
     }
 
@@ -270,6 +298,15 @@ impl fmt::Display for LayerTensor {
             Self::SelectionBias => f.write_str("selection_bias"),
             Self::SharedWeight => f.write_str("shared_weight"),
             Self::MlpOutputNorm => f.write_str("mlp_output_norm"),
+            Self::SharedOutputNorm => f.write_str("shared_output_norm"),
+            Self::ExpertNorm => f.write_str("expert_norm"),
+            Self::ExpertOutputNorm => f.write_str("expert_output_norm"),
+            Self::RouterNorm => f.write_str("router_norm"),
+            Self::ExpertScales => f.write_str("expert_scales"),
+            Self::PerLayerGate => f.write_str("per_layer_gate"),
+            Self::PerLayerOutput => f.write_str("per_layer_output"),
+            Self::PerLayerNorm => f.write_str("per_layer_norm"),
+            Self::LayerScale => f.write_str("layer_scale"),
             other => write!(f, "{other:?}"),
         }
     }
@@ -287,7 +324,8 @@ impl LayerInput {
     /// The number of elements in a row of this input.
     pub fn len(self, layer: &LayerSpec, hidden_size: usize) -> usize {
         match self {
-            Self::Attention | Self::Mlp | Self::Expert => hidden_size,
+            Self::Attention | Self::Mlp | Self::Expert | Self::Residual => hidden_size,
+            Self::PerLayer => layer.per_layer.map_or(0, |spec| spec.len),
             Self::AttentionOutput => layer.mixed_len(),
             Self::MlpOutput | Self::ExpertOutput => layer.feed_forward.mlp().intermediate_size,
             Self::SharedOutput => match &layer.feed_forward {
@@ -334,7 +372,23 @@ impl LayerSpec {
                         list.vector(SharedWeight, hidden);
                     }
                 }
+                if experts.has_scales {
+                    list.vector(ExpertScales, experts.num_experts);
+                }
+                if experts.own_norms.is_some() {
+                    for norm in [SharedOutputNorm, ExpertNorm, ExpertOutputNorm, RouterNorm] {
+                        list.vector(norm, hidden);
+                    }
+                }
             }
+        }
+        if let Some(spec) = &self.per_layer {
+            list.matrix(PerLayerGate, spec.len, hidden, false);
+            list.matrix(PerLayerOutput, hidden, spec.len, false);
+            list.vector(PerLayerNorm, hidden);
+        }
+        if self.has_scale {
+            list.vector(LayerScale, 1);
         }
         list.0
     }
@@ -376,18 +430,22 @@ impl TensorList {
         if attention.has_output_gate {
             self.matrix(AttentionGate, query, hidden, attention.qkv_bias);
         }
-        self.matrix(K, key, hidden, attention.qkv_bias);
-        self.matrix(V, key, hidden, attention.qkv_bias);
-        match attention.qk_norm {
-            Some(QkNorm::Heads(_)) => {
-                self.vector(QNorm, attention.head_dim);
-                self.vector(KNorm, attention.head_dim);
-            }
-            Some(QkNorm::Whole(_)) => {
-                self.vector(QNorm, query);
+        let has_kv = attention.kv_source.is_none();
+        if has_kv {
+            self.matrix(K, key, hidden, attention.qkv_bias);
+        }
+        if has_kv && !attention.values_are_keys {
+            self.matrix(V, key, hidden, attention.qkv_bias);
+        }
+        let norm_lens = attention.qk_norm.map(|norm| match norm {
+            QkNorm::Heads(_) => [attention.head_dim; 2],
+            QkNorm::Whole(_) => [query, key],
+        });
+        if let Some([query, key]) = norm_lens {
+            self.vector(QNorm, query);
+            if has_kv {
                 self.vector(KNorm, key);
             }
-            None => {}
         }
         if attention.has_sinks {
             self.vector(Sinks, attention.num_heads);

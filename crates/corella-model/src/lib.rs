@@ -77,7 +77,7 @@ pub use class_head::ClassHead;
 pub use cost_model::CostModel;
 pub use decoder_spec::{
     Activation, AttentionSpec, BranchNorms, DecoderSpec, ExpertScoring, ExpertSpec, FeedForward,
-    LayerSpec, MlpSpec, NormKind, NormSpec, QkNorm, QueryGrowth, SharedExpert,
+    LayerSpec, MlpSpec, NormKind, NormSpec, PerLayerSpec, QkNorm, QueryGrowth, SharedExpert,
 };
 pub use device_error::DeviceError;
 pub use device_memory::{DeviceMemory, host_bytes};
@@ -118,5 +118,5 @@ pub use span_pool::SpanPool;
 pub use step_output::{NOTHING_DRAWN, StepOutput};
 pub use step_rows::{StepPool, StepRow, StepRows, StepSample, StepScore};
 pub use stored_matrix::{StoredMatrices, StoredMatrix};
-pub use tensor::{DType, DecoderWeights, KvFormat, Storage, Tensor, WeightFormat};
+pub use tensor::{DType, DecoderWeights, KvFormat, PerLayerWeights, Storage, Tensor, WeightFormat};
 pub use vector_head::{HeadActivation, HeadStep, VectorHead};

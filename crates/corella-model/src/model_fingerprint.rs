@@ -53,12 +53,16 @@ fn sample<'a>(tensor: &'a Tensor, index: usize, scratch: &'a mut Vec<u8>) -> &'a
 
 /// All tensors of a model in a fixed order, with names that tell them apart.
 fn tensors(weights: &DecoderWeights) -> impl Iterator<Item = (String, &Tensor)> {
+    let per_layer = weights.per_layer.as_ref();
     let ends = [
         ("embed", Some(&weights.embed)),
         ("positions", weights.positions.as_ref()),
         ("norm", Some(&weights.norm)),
         ("norm_bias", weights.norm_bias.as_ref()),
         ("lm_head", weights.lm_head.as_ref()),
+        ("per_layer.table", per_layer.map(|it| &it.table)),
+        ("per_layer.projection", per_layer.map(|it| &it.projection)),
+        ("per_layer.norm", per_layer.map(|it| &it.norm)),
     ];
     let ends = ends
         .into_iter()

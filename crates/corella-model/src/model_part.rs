@@ -58,6 +58,7 @@ impl LayerTensor {
             Self::Q | Self::K | Self::V | Self::O | Self::AttentionGate => ModelPart::Attention,
             Self::DeltaQ | Self::DeltaK | Self::DeltaV | Self::DeltaO => ModelPart::Attention,
             Self::DeltaGate | Self::DeltaStrength | Self::DeltaDecay => ModelPart::Attention,
+            Self::PerLayerGate | Self::PerLayerOutput => ModelPart::Embedding,
             Self::DeltaConvolution | Self::DeltaDecayBias | Self::DeltaRate => ModelPart::Attention,
             Self::ConvolutionInput | Self::Convolution | Self::ConvolutionOutput => {
                 ModelPart::Attention
@@ -104,6 +105,12 @@ impl DecoderSpec {
         if self.learned_positions {
             numbers.add(ModelPart::Embedding, self.max_position * self.hidden_size);
         }
+        if let Some(spec) = self.per_layer() {
+            let num_elements = self.layers.len() * spec.len;
+            let num_rows = self.vocab_size + self.hidden_size;
+            numbers.add(ModelPart::Embedding, num_rows * num_elements);
+            numbers.add(ModelPart::Norm, spec.len);
+        }
         if let Some(encoder) = &self.encoder {
             let num_rows = encoder.first_position * usize::from(self.learned_positions);
             let num_rows = num_rows + encoder.num_segments;
@@ -138,6 +145,15 @@ impl DecoderWeights {
             (ModelPart::Norm, Some(&self.norm)),
             (ModelPart::Norm, self.norm_bias.as_ref()),
             (ModelPart::Head, self.lm_head.as_ref()),
+            (
+                ModelPart::Embedding,
+                self.per_layer.as_ref().map(|it| &it.table),
+            ),
+            (
+                ModelPart::Embedding,
+                self.per_layer.as_ref().map(|it| &it.projection),
+            ),
+            (ModelPart::Norm, self.per_layer.as_ref().map(|it| &it.norm)),
         ];
         for (part, tensor) in ends {
             bytes.add(part, tensor.map_or(0, |tensor| tensor.stored_bytes()));
@@ -176,6 +192,9 @@ mod tests {
             ("encoder/nomic-bert-mean", false),
             ("golden/cohere", false),
             ("golden/gemma3", false),
+            ("golden/gemma4", false),
+            ("golden/gemma4-per-layer", false),
+            ("golden/gemma4-experts", false),
             ("golden/gpt2", false),
             ("golden/llama-gqa-untied-f16", false),
             ("golden/ernie4-5-moe", false),

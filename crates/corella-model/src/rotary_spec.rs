@@ -56,6 +56,12 @@ pub enum RotaryScaling {
         /// What cosines and sines are multiplied by.
         attention_factor: f64,
     },
+    /// Only the first pairs turn, with the frequencies that they have where all turn, divided by `factor`
+    /// (Gemma 4).
+    Proportional {
+        num_pairs: usize,
+        factor: f64,
+    },
     /// The frequency of each pair of dimensions is divided by a number of its own.
     Divisors(Vec<f32>),
 }
@@ -176,6 +182,10 @@ impl RotarySpec {
                 };
                 pairs.map(|i| original(i) / divisors[i]).collect()
             }
+            RotaryScaling::Proportional { num_pairs, factor } => pairs
+                .take(num_pairs)
+                .map(|i| original(i) / factor)
+                .collect(),
             RotaryScaling::Divisors(ref divisors) => pairs
                 .map(|i| original(i) / f64::from(divisors[i]))
                 .collect(),

@@ -329,6 +329,17 @@ impl Tensor {
     }
 }
 
+/// What the layers' own inputs are made of. A row has those of all layers, one after the other.
+#[derive(Clone)]
+pub struct PerLayerWeights {
+    /// What is looked up, `[token][layer][element]`.
+    pub table: Tensor,
+    /// The projection of embeddings.
+    pub projection: Tensor,
+    /// The norm of what is projected, which all layers share.
+    pub norm: Tensor,
+}
+
 /// A decoder's weights under this project's own names. Matrices are `[out, in]`.
 #[derive(Clone)]
 pub struct DecoderWeights {
@@ -342,6 +353,8 @@ pub struct DecoderWeights {
     pub lm_head: Option<Tensor>,
     /// What only encoders have; empty for a decoder.
     pub encoder: EncoderWeights,
+    /// Where the layers' own inputs come from, if they have any.
+    pub per_layer: Option<PerLayerWeights>,
     /// The names of tensors that belong to other parts of the model, such as one that sees.
     pub left_out: Vec<String>,
 }

@@ -95,6 +95,8 @@ impl<'a> QuantizePlan<'a> {
         let tensors = weights.layers.iter().flat_map(|layer| layer.iter());
         let is_stored_as_is = tensors.map(|(tensor, _)| tensor).all(is_plain);
         let is_other = layout.norms_lack_one || architecture.reorders_rows(&config.spec);
+        let mut layers = config.spec.layers.iter();
+        let is_other = is_other || layers.any(|layer| layer.has_scale);
         if !is_stored_as_is || is_other || weights.positions.is_some() {
             return Err(format!(
                 "folders of {architecture} store other matrices than those that are computed; \

@@ -16,6 +16,7 @@ use crate::encoder_limit;
 use crate::kv_plan::{KvDemand, KvPlan};
 use crate::option_name::in_options;
 use crate::recurrent_limit;
+use crate::shared_kv_limit;
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, LlmOptions, LoadWatcher, TokenCost};
@@ -253,6 +254,7 @@ pub(crate) fn load(
     let factory = factory.as_ref();
     let device = factory.device();
     check_options(&device, spec, options)?;
+    shared_kv_limit::check_options(spec, options)?;
     let state_bytes = factory.state_bytes(spec, &scheduler);
     let format = options.weight_format;
     let formats = Formats::new(factory, checkpoint, format, kv_groups, options)?;

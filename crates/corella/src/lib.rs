@@ -24,6 +24,7 @@ mod options;
 mod perplexity;
 mod quantize;
 mod recurrent_limit;
+mod shared_kv_limit;
 mod token_cost;
 mod tokenizer_loader;
 mod vocabulary;

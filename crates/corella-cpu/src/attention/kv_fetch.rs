@@ -6,7 +6,7 @@
 use corella_model::{AttentionSpec, KvFormat, KvLayer};
 
 use crate::kernels::{KEY_TILE, LineQueue};
-use crate::kv::{HeadPage, KvMemory, Side};
+use crate::kv::{HeadPage, KvRows, Side};
 
 use super::plan::AttentionTask;
 use super::span::Spans;
@@ -18,7 +18,7 @@ const MAX_AHEAD: usize = 192;
 
 /// The prefetch queue of one worker, which runs ahead of its attention tasks.
 pub struct KvFetch<'a> {
-    kv: &'a KvMemory,
+    kv: &'a KvRows,
     kv_layer: KvLayer,
     spec: &'a AttentionSpec,
     spans: &'a Spans,
@@ -31,7 +31,7 @@ pub struct KvFetch<'a> {
 
 impl<'a> KvFetch<'a> {
     pub fn new(
-        kv: &'a KvMemory,
+        kv: &'a KvRows,
         kv_layer: KvLayer,
         spec: &'a AttentionSpec,
         spans: &'a Spans,
@@ -109,7 +109,7 @@ impl<'a> KvFetch<'a> {
             let num_lines = self.spec.head_dim * KEY_TILE * kv.format.size() / 64;
             for position in tiles.step_by(KEY_TILE) {
                 let at = HeadPage {
-                    layer: self.kv_layer.in_page,
+                    layer: kv.layer(self.kv_layer),
                     page: table.page(position / kv.page_size()),
                     head: task.kv_head,
                 };

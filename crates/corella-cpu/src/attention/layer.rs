@@ -4,7 +4,7 @@ use corella_model::{AttentionSpec, KvLayer};
 
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::Kernels;
-use crate::kv::KvMemory;
+use crate::kv::KvRows;
 
 use super::plan::{AttentionPlan, AttentionTask};
 use super::queries::Queries;
@@ -16,7 +16,7 @@ pub struct AttentionLayer<'a> {
     pub spec: &'a AttentionSpec,
     /// A score for each query head that the softmax counts without a position, or none.
     pub sinks: &'a [f32],
-    pub kv: &'a KvMemory,
+    pub kv: &'a KvRows,
     /// Where the layer's keys and values are.
     pub kv_layer: KvLayer,
     pub spans: &'a Spans,

@@ -2,8 +2,6 @@
 
 use std::io;
 
-use corella_model::AttentionSpec;
-
 use crate::dense::Buffer;
 use crate::kernels::{Kernels, NormRotate};
 use crate::kv::KvMemory;
@@ -18,16 +16,16 @@ pub enum Queries {
 }
 
 impl Queries {
-    /// Allocates queries for layers of up to as many heads as `spec` has.
+    /// Allocates queries of up to so many elements in a row.
     pub fn new(
         kernels: &Kernels,
-        spec: &AttentionSpec,
+        query_len: usize,
         kv: &KvMemory,
         max_rows: usize,
     ) -> io::Result<Self> {
         Ok(match kv.tile_attention(kernels) {
-            None => Self::Rows(Buffer::new(max_rows, spec.num_heads * spec.head_dim)?),
-            Some(_) => Self::Tiles(TileQueries::new(spec, max_rows)?),
+            None => Self::Rows(Buffer::new(max_rows, query_len)?),
+            Some(_) => Self::Tiles(TileQueries::new(query_len, max_rows)?),
         })
     }
 
@@ -52,45 +50,47 @@ impl Queries {
                 }
                 Self::Tiles(out) => {
                     let tiles = kernels.tile_attention.as_ref().expect("no tile attention");
-                    (tiles.norm_rotate_rounded)(from, out.ptr(row, head, heads_of_group));
+                    (tiles.norm_rotate_rounded)(
+                        from,
+                        out.ptr(row, (head, from.head_dim), heads_of_group),
+                    );
                 }
             }
         }
     }
 }
 
-/// bf16 queries with room for the layer of the most heads, `[kv_head][row][query head of the group][head_dim]`, so that the rows of an
+/// bf16 queries with room for the layer of the longest rows, `[kv_head][row][query head of the group][head_dim]`, so that the rows of an
 /// attention task are contiguous.
 pub struct TileQueries {
     region: Region,
     max_rows: usize,
-    num_heads: usize,
-    head_dim: usize,
+    /// The largest number of elements in a row.
+    query_len: usize,
 }
 
 impl TileQueries {
-    fn new(spec: &AttentionSpec, max_rows: usize) -> io::Result<Self> {
-        let len = max_rows * spec.num_heads * spec.head_dim;
+    fn new(query_len: usize, max_rows: usize) -> io::Result<Self> {
+        let len = max_rows * query_len;
         Ok(Self {
             region: Region::new(len * size_of::<u16>())?,
             max_rows,
-            num_heads: spec.num_heads,
-            head_dim: spec.head_dim,
+            query_len,
         })
     }
 
-    /// Points to the first element of a row's head.
-    pub fn ptr(&self, row: usize, head: usize, heads_of_group: usize) -> *mut u16 {
-        assert!(row < self.max_rows && head < self.num_heads);
+    /// Points to the first element of a row's head, of a layer whose heads have so many elements.
+    pub fn ptr(
+        &self,
+        row: usize,
+        (head, head_dim): (usize, usize),
+        heads_of_group: usize,
+    ) -> *mut u16 {
+        assert!(row < self.max_rows && (head + 1) * head_dim <= self.query_len);
         let (group, in_group) = (head / heads_of_group, head % heads_of_group);
         let index = (group * self.max_rows + row) * heads_of_group + in_group;
-        assert!(index < self.max_rows * self.num_heads);
+        assert!((index + 1) * head_dim <= self.max_rows * self.query_len);
         // SAFETY: the assertions above keep the index inside the region.
-        unsafe {
-            self.region
-                .as_ptr()
-                .cast::<u16>()
-                .add(index * self.head_dim)
-        }
+        unsafe { self.region.as_ptr().cast::<u16>().add(index * head_dim) }
     }
 }

@@ -231,7 +231,7 @@ impl AttentionLayer<'_> {
             let offset = position % page_size;
             let num_positions = (page_size - offset).min(positions.end - position);
             let at = HeadPage {
-                layer: self.kv_layer.in_page,
+                layer: self.kv.layer(self.kv_layer),
                 page: table.page(position / page_size),
                 head,
             };

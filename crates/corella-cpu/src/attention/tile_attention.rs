@@ -51,7 +51,10 @@ impl AttentionLayer<'_> {
                 table: self.spans.table(span, self.kv_layer.group),
                 queries: queries.ptr(
                     span.first_row + task.positions.start,
-                    task.kv_head * self.group_len() + task.heads.start,
+                    (
+                        task.kv_head * self.group_len() + task.heads.start,
+                        self.spec.head_dim,
+                    ),
                     self.group_len(),
                 ),
                 first: self.spec.first_seen(span.start + task.positions.start),
@@ -105,7 +108,7 @@ impl AttentionLayer<'_> {
             unsafe {
                 let from = scratch.out.add(from);
                 if let Some(gates) = self.gates {
-                    let values = &mut scratch.row;
+                    let values = &mut scratch.row[..head_dim];
                     (kernels.store_row)(from, sums, head_dim, values.as_mut_ptr());
                     self.gate(gates, (row, head), values);
                     self.out.write(self.kernels, &rows, row, first, values);
@@ -300,7 +303,7 @@ impl AttentionLayer<'_> {
     }
 
     fn tile_key_stride(&self, work: &Work<'_>) -> usize {
-        match work.in_place.is_some() || reads_keys_in_place(self.kv) {
+        match work.in_place.is_some() || reads_keys_in_place(self.kv.format) {
             true => self.kv.key_stride(),
             false => KEY_TILE * 4,
         }

@@ -40,7 +40,7 @@ impl AttentionLayer<'_> {
 
     fn head_page(&self, work: &Work<'_>, position: usize) -> HeadPage {
         HeadPage {
-            layer: self.kv_layer.in_page,
+            layer: self.kv.layer(self.kv_layer),
             page: work.table.page(position / self.kv.page_size()),
             head: work.task.kv_head,
         }

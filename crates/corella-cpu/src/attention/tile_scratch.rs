@@ -8,7 +8,6 @@ use corella_model::KvFormat;
 use crate::kernels::{
     KEY_TILE, QUERY_TILE_ROWS, RowSums, TILE_ATTENTION_BLOCK, TILE_SOFTMAX_BLOCK, TileProduct,
 };
-use crate::kv::KvMemory;
 use crate::system::Region;
 
 use super::plan::MAX_TASK_ROWS;
@@ -61,9 +60,9 @@ pub struct TileScratch {
 unsafe impl Send for TileScratch {}
 
 impl TileScratch {
-    pub fn new(head_dim: usize, kv: &KvMemory) -> io::Result<Self> {
+    pub fn new(head_dim: usize, format: KvFormat) -> io::Result<Self> {
         const F32: usize = size_of::<f32>();
-        let copied_keys = match reads_keys_in_place(kv) {
+        let copied_keys = match reads_keys_in_place(format) {
             true => 0,
             false => TILE_ATTENTION_BLOCK * head_dim * 2,
         };
@@ -129,6 +128,6 @@ pub struct RowTile {
 }
 
 /// Whether tiles of keys are read from their pages. Otherwise they are widened from integers first.
-pub fn reads_keys_in_place(kv: &KvMemory) -> bool {
-    kv.format != KvFormat::Int8
+pub fn reads_keys_in_place(format: KvFormat) -> bool {
+    format != KvFormat::Int8
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::{PageId, StepId};
-use corella_model::{AttentionSpec, KvGeometry, KvLayers, KvPages, LayerProgress};
+use corella_model::{KvGeometry, KvLayers, KvPages, LayerProgress};
 
 use super::memory::KvMemory;
 
@@ -17,19 +17,16 @@ pub struct PipelinePages {
 
 impl PipelinePages {
     /// Stages have more pages than others may see.
-    pub fn new(
-        attention: &AttentionSpec,
-        layers: KvLayers,
-        num_pages: u32,
-        stages: Vec<Arc<KvMemory>>,
-    ) -> Self {
-        let kv = &stages[0];
+    pub fn new(layers: KvLayers, num_pages: u32, stages: Vec<Arc<KvMemory>>) -> Self {
+        let has_places = |kv: &&Arc<KvMemory>| kv.num_places() > 0;
+        let kv = stages.iter().find(has_places).unwrap_or(&stages[0]);
         assert!(stages.iter().all(|kv| kv.num_pages() >= num_pages as usize));
+        let (num_kv_heads, head_dim) = kv.visible_heads();
         let geometry = KvGeometry {
-            num_layers: stages.iter().map(|kv| kv.num_layers() as u32).sum(),
+            num_layers: stages.iter().map(|kv| kv.num_places() as u32).sum(),
             layers,
-            num_kv_heads: attention.num_kv_heads as u32,
-            head_dim: attention.head_dim as u32,
+            num_kv_heads: num_kv_heads as u32,
+            head_dim: head_dim as u32,
             page_size: kv.page_size() as u32,
             num_pages,
             format: kv.format,
@@ -42,10 +39,10 @@ impl PipelinePages {
     fn stage(&self, layer: u32) -> (&KvMemory, usize) {
         let mut of_stage = layer as usize;
         for kv in &self.stages {
-            if of_stage < kv.num_layers() {
+            if of_stage < kv.num_places() {
                 return (kv, of_stage);
             }
-            of_stage -= kv.num_layers();
+            of_stage -= kv.num_places();
         }
         panic!("layer {layer} behind the last one");
     }
@@ -77,9 +74,9 @@ unsafe impl KvPages for PipelinePages {
     fn num_layers_done(&self, step: StepId) -> u32 {
         let mut num_done = 0;
         for kv in &self.stages {
-            let of_stage = kv.counter.num_done(step).unwrap_or(kv.num_layers());
+            let of_stage = kv.counter.num_done(step).unwrap_or(kv.num_places());
             num_done += of_stage as u32;
-            if of_stage < kv.num_layers() {
+            if of_stage < kv.num_places() {
                 break;
             }
         }
@@ -94,13 +91,13 @@ unsafe impl KvPages for PipelinePages {
 
 #[cfg(test)]
 mod tests {
-    use corella_model::RotarySpec;
-
-    use corella_model::{DType, ElementOrder, KvFormat, PageForm, quantise_int8_row};
+    use corella_model::{
+        AttentionSpec, DType, ElementOrder, KvFormat, PageForm, RotarySpec, quantise_int8_row,
+    };
 
     use super::*;
     use crate::kernels::{Isa, Kernels, kernels};
-    use crate::kv::{HeadPage, Rows, Side};
+    use crate::kv::{HeadPage, RowShape, Rows, Side};
 
     const PAGE_SIZE: usize = 32;
     const NUM_PAGES: u32 = 4;
@@ -117,10 +114,11 @@ mod tests {
         let attention = AttentionSpec::plain(3, 3, HEAD_DIM, RotarySpec::plain(1e4, HEAD_DIM));
         let stages = [1, 2].map(|num_layers| {
             let (num_pages, page_size) = (NUM_PAGES as usize + 1, PAGE_SIZE as u32);
-            let kv = KvMemory::new(num_layers, &attention, num_pages, page_size, format, order);
+            let shapes = [RowShape::new(&attention, 1)];
+            let kv = KvMemory::new(num_layers, &shapes, num_pages, page_size, format, order);
             Arc::new(kv.unwrap())
         });
-        PipelinePages::new(&attention, KvLayers::one(3), NUM_PAGES, stages.to_vec())
+        PipelinePages::new(KvLayers::one(3), NUM_PAGES, stages.to_vec())
     }
 
     fn value(layer: usize, page: usize, head: usize, side: Side, position: usize, i: usize) -> f32 {
@@ -134,7 +132,7 @@ mod tests {
         let layers = pages
             .stages
             .iter()
-            .flat_map(|kv| (0..kv.num_layers()).map(move |at| (kv, at)));
+            .flat_map(|kv| (0..kv.num_places()).map(move |at| (kv, at)));
         for (global, (kv, layer)) in layers.enumerate() {
             for page in 0..NUM_PAGES as usize {
                 for head in 0..3 {
@@ -150,7 +148,7 @@ mod tests {
                                 len: 1,
                             };
                             // SAFETY: nobody else is here.
-                            unsafe { kv.write(kernels, side, at, position, rows) };
+                            unsafe { kv.only_rows().write(kernels, side, at, position, rows) };
                         }
                     }
                 }
@@ -264,7 +262,11 @@ mod tests {
                     len: 1,
                 };
                 // SAFETY: nobody else is here.
-                unsafe { pages.stages[0].write(kernels, Side::Keys, at, position, stored) };
+                unsafe {
+                    pages.stages[0]
+                        .only_rows()
+                        .write(kernels, Side::Keys, at, position, stored)
+                };
             }
             let page = read(&pages, 0, PageForm::Canonical);
             let scales = &page[2 * PAGE_SIZE * HEAD_DIM..];

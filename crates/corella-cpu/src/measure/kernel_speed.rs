@@ -15,7 +15,7 @@ use crate::attention::{
 };
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, shared_gemm};
 use crate::kernels::{DELTA_CHUNK, DeltaRow, DeltaRows, Isa, Kernels, StateUpdate, choose_kernels};
-use crate::kv::{HeadPage, KvMemory, Rows, Side};
+use crate::kv::{HeadPage, KvMemory, RowShape, Rows, Side};
 use crate::system::{ThreadPool, Worker};
 use crate::weights::{FormatPlan, Lane, PackedMatrix, Packing, Role};
 
@@ -220,9 +220,10 @@ impl Bench {
         let head_dim = attention.head_dim;
         let num_positions = start + num_rows;
         let num_pages = num_positions.div_ceil(PAGE_SIZE as usize);
-        let kv =
-            KvMemory::for_kernels(kernels, NUM_LAYERS, attention, num_pages, PAGE_SIZE, format)
-                .map_err(out_of_memory)?;
+        let shapes = [RowShape::new(attention, 1)];
+        let kv = KvMemory::for_kernels(kernels, NUM_LAYERS, &shapes, num_pages, PAGE_SIZE, format)
+            .map_err(out_of_memory)?;
+        let rows = kv.rows_of(attention);
         // Pages that were never written would all be the same zero page.
         for page in 0..num_pages {
             for layer in 0..NUM_LAYERS {
@@ -237,8 +238,8 @@ impl Bench {
                         };
                         // SAFETY: no other thread uses this memory.
                         unsafe {
-                            kv.write(kernels, Side::Keys, at, offset, row);
-                            kv.write(kernels, Side::Values, at, offset, row);
+                            rows.write(kernels, Side::Keys, at, offset, row);
+                            rows.write(kernels, Side::Values, at, offset, row);
                         }
                     }
                 }
@@ -253,11 +254,11 @@ impl Bench {
         let shape = TaskShape::new(kernels, &kv);
         let mut plan = AttentionPlan::default();
         plan.build(&spans, attention, shape, num_threads);
-        let queries = Queries::new(kernels, attention, &kv, num_rows).map_err(out_of_memory)?;
         let width = attention.num_heads * head_dim;
+        let queries = Queries::new(kernels, width, &kv, num_rows).map_err(out_of_memory)?;
         let out = PackedRows::new(num_rows, width, form, false).map_err(out_of_memory)?;
         let scratch: Vec<_> = (0..num_threads)
-            .map(|_| AttentionScratch::new(kernels, &kv, head_dim).map(Mutex::new))
+            .map(|_| AttentionScratch::new(kernels, &kv).map(Mutex::new))
             .collect::<Result<_, _>>()
             .map_err(out_of_memory)?;
         let seconds = self.median(&|worker| {
@@ -268,8 +269,13 @@ impl Bench {
                     sinks: &[],
                     kernels,
                     spec: attention,
-                    kv: &kv,
-                    kv_layer: KvLayer { group: 0, in_page },
+                    kv: rows,
+                    kv_layer: KvLayer {
+                        group: 0,
+                        in_page,
+                        in_place: 0,
+                        num_in_place: 1,
+                    },
                     spans: &spans,
                     plan: &plan,
                     gates: None,

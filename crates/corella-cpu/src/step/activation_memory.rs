@@ -16,6 +16,7 @@ use super::adapter::AdapterRows;
 use super::expert_layer::ExpertRows;
 use super::forward::norms_sums;
 use super::head_groups::HeadGroups;
+use super::per_layer::PerLayerRows;
 use super::projection::is_normed_apart;
 use super::recurrent_layer::gated_delta;
 
@@ -29,11 +30,15 @@ pub struct Activations {
     pub heads: Vec<Buffer>,
     /// The queries, keys and values of all heads, for layers that norm them across groups.
     pub projected: Option<Buffer>,
+    /// For each worker, one head of normed values, for layers that norm them.
+    pub values: Vec<Buffer>,
     pub queries: Queries,
     /// What gates the outputs of query heads.
     pub gates: Option<Buffer>,
     /// The rows of recurrent layers.
     pub recurrent: Option<RecurrentActivations>,
+    /// The layers' own inputs, if they have any.
+    pub per_layer: Option<PerLayerRows>,
     /// What a layer's part computes, for parts with a norm behind them and for shared experts.
     pub branch: Option<Buffer>,
     pub experts: Option<ExpertRows>,
@@ -64,13 +69,13 @@ pub struct LayerRows {
 }
 
 /// The sizes of a forward pass.
-#[derive(Clone, Copy)]
 pub struct Sizes {
     pub max_rows: usize,
     /// The number of rows whose logits are computed at once.
     pub logit_rows: usize,
     pub num_threads: usize,
-    pub num_rotaries: usize,
+    /// The length of the heads of each kind of RoPE.
+    pub rotated_lens: Vec<usize>,
     /// The largest rank of an adapter's matrices, if there can be adapters.
     pub max_adapter_rank: Option<usize>,
 }
@@ -101,20 +106,26 @@ impl Activations {
             expert_gated: experts.as_ref().and_then(|experts| experts.gated_of(layer)),
         });
         let layers = layers.collect();
-        let attention = &spec.layers[0].attention;
+        let attentions = || spec.layers.iter().map(|layer| &layer.attention);
+        let group_len = attentions().map(|attention| HeadGroups::new(attention).num_lanes());
         // The stride differs from that of the angles: a load whose address equals a recent store's
         // in the low 12 bits waits for that store (4K aliasing).
-        let heads_len = HeadGroups::new(attention).num_lanes() + PANEL_LANES;
+        let heads_len = group_len.max().unwrap_or(0) + PANEL_LANES;
         let heads = (0..sizes.num_threads).map(|_| Buffer::new(max_rows, heads_len));
-        let angles = (0..sizes.num_rotaries).map(|_| Buffer::new(max_rows, attention.head_dim));
+        let angles = sizes.rotated_lens.iter();
+        let angles = angles.map(|&head_dim| Buffer::new(max_rows, head_dim));
+        let normed = attentions().filter(|attention| attention.value_norm.is_some());
+        let normed = normed.map(|attention| attention.head_dim).max();
+        let values = normed
+            .into_iter()
+            .flat_map(|len| (0..sizes.num_threads).map(move |_| len));
+        let values = values.map(|len| Buffer::new(max_rows, len));
         let with_gates = { spec.layers.iter() }.filter(|layer| layer.recurrent.is_none());
         let with_gates = with_gates.filter(|layer| layer.attention.has_output_gate);
         let gates = with_gates.map(|layer| layer.attention.query_len()).max();
-        let projected = spec.layers.iter().map(|layer| &layer.attention);
-        let projected = projected.filter(|attention| is_normed_apart(attention));
+        let projected = attentions().filter(|attention| is_normed_apart(attention));
         let projected = projected.map(|attention| attention.query_len() + 2 * attention.kv_len());
-        let most_heads = spec.layers.iter().map(|layer| &layer.attention);
-        let most_heads = most_heads.max_by_key(|attention| attention.num_heads);
+        let query_len = attentions().map(AttentionSpec::query_len).max();
         let has_branch = !norms_sums(spec) && spec.layers.iter().any(keeps_branch);
         Ok(Self {
             hidden: Buffer::new(max_rows, hidden)?,
@@ -124,9 +135,11 @@ impl Activations {
             projected: (projected.max())
                 .map(|len| Buffer::new(max_rows, len))
                 .transpose()?,
-            queries: Queries::new(kernels, most_heads.unwrap_or(attention), kv, max_rows)?,
+            values: values.collect::<io::Result<_>>()?,
+            queries: Queries::new(kernels, query_len.unwrap_or(0), kv, max_rows)?,
             gates: gates.map(|len| Buffer::new(max_rows, len)).transpose()?,
             recurrent: RecurrentActivations::new(spec, max_rows)?,
+            per_layer: PerLayerRows::new(spec, kernels, (max_rows, sizes.num_threads), packed)?,
             branch: has_branch
                 .then(|| Buffer::new(max_rows, hidden))
                 .transpose()?,
@@ -184,7 +197,9 @@ fn keeps_branch(layer: &LayerSpec) -> bool {
         FeedForward::Experts(experts) => experts.shared.is_some(),
         FeedForward::Mlp(_) => false,
     };
-    norms.into_iter().any(|norms| norms.after.is_some()) || is_shared(&layer.feed_forward)
+    norms.into_iter().any(|norms| norms.after.is_some())
+        || is_shared(&layer.feed_forward)
+        || layer.per_layer.is_some()
 }
 
 /// Whether two layers have the same division of attention into tasks.

@@ -93,11 +93,11 @@ impl Forward {
     pub(super) fn enter_experts(
         &self,
         layout: &StepLayout,
-        norm: Option<&PackedNorm>,
+        [norm, router_norm]: [Option<&PackedNorm>; 2],
         walk: &Walk<'_>,
     ) {
         let rows = self.expert_rows();
-        let grid = self.router_grid(layout);
+        let grid = self.column_grid(layout);
         for row in layout.grid.own_rows(walk.worker.index()) {
             let tile = grid.tiles.rows(grid.tiles.tile_of(row));
             // SAFETY: nobody writes the residual stream before the next barrier, and the row of the
@@ -106,6 +106,8 @@ impl Forward {
             let x = &x[..self.spec.hidden_size];
             RowNorm::new(self.kernels, norm, x).for_each_part(x, |first, values| {
                 input[first..][..values.len()].copy_from_slice(values);
+            });
+            RowNorm::new(self.kernels, router_norm, x).for_each_part(x, |first, values| {
                 // SAFETY: the row belongs to this worker.
                 unsafe {
                     rows.router_input
@@ -144,7 +146,8 @@ impl Forward {
         rows.expect("a layer has experts, but no rows for them")
     }
 
-    fn router_grid(&self, layout: &StepLayout) -> Grid {
+    /// The grid of rows that are in columns, whatever the form of the layers' rows is.
+    pub(super) fn column_grid(&self, layout: &StepLayout) -> Grid {
         let tile_rows = self.kernels.rows_at_once(Form::Columns);
         Grid::new(
             Tiles::new(layout.rows.rows.len(), tile_rows),
@@ -155,7 +158,7 @@ impl Forward {
     /// Chooses the experts of all rows.
     fn route(&self, layout: &StepLayout, layer: &ExpertLayer<'_>, walk: &mut Walk<'_>) {
         let (rows, spec) = (layer.rows, layer.spec);
-        let (grid, out) = (self.router_grid(layout), Epilogue::Store(&rows.scores));
+        let (grid, out) = (self.column_grid(layout), Epilogue::Store(&rows.scores));
         let router = &layer.weights.router;
         self.dense(
             Operation::Route,
@@ -176,6 +179,11 @@ impl Forward {
                 )
             };
             choose(spec, &mut scores[..spec.num_experts], bias, chosen);
+            if let Some(scales) = &layer.weights.scales {
+                for choice in chosen {
+                    choice.weight *= scales[choice.expert as usize];
+                }
+            }
         }
         barrier_after(Operation::Route, walk);
     }
@@ -333,12 +341,20 @@ impl Forward {
                 for (choice, &place) in rows.choices.row(row, per_token).iter().zip(places) {
                     add_scaled(sum, &rows.outputs.row(place)[..hidden], choice.weight);
                 }
+                let own_norms = layer.weights.own_norms.as_ref();
+                if let Some(norms) = own_norms {
+                    RowNorm::new(self.kernels, Some(&norms.output), sum).apply(sum);
+                }
                 if let Some(shared) = &spec.shared {
                     let weight = match shared.is_weighed {
                         true => sigmoid(rows.scores.row(row)[spec.num_experts]),
                         false => 1.0,
                     };
-                    add_scaled(sum, &self.branch().row(row)[..hidden], weight);
+                    let x = &self.branch().row(row)[..hidden];
+                    let norm = own_norms.map(|norms| &norms.shared_output);
+                    RowNorm::new(self.kernels, norm, x).for_each_part(x, |first, values| {
+                        add_scaled(&mut sum[first..][..values.len()], values, weight);
+                    });
                 }
                 self.add_to_row(row, after, residual_scale, sum);
             }

@@ -199,6 +199,8 @@ mod tests {
             normalises: true,
             weight_sum_eps: 0.0,
             weight_scale: 1.0,
+            has_scales: false,
+            own_norms: None,
         }
     }
 

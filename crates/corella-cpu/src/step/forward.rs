@@ -14,11 +14,11 @@ use corella_model::{
 use crate::attention::{AttentionLayer, AttentionScratch, TaskShape};
 use crate::dense::{Buffer, Epilogue, Grid, PackedRows, Tiles, Weights, shared_gemm};
 use crate::kernels::{Kernels, PANEL_LANES};
-use crate::kv::KvMemory;
+use crate::kv::{KvMemory, RowShape};
 use crate::recurrent::{DeltaScratch, StateLimits, StateMemory};
 use crate::system::Worker;
 use crate::weights::{
-    AdaptedMatrix, PackedFeedForward, PackedLayer, PackedMatrix, PackedMlp, PackedNorm,
+    AdaptedMatrix, PackedEnds, PackedFeedForward, PackedLayer, PackedMatrix, PackedMlp, PackedNorm,
     PackedWeights,
 };
 
@@ -121,7 +121,7 @@ impl Forward {
         let kv = KvMemory::for_kernels(
             parts.kernels,
             in_page.max().unwrap_or(0),
-            &parts.spec.layers[0].attention,
+            &RowShape::of_layers(&parts.spec.layers, &parts.kv_layers),
             parts.num_pages,
             parts.page_size,
             parts.kv_format,
@@ -149,11 +149,13 @@ impl Forward {
         } = parts;
         let head_form = weights.ends.head.form;
         let head_tile_rows = kernels.rows_at_once(head_form);
-        let num_page_layers = kv.num_layers();
+        let num_page_layers = kv.num_places();
         let (mut rotaries, mut kinds, mut layers) = (Vec::new(), Vec::new(), Vec::new());
         for (index, (layer, &kv_layer)) in spec.layers.iter().zip(&kv_layers).enumerate() {
             let attention = &layer.attention;
-            let to_come = { kv_layers[index + 1..].iter().flatten() }.map(|layer| layer.in_page);
+            let to_come = spec.layers.iter().zip(&kv_layers).skip(index + 1);
+            let to_come = to_come.filter(|(layer, _)| layer.has_kv());
+            let to_come = to_come.filter_map(|(_, place)| Some(place.as_ref()?.in_page));
             let alike = |&index: &usize| divide_alike(&spec.layers[index].attention, attention);
             let attention_kind = match layer.recurrent {
                 None => index_or_add(&mut kinds, alike, layers.len()),
@@ -161,7 +163,7 @@ impl Forward {
             };
             let rotary = attention.rotary.as_ref();
             let [rotary, query_rotary] = [None, attention.query_growth].map(|growth| {
-                let kind = (rotary, growth);
+                let kind = (rotary, growth, attention.head_dim);
                 index_or_add(&mut rotaries, |other| *other == kind, kind)
             });
             layers.push(LayerPlace {
@@ -176,22 +178,21 @@ impl Forward {
             max_rows,
             logit_rows: if draws { logit_rows(head_tile_rows) } else { 0 },
             num_threads,
-            num_rotaries: rotaries.len(),
+            rotated_lens: rotaries.iter().map(|&(.., head_dim)| head_dim).collect(),
             max_adapter_rank,
         };
         let activations = Activations::new(&spec, kernels, &weights, &kv, sizes)?;
-        let head_dim = spec.layers[0].attention.head_dim;
         let deltas = || (spec.layers.iter()).filter_map(|layer| gated_delta(layer));
         let scratch = (0..num_threads).map(|_| {
             Ok(Mutex::new(Scratch {
-                attention: AttentionScratch::new(kernels, &kv, head_dim)?,
+                attention: AttentionScratch::new(kernels, &kv)?,
                 delta: DeltaScratch::new(deltas().map(|spec| (spec.key_dim, spec.value_dim))),
                 experts: ExpertPlan::default(),
             }))
         });
         Ok(Self {
             rotaries: (rotaries.iter())
-                .map(|rotary| Rotary::new(*rotary, max_context))
+                .map(|&kind| Rotary::new(kind, max_context))
                 .collect(),
             attention_kinds: kinds,
             layers,
@@ -212,6 +213,10 @@ impl Forward {
 
     pub fn spec(&self) -> &DecoderSpec {
         &self.spec
+    }
+
+    pub(super) fn ends(&self) -> &PackedEnds {
+        &self.weights.ends
     }
 
     /// The largest number of rows that one call of `logits` takes.
@@ -250,7 +255,9 @@ impl Forward {
         let mut scratch = scratch.lock().unwrap_or_else(PoisonError::into_inner);
         let walk = &mut Walk::new(worker, self.profile.as_deref(), layout.is_prefill());
         self.enter(layout, incoming, worker);
+        self.enter_per_layer(layout, walk.worker);
         barrier_after(Operation::Embed, walk);
+        self.make_per_layer(layout, walk);
         for (index, layer) in self.weights.layers.iter().enumerate() {
             self.mix(layout, index, layer, walk, &mut scratch, observer);
             match &layer.feed_forward {
@@ -261,7 +268,11 @@ impl Forward {
                     let norms = &layer.feed_forward_norms;
                     if !self.spec.layers[index].is_parallel {
                         let norm = norms.before.as_ref();
-                        self.enter_experts(layout, norm, walk);
+                        let input = match &experts.own_norms {
+                            Some(own) => [Some(&own.input), Some(&own.router)],
+                            None => [norm; 2],
+                        };
+                        self.enter_experts(layout, input, walk);
                         if let Some(shared) = &experts.shared {
                             let input = (&self.activations.normed, &shared.gate_up);
                             self.normalise(norm, |r| r, layout.grid, input, worker);
@@ -272,6 +283,7 @@ impl Forward {
                     self.experts(layout, index, experts, after, &mut scratch.experts, walk);
                 }
             }
+            self.end_layer(layout, index, layer, walk);
         }
     }
 
@@ -360,8 +372,7 @@ impl Forward {
             for (rotary, angles) in self.rotaries.iter().zip(&self.activations.angles) {
                 // SAFETY: the row belongs to this worker.
                 let angles = unsafe { angles.row_mut(r) };
-                let head_dim = self.spec.layers[0].attention.head_dim;
-                rotary.angles(row.position, &mut angles[..head_dim]);
+                rotary.angles(row.position, &mut angles[..rotary.head_dim]);
             }
         }
     }
@@ -382,7 +393,7 @@ impl Forward {
         let before = norms.before.as_ref();
         self.normalise(before, |r| r, grid, (&act.normed, &layer.qkv), worker);
         if spec.is_parallel && matches!(spec.feed_forward, FeedForward::Experts(_)) {
-            self.enter_experts(layout, before, walk);
+            self.enter_experts(layout, [before; 2], walk);
         }
         barrier_after(Operation::Norm, walk);
         observer.observe(LayerInput::Attention, &act.normed, grid.tiles, worker);
@@ -437,7 +448,7 @@ impl Forward {
             kernels: self.kernels,
             spec: &spec.attention,
             sinks: &layer.sinks,
-            kv: &self.kv,
+            kv: self.kv.rows_of(&spec.attention),
             kv_layer: self.layers[index].kv(),
             spans: &layout.spans,
             plan: &layout.attention[self.layers[index].attention_kind],

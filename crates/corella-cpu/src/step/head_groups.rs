@@ -18,7 +18,7 @@ impl HeadGroups {
     pub fn new(spec: &AttentionSpec) -> Self {
         let fills_panels = |heads: &usize| (heads * spec.head_dim).is_multiple_of(PANEL_LANES);
         Self {
-            num_heads: spec.num_heads + 2 * spec.num_kv_heads,
+            num_heads: num_projected(spec),
             head_dim: spec.head_dim,
             heads_of_group: (1..PANEL_LANES).find(fills_panels).unwrap_or(PANEL_LANES),
         }
@@ -43,6 +43,16 @@ impl HeadGroups {
         let num_panels = self.num_lanes() / PANEL_LANES;
         group * num_panels..(group + 1) * num_panels
     }
+}
+
+/// The number of heads that a layer's input is projected to.
+pub fn num_projected(spec: &AttentionSpec) -> usize {
+    let num_sides = match (spec.kv_source, spec.values_are_keys) {
+        (Some(_), _) => 0,
+        (None, true) => 1,
+        (None, false) => 2,
+    };
+    spec.num_heads + num_sides * spec.num_kv_heads
 }
 
 #[cfg(test)]

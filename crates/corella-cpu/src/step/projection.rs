@@ -7,11 +7,11 @@ use corella_model::{AttentionSpec, NormKind, QkNorm};
 
 use crate::dense::{Buffer, Epilogue, Part, gemm};
 use crate::kernels::NormRotate;
-use crate::kv::{HeadPage, Rows, Side};
+use crate::kv::{HeadPage, KvRows, Rows, Side};
 use crate::weights::{AdaptedMatrix, PackedLayer, PackedNorm};
 
 use super::forward::{Forward, barrier_after};
-use super::head_groups::HeadGroups;
+use super::head_groups::{HeadGroups, num_projected};
 use super::layout::StepLayout;
 use super::norm::RowNorm;
 use super::profile::{Operation, Walk};
@@ -23,6 +23,26 @@ pub fn is_normed_apart(attention: &AttentionSpec) -> bool {
         Some(QkNorm::Whole(_)) => true,
         Some(QkNorm::Heads(norm)) => norm.kind != NormKind::Rms,
         None => false,
+    }
+}
+
+/// The norms of heads, where they are not normed already.
+struct HeadNorms<'a> {
+    queries: Option<&'a PackedNorm>,
+    keys: Option<&'a PackedNorm>,
+    values: Option<&'a PackedNorm>,
+    /// The worker whose memory takes normed values.
+    worker: usize,
+}
+
+impl<'a> HeadNorms<'a> {
+    fn new(layer: &'a PackedLayer, worker: usize) -> Self {
+        Self {
+            queries: layer.q_norm.as_ref(),
+            keys: layer.k_norm.as_ref(),
+            values: layer.v_norm.as_ref(),
+            worker,
+        }
     }
 }
 
@@ -76,7 +96,7 @@ impl Forward {
                     for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
                         for (i, head) in groups.heads(group).enumerate() {
                             let from = (heads, i * spec.head_dim);
-                            let norms = (layer.q_norm.as_ref(), layer.k_norm.as_ref());
+                            let norms = HeadNorms::new(layer, worker.index());
                             self.store_head(layout, index, &run, head, from, norms);
                         }
                     }
@@ -109,10 +129,12 @@ impl Forward {
             let row = unsafe { projected.row_mut(row) };
             let (queries, others) = row.split_at_mut(spec.query_len());
             self.norm_in_place(layer.q_norm.as_ref(), queries);
-            self.norm_in_place(layer.k_norm.as_ref(), &mut others[..spec.kv_len()]);
+            if let Some(keys) = others.get_mut(..spec.kv_len()) {
+                self.norm_in_place(layer.k_norm.as_ref(), keys);
+            }
         }
         barrier_after(Operation::Norm, walk);
-        let num_heads = spec.num_heads + 2 * spec.num_kv_heads;
+        let num_heads = num_projected(spec);
         let share_of = |owner| grid.share(owner, num_heads);
         worker.take_shares(
             |owner| share_of(owner).len(),
@@ -121,7 +143,12 @@ impl Forward {
                 for head in first + units.start..first + units.end {
                     for run in layout.page_runs(grid.rows_of(owner), self.kv.page_size()) {
                         let from = (projected, head * spec.head_dim);
-                        self.store_head(layout, index, &run, head, from, (None, None));
+                        let norms = HeadNorms {
+                            queries: None,
+                            keys: None,
+                            ..HeadNorms::new(layer, worker.index())
+                        };
+                        self.store_head(layout, index, &run, head, from, norms);
                     }
                 }
             },
@@ -147,15 +174,16 @@ impl Forward {
         run: &Range<usize>,
         head: usize,
         (heads, lane): (&Buffer, usize),
-        (q_norm, k_norm): (Option<&PackedNorm>, Option<&PackedNorm>),
+        norms: HeadNorms<'_>,
     ) {
         let spec = &self.spec.layers[index].attention;
+        let kv = self.kv.rows_of(spec);
         let first = &layout.rows.rows[run.start];
         let page_size = self.kv.page_size();
         let kv_layer = self.layers[index].kv();
         let table = { &layout.spans }.table(&layout.spans[first.span], kv_layer.group);
         let at = |head| HeadPage {
-            layer: kv_layer.in_page,
+            layer: kv.layer(kv_layer),
             page: table.page(first.position / page_size),
             head,
         };
@@ -198,26 +226,58 @@ impl Forward {
         if head < spec.num_heads {
             let heads_of_group = spec.num_heads / spec.num_kv_heads;
             for r in run.clone() {
-                let from = row_head(q_norm, r);
+                let from = row_head(norms.queries, r);
                 let to = (head, heads_of_group);
                 // SAFETY: a head has `head_dim` elements, weights and angles; this (row, head)
                 // belongs to this worker.
                 unsafe { act.queries.store(self.kernels, from, r, to) };
             }
         } else if head < spec.num_heads + spec.num_kv_heads {
+            let at = at(head - spec.num_heads);
+            if spec.values_are_keys {
+                self.store_values(&norms, (kv, at, offset), run, rows);
+            }
             for r in run.clone() {
-                let from = row_head(k_norm, r);
+                let from = row_head(norms.keys, r);
                 // SAFETY: the same holds as for queries; these heads belong to this worker.
                 unsafe { (self.kernels.norm_rotate)(from, from.x.cast_mut()) };
             }
-            let at = at(head - spec.num_heads);
             // SAFETY: each position of a sequence is one row, and this head of it belongs to this
             // worker. Shared pages are written only by the span that fills them.
-            unsafe { self.kv.write(self.kernels, Side::Keys, at, offset, rows) };
+            unsafe { kv.write(self.kernels, Side::Keys, at, offset, rows) };
         } else {
             let at = at(head - spec.num_heads - spec.num_kv_heads);
-            // SAFETY: the same holds as for keys.
-            unsafe { self.kv.write(self.kernels, Side::Values, at, offset, rows) };
+            self.store_values(&norms, (kv, at, offset), run, rows);
         }
+    }
+
+    /// Writes values to their page, with their norm if they have one. The rows stay as they are, because
+    /// they may be those of keys.
+    fn store_values(
+        &self,
+        norms: &HeadNorms<'_>,
+        (kv, at, offset): (&KvRows, HeadPage, usize),
+        run: &Range<usize>,
+        mut rows: Rows,
+    ) {
+        if let Some(norm) = norms.values {
+            let (normed, dim) = (&self.activations.values[norms.worker], norm.weight.len());
+            assert!(dim <= normed.stride());
+            for (r, row) in run.clone().enumerate() {
+                // SAFETY: the rows of this run belong to this worker, and so does the buffer.
+                let (from, to) = unsafe {
+                    let from = rows.first.add(r * rows.stride);
+                    (std::slice::from_raw_parts(from, dim), normed.row_mut(row))
+                };
+                let to = &mut to[..dim];
+                to.copy_from_slice(from);
+                RowNorm::new(self.kernels, Some(norm), to).apply(to);
+            }
+            rows.first = normed.row_ptr(run.start);
+            rows.stride = normed.stride();
+        }
+        // SAFETY: each position of a sequence is one row, and this head of it belongs to this worker.
+        // Shared pages are written only by the span that fills them.
+        unsafe { kv.write(self.kernels, Side::Values, at, offset, rows) };
     }
 }

@@ -7,12 +7,14 @@ pub struct Rotary {
     frequencies: RotaryFrequencies,
     /// By what queries grow, which is as well done to the cosines and sines of all their elements.
     growth: Option<QueryGrowth>,
+    /// The number of elements of the heads that turn so.
+    pub head_dim: usize,
 }
 
 impl Rotary {
     /// Angles for contexts of up to `max_context` tokens. Without RoPE all of them are 0.
     pub fn new(
-        (rotary, growth): (Option<&RotarySpec>, Option<QueryGrowth>),
+        (rotary, growth, head_dim): (Option<&RotarySpec>, Option<QueryGrowth>, usize),
         max_context: usize,
     ) -> Self {
         let frequencies = match rotary {
@@ -25,6 +27,7 @@ impl Rotary {
         Self {
             frequencies,
             growth,
+            head_dim,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use corella_model::{
     DeviceError, ExpertSpec, FeedForward, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec,
-    QkNorm, RecurrentSpec, Tensor,
+    NormSpec, PerLayerSpec, QkNorm, RecurrentSpec, Tensor,
 };
 
 use crate::kernels::{Form, PANEL_LANES};
@@ -21,6 +21,8 @@ pub struct PackedLayer {
     pub qkv: PackedMatrix,
     pub q_norm: Option<PackedNorm>,
     pub k_norm: Option<PackedNorm>,
+    /// The norm of values, whose weights are 1.
+    pub v_norm: Option<PackedNorm>,
     /// A score for each query head, or none.
     pub sinks: Vec<f32>,
     /// The projection to what gates the output of each query head.
@@ -30,6 +32,17 @@ pub struct PackedLayer {
     pub output: PackedMatrix,
     pub feed_forward_norms: PackedNorms,
     pub feed_forward: PackedFeedForward,
+    /// What adds the layer's own input.
+    pub per_layer: Option<PackedPerLayer>,
+    /// What the residual stream is multiplied by at the end.
+    pub scale: f32,
+}
+
+/// The part of a layer that adds its own input.
+pub struct PackedPerLayer {
+    pub gate: PackedMatrix,
+    pub output: PackedMatrix,
+    pub norm: PackedNorm,
 }
 
 pub enum PackedFeedForward {
@@ -52,6 +65,17 @@ pub struct PackedExperts {
     pub selection_bias: Option<Vec<f32>>,
     pub experts: PackedMlp,
     pub shared: Option<PackedMlp>,
+    /// What the weights of each expert are multiplied by.
+    pub scales: Option<Vec<f32>>,
+    pub own_norms: Option<PackedExpertNorms>,
+}
+
+/// The norms of experts beside an MLP.
+pub struct PackedExpertNorms {
+    pub shared_output: PackedNorm,
+    pub input: PackedNorm,
+    pub output: PackedNorm,
+    pub router: PackedNorm,
 }
 
 impl PackedLayer {
@@ -73,12 +97,14 @@ impl PackedLayer {
         };
         let mlps = [mlp].into_iter().chain(shared);
         let mlps = mlps.flat_map(|mlp| [&mlp.gate_up, &mlp.down]);
+        let per_layer = self.per_layer.iter().flat_map(|it| [&it.gate, &it.output]);
         [&self.qkv]
             .into_iter()
             .chain(&self.gate)
             .chain([&self.output])
             .chain(router)
             .chain(mlps)
+            .chain(per_layer)
     }
 
     /// The form of the experts' matrices, if there are any.
@@ -102,6 +128,8 @@ pub(super) const OF_EXPERTS: [Role; 2] = [Role::Expert, Role::ExpertDown];
 pub(super) fn input_matrices(spec: &LayerSpec) -> &'static [LayerTensor] {
     use LayerTensor::*;
     match &spec.recurrent {
+        None if spec.attention.kv_source.is_some() => &[Q],
+        None if spec.attention.values_are_keys => &[Q, K],
         None => &[Q, K, V],
         Some(RecurrentSpec::GatedDelta(_)) => {
             &[DeltaQ, DeltaK, DeltaV, DeltaGate, DeltaStrength, DeltaDecay]
@@ -136,7 +164,8 @@ impl Packer<'_> {
         let attention = &spec.attention;
         let qk_norm = attention.qk_norm.filter(|_| spec.recurrent.is_none());
         let head_norm = |tensor| {
-            qk_norm.map(|norm| {
+            let norm = qk_norm.filter(|_| layer.get(tensor).is_some());
+            norm.map(|norm| {
                 let (QkNorm::Heads(norm) | QkNorm::Whole(norm)) = norm;
                 PackedNorm::of_layer(norm, layer, tensor)
             })
@@ -155,6 +184,11 @@ impl Packer<'_> {
             qkv: self.matrix(Role::Projection, &qkv, hidden)?,
             q_norm: head_norm(LayerTensor::QNorm),
             k_norm: head_norm(LayerTensor::KNorm),
+            v_norm: attention.value_norm.map(|spec| PackedNorm {
+                spec,
+                weight: vec![1.0; attention.head_dim],
+                bias: Vec::new(),
+            }),
             sinks: layer.get(LayerTensor::Sinks).map_or(Vec::new(), elements),
             gate: (gate.as_ref())
                 .map(|gate| self.matrix(Role::Projection, gate, hidden))
@@ -175,6 +209,24 @@ impl Packer<'_> {
                     PackedFeedForward::Experts(Box::new(self.experts(spec, hidden, layer)?))
                 }
             },
+            per_layer: (spec.per_layer.as_ref())
+                .map(|spec| self.per_layer(spec, hidden, layer))
+                .transpose()?,
+            scale: { layer.get(LayerTensor::LayerScale) }.map_or(1.0, |scale| elements(scale)[0]),
+        })
+    }
+
+    fn per_layer(
+        &mut self,
+        spec: &PerLayerSpec,
+        hidden: usize,
+        layer: &LayerWeights,
+    ) -> Result<PackedPerLayer, DeviceError> {
+        let (gate, output) = (LayerTensor::PerLayerGate, LayerTensor::PerLayerOutput);
+        Ok(PackedPerLayer {
+            gate: self.matrix(Role::Projection, &[part(layer, gate)], hidden)?,
+            output: self.matrix(Role::Projection, &[part(layer, output)], spec.len)?,
+            norm: PackedNorm::of_layer(spec.norm, layer, LayerTensor::PerLayerNorm),
         })
     }
 
@@ -195,6 +247,10 @@ impl Packer<'_> {
             shared: shared
                 .map(|shared| self.mlps(OF_ALL, &shared.mlp, hidden, layer, [Mlp::Shared]))
                 .transpose()?,
+            scales: layer.get(LayerTensor::ExpertScales).map(elements),
+            own_norms: spec
+                .own_norms
+                .map(|norm| PackedExpertNorms::new(norm, layer)),
         })
     }
 
@@ -244,6 +300,21 @@ impl Packer<'_> {
             gate_up: self.pack(first, &ups, &up_lanes, hidden)?,
             down: self.pack(down, &downs, &down_lanes, spec.intermediate_size)?,
         })
+    }
+}
+
+impl PackedExpertNorms {
+    fn new(spec: NormSpec, layer: &LayerWeights) -> Self {
+        let norm = |tensor| PackedNorm::of_layer(spec, layer, tensor);
+        let mut router = norm(LayerTensor::RouterNorm);
+        let root = (router.weight.len() as f32).sqrt();
+        router.weight.iter_mut().for_each(|weight| *weight /= root);
+        Self {
+            shared_output: norm(LayerTensor::SharedOutputNorm),
+            input: norm(LayerTensor::ExpertNorm),
+            output: norm(LayerTensor::ExpertOutputNorm),
+            router,
+        }
     }
 }
 

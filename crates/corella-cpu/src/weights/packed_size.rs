@@ -41,7 +41,16 @@ pub fn packed_bytes(
     sizes.bytes.add(ModelPart::Embedding, own);
     let numbers = spec.num_parameters();
     // Learned positions, and what else is added to the embeddings of tokens.
-    let tables = numbers.of(ModelPart::Embedding) as usize - spec.vocab_size * hidden;
+    let tables = match &weights.per_layer {
+        Some(ends) => {
+            let projection = router_packing(&ends.projection, hidden);
+            let num_bytes = projection.num_bytes(ends.projection.shape[0]);
+            let num_bytes = ends.table.num_bytes() + num_bytes;
+            sizes.bytes.add(ModelPart::Embedding, num_bytes);
+            0
+        }
+        None => numbers.of(ModelPart::Embedding) as usize - spec.vocab_size * hidden,
+    };
     sizes.add_floats(ModelPart::Embedding, tables);
     sizes.add_floats(ModelPart::Norm, numbers.of(ModelPart::Norm) as usize);
     Ok(sizes.bytes)
@@ -95,6 +104,13 @@ impl Sizes {
             }
         };
         self.bytes.add(part, bytes);
+        if let Some(spec) = &layer.per_layer {
+            let gate = [&weights[LayerTensor::PerLayerGate]];
+            let gate = self.matrix(Role::Projection, &gate, spec.len, hidden);
+            let output = [&weights[LayerTensor::PerLayerOutput]];
+            let output = self.matrix(Role::Projection, &output, hidden, spec.len);
+            self.bytes.add(ModelPart::Embedding, gate + output);
+        }
     }
 
     fn experts(&self, spec: &ExpertSpec, hidden: usize, weights: &LayerWeights) -> usize {

@@ -24,11 +24,10 @@ pub fn check_spec(spec: &DecoderSpec) -> Result<(), DeviceError> {
     for (index, layer) in spec.layers.iter().enumerate() {
         let problem = |problem| DeviceError(format!("layer {index}: {problem}"));
         check_layer(layer).map_err(problem)?;
-        let kv_shape = |attention: &AttentionSpec| (attention.num_kv_heads, attention.head_dim);
-        if kv_shape(&layer.attention) != kv_shape(&first.attention) {
+        check_source(spec, index).map_err(problem)?;
+        if layer.per_layer != first.per_layer {
             return Err(problem(String::from(
-                "its KV heads have another number or length than those of layer 0, which the CPU \
-                 executor does not compute yet",
+                "it has another input of its own than layer 0, or none",
             )));
         }
     }
@@ -45,6 +44,26 @@ fn check_directions(spec: &DecoderSpec) -> Result<(), DeviceError> {
         false => Err(DeviceError(String::from(
             "the attention of an encoder looks both ways, and that of a decoder does not",
         ))),
+    }
+}
+
+/// A layer reads the keys and values of an earlier one that has some, with heads like its own.
+fn check_source(spec: &DecoderSpec, index: usize) -> Result<(), String> {
+    let layer = &spec.layers[index];
+    let Some(source) = layer.attention.kv_source else {
+        return Ok(());
+    };
+    let kv_shape = |attention: &AttentionSpec| (attention.num_kv_heads, attention.head_dim);
+    let is_like = |of: &LayerSpec| {
+        of.has_kv()
+            && kv_shape(&of.attention) == kv_shape(&layer.attention)
+            && of.attention.window == layer.attention.window
+    };
+    match spec.layers[..index].get(source).is_some_and(is_like) {
+        true => Ok(()),
+        false => Err(format!(
+            "it cannot read the keys and values of layer {source}"
+        )),
     }
 }
 
@@ -146,6 +165,11 @@ fn check_mlp(mlp: &MlpSpec) -> Result<(), String> {
 
 fn check_experts(experts: &ExpertSpec) -> Result<(), String> {
     check_mlp(&experts.expert)?;
+    if experts.own_norms.is_some() && experts.shared.is_none() {
+        return Err(String::from(
+            "only experts beside an MLP have norms of their own",
+        ));
+    }
     if let Some(shared) = &experts.shared {
         check_mlp(&shared.mlp)?;
     }

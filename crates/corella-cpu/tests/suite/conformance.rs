@@ -125,6 +125,23 @@ fn stages_have_groups_of_their_own() {
     run_stages(golden("gemma3"), best_isa(), DType::Bf16, 16, 3);
 }
 
+/// Pages hold layers of two widths.
+#[test]
+fn heads_that_differ_from_layer_to_layer() {
+    for isa in isas() {
+        run("gemma4", isa, DType::F32, 16);
+        run("gemma4-per-layer", isa, KvFormat::Int8, 16);
+    }
+    run("gemma4", best_isa(), DType::Bf16, 5);
+    run("gemma4-per-layer", best_isa(), DType::F16, 7);
+    run("gemma4-experts", best_isa(), KvFormat::Int8, 7);
+    run_stages(golden("gemma4-experts"), best_isa(), DType::F32, 16, 2);
+    for name in ["gemma4", "gemma4-per-layer", "gemma4-experts"] {
+        let format = Some(WeightFormat::Int8);
+        run_format(golden(name), format, best_isa(), DType::Bf16, 16, 1);
+    }
+}
+
 /// Prompts are longer than several chunks of recurrent layers, whose states go on with the requests.
 #[test]
 fn recurrent_layers() {
@@ -255,8 +272,9 @@ fn run_format(
         let weights = checkpoint.weights().unwrap();
         Box::new(CpuExecutor::new(spec.clone(), weights, config).unwrap())
     };
-    match spec.is_recurrent() {
-        true => conformance::run_recurrent(spec.vocab_size, page_size, make),
-        false => conformance::run(spec.vocab_size, page_size, make),
+    match (spec.is_recurrent(), spec.has_mixed_kv()) {
+        (true, _) => conformance::run_recurrent(spec.vocab_size, page_size, make),
+        (false, true) => conformance::run_native(spec.vocab_size, page_size, make),
+        (false, false) => conformance::run(spec.vocab_size, page_size, make),
     }
 }

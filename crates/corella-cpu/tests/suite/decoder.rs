@@ -385,6 +385,8 @@ fn llama(num_layers: usize) -> DecoderSpec {
         }),
         feed_forward_norms: norms,
         residual_scale: 1.0,
+        per_layer: None,
+        has_scale: false,
         recurrent: None,
         is_parallel: false,
     };
@@ -446,6 +448,8 @@ fn experts(num_experts: usize, num_experts_per_token: usize) -> ExpertSpec {
         normalises: true,
         weight_sum_eps: 0.0,
         weight_scale: 1.0,
+        has_scales: false,
+        own_norms: None,
     }
 }
 

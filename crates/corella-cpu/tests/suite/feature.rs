@@ -21,7 +21,7 @@ const CHANGE: f64 = 1e-3;
 
 type SwitchOff = fn(&mut DecoderSpec, &mut DecoderWeights);
 
-const FEATURES: [(&str, SwitchOff); 38] = [
+const FEATURES: [(&str, SwitchOff); 47] = [
     ("the scale of embeddings", |spec, _| {
         spec.embedding_scale = 1.0
     }),
@@ -122,6 +122,53 @@ const FEATURES: [(&str, SwitchOff); 38] = [
     ("queries that grow", |spec, _| {
         each_attention(spec, |attention| attention.query_growth = None);
     }),
+    ("norms of values", |spec, _| {
+        each_attention(spec, |attention| attention.value_norm = None);
+    }),
+    ("values that are keys", |spec, weights| {
+        // Other values: the query projection's first rows.
+        for (layer, weights) in spec.layers.iter_mut().zip(&mut weights.layers) {
+            let attention = &mut layer.attention;
+            if std::mem::take(&mut attention.values_are_keys) {
+                let mut values = weights[LayerTensor::Q].clone();
+                values.shape[0] = attention.kv_len();
+                weights.insert(LayerTensor::V, values);
+            }
+        }
+    }),
+    ("keys and values of other layers", |spec, _| {
+        // Those of the first layer with such heads, which is another one.
+        let layers = spec.layers.clone();
+        for layer in &mut spec.layers {
+            if let Some(source) = &mut layer.attention.kv_source {
+                let head_dim = layer.attention.head_dim;
+                let is_like = |other: &LayerSpec| other.attention.head_dim == head_dim;
+                *source = layers.iter().position(is_like).unwrap();
+            }
+        }
+    }),
+    ("inputs of layers", |spec, _| {
+        each_layer(spec, |layer| layer.per_layer = None);
+    }),
+    ("what is looked up for layers", |_, weights| {
+        if let Some(ends) = &mut weights.per_layer {
+            ends.table = changed(&ends.table, |_, _| 0.0);
+        }
+    }),
+    ("what is projected for layers", |_, weights| {
+        if let Some(ends) = &mut weights.per_layer {
+            ends.projection = changed(&ends.projection, |_, _| 0.0);
+        }
+    }),
+    ("the scale of layers", |spec, _| {
+        each_layer(spec, |layer| layer.has_scale = false);
+    }),
+    ("the scales of experts", |spec, _| {
+        each_experts(spec, |experts| experts.has_scales = false);
+    }),
+    ("norms of experts beside an MLP", |spec, _| {
+        each_experts(spec, |experts| experts.own_norms = None);
+    }),
     ("the scaling of RoPE", |spec, _| {
         each_rotary(spec, |rotary| rotary.scaling = RotaryScaling::None);
     }),
@@ -182,7 +229,10 @@ const FEATURES: [(&str, SwitchOff); 38] = [
     (
         "the sum that weights of experts are divided by",
         |spec, _| {
-            each_experts(spec, |experts| experts.normalises = !experts.normalises);
+            each_experts(spec, |experts| {
+                // A norm behind the experts hides the sum.
+                experts.normalises ^= experts.own_norms.is_none();
+            });
         },
     ),
     ("the way in which experts are scored", |spec, _| {
@@ -273,17 +323,20 @@ fn each_vector(
 
 /// Changes the elements of a tensor in f32, by their places.
 fn change(layer: &mut LayerWeights, tensor: LayerTensor, to: impl Fn(usize, f32) -> f32) {
-    let old = &layer[tensor];
+    let new = changed(&layer[tensor], to);
+    layer.insert(tensor, new);
+}
+
+fn changed(old: &Tensor, to: impl Fn(usize, f32) -> f32) -> Tensor {
     let values = old.bytes().as_chunks::<4>().0.iter().enumerate();
     let values = values.map(|(at, &bytes)| to(at, f32::from_le_bytes(bytes)));
     let bytes: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
-    let new = Tensor {
+    Tensor {
         range: 0..bytes.len(),
         storage: Arc::new(Storage::Owned(bytes)),
         dtype: DType::F32,
         shape: old.shape.clone(),
-    };
-    layer.insert(tensor, new);
+    }
 }
 
 #[test]
@@ -328,7 +381,16 @@ fn have_same_elements(a: &DecoderWeights, b: &DecoderWeights) -> bool {
             |((a, x), (b, y)): ((_, &Tensor), (_, &Tensor))| a == b && x.bytes() == y.bytes();
         a.iter().count() == b.iter().count() && a.iter().zip(b.iter()).all(same)
     };
-    a.layers.iter().zip(&b.layers).all(are_same)
+    let ends = |weights: &DecoderWeights| {
+        let ends = weights.per_layer.as_ref();
+        ends.map(|ends| {
+            [
+                ends.table.bytes().to_vec(),
+                ends.projection.bytes().to_vec(),
+            ]
+        })
+    };
+    ends(a) == ends(b) && a.layers.iter().zip(&b.layers).all(are_same)
 }
 
 /// The results of Transformers for the longest prompt.

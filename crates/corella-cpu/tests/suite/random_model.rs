@@ -77,6 +77,7 @@ pub fn random_weights(spec: &DecoderSpec, seed: u64) -> DecoderWeights {
         norm_bias: spec.norm.has_bias().then(|| random.bias(hidden)),
         encoder: Default::default(),
         lm_head: (!spec.tied_embeddings).then(|| random.matrix(&[spec.vocab_size, hidden])),
+        per_layer: None,
         left_out: Vec::new(),
     }
 }

@@ -2,8 +2,8 @@
 
 use corella_model::{
     Activation, AttentionSpec, DecoderSpec, DecoderWeights, ExpertScoring, ExpertSpec, FeedForward,
-    GatedDeltaSpec, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, NormKind, NormSpec, QkNorm,
-    RecurrentSpec, ShortConvolutionSpec, Tensor,
+    GatedDeltaSpec, LayerSpec, LayerTensor, LayerWeights, Mlp, MlpSpec, NormKind, NormSpec,
+    PerLayerSpec, QkNorm, RecurrentSpec, ShortConvolutionSpec, Tensor,
 };
 
 type Row = Vec<f64>;
@@ -30,8 +30,23 @@ pub fn logits(
             add(row, positions.row(position));
         }
     }
-    for (layer, tensors) in spec.layers.iter().zip(&weights.layers) {
-        run_layer(layer, tensors, &mut x, max_context);
+    let inputs = per_layer_inputs(spec, weights, tokens, &x);
+    let mut sides: Vec<Sides> = Vec::new();
+    for (index, (layer, tensors)) in spec.layers.iter().zip(&weights.layers).enumerate() {
+        let shared = layer
+            .attention
+            .kv_source
+            .map(|source| sides[source].clone());
+        sides.push(run_layer(layer, tensors, &mut x, shared, max_context));
+        for (x, inputs) in x.iter_mut().zip(&inputs) {
+            if let Some(spec) = &layer.per_layer {
+                add_per_layer(spec, tensors, &inputs[index * spec.len..], x);
+            }
+        }
+        if layer.has_scale {
+            let scale = values(&tensors[LayerTensor::LayerScale])[0];
+            x.iter_mut().flatten().for_each(|x| *x *= scale);
+        }
     }
     let head = match spec.tied_embeddings {
         true => embed,
@@ -45,7 +60,53 @@ pub fn logits(
     logits.collect()
 }
 
-fn run_layer(spec: &LayerSpec, layer: &LayerWeights, x: &mut [Row], max_context: usize) {
+/// The keys and values of all positions.
+type Sides = [Vec<Row>; 2];
+
+/// The layers' own inputs, those of all layers for each token.
+fn per_layer_inputs(
+    spec: &DecoderSpec,
+    weights: &DecoderWeights,
+    tokens: &[u32],
+    embedded: &[Row],
+) -> Vec<Row> {
+    let (Some(of_layer), Some(weights)) = (spec.per_layer(), &weights.per_layer) else {
+        return Vec::new();
+    };
+    let (table, projection) = (
+        Matrix::new(&weights.table),
+        Matrix::new(&weights.projection),
+    );
+    let rows = tokens.iter().zip(embedded).map(|(&token, x)| {
+        let root = (spec.hidden_size as f64).sqrt();
+        let projected: Row = projection.times(x).iter().map(|x| x / root).collect();
+        let normed = projected.chunks(of_layer.len);
+        let normed = normed.flat_map(|x| norm(of_layer.norm, &x.to_vec(), &weights.norm, None));
+        let root = (of_layer.len as f64).sqrt();
+        let sums = normed.zip(table.row(token as usize));
+        sums.map(|(x, y)| (x + y * root) / 2.0_f64.sqrt()).collect()
+    });
+    rows.collect()
+}
+
+fn add_per_layer(spec: &PerLayerSpec, layer: &LayerWeights, input: &[f64], x: &mut Row) {
+    let gates = dense(layer, LayerTensor::PerLayerGate, x).into_iter();
+    let gated = gates.map(|gate| activation(spec.activation, gate));
+    let gated: Row = gated.zip(input).map(|(gate, x)| gate * x).collect();
+    let out = dense(layer, LayerTensor::PerLayerOutput, &gated);
+    add(
+        x,
+        &norm(spec.norm, &out, &layer[LayerTensor::PerLayerNorm], None),
+    );
+}
+
+fn run_layer(
+    spec: &LayerSpec,
+    layer: &LayerWeights,
+    x: &mut [Row],
+    shared: Option<Sides>,
+    max_context: usize,
+) -> Sides {
     let optional = |spec: Option<NormSpec>, row: &Row, tensor: LayerTensor| match spec {
         Some(spec) => norm(spec, row, &layer[tensor], bias(layer, tensor)),
         None => row.clone(),
@@ -55,10 +116,14 @@ fn run_layer(spec: &LayerSpec, layer: &LayerWeights, x: &mut [Row], max_context:
     let normed = x.iter();
     let normed = normed.map(|row| optional(norms.before, row, LayerTensor::AttentionNorm));
     let normed: Vec<Row> = normed.collect();
-    let attended = match &spec.recurrent {
-        None => attention(&spec.attention, layer, &normed, max_context),
-        Some(RecurrentSpec::GatedDelta(spec)) => gated_delta(spec, layer, &normed),
-        Some(RecurrentSpec::ShortConvolution(spec)) => short_convolution(spec, layer, &normed),
+    let (attended, sides) = match &spec.recurrent {
+        None => attention(&spec.attention, layer, &normed, shared, max_context),
+        Some(RecurrentSpec::GatedDelta(spec)) => {
+            (gated_delta(spec, layer, &normed), Sides::default())
+        }
+        Some(RecurrentSpec::ShortConvolution(spec)) => {
+            (short_convolution(spec, layer, &normed), Sides::default())
+        }
     };
     for (x, row) in x.iter_mut().zip(&attended) {
         let row = optional(norms.after, row, LayerTensor::AttentionOutputNorm);
@@ -72,11 +137,12 @@ fn run_layer(spec: &LayerSpec, layer: &LayerWeights, x: &mut [Row], max_context:
         };
         let row = match &spec.feed_forward {
             FeedForward::Mlp(spec) => mlp(spec, layer, Mlp::Only, &input),
-            FeedForward::Experts(spec) => experts(spec, layer, &input),
+            FeedForward::Experts(spec) => experts(spec, layer, &input, x),
         };
         let row = optional(norms.after, &row, LayerTensor::MlpOutputNorm);
         x.iter_mut().zip(row).for_each(|(x, y)| *x += scale * y);
     }
+    sides
 }
 
 /// The bias of a matrix or a norm.
@@ -94,15 +160,33 @@ fn attention(
     spec: &AttentionSpec,
     layer: &LayerWeights,
     input: &[Row],
+    shared: Option<Sides>,
     max_context: usize,
-) -> Vec<Row> {
+) -> (Vec<Row>, Sides) {
     let project = |matrix| input.iter().map(move |row| dense(layer, matrix, row));
     let mut q: Vec<Row> = project(LayerTensor::Q).collect();
-    let mut k: Vec<Row> = project(LayerTensor::K).collect();
-    let v: Vec<Row> = project(LayerTensor::V).collect();
     let dim = spec.head_dim;
+    let (is_shared, [mut k, mut v]) = match shared {
+        Some(sides) => (true, sides),
+        None => {
+            let values = match spec.values_are_keys {
+                true => LayerTensor::K,
+                false => LayerTensor::V,
+            };
+            let sides = [LayerTensor::K, values].map(|matrix| project(matrix).collect());
+            (false, sides)
+        }
+    };
+    if let Some(norm) = spec.value_norm {
+        for head in v.iter_mut().flat_map(|row| row.chunks_mut(dim)) {
+            let mean = dot(head, head) / dim as f64;
+            let scale = 1.0 / (mean + f64::from(norm.eps)).sqrt();
+            head.iter_mut().for_each(|x| *x *= scale);
+        }
+    }
     let frequencies = spec.rotary.as_ref().map(|r| r.frequencies(max_context));
-    for (rows, weight) in [(&mut q, LayerTensor::QNorm), (&mut k, LayerTensor::KNorm)] {
+    let sides = [(&mut q, LayerTensor::QNorm), (&mut k, LayerTensor::KNorm)];
+    for (rows, weight) in sides.into_iter().take(if is_shared { 1 } else { 2 }) {
         for (position, row) in rows.iter_mut().enumerate() {
             let part_len = match spec.qk_norm {
                 Some(QkNorm::Whole(_)) => row.len(),
@@ -167,7 +251,7 @@ fn attention(
         }
         dense(layer, LayerTensor::O, &attended)
     });
-    rows.collect()
+    (rows.collect(), [k.clone(), v.clone()])
 }
 
 /// A gated delta network, token by token as its definition has it.
@@ -277,8 +361,22 @@ fn mlp(spec: &MlpSpec, layer: &LayerWeights, which: Mlp, input: &Row) -> Row {
     dense(layer, LayerTensor::Down(which), &inner)
 }
 
-fn experts(spec: &ExpertSpec, layer: &LayerWeights, input: &Row) -> Row {
-    let logits = dense(layer, LayerTensor::Router, input);
+/// `residual` is what the feed-forward part is added to.
+fn experts(spec: &ExpertSpec, layer: &LayerWeights, input: &Row, residual: &Row) -> Row {
+    let own_norm = |row: &Row, tensor| match spec.own_norms {
+        Some(spec) => norm(spec, row, &layer[tensor], None),
+        None => row.clone(),
+    };
+    let (of_experts, of_router) = match spec.own_norms {
+        Some(_) => {
+            let root = (input.len() as f64).sqrt();
+            let routed = own_norm(residual, LayerTensor::RouterNorm);
+            let routed = routed.iter().map(|x| x / root).collect();
+            (own_norm(residual, LayerTensor::ExpertNorm), routed)
+        }
+        None => (input.clone(), input.clone()),
+    };
+    let logits = dense(layer, LayerTensor::Router, &of_router);
     let scores: Row = match spec.scoring {
         ExpertScoring::Softmax => softmax(&logits),
         ExpertScoring::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
@@ -295,14 +393,20 @@ fn experts(spec: &ExpertSpec, layer: &LayerWeights, input: &Row) -> Row {
             true => scores[expert] / (sum + f64::from(spec.weight_sum_eps)),
             false => scores[expert],
         };
-        let weight = weight * f64::from(spec.weight_scale);
-        let row = mlp(&spec.expert, layer, Mlp::Expert(expert), input);
+        let scale = match spec.has_scales {
+            true => values(&layer[LayerTensor::ExpertScales])[expert],
+            false => 1.0,
+        };
+        let weight = weight * f64::from(spec.weight_scale) * scale;
+        let row = mlp(&spec.expert, layer, Mlp::Expert(expert), &of_experts);
         out.iter_mut()
             .zip(row)
             .for_each(|(out, y)| *out += weight * y);
     }
+    out = own_norm(&out, LayerTensor::ExpertOutputNorm);
     if let Some(shared) = &spec.shared {
         let row = mlp(&shared.mlp, layer, Mlp::Shared, input);
+        let row = own_norm(&row, LayerTensor::SharedOutputNorm);
         let weight = match shared.is_weighed {
             true => sigmoid(dot(&values(&layer[LayerTensor::SharedWeight]), input)),
             false => 1.0,

@@ -143,6 +143,9 @@ fn load(
         output_bias: false,
         has_sinks: false,
         has_output_gate: false,
+        value_norm: None,
+        values_are_keys: false,
+        kv_source: None,
         is_causal: true,
     };
     let geometry = KvGeometry {

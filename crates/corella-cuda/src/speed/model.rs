@@ -64,6 +64,8 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
         }),
         feed_forward_norms: BranchNorms::before(norm),
         residual_scale: 1.0,
+        per_layer: None,
+        has_scale: false,
         recurrent: None,
         is_parallel: false,
     };
@@ -112,6 +114,7 @@ pub fn random_weights(spec: &DecoderSpec) -> DecoderWeights {
         norm_bias: None,
         encoder: Default::default(),
         lm_head: (!spec.tied_embeddings).then(|| tensor(embed_shape)),
+        per_layer: None,
         left_out: Vec::new(),
     }
 }

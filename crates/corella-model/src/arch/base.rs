@@ -87,6 +87,8 @@ impl Base {
             }),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,
+            per_layer: None,
+            has_scale: false,
             recurrent: None,
             is_parallel: false,
         };
@@ -181,6 +183,8 @@ pub fn experts(
         normalises: true,
         weight_sum_eps: 0.0,
         weight_scale: 1.0,
+        has_scales: false,
+        own_norms: None,
     })
 }
 
@@ -444,7 +448,10 @@ pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), Chec
             const BOTH_WAYS: &str = "use_bidirectional_attention";
             const CAUSAL: &str = "is_causal";
             let is_causal = config.get(CAUSAL).is_none() || config.flag(CAUSAL)?;
-            for (name, refused) in [(BOTH_WAYS, config.flag(BOTH_WAYS)?), (CAUSAL, !is_causal)] {
+            // "vision" is about images.
+            let is_of_images = config.get(BOTH_WAYS).is_some_and(|kind| kind == "vision");
+            let both_ways = !is_of_images && config.flag(BOTH_WAYS)?;
+            for (name, refused) in [(BOTH_WAYS, both_ways), (CAUSAL, !is_causal)] {
                 if refused {
                     let why = "only attention to what comes before is supported";
                     return Err(config.refuse(name, why));

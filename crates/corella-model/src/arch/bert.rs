@@ -179,6 +179,8 @@ pub fn post_norm(
         feed_forward: FeedForward::Mlp(mlp),
         feed_forward_norms: norms,
         residual_scale: 1.0,
+        per_layer: None,
+        has_scale: false,
         recurrent: None,
         is_parallel: false,
     };

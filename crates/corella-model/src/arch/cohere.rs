@@ -68,6 +68,8 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             after: None,
         },
         residual_scale: 1.0,
+        per_layer: None,
+        has_scale: false,
         recurrent: None,
         is_parallel: true,
     };

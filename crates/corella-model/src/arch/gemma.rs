@@ -62,7 +62,7 @@ const FOLDER: Layout = Layout {
     ..Layout::FOLDER
 };
 
-const BASE: Base = Base {
+pub const BASE: Base = Base {
     max_position: 8192,
     head_dim: Some(256),
     is_tied: true,
@@ -72,7 +72,7 @@ const BASE: Base = Base {
 };
 
 const ATTENTION_CAP: Field = Field::new("attn_logit_softcapping", "attn_logit_softcapping");
-const LOGIT_CAP: Field = Field::new("final_logit_softcapping", "final_logit_softcapping");
+pub const LOGIT_CAP: Field = Field::new("final_logit_softcapping", "final_logit_softcapping");
 
 fn gemma2(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = common(fields, &BASE)?;
@@ -140,17 +140,25 @@ fn gemma3(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
 }
 
 fn gemma3_multimodal(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
+    of_text(fields, gemma3)
+}
+
+/// Reads the decoder of a model that has other parts, too.
+pub fn of_text(
+    fields: &dyn Fields,
+    spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
+) -> Result<DecoderSpec, CheckpointError> {
     const FIELD: &str = "text_config";
     let Source::Folder(config) = fields.source() else {
-        return gemma3(fields);
+        return spec(fields);
     };
     match config.try_object(FIELD)? {
-        Some(text) => gemma3(&FolderFields::new(text)),
+        Some(text) => spec(&FolderFields::new(text)),
         None => Err(config.missing(FIELD)),
     }
 }
 
-fn common(fields: &dyn Fields, base: &Base) -> Result<DecoderSpec, CheckpointError> {
+pub fn common(fields: &dyn Fields, base: &Base) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = base.spec(fields)?;
     base::Biases::of_attention(fields)?.set(fields, &mut spec);
     spec.embedding_scale = (spec.hidden_size as f32).sqrt();
@@ -195,7 +203,7 @@ fn set_scale(
 }
 
 /// A soft cap; `null` in config.json means none, and a field that is missing means the default.
-fn soft_cap(
+pub fn soft_cap(
     fields: &dyn Fields,
     field: Field,
     default: Option<f32>,
@@ -210,7 +218,7 @@ fn soft_cap(
     }
 }
 
-fn name(tensor: LayerTensor) -> Stored {
+pub fn name(tensor: LayerTensor) -> Stored {
     Stored::whole(match tensor {
         LayerTensor::AttentionOutputNorm => "post_attention_layernorm",
         LayerTensor::MlpNorm => "pre_feedforward_layernorm",

@@ -20,6 +20,8 @@ pub struct Layout {
     pub segments: &'static str,
     /// The norm of the embeddings, in encoders.
     pub embedding_norm: &'static str,
+    /// Where the layers' own inputs come from: a table, the projection of embeddings and its norm.
+    pub per_layer: [&'static str; 3],
     /// The norm before the head. `{last}` stands for the number of the last layer, where it is the norm
     /// behind that.
     pub norm: &'static str,
@@ -89,6 +91,11 @@ impl Layout {
         positions: "embed_positions",
         segments: "embeddings.token_type_embeddings",
         embedding_norm: "embeddings.LayerNorm",
+        per_layer: [
+            "embed_tokens_per_layer",
+            "per_layer_model_projection",
+            "per_layer_projection_norm",
+        ],
         norm: "norm",
         layers: "layers",
         of_layer: folder_name,
@@ -110,6 +117,11 @@ impl Layout {
         positions: "position_embd",
         segments: "token_types",
         embedding_norm: "token_embd_norm",
+        per_layer: [
+            "per_layer_token_embd",
+            "per_layer_model_proj",
+            "per_layer_proj_norm",
+        ],
         norm: "output_norm",
         layers: "blk",
         of_layer: file_name,

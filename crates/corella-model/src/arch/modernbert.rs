@@ -96,6 +96,8 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             feed_forward: mlp.clone(),
             feed_forward_norms: BranchNorms::before(norm),
             residual_scale: 1.0,
+            per_layer: None,
+            has_scale: false,
             recurrent: None,
             is_parallel: false,
         }

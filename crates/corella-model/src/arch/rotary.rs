@@ -79,6 +79,22 @@ pub fn of_folder(
         }
     };
     let theta = number("rope_theta")?.unwrap_or(defaults.theta);
+    if let Some(scaling) = scaling
+        && scaling.try_text("rope_type")? == Some("proportional")
+    {
+        let part = number(PARTIAL)?.unwrap_or(1.0);
+        if !(0.0..=1.0).contains(&part) {
+            return Err(scaling.refuse(PARTIAL, "must be from 0 to 1"));
+        }
+        return Ok(RotarySpec {
+            scaling: RotaryScaling::Proportional {
+                // Transformers rounds down, too.
+                num_pairs: (part * head_dim as f64 / 2.0) as usize,
+                factor: scaling.try_number("factor")?.unwrap_or(1.0),
+            },
+            ..RotarySpec::plain(theta, head_dim)
+        });
+    }
     let num_dims = match number(PARTIAL)?.unwrap_or(defaults.part) {
         1.0 => head_dim,
         factor => {
@@ -383,6 +399,11 @@ pub fn scaling_config(rotary: &RotarySpec) -> Result<Value, String> {
             "original_max_position_embeddings": original_max_position,
             "attention_factor": attention_factor,
         }),
+        RotaryScaling::Proportional { .. } => {
+            return Err(String::from(
+                "only Gemma 4 rotates some pairs of elements as if it were all",
+            ));
+        }
         RotaryScaling::Divisors(divisors) => {
             let found = find_llama3(rotary.theta, rotary.num_dims, divisors);
             let found = found.ok_or(

@@ -42,6 +42,8 @@ fn a_layer_has_the_tensors_that_its_shape_asks_for() {
         feed_forward_norms: BranchNorms::before(layer_norm),
         recurrent: None,
         residual_scale: 1.0,
+        per_layer: None,
+        has_scale: false,
         is_parallel: false,
     };
     let expected = [
@@ -84,6 +86,8 @@ fn a_layer_has_the_tensors_that_its_shape_asks_for() {
         normalises: true,
         weight_sum_eps: 0.0,
         weight_scale: 1.0,
+        has_scales: false,
+        own_norms: None,
     });
     let expected = [
         "attention_output_norm [6]",
@@ -128,6 +132,8 @@ fn a_short_convolution_takes_the_place_of_attention() {
         feed_forward_norms: BranchNorms::before(norm),
         recurrent: Some(convolution(false)),
         residual_scale: 1.0,
+        per_layer: None,
+        has_scale: false,
         is_parallel: false,
     };
     let plain = [

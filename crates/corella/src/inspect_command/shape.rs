@@ -60,6 +60,9 @@ pub fn attention(layer: &LayerSpec) -> String {
         output_bias,
         has_sinks,
         has_output_gate,
+        value_norm,
+        values_are_keys,
+        kv_source,
         ..
     } = layer.attention;
     let mut text = format!("{num_heads} heads of {head_dim}, {num_kv_heads} KV heads");
@@ -92,6 +95,15 @@ pub fn attention(layer: &LayerSpec) -> String {
     }
     if has_output_gate {
         text += ", gated outputs";
+    }
+    if value_norm.is_some() {
+        text += ", a norm for each value head";
+    }
+    if values_are_keys {
+        text += ", values projected like keys";
+    }
+    if let Some(source) = kv_source {
+        text += &format!(", keys and values of layer {source}");
     }
     text
 }
@@ -138,15 +150,22 @@ pub fn rotary(layer: &LayerSpec) -> String {
             original_max_position,
             ..
         } => format!("LongRoPE beyond {original_max_position}"),
+        RotaryScaling::Proportional { num_pairs, factor } => {
+            format!("{num_pairs} pairs of each head, factor {factor}")
+        }
         RotaryScaling::Divisors(_) => "a divisor for each pair".to_owned(),
     };
     format!("{text}, {scaling}")
 }
 
 pub fn feed_forward(layer: &LayerSpec) -> String {
-    match &layer.feed_forward {
+    let text = match &layer.feed_forward {
         FeedForward::Mlp(spec) => format!("MLP of {}", mlp(spec)),
         FeedForward::Experts(spec) => experts(spec),
+    };
+    match &layer.per_layer {
+        Some(spec) => format!("{text}; an input of {} elements for each layer", spec.len),
+        None => text,
     }
 }
 
@@ -194,6 +213,9 @@ fn experts(spec: &ExpertSpec) -> String {
     };
     let shared = match &spec.shared {
         None => String::new(),
+        Some(shared) if spec.own_norms.is_some() => {
+            format!("; beside them an MLP of {}", mlp(&shared.mlp))
+        }
         Some(shared) => format!("; a shared expert of {}", mlp(&shared.mlp)),
     };
     format!(

@@ -1,0 +1,437 @@
+//! The rows of keys and values in pages, as layers with heads of one shape see them.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use corella_model::{AttentionSpec, DType, ElementOrder, KvFormat, KvLayer, int8_scale};
+use half::{bf16, f16};
+
+use crate::kernels::{KEY_TILE, Kernels, KeyGroup, TileAttention, ValueRun, fetch_line};
+use crate::system::Region;
+
+use super::row_shape::RowShape;
+
+/// What a page holds of each position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Keys,
+    Values,
+}
+
+impl Side {
+    pub const BOTH: [Self; 2] = [Self::Keys, Self::Values];
+}
+
+/// The pages as layers with heads of one shape see them.
+pub struct KvRows {
+    region: Arc<Region>,
+    pub order: ElementOrder,
+    pub format: KvFormat,
+    shape: RowShape,
+    /// Whether a head's part moves on from page to page. Where shapes differ, pages are copied without
+    /// knowing their layers, and all have the same order.
+    moves_on: bool,
+    num_layers: usize,
+    place_bytes: usize,
+    num_pages: usize,
+    num_kv_heads: usize,
+    page_size: usize,
+    head_dim: usize,
+}
+
+/// The memory that a place of a page takes, and how many there are.
+#[derive(Clone, Copy)]
+pub struct PlaceSize {
+    pub num_bytes: usize,
+    pub num_places: usize,
+    pub num_pages: usize,
+    pub page_size: usize,
+}
+
+impl KvRows {
+    /// `moves_on` says whether a head's part has another place from page to page.
+    pub fn new(
+        region: &Arc<Region>,
+        shape: RowShape,
+        moves_on: bool,
+        place: PlaceSize,
+        (format, order): (KvFormat, ElementOrder),
+    ) -> Self {
+        Self {
+            region: Arc::clone(region),
+            order,
+            format,
+            shape,
+            moves_on,
+            num_layers: place.num_places * shape.num_in_place,
+            place_bytes: place.num_bytes,
+            num_pages: place.num_pages,
+            num_kv_heads: shape.num_kv_heads,
+            page_size: place.page_size,
+            head_dim: shape.head_dim,
+        }
+    }
+
+    /// Whether a layer with such attention has these rows.
+    pub fn are_of(&self, attention: &AttentionSpec) -> bool {
+        self.heads() == (attention.num_kv_heads, attention.head_dim)
+    }
+
+    /// The number of heads, and the number of elements of each.
+    pub fn heads(&self) -> (usize, usize) {
+        (self.num_kv_heads, self.head_dim)
+    }
+
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
+    /// The number by which a layer is named here.
+    pub fn layer(&self, layer: KvLayer) -> usize {
+        layer.in_page * self.shape.num_in_place + layer.in_place
+    }
+
+    /// Bytes from one dimension of a key, or one pair of them, to the next.
+    pub fn key_stride(&self) -> usize {
+        match self.order {
+            ElementOrder::Plain => self.page_size * self.format.size(),
+            ElementOrder::Tiles => 2 * self.page_size * self.format.size(),
+            ElementOrder::Rows => self.format.size(),
+        }
+    }
+
+    /// The keys of positions `offset..offset + num_positions` of a page.
+    pub fn keys(&self, at: HeadPage, offset: usize, num_positions: usize) -> KeyGroup {
+        assert!(offset + num_positions <= self.page_size);
+        KeyGroup {
+            keys: self.element(at, self.key_index(0, offset)),
+            num_positions,
+            offset: 0,
+        }
+    }
+
+    /// The values of the same positions.
+    pub fn values(&self, at: HeadPage, offset: usize, num_positions: usize) -> ValueRun {
+        assert!(offset + num_positions <= self.page_size);
+        ValueRun {
+            values: self.element(at, self.value_index(0, offset)),
+            num_positions,
+        }
+    }
+
+    /// In `ElementOrder::Tiles`: dimension 0 of the positions of a tile, from `offset` on.
+    pub fn tile(&self, side: Side, at: HeadPage, offset: usize) -> *const u8 {
+        debug_assert!(self.order == ElementOrder::Tiles && offset.is_multiple_of(KEY_TILE));
+        self.element(
+            at,
+            match side {
+                Side::Keys => self.key_index(0, offset),
+                Side::Values => self.value_index(0, offset),
+            },
+        )
+    }
+
+    /// Multiplies positions of a page, as far as their elements are integers.
+    fn scales(&self, at: HeadPage, side: Side, offset: usize) -> *mut f32 {
+        assert!(self.format == KvFormat::Int8 && offset < self.page_size);
+        let index = side as usize * self.page_size + offset;
+        let part = self.part(at).as_ptr();
+        // SAFETY: behind the elements of the head's part of the page.
+        unsafe { part.add(2 * self.half_len()).cast::<f32>().add(index) }
+    }
+
+    /// Asks memory for those of a tile.
+    pub fn fetch_scales(&self, at: HeadPage, offset: usize) {
+        for side in Side::BOTH {
+            fetch_line(self.scales(at, side, offset).cast());
+        }
+    }
+
+    pub fn copy_scales(&self, at: HeadPage, side: Side, offset: usize, out: &mut [f32]) {
+        assert!(offset + out.len() <= self.page_size);
+        let from = self.scales(at, side, offset).cast::<u8>();
+        let bytes = size_of_val(out);
+        // SAFETY: inside the page, which no one writes during attention; perhaps not aligned.
+        unsafe { std::ptr::copy_nonoverlapping(from, out.as_mut_ptr().cast(), bytes) };
+    }
+
+    /// Rounds keys, or values, of positions from `offset` on to the page; rows are `stride` elements
+    /// apart.
+    ///
+    /// # Safety
+    /// `rows` has `rows.len` rows of `head_dim` elements, and nothing else uses these positions of the
+    /// head meanwhile.
+    pub unsafe fn write(
+        &self,
+        kernels: &Kernels,
+        side: Side,
+        at: HeadPage,
+        offset: usize,
+        rows: Rows,
+    ) {
+        assert!(offset + rows.len <= self.page_size);
+        let is_bf16 = self.format == KvFormat::Float(DType::Bf16);
+        if let Some(tiles) = self.tile_attention(kernels).filter(|_| is_bf16) {
+            for (rows, positions) in rows.by_tile(offset) {
+                let tile = self.tile(side, at, positions.start / KEY_TILE * KEY_TILE);
+                let (store, stride) = match side {
+                    Side::Keys => (tiles.store_keys, self.key_stride()),
+                    Side::Values => (tiles.store_values, self.head_dim * 4),
+                };
+                let first = positions.start % KEY_TILE;
+                let positions = first..first + rows.len;
+                let (from, head_dim) = (rows.first, self.head_dim);
+                // SAFETY: positions of the tile; exclusive by the caller's promise.
+                unsafe {
+                    store(
+                        from,
+                        rows.stride,
+                        positions,
+                        head_dim,
+                        tile.cast_mut(),
+                        stride,
+                    )
+                };
+            }
+            return;
+        }
+        for row in 0..rows.len {
+            // SAFETY: the caller's promise.
+            let values = unsafe { rows.row(row, self.head_dim) };
+            // SAFETY: elements of the position; exclusive by the caller's promise.
+            unsafe { self.write_position(kernels, side, at, offset + row, values) };
+        }
+    }
+
+    /// The kernels of attention through tiles, if these pages hold tiles. Otherwise attention goes
+    /// row by row.
+    pub fn tile_attention<'a>(&self, kernels: &'a Kernels) -> Option<&'a TileAttention> {
+        let tiles = kernels.tile_attention.as_ref();
+        tiles.filter(|_| self.order == ElementOrder::Tiles)
+    }
+
+    /// Element by element.
+    ///
+    /// # Safety
+    /// Nobody else uses the elements meanwhile.
+    unsafe fn write_position(
+        &self,
+        kernels: &Kernels,
+        side: Side,
+        at: HeadPage,
+        offset: usize,
+        values: &[f32],
+    ) {
+        let index = |i: usize| match side {
+            Side::Keys => self.key_index(i, offset),
+            Side::Values => self.value_index(i, offset),
+        };
+        // Indices ascend.
+        let (part, size) = (self.element(at, 0), self.format.size());
+        assert!(values.len() <= self.head_dim && index(self.head_dim - 1) < 2 * self.half_len());
+        // SAFETY: just checked.
+        let element = |i: usize| unsafe { part.add(index(i) * size) };
+        if self.format == KvFormat::Int8 {
+            // SAFETY: elements of the page; exclusive by the caller's promise.
+            let scale = for_each_quantised(kernels, values, |i, value| unsafe {
+                *element(i).cast() = value;
+            });
+            // SAFETY: as above; perhaps not aligned.
+            return unsafe { self.scales(at, side, offset).write_unaligned(scale) };
+        }
+        for (i, &value) in values.iter().enumerate() {
+            let to = element(i);
+            // SAFETY: as above; pages are aligned to their elements.
+            unsafe {
+                match self.format {
+                    KvFormat::Float(DType::F32) => *to.cast::<f32>() = value,
+                    KvFormat::Float(DType::Bf16) => *to.cast::<bf16>() = bf16::from_f32(value),
+                    KvFormat::Float(DType::F16) => *to.cast::<f16>() = f16::from_f32(value),
+                    KvFormat::Int8 => unreachable!("integers need a scale"),
+                }
+            }
+        }
+    }
+
+    /// Copies the first `num_rows` positions of a page, all layers.
+    ///
+    /// # Safety
+    /// Nobody writes the one page meanwhile, and nobody uses the other.
+    pub unsafe fn copy_rows(&self, from: usize, to: usize, num_rows: usize) {
+        assert!(num_rows <= self.page_size);
+        let size = self.format.size();
+        let num_values = match self.order {
+            ElementOrder::Plain | ElementOrder::Rows => num_rows * self.head_dim,
+            ElementOrder::Tiles => num_rows.next_multiple_of(2) * self.head_dim,
+        };
+        for (layer, head) in self.layers_and_heads() {
+            let [from, to] = [from, to].map(|page| HeadPage { layer, page, head });
+            // SAFETY: the first positions of this head; nobody else's by the caller's promise.
+            let copy = |at: usize, len: usize| unsafe {
+                std::ptr::copy(self.element(from, at), self.element(to, at), len * size);
+            };
+            match self.order {
+                ElementOrder::Plain => {
+                    (0..self.head_dim).for_each(|i| copy(self.key_index(i, 0), num_rows));
+                }
+                ElementOrder::Tiles => (0..self.head_dim)
+                    .step_by(2)
+                    .for_each(|i| copy(self.key_index(i, 0), 2 * num_rows)),
+                ElementOrder::Rows => copy(0, num_rows * self.head_dim),
+            }
+            copy(self.value_index(0, 0), num_values);
+            if self.format == KvFormat::Int8 && num_rows > 0 {
+                for side in Side::BOTH {
+                    let [from, to] = [from, to].map(|at| self.scales(at, side, 0).cast::<u8>());
+                    // SAFETY: as above.
+                    unsafe { std::ptr::copy(from, to, num_rows * size_of::<f32>()) };
+                }
+            }
+        }
+    }
+
+    /// Where a page within a layer lies: heads in their order, which begin somewhere in the middle.
+    pub fn native_parts(&self, layer: usize, page: usize) -> [NonNull<[u8]>; 2] {
+        let first = self.place(HeadPage {
+            layer,
+            page,
+            head: 0,
+        });
+        let parts = [
+            (0, self.num_kv_heads - first),
+            (self.num_kv_heads - first, first),
+        ];
+        parts.map(|(head, num_heads)| {
+            // An empty part is nowhere in particular.
+            let head = head % self.num_kv_heads;
+            let part = self.part(HeadPage { layer, page, head });
+            let len = num_heads * self.part_bytes();
+            NonNull::slice_from_raw_parts(part, len)
+        })
+    }
+
+    fn layers_and_heads(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let num_heads = self.num_kv_heads;
+        (0..self.num_layers).flat_map(move |layer| (0..num_heads).map(move |head| (layer, head)))
+    }
+
+    /// Elements of the keys, or the values, of a head in a page.
+    fn half_len(&self) -> usize {
+        self.page_size * self.head_dim
+    }
+
+    /// Where dimension i of a position's key stands in a head's part of a page.
+    fn key_index(&self, i: usize, position: usize) -> usize {
+        self.order
+            .key_index(self.page_size, self.head_dim, i, position)
+    }
+
+    fn value_index(&self, i: usize, position: usize) -> usize {
+        self.half_len() + self.order.value_index(self.head_dim, i, position)
+    }
+
+    fn element(&self, at: HeadPage, index: usize) -> *mut u8 {
+        assert!(index < 2 * self.half_len());
+        // SAFETY: just checked.
+        unsafe { self.part(at).as_ptr().add(index * self.format.size()) }
+    }
+
+    /// A head's part of a page.
+    fn part(&self, at: HeadPage) -> NonNull<u8> {
+        let (num_in_place, part_bytes) = (self.shape.num_in_place, self.part_bytes());
+        let place = at.layer / num_in_place * self.num_pages + at.page;
+        let part = at.layer % num_in_place * self.num_kv_heads + self.place(at);
+        let start = place * self.place_bytes + part * part_bytes;
+        // SAFETY: `place` has checked all indices.
+        unsafe { self.region.start().add(start) }
+    }
+
+    /// Which of a page's parts is the head's.
+    fn place(&self, at: HeadPage) -> usize {
+        assert!(at.layer < self.num_layers && at.page < self.num_pages);
+        assert!(at.head < self.num_kv_heads);
+        match self.moves_on {
+            true => (at.head + at.page) % self.num_kv_heads,
+            false => at.head,
+        }
+    }
+
+    fn part_bytes(&self) -> usize {
+        self.shape.head_bytes(self.page_size, self.format)
+    }
+}
+
+/// Rows of a head, of consecutive positions.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub first: *const f32,
+    /// Elements from row to row.
+    pub stride: usize,
+    pub len: usize,
+}
+
+impl Rows {
+    /// # Safety
+    /// The row has `head_dim` elements, which nobody writes meanwhile.
+    unsafe fn row<'a>(&self, row: usize, head_dim: usize) -> &'a [f32] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.first.add(row * self.stride), head_dim) }
+    }
+
+    /// Those of each tile of positions, and where they are in the page.
+    fn by_tile(self, offset: usize) -> impl Iterator<Item = (Self, Range<usize>)> {
+        let end = offset + self.len;
+        let mut next = offset;
+        std::iter::from_fn(move || {
+            let positions = next..end.min((next / KEY_TILE + 1) * KEY_TILE);
+            next = positions.end;
+            let rows = Self {
+                first: self
+                    .first
+                    .wrapping_add((positions.start - offset) * self.stride),
+                len: positions.len(),
+                ..self
+            };
+            (!positions.is_empty()).then_some((rows, positions))
+        })
+    }
+}
+
+/// One KV head's part of a page.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadPage {
+    /// The number of the layer in the page.
+    pub layer: usize,
+    pub page: usize,
+    pub head: usize,
+}
+
+/// Calls `visit` with each index and value, quantised to ±127 times the largest magnitude; returns
+/// what they are to be multiplied by.
+fn for_each_quantised(kernels: &Kernels, values: &[f32], mut visit: impl FnMut(usize, i8)) -> f32 {
+    const AT_ONCE: usize = 128;
+    // SAFETY: exactly the values.
+    let most = unsafe { (kernels.largest_bits)(values.as_ptr(), values.len()) };
+    let (scale, inverse) = int8_scale(most);
+    let mut quantised = [0; AT_ONCE];
+    for (part, values) in values.chunks(AT_ONCE).enumerate() {
+        // SAFETY: as many elements as there is room for.
+        unsafe {
+            (kernels.quantise)(
+                values.as_ptr(),
+                values.len(),
+                inverse,
+                quantised.as_mut_ptr(),
+            )
+        };
+        for (i, value) in quantised[..values.len()].iter().enumerate() {
+            visit(part * AT_ONCE + i, *value);
+        }
+    }
+    scale
+}
