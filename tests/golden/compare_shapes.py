@@ -181,9 +181,61 @@ def ministral3(generator):
     return settings, False
 
 
+def gemma4(generator):
+    """Returns settings of a model with inputs of layers and shared keys and values, with experts, or with neither."""
+
+    def choice(*values):
+        return values[generator.integers(len(values))]
+
+    num_layers, num_kv_heads, kind = int(generator.integers(2, 8)), choice(1, 2, 4), int(generator.integers(3))
+    num_heads, num_experts = num_kv_heads * choice(1, 2, 4), int(generator.integers(2, 9))
+    types = [choice("sliding_attention", "sliding_attention", "full_attention") for _ in range(num_layers - 1)]
+    # The last layers find one of each type before them.
+    num_shared = int(generator.integers(1, num_layers - 1)) if kind == 0 and num_layers > 2 else 0
+    if num_shared:
+        types[:2] = ["sliding_attention", "full_attention"]
+    settings = make_golden.small(
+        hidden_size=4 * int(generator.integers(3, 13)),
+        intermediate_size=4 * int(generator.integers(1, 13)),
+        head_dim=choice(4, 8, 16, 32),
+        global_head_dim=choice(8, 16, 32, 64),
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        num_global_key_value_heads=choice(1, num_kv_heads),
+        num_hidden_layers=num_layers,
+        layer_types=[*types, "full_attention"],
+        sliding_window=int(generator.integers(1, 40)),
+        attention_k_eq_v=choice(True, False),
+        num_kv_shared_layers=num_shared,
+        use_double_wide_mlp=choice(True, False),
+        hidden_size_per_layer_input=4 * int(generator.integers(1, 6)) if kind == 0 else 0,
+        vocab_size_per_layer_input=VOCAB_SIZE,
+        final_logit_softcapping=choice(None, 5.0, 30.0),
+        attention_bias=choice(True, False),
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": choice(0.25, 0.5, 1.0),
+                "rope_theta": choice(1e4, 1e6),
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": choice(1e3, 1e4)},
+        },
+        tie_word_embeddings=choice(True, False),
+    )
+    if kind == 1:
+        settings |= {
+            "enable_moe_block": True,
+            "num_experts": num_experts,
+            "top_k_experts": int(generator.integers(1, min(4, num_experts) + 1)),
+            "moe_intermediate_size": 4 * int(generator.integers(1, 6)),
+        }
+    return settings, False
+
+
 # By family, its configuration class in Transformers, and what draws settings.
 FAMILIES = {
     "gpt-oss": ("GptOssConfig", gpt_oss),
+    "gemma4": ("Gemma4TextConfig", gemma4),
     "lfm2": ("Lfm2Config", lambda generator: short_convolution(generator, False)),
     "lfm2-moe": ("Lfm2MoeConfig", lambda generator: short_convolution(generator, True)),
     "ministral3": ("Ministral3Config", ministral3),
