@@ -257,7 +257,7 @@ impl KvSize {
         let mut windowed = spec.clone();
         windowed
             .layers
-            .retain(|layer| layer.attention.window.is_some());
+            .retain(|layer| layer.attention.window.is_some() && layer.has_kv());
         Ok(Self {
             format,
             token_bytes: token_bytes(spec),

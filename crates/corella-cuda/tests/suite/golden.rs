@@ -9,8 +9,7 @@ use corella_core::{Pooling, SchedulerConfig};
 use corella_cuda::{CudaConfig, CudaExecutor, CudaFactory, CudaOptions, Element, test_device};
 use corella_model::golden::{Case, Model, Next, PAGE_SIZE, log_softmax, read_cases};
 use corella_model::{
-    Checkpoint, DType, ExecutorFactory, ExecutorPlan, FeedForward, KvFormat, KvGroups, ModelConfig,
-    WeightFormat,
+    Checkpoint, DType, ExecutorFactory, ExecutorPlan, KvFormat, KvGroups, ModelConfig, WeightFormat,
 };
 
 /// The tolerance in f32, relative to the largest magnitude among a position's logits.
@@ -240,19 +239,14 @@ fn model_of(folder: &Path) -> PathBuf {
     if gguf.exists() { gguf } else { folder.into() }
 }
 
-/// The folders of a kind whose models have no experts.
+/// The folders of a kind whose models the executor computes.
 fn dense(kind: &str) -> Vec<PathBuf> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
     let is_dense = |folder: &PathBuf| {
         let checkpoint = Checkpoint::open(model_of(folder)).unwrap();
         let config: &ModelConfig = checkpoint.config();
-        let mut layers = config.spec.layers.iter();
-        // The executor refuses recurrent layers, and queries that grow, by name.
-        layers.all(|layer| {
-            matches!(layer.feed_forward, FeedForward::Mlp(_))
-                && layer.recurrent.is_none()
-                && layer.attention.query_growth.is_none()
-        })
+        // The executor refuses the others by name.
+        corella_cuda::unsupported(&config.spec).is_none()
     };
     let mut folders: Vec<PathBuf> = fs::read_dir(tests.join(kind))
         .unwrap()

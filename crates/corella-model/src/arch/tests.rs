@@ -14,6 +14,7 @@ use crate::{
 };
 
 mod encoder;
+mod gemma4;
 mod ministral3;
 mod recurrent;
 

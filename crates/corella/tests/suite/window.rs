@@ -184,7 +184,14 @@ fn a_prompt_longer_than_its_window_gives_pages_back() {
 /// A prompt is found in the cache as far as all groups have what the next query reads.
 #[test]
 fn prefixes_are_found_with_their_windows() {
-    for model in ["mistral", "gemma2", "gemma3", "mixtral"] {
+    for model in [
+        "mistral",
+        "gemma2",
+        "gemma3",
+        "gemma4",
+        "gemma4-per-layer",
+        "mixtral",
+    ] {
         let setup = Setup::new(model, BF16, 1);
         let engines = [Keeps::Context, Keeps::Windows].map(|keeps| engine(&setup, keeps, 400));
         let first = prompt(2, 101);
@@ -208,6 +215,9 @@ fn preempted_requests_come_back_with_their_windows() {
     for (model, kv_format, num_stages, num_pages) in [
         ("gemma2", BF16, 1, 60),
         ("gemma3", KvFormat::Int8, 1, 90),
+        ("gemma4", KvFormat::Int8, 1, 70),
+        ("gemma4-per-layer", BF16, 1, 70),
+        ("gemma4-experts", F32, 2, 70),
         ("mixtral", F32, 1, 18),
         ("gemma2", F32, 2, 60),
     ] {
@@ -260,6 +270,8 @@ fn spilled_requests_come_back_with_their_windows() {
         ("mistral", BF16, 1, 18),
         ("gemma3", KvFormat::Int8, 1, 90),
         ("gemma3", F32, 2, 90),
+        ("gemma4", KvFormat::Int8, 1, 70),
+        ("gemma4-per-layer", BF16, 1, 70),
     ] {
         let setup = Setup::new(model, kv_format, num_stages);
         let ask = |engine: &Engine, at: u64| submit(engine, prompt(at, 5 + at * 9), at, 60);
