@@ -1,5 +1,6 @@
 //! Both ends of a session and the cache store, one fault at a time, with the exact times of each.
 
+mod block_load;
 mod cache_store;
 mod decode_end;
 mod fixture;
