@@ -102,6 +102,11 @@ impl StateTable {
     pub fn take_snapshots(&mut self, batch: &Batch) {
         for &StateSnapshot { slot, to } in &batch.snapshots {
             assert!(to.0 < self.num_snapshots, "there is no snapshot {to}");
+            let mut restored = batch.started.iter().filter_map(|start| start.snapshot);
+            assert!(
+                !restored.any(|id| id == to),
+                "snapshot {to} is restored and overwritten by one step"
+            );
             let slot = &self.slots[&slot];
             let snapshot = Snapshot {
                 start: slot.start,
