@@ -54,9 +54,10 @@ impl KvMemory {
         let through_tiles = |shape: &RowShape| {
             kernels.attends_through_tiles(shape.head_dim, format, page_size as usize)
         };
-        let order = match shapes.iter().all(through_tiles) {
-            true => ElementOrder::Tiles,
-            false => ElementOrder::Plain,
+        // Rows of several shapes have not been tried on a processor with tiles.
+        let order = match shapes {
+            [shape] if through_tiles(shape) => ElementOrder::Tiles,
+            _ => ElementOrder::Plain,
         };
         Self::new(num_places, shapes, num_pages, page_size, format, order)
     }
