@@ -46,7 +46,7 @@ struct Inputs {
     uint4 ahead[UNIT_BLOCKS];
 
     __device__ __forceinline__ Inputs(const LinearArgs& args, u32 row, u32 unit, u32 t)
-        : first(unit * UNIT + t * CHUNK) {
+        : first(unit * UNIT + (LANES_EXCHANGE ? t % 2 * 8 + t / 2 * 4 : t * CHUNK)) {
 #pragma unroll
         for (u32 tile = 0; tile < COLUMN_TILES; tile++) rows[tile] = input_row(args, row + 8 * tile) + first;
 #pragma unroll
@@ -54,7 +54,21 @@ struct Inputs {
     }
 
     __device__ __forceinline__ uint4 load(const LinearArgs& args, u32 tile, u32 block) const {
+#if LANES_EXCHANGE
+        // What the lane would have after an exchange.
+        const bf16* from = rows[tile] + block * BLOCK;
+        const uint2 low = load_half(from, first + block * BLOCK, args.k);
+        const uint2 high = load_half(from + 16, first + block * BLOCK + 16, args.k);
+        return make_uint4(low.x, low.y, high.x, high.y);
+#else
         return load_elements<false>(rows[tile] + block * BLOCK, first + block * BLOCK, args.k);
+#endif
+    }
+
+    // Half a chunk, zeros beyond the row's end.
+    static __device__ __forceinline__ uint2 load_half(const bf16* from, u32 at, u32 k) {
+        if (!WHOLE_UNITS && at >= k) return make_uint2(0, 0);
+        return *reinterpret_cast<const uint2*>(from);
     }
 
     __device__ __forceinline__ void read_ahead(const LinearArgs& args, u32 block) {
@@ -131,9 +145,14 @@ struct Sums {
             for (u32 tile = 0; tile < COLUMN_TILES; tile++) {
                 x[tile] = Inputs::IS_AHEAD ? inputs.ahead[block] : inputs.load(args, tile, block);
             }
+            uint4 words[2] = {unit.words[0][block / LOAD_BLOCKS], unit.words[1][block / LOAD_BLOCKS]};
+            if (LANES_EXCHANGE) {
+                words[0] = exchange(words[0], threadIdx.x % 4);
+                words[1] = exchange(words[1], threadIdx.x % 4);
+            }
 #pragma unroll
             for (u32 half = 0; half < 2; half++) {
-                const uint4 &low = unit.words[0][block / LOAD_BLOCKS], &high = unit.words[1][block / LOAD_BLOCKS];
+                const uint4 &low = words[0], &high = words[1];
                 const Operand upper = weight_operand(low, block % LOAD_BLOCKS, half);
                 const Operand lower = weight_operand(high, block % LOAD_BLOCKS, half);
                 const u32 a[4] = {upper.low, lower.low, upper.high, lower.high};

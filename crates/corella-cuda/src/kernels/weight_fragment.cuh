@@ -65,6 +65,18 @@ DEVICE u32 word_at(const uint4& words, u32 i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }
 
+// The blocks of floats whose first `mma` takes inputs 0 to 15 and whose second the others, as `wgmma` does
+// (linear_hopper.cu), where LANES_EXCHANGE. Lanes t and t ^ 2 exchange halves: those of the first half of a block get
+// inputs of the first half for what they give of it, and keep inputs 0 to 3 of their own.
+#ifndef LANES_EXCHANGE
+#define LANES_EXCHANGE 0
+#endif
+DEVICE uint4 exchange(const uint4& words, u32 t) {
+    const bool is_first = t < 2;
+    const u32 low = shuffle_xor(is_first ? words.z : words.x, 2), high = shuffle_xor(is_first ? words.w : words.y, 2);
+    return is_first ? make_uint4(words.x, words.y, low, high) : make_uint4(low, high, words.z, words.w);
+}
+
 // What one channel, or one row of inputs, contributes to the operands of one `mma`: four of the lane's
 // inputs.
 struct Operand {
