@@ -16,16 +16,19 @@ pub fn kernels(repository: &Repository, arguments: &[String]) -> Result<(), Stri
 pub fn kernels_12(repository: &Repository) -> Result<(), String> {
     let environment = python::nvrtc_12(repository)?;
     compare(repository, &environment, &[])?;
-    test_host(repository, &environment)
+    test_host(repository, &environment, false)?;
+    test_host(repository, &environment, true)
 }
 
-/// Compares kernels as NVRTC 13 compiles them.
+/// Compares kernels as NVRTC 13 compiles them, and tests the host's side with those for Hopper GPUs.
 pub fn kernels_13(repository: &Repository) -> Result<(), String> {
-    compare(repository, &python::nvrtc_13(repository)?, &[])
+    let environment = python::nvrtc_13(repository)?;
+    compare(repository, &environment, &[])?;
+    test_host(repository, &environment, true)
 }
 
 /// Runs an executor on a driver that computes nothing and checks how it is used.
-fn test_host(repository: &Repository, environment: &Path) -> Result<(), String> {
+fn test_host(repository: &Repository, environment: &Path, uses_wgmma: bool) -> Result<(), String> {
     let folder = repository.target.join("stand-in");
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let mut compile = repository.command(
@@ -51,6 +54,7 @@ fn test_host(repository: &Repository, environment: &Path) -> Result<(), String> 
     command
         .env("VIRTUAL_ENV", environment)
         .env("LD_LIBRARY_PATH", &folder)
+        .env("CORELLA_CUDA_WGMMA", u8::from(uses_wgmma).to_string())
         // What was compiled before tells nothing about compiling.
         .env("XDG_CACHE_HOME", folder.join("cache"));
     let _ = fs::remove_dir_all(folder.join("cache"));

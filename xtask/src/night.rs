@@ -66,7 +66,7 @@ pub const PARTS: [Part; 19] = [
     ),
     part(
         "kernels-13",
-        "kernels for GPUs by NVRTC 13",
+        "kernels for GPUs by NVRTC 13, and the host's side of those for Hopper",
         kernels::kernels_13,
     ),
     part(

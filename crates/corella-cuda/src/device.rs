@@ -19,6 +19,7 @@ mod emulated;
 mod faulty_device;
 mod loaded_kernels;
 mod nvrtc;
+mod tensor_map;
 #[cfg(feature = "emulated-device")]
 mod test_device;
 
@@ -30,6 +31,7 @@ pub use emulated::EmulatedDevice;
 pub use faulty_device::{Fault, FaultyDevice};
 #[cfg(feature = "kernel-table")]
 pub(crate) use nvrtc::Nvrtc;
+pub use tensor_map::{Tensor, TensorDim, TensorMap};
 #[cfg(feature = "emulated-device")]
 pub use test_device::test_device;
 
@@ -59,6 +61,8 @@ pub struct DeviceProperties {
     /// Memory of the device in bytes, in all and free when it was opened.
     pub total_bytes: usize,
     pub free_bytes: usize,
+    /// Whether bf16 weights are multiplied by `wgmma` (`kernels/linear/hopper.rs`).
+    pub uses_wgmma: bool,
 }
 
 /// Work on a stream runs in the order in which it was given; streams run beside each other.
@@ -196,6 +200,26 @@ pub trait Device: Send + Sync + fmt::Debug {
         grid: Grid,
         args: &[u8],
     ) -> Result<(), DeviceError>;
+
+    /// Describes a tensor to kernels that copy boxes of it.
+    fn tensor_map(&self, _: &Tensor) -> Result<TensorMap, DeviceError> {
+        Err(DeviceError("this device has no tensor maps".into()))
+    }
+
+    /// Launches a kernel whose blocks read each other's shared memory, each `cluster_blocks` neighbours.
+    ///
+    /// # Safety
+    /// As for `launch`.
+    unsafe fn launch_clusters(
+        &self,
+        _stream: Stream,
+        _kernel: Kernel,
+        _grid: Grid,
+        _cluster_blocks: u32,
+        _args: &[u8],
+    ) -> Result<(), DeviceError> {
+        Err(DeviceError("this device has no clusters of blocks".into()))
+    }
 
     /// Computes a product on the compute stream by the vendor's library: fast, but the bits of a row
     /// may depend on `m`.

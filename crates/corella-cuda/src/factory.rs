@@ -135,6 +135,7 @@ mod tests {
             max_shared_bytes: 0,
             total_bytes,
             free_bytes,
+            uses_wgmma: false,
         }
     }
 

@@ -37,6 +37,7 @@ pub const INCLUDES: &[(&str, &str)] = &[
         "attention_staging.cuh",
         include_str!("kernels/attention_staging.cuh"),
     ),
+    ("bulk_copy.cuh", include_str!("kernels/bulk_copy.cuh")),
     ("chunk.cuh", include_str!("kernels/chunk.cuh")),
     ("linear_args.cuh", include_str!("kernels/linear_args.cuh")),
     ("sample.cuh", include_str!("kernels/sample.cuh")),
@@ -45,6 +46,7 @@ pub const INCLUDES: &[(&str, &str)] = &[
         "weight_fragment.cuh",
         include_str!("kernels/weight_fragment.cuh"),
     ),
+    ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
 ];
 
 /// The bytes of a kernel's parameters, which have no padding between fields.

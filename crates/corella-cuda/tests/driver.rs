@@ -39,7 +39,8 @@ fn an_executor_uses_the_driver_as_it_must_and_gives_everything_back() {
         ("stand-in 0", 80 << 30)
     );
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
-    for name in ["llama-gqa-tied-bf16", "gemma2"] {
+    let uses_wgmma = std::env::var("CORELLA_CUDA_WGMMA").is_ok_and(|value| value == "1");
+    for name in ["llama-gqa-tied-bf16", "qwen3-gqa-tied-bf16", "gemma2"] {
         let options = CudaOptions {
             memory_utilization: 0.9,
             is_batch_invariant: true,
@@ -48,7 +49,11 @@ fn an_executor_uses_the_driver_as_it_must_and_gives_everything_back() {
         let factory = CudaFactory::open(0, options).unwrap();
         let mut executor = load(&factory, &golden.join(name));
         executor.warm_up().unwrap();
-        let numbers = [c"stand_in_num_launches", c"stand_in_num_graph_launches"];
+        let numbers = [
+            c"stand_in_num_launches",
+            c"stand_in_num_graph_launches",
+            c"stand_in_num_cluster_launches",
+        ];
         let before = numbers.map(told);
         run(executor.as_mut());
         let after = numbers.map(told);
@@ -56,6 +61,9 @@ fn an_executor_uses_the_driver_as_it_must_and_gives_everything_back() {
             after[0] > before[0] && after[1] > before[1],
             "{before:?} {after:?}"
         );
+        // The second batch has 33 rows, one more than narrow kernels take.
+        let takes_clusters = uses_wgmma && name.ends_with("bf16");
+        assert_eq!(after[2] > before[2], takes_clusters, "{name}");
         drop(executor);
         drop(factory);
         assert_eq!(told(c"stand_in_num_live"), 0, "{name}");

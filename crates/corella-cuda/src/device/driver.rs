@@ -5,17 +5,19 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, LockResult, Mutex, OnceLock, PoisonError, RwLock};
 
 use corella_model::DeviceError;
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUlaunchAttributeID as Id};
 
 use super::nvrtc::Nvrtc;
 use super::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
-    SharedDevice, Stream,
+    SharedDevice, Stream, Tensor, TensorMap,
 };
 
 mod calls;
 mod modules;
 mod products;
+mod tensor_maps;
+mod wgmma;
 
 use calls::check;
 use modules::Modules;
@@ -110,6 +112,79 @@ impl GpuDevice {
         }
     }
 
+    /// # Safety
+    /// As for `Device::launch`.
+    unsafe fn launch_kernel(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        grid: Grid,
+        cluster_blocks: Option<u32>,
+        args: &[u8],
+    ) -> Result<(), DeviceError> {
+        self.bind()?;
+        let kernels = self.modules.kernels();
+        let entry = (kernels.get(kernel.0 as usize))
+            .ok_or_else(|| DeviceError(format!("no kernel has number {}", kernel.0)))?;
+        let kernel = entry.loaded(&self.modules)?;
+        if args.len() != kernel.args_bytes || grid.threads > kernel.max_threads {
+            return Err(DeviceError(format!(
+                "kernel {} takes {} bytes of parameters and at most {} threads a block, not {} and {}",
+                entry.name(),
+                kernel.args_bytes,
+                kernel.max_threads,
+                args.len(),
+                grid.threads
+            )));
+        }
+        let [x, y, z] = grid.blocks;
+        let mut parameters = [args.as_ptr().cast_mut().cast::<c_void>()];
+        let mut attributes = [
+            launch_attribute(
+                Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                sys::CUlaunchAttributeValue {
+                    programmaticStreamSerializationAllowed: 1,
+                },
+            ),
+            launch_attribute(
+                Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                sys::CUlaunchAttributeValue {
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 {
+                        x: cluster_blocks.unwrap_or(1),
+                        y: 1,
+                        z: 1,
+                    },
+                },
+            ),
+        ];
+        let first = usize::from(!self.overlaps_kernels);
+        let attributes = &mut attributes[first..1 + usize::from(cluster_blocks.is_some())];
+        let config = sys::CUlaunchConfig {
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: grid.shared_bytes,
+            hStream: self.stream(stream),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: attributes.len() as u32,
+        };
+        let function = kernel.function;
+        let parameters = parameters.as_mut_ptr();
+        // SAFETY: the only parameter has as many bytes as the kernel takes, which the driver copies, and the caller
+        // vouches for what they mean. Every kernel waits for its predecessor (prelude.cuh).
+        let result = unsafe { sys::cuLaunchKernelEx(&config, function, parameters, null_mut()) };
+        match result {
+            sys::CUresult::CUDA_SUCCESS => Ok(()),
+            _ => check(
+                result,
+                &format!("launch kernel {} with {grid:?}", entry.name()),
+            ),
+        }
+    }
+
     fn event(&self, event: Event) -> Result<sys::CUevent, DeviceError> {
         let events = self.events.lock().unwrap();
         let found = events.events.get(event.0 as usize).copied();
@@ -168,6 +243,11 @@ fn can_overlap_kernels(device: sys::CUdevice, driver_version: i32) -> Result<boo
     Ok(major >= 9 && driver_version >= 12030)
 }
 
+fn launch_attribute(id: Id, value: sys::CUlaunchAttributeValue) -> sys::CUlaunchAttribute {
+    let pad = [0; 4];
+    sys::CUlaunchAttribute { id, pad, value }
+}
+
 /// All but the sizes of its memory.
 fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, DeviceError> {
     let attribute = |attribute| {
@@ -192,9 +272,11 @@ fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, 
     let num_multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
     let max_shared_bytes =
         attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+    let architecture = nvrtc.architecture((major, minor))?;
     Ok(DeviceProperties {
         name,
-        architecture: nvrtc.architecture((major, minor))?,
+        uses_wgmma: wgmma::is_asked_for()? && architecture == wgmma::ARCHITECTURE,
+        architecture,
         num_multiprocessors: num_multiprocessors as usize,
         max_shared_bytes: max_shared_bytes as usize,
         total_bytes: 0,
@@ -270,54 +352,24 @@ impl Device for GpuDevice {
         grid: Grid,
         args: &[u8],
     ) -> Result<(), DeviceError> {
-        self.bind()?;
-        let kernels = self.modules.kernels();
-        let entry = (kernels.get(kernel.0 as usize))
-            .ok_or_else(|| DeviceError(format!("no kernel has number {}", kernel.0)))?;
-        let kernel = entry.loaded(&self.modules)?;
-        if args.len() != kernel.args_bytes || grid.threads > kernel.max_threads {
-            return Err(DeviceError(format!(
-                "kernel {} takes {} bytes of parameters and at most {} threads a block, not {} and {}",
-                entry.name(),
-                kernel.args_bytes,
-                kernel.max_threads,
-                args.len(),
-                grid.threads
-            )));
-        }
-        let [x, y, z] = grid.blocks;
-        let mut parameters = [args.as_ptr().cast_mut().cast::<c_void>()];
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue {
-                programmaticStreamSerializationAllowed: 1,
-            },
-        };
-        let config = sys::CUlaunchConfig {
-            gridDimX: x,
-            gridDimY: y,
-            gridDimZ: z,
-            blockDimX: grid.threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: grid.shared_bytes,
-            hStream: self.stream(stream),
-            attrs: &mut attribute,
-            numAttrs: u32::from(self.overlaps_kernels),
-        };
-        let function = kernel.function;
-        let parameters = parameters.as_mut_ptr();
-        // SAFETY: the only parameter has as many bytes as the kernel takes, which the driver copies, and the caller
-        // vouches for what they mean. Every kernel waits for its predecessor (prelude.cuh).
-        let result = unsafe { sys::cuLaunchKernelEx(&config, function, parameters, null_mut()) };
-        match result {
-            sys::CUresult::CUDA_SUCCESS => Ok(()),
-            _ => check(
-                result,
-                &format!("launch kernel {} with {grid:?}", entry.name()),
-            ),
-        }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_kernel(stream, kernel, grid, None, args) }
+    }
+
+    fn tensor_map(&self, tensor: &Tensor) -> Result<TensorMap, DeviceError> {
+        tensor_maps::encode(tensor)
+    }
+
+    unsafe fn launch_clusters(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        grid: Grid,
+        cluster_blocks: u32,
+        args: &[u8],
+    ) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_kernel(stream, kernel, grid, Some(cluster_blocks), args) }
     }
 
     unsafe fn multiply(&self, product: &Product) -> Result<(), DeviceError> {

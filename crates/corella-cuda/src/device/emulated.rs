@@ -83,6 +83,7 @@ impl EmulatedDevice {
                 max_shared_bytes: MAX_SHARED_BYTES,
                 total_bytes: TOTAL_BYTES,
                 free_bytes: TOTAL_BYTES,
+                uses_wgmma: false,
             },
             memory: Mutex::default(),
             functions: Mutex::default(),

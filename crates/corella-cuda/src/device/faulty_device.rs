@@ -8,7 +8,7 @@ use corella_model::DeviceError;
 
 use super::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
-    SharedDevice, Stream, test_device,
+    SharedDevice, Stream, Tensor, TensorMap, test_device,
 };
 
 /// What fails from now on.
@@ -40,6 +40,13 @@ impl FaultyDevice {
 
     pub fn set(&self, fault: Fault) {
         *self.fault.lock().unwrap() = Some(fault);
+    }
+
+    fn fail_launch(&self, stream: Stream) -> Result<(), DeviceError> {
+        let captures = self.captures.load(Ordering::Relaxed);
+        let is_met =
+            |fault| fault == Fault::Launches(stream) || fault == Fault::Captures && captures;
+        self.fail_if(is_met, "the launch was refused")
     }
 
     fn fail_if(&self, is_met: impl Fn(Fault) -> bool, error: &str) -> Result<(), DeviceError> {
@@ -84,12 +91,29 @@ impl Device for FaultyDevice {
         grid: Grid,
         args: &[u8],
     ) -> Result<(), DeviceError> {
-        let captures = self.captures.load(Ordering::Relaxed);
-        let is_met =
-            |fault| fault == Fault::Launches(stream) || fault == Fault::Captures && captures;
-        self.fail_if(is_met, "the launch was refused")?;
+        self.fail_launch(stream)?;
         // SAFETY: the caller's promise.
         unsafe { self.device.launch(stream, kernel, grid, args) }
+    }
+
+    fn tensor_map(&self, tensor: &Tensor) -> Result<TensorMap, DeviceError> {
+        self.device.tensor_map(tensor)
+    }
+
+    unsafe fn launch_clusters(
+        &self,
+        stream: Stream,
+        kernel: Kernel,
+        grid: Grid,
+        cluster_blocks: u32,
+        args: &[u8],
+    ) -> Result<(), DeviceError> {
+        self.fail_launch(stream)?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.device
+                .launch_clusters(stream, kernel, grid, cluster_blocks, args)
+        }
     }
 
     unsafe fn multiply(&self, product: &Product) -> Result<(), DeviceError> {

@@ -9,15 +9,17 @@ use corella_model::DeviceError;
 use super::model_shape;
 use crate::device::{
     Device, DevicePointer, DeviceProperties, Event, Graph, Grid, Kernel, ModuleSource, Product,
-    SharedDevice, Stream,
+    SharedDevice, Stream, Tensor, TensorMap,
 };
 
 #[derive(Debug)]
 pub struct RecordingDevice {
     properties: DeviceProperties,
-    /// In the order in which they were asked for first.
-    modules: Mutex<(HashSet<ModuleSource>, Vec<RecordedModule>)>,
+    modules: Mutex<Modules>,
 }
+
+/// In the order in which they were asked for first.
+type Modules = (HashSet<ModuleSource>, Vec<RecordedModule>);
 
 /// A module, and the kernels of it that were asked for.
 #[derive(Clone, Debug)]
@@ -35,20 +37,30 @@ impl RecordingDevice {
             "sm_90a" => (132, 227 << 10),
             _ => (148, 227 << 10),
         };
-        let recorder = Arc::new(Self {
-            properties: DeviceProperties {
-                name: "a device that runs nothing".into(),
-                architecture: architecture.into(),
-                num_multiprocessors,
-                max_shared_bytes,
-                total_bytes: 80 << 30,
-                free_bytes: 80 << 30,
-            },
-            modules: Mutex::default(),
-        });
-        let device: SharedDevice = recorder.clone();
-        model_shape::load_all(&device)?;
-        Ok(recorder.modules.lock().unwrap().1.clone())
+        let mut modules = Modules::default();
+        // On Hopper, operators choose between two kernels.
+        let choices = match architecture {
+            "sm_90a" => &[false, true][..],
+            _ => &[false],
+        };
+        for &uses_wgmma in choices {
+            let recorder = Arc::new(Self {
+                properties: DeviceProperties {
+                    name: "a device that runs nothing".into(),
+                    architecture: architecture.into(),
+                    num_multiprocessors,
+                    max_shared_bytes,
+                    total_bytes: 80 << 30,
+                    free_bytes: 80 << 30,
+                    uses_wgmma,
+                },
+                modules: Mutex::new(modules),
+            });
+            let device: SharedDevice = recorder.clone();
+            model_shape::load_all(&device)?;
+            modules = std::mem::take(&mut *recorder.modules.lock().unwrap());
+        }
+        Ok(modules.1)
     }
 }
 
@@ -88,6 +100,11 @@ impl Device for RecordingDevice {
 
     unsafe fn launch(&self, _: Stream, _: Kernel, _: Grid, _: &[u8]) -> Result<(), DeviceError> {
         refused()
+    }
+
+    /// Kernels that only compile read none.
+    fn tensor_map(&self, _: &Tensor) -> Result<TensorMap, DeviceError> {
+        Ok(TensorMap::default())
     }
 
     unsafe fn multiply(&self, _: &Product) -> Result<(), DeviceError> {

@@ -12,8 +12,11 @@ use super::activation::activation_macro;
 use super::packed_weight::{UNIT, WeightLayout};
 use super::{args_bytes, element_macro};
 
+mod hopper;
 #[cfg(all(test, feature = "emulated-device"))]
 mod tests;
+
+use hopper::HopperKernels;
 
 /// The weights of a linear layer on the device. `packed_weight.rs` has the layouts.
 #[derive(Clone, Copy, Debug)]
@@ -68,9 +71,18 @@ enum Kernels {
     Tiled {
         /// For each of `NARROW_ROWS`.
         narrow: [Kernel; NARROW_ROWS.len()],
+        many: ManyRows,
+    },
+}
+
+/// For more rows than those of `NARROW_ROWS`.
+#[derive(Clone, Copy, Debug)]
+enum ManyRows {
+    Wide {
         small: WideKernel,
         large: WideKernel,
     },
+    Hopper(HopperKernels),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +144,8 @@ impl Linear {
         weights: LinearWeights,
         element: Element,
     ) -> Result<Self, DeviceError> {
-        Self::load_kernels(device, weights, element, None)
+        let uses_wgmma = hopper::takes(device.properties(), &weights, element);
+        Self::load_kernels(device, weights, element, None, uses_wgmma)
     }
 
     /// The same for a layer whose first half of outputs, activated, is multiplied by the second half: outputs are
@@ -153,7 +166,8 @@ impl Linear {
                 2 * GATE_RUN
             )));
         }
-        Self::load_kernels(device, weights, element, Some(activation))
+        let uses_wgmma = hopper::takes(device.properties(), &weights, element);
+        Self::load_kernels(device, weights, element, Some(activation), uses_wgmma)
     }
 
     /// Whether `load_gated` takes as many channels.
@@ -166,63 +180,26 @@ impl Linear {
         weights: LinearWeights,
         element: Element,
         gate: Option<Activation>,
+        uses_wgmma: bool,
     ) -> Result<Self, DeviceError> {
-        let mut shape = shape_macros(&weights, element);
-        shape.push(("GATED", u32::from(gate.is_some()).to_string()));
-        shape.extend(gate.map(|gate| ("ACTIVATION", activation_macro(gate))));
-        let load = |name, text, kernel, defines: &[(&'static str, String)]| {
-            let source = ModuleSource {
-                name,
-                text,
-                defines: [&shape, defines].concat(),
-            };
-            Ok::<_, DeviceError>(device.load(&source, &[kernel])?[0])
+        let loader = KernelLoader::new(device, &weights, element, gate);
+        let kernels = match element {
+            Element::F32 => Kernels::Exact(loader.exact()?),
+            Element::Bf16 => Kernels::Tiled {
+                narrow: loader.narrow(uses_wgmma)?,
+                many: match uses_wgmma {
+                    true => ManyRows::Hopper(loader.hopper(&weights, gate.is_some())?),
+                    false => loader.wide(weights.layout)?,
+                },
+            },
         };
-        let wide = |tile: WideTile| {
-            let kernel = load(
-                "linear_wide.cu",
-                include_str!("linear_wide.cu"),
-                "linear_wide",
-                &[
-                    ("CHANNEL_TILE", tile.channels.to_string()),
-                    ("ROW_TILE", tile.rows.to_string()),
-                    ("NUM_STAGES", tile.num_stages.to_string()),
-                ],
-            )?;
-            Ok::<_, DeviceError>(WideKernel { kernel, tile })
-        };
-        let narrow = |num_rows: usize| {
-            load(
-                "linear_narrow.cu",
-                include_str!("linear_narrow.cu"),
-                "linear_narrow",
-                &[("COLUMN_TILES", (num_rows / 8).to_string())],
-            )
-        };
-        let exact = || {
-            let text = include_str!("linear_exact.cu");
-            load("linear_exact.cu", text, "linear_exact", &[])
-        };
-        let finish = include_str!("linear_finish.cu");
-        let max_shared_bytes = device.properties().max_shared_bytes;
         Ok(Self {
             weights,
             is_gated: gate.is_some(),
             num_splits: num_splits(weights.n, weights.k),
             num_multiprocessors: device.properties().num_multiprocessors,
-            kernels: match element {
-                Element::F32 => Kernels::Exact(exact()?),
-                Element::Bf16 => Kernels::Tiled {
-                    narrow: [
-                        narrow(NARROW_ROWS[0])?,
-                        narrow(NARROW_ROWS[1])?,
-                        narrow(NARROW_ROWS[2])?,
-                    ],
-                    small: wide(small_tile(weights.layout))?,
-                    large: wide(large_tile(weights.layout, max_shared_bytes))?,
-                },
-            },
-            finish: load("linear_finish.cu", finish, "linear_finish", &[])?,
+            kernels,
+            finish: loader.finish()?,
         })
     }
 
@@ -232,7 +209,11 @@ impl Linear {
 
     /// The memory that a launch needs as scratch for any number of rows up to `max_rows`.
     pub fn scratch_bytes(&self, max_rows: usize) -> usize {
-        let Kernels::Tiled { small, .. } = &self.kernels else {
+        let Kernels::Tiled {
+            many: ManyRows::Wide { small, .. },
+            ..
+        } = &self.kernels
+        else {
             return 0;
         };
         // Only few tiles are divided, and more rows in the same tiles need more memory.
@@ -262,8 +243,17 @@ impl Linear {
         if num_rows == 0 {
             return Ok(());
         }
-        let (kernel, grid, num_parts) = self.plan(num_rows);
         let mut args = self.args(input, num_rows, self.num_splits, output, scratch);
+        if let Kernels::Tiled {
+            many: ManyRows::Hopper(hopper),
+            ..
+        } = &self.kernels
+            && num_rows > NARROW_ROWS[2]
+        {
+            // SAFETY: the caller's promise.
+            return unsafe { hopper.launch(device, args, self.num_multiprocessors) };
+        }
+        let (kernel, grid, num_parts) = self.plan(num_rows);
         args.num_parts = num_parts as u32;
         // SAFETY: these are the kernel's parameters; the caller promises the rest.
         unsafe { device.launch(Stream::Compute, kernel, grid, args_bytes(&args))? };
@@ -303,17 +293,16 @@ impl Linear {
                 let grid = grid(blocks, threads, words * size_of::<f32>());
                 (*kernel, grid, 1)
             }
-            Kernels::Tiled {
-                narrow,
-                small,
-                large,
-            } => {
+            Kernels::Tiled { narrow, many } => {
                 if let Some(kind) = NARROW_ROWS.iter().position(|&rows| num_rows <= rows) {
                     let blocks = [n.div_ceil(NARROW_CHANNELS), 1, 1];
                     let words = splits * NARROW_ROWS[kind] * NARROW_STRIDE;
                     let shared_bytes = words * size_of::<f32>();
                     return (narrow[kind], grid(blocks, threads, shared_bytes), 1);
                 }
+                let ManyRows::Wide { small, large } = many else {
+                    unreachable!("Hopper's kernels have plans of their own");
+                };
                 // A block that is alone on its multiprocessor still multiplies faster than small tiles do; rows that a
                 // small tile has room for would leave half of a large one empty.
                 let num_large = large.tile.count(num_rows, n);
@@ -397,6 +386,95 @@ impl Linear {
             zero: 0,
             padding: 0,
         }
+    }
+}
+
+/// Loads the kernels of a layer.
+struct KernelLoader<'a> {
+    device: &'a SharedDevice,
+    /// The macros that all of them have.
+    shape: Vec<(&'static str, String)>,
+}
+
+impl<'a> KernelLoader<'a> {
+    fn new(
+        device: &'a SharedDevice,
+        weights: &LinearWeights,
+        element: Element,
+        gate: Option<Activation>,
+    ) -> Self {
+        let mut shape = shape_macros(weights, element);
+        shape.push(("GATED", u32::from(gate.is_some()).to_string()));
+        shape.extend(gate.map(|gate| ("ACTIVATION", activation_macro(gate))));
+        Self { device, shape }
+    }
+
+    fn load(
+        &self,
+        name: &'static str,
+        text: &'static str,
+        kernel: &str,
+        defines: &[(&'static str, String)],
+    ) -> Result<Kernel, DeviceError> {
+        let source = ModuleSource {
+            name,
+            text,
+            defines: [&self.shape, defines].concat(),
+        };
+        Ok(self.device.load(&source, &[kernel])?[0])
+    }
+
+    fn exact(&self) -> Result<Kernel, DeviceError> {
+        let text = include_str!("linear_exact.cu");
+        self.load("linear_exact.cu", text, "linear_exact", &[])
+    }
+
+    fn finish(&self) -> Result<Kernel, DeviceError> {
+        let text = include_str!("linear_finish.cu");
+        self.load("linear_finish.cu", text, "linear_finish", &[])
+    }
+
+    /// `lanes_exchange` gives products the inputs that `wgmma` gives them.
+    fn narrow(&self, lanes_exchange: bool) -> Result<[Kernel; NARROW_ROWS.len()], DeviceError> {
+        let load = |num_rows: usize| {
+            let mut defines = vec![("COLUMN_TILES", (num_rows / 8).to_string())];
+            if lanes_exchange {
+                defines.push(("LANES_EXCHANGE", "1".into()));
+            }
+            let text = include_str!("linear_narrow.cu");
+            self.load("linear_narrow.cu", text, "linear_narrow", &defines)
+        };
+        let [few, more, most] = NARROW_ROWS;
+        Ok([load(few)?, load(more)?, load(most)?])
+    }
+
+    fn wide(&self, layout: WeightLayout) -> Result<ManyRows, DeviceError> {
+        let load = |tile: WideTile| {
+            let defines = [
+                ("CHANNEL_TILE", tile.channels.to_string()),
+                ("ROW_TILE", tile.rows.to_string()),
+                ("NUM_STAGES", tile.num_stages.to_string()),
+            ];
+            let text = include_str!("linear_wide.cu");
+            let kernel = self.load("linear_wide.cu", text, "linear_wide", &defines)?;
+            Ok::<_, DeviceError>(WideKernel { kernel, tile })
+        };
+        let max_shared_bytes = self.device.properties().max_shared_bytes;
+        Ok(ManyRows::Wide {
+            small: load(small_tile(layout))?,
+            large: load(large_tile(layout, max_shared_bytes))?,
+        })
+    }
+
+    fn hopper(
+        &self,
+        weights: &LinearWeights,
+        is_gated: bool,
+    ) -> Result<HopperKernels, DeviceError> {
+        HopperKernels::load(self.device, weights, is_gated, |defines| {
+            let text = include_str!("linear_hopper.cu");
+            self.load("linear_hopper.cu", text, "linear_hopper", defines)
+        })
     }
 }
 

@@ -17,12 +17,14 @@ struct Object {
     // Memory, or the object that a function belongs to.
     char* base;
     size_t len;
+    // The parameter of this function begins with tensor maps.
+    int takes_maps;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct Object* objects;
 static int num_contexts;
-static long num_launches, num_graph_launches;
+static long num_launches, num_cluster_launches, num_graph_launches;
 static size_t allocated;
 static void* capturing;
 static __thread void* current;
@@ -34,7 +36,7 @@ static char the_context;
 
 static struct Object* add(enum Kind kind, void* base, size_t len) {
     struct Object* object = calloc(1, sizeof *object);
-    *object = (struct Object){NULL, kind, base, len};
+    *object = (struct Object){NULL, kind, base, len, 0};
     pthread_mutex_lock(&lock);
     object->next = objects;
     objects = object;
@@ -81,6 +83,7 @@ long stand_in_num_live(void) {
     return num;
 }
 long stand_in_num_launches(void) { return num_launches; }
+long stand_in_num_cluster_launches(void) { return num_cluster_launches; }
 long stand_in_num_graph_launches(void) { return num_graph_launches; }
 
 Result cuInit(unsigned flags) { return flags; }
@@ -219,7 +222,9 @@ Result cuModuleUnload(void* module) {
 Result cuModuleGetFunction(void** function, void* module, const char* name) {
     IN_CONTEXT;
     REQUIRE(lives(module, MODULE) && *name);
-    return *function = add(FUNCTION, module, 0), 0;
+    struct Object* added = add(FUNCTION, module, 0);
+    added->takes_maps = !strcmp(name, "linear_hopper");
+    return *function = added, 0;
 }
 Result cuFuncGetAttribute(int* value, int attribute, void* function) {
     REQUIRE(lives(function, FUNCTION));
@@ -236,10 +241,43 @@ Result cuFuncSetAttribute(void* function, int attribute, int value) {
     ((struct Object*)function)->len = value;
     return 0;
 }
+// What kernels copy boxes of: bf16 with rows of 128 swizzled bytes.
+struct TensorMap {
+    Address mark, address, len, pad[13];
+};
+static const Address MAP_MARK = 0x70616d2d726f736e;
+
+Result cuTensorMapEncodeTiled(struct TensorMap* map, int type, unsigned rank, Address address, const Address* lens,
+                              const Address* strides, const unsigned* box, const unsigned* steps, int interleave,
+                              int swizzle, int promotion, int fill) {
+    REQUIRE((Address)map % 64 == 0 && type == 9 && rank >= 2 && rank <= 5 && address % 16 == 0);
+    REQUIRE(interleave == 0 && swizzle == 3 && promotion >= 0 && promotion <= 3 && fill == 0);
+    REQUIRE(box[0] * 2 == 128 && steps[0] == 1);
+    Address len = lens[0] * 2;
+    for (unsigned i = 0; i < rank; i++) {
+        REQUIRE(lens[i] > 0 && lens[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256 && steps[i] == 1);
+        if (i == 0) continue;
+        REQUIRE(strides[i - 1] % 16 == 0 && strides[i - 1] < 1ull << 40 && strides[i - 1] >= lens[0] * 2);
+        len += (lens[i] - 1) * strides[i - 1];
+    }
+    REQUIRE(memory_at(address, len));
+    return *map = (struct TensorMap){.mark = MAP_MARK, .address = address, .len = len}, 0;
+}
+
+enum { CLUSTER = 4, STREAM_SERIALIZATION = 6, MAX_CLUSTER = 8 };
+struct LaunchAttribute {
+    int id;
+    char pad[4];
+    union {
+        int value;
+        unsigned blocks[3];
+        char space[64];
+    };
+};
 struct LaunchConfig {
     unsigned x, y, z, threads, threads_y, threads_z, shared_bytes;
     void* stream;
-    struct { int id; char pad[4]; union { int value; char space[64]; }; }* attributes;
+    struct LaunchAttribute* attributes;
     unsigned num_attributes;
 };
 
@@ -252,9 +290,27 @@ Result cuLaunchKernelEx(const struct LaunchConfig* launch, void* function, void*
     REQUIRE(launch->threads > 0 && launch->threads <= 1024 && launch->threads % 32 == 0);
     REQUIRE(launch->threads_y == 1 && launch->threads_z == 1);
     REQUIRE(launch->shared_bytes <= kernel->len && parameters && parameters[0] && !more);
-    // Programmatic stream serialisation is the only attribute.
-    REQUIRE(launch->num_attributes <= 1);
-    if (launch->num_attributes) REQUIRE(launch->attributes[0].id == 6 && launch->attributes[0].value == 1);
+    int is_cluster = 0;
+    for (unsigned i = 0; i < launch->num_attributes; i++) {
+        const struct LaunchAttribute* attribute = &launch->attributes[i];
+        switch (attribute->id) {
+            case STREAM_SERIALIZATION: REQUIRE(attribute->value == 1); break;
+            case CLUSTER:
+                REQUIRE(attribute->blocks[0] > 0 && attribute->blocks[0] <= MAX_CLUSTER);
+                REQUIRE(attribute->blocks[1] == 1 && attribute->blocks[2] == 1);
+                REQUIRE(launch->x % attribute->blocks[0] == 0);
+                is_cluster = 1;
+                break;
+            default: FAIL("attribute %d", attribute->id);
+        }
+    }
+    REQUIRE(is_cluster == kernel->takes_maps);
+    if (kernel->takes_maps) {
+        const struct TensorMap* maps = parameters[0];
+        REQUIRE((Address)maps % 64 == 0);
+        for (int i = 0; i < 2; i++) REQUIRE(maps[i].mark == MAP_MARK && memory_at(maps[i].address, maps[i].len));
+        __atomic_add_fetch(&num_cluster_launches, 1, __ATOMIC_RELAXED);
+    }
     return __atomic_add_fetch(&num_launches, 1, __ATOMIC_RELAXED), 0;
 }
 

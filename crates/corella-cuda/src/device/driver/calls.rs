@@ -50,6 +50,9 @@ const FUNCTIONS: [&str; 37] = [
 /// Also called, when a device is closed or a capture ends.
 const MORE_FUNCTIONS: [&str; 3] = ["cuModuleUnload", "cuStreamDestroy_v2", "cuStreamEndCapture"];
 
+/// CUDA 12.0 has it, too; a driver that is older is told by its version first.
+const FUNCTIONS_OF_12: [&str; 1] = ["cuTensorMapEncodeTiled"];
+
 /// CUDA 12.0, whose machine code the driver must load.
 const OLDEST_VERSION: i32 = 12000;
 
@@ -70,6 +73,7 @@ pub fn load() -> Result<i32, DeviceError> {
             version % 1000 / 10
         )));
     }
+    dynamic_library::DRIVER.load(&FUNCTIONS_OF_12)?;
     Ok(version)
 }
 

@@ -9,6 +9,8 @@ use crate::kernels::test_memory::{
     Random, device, download, download_as, is_near, rounded, upload, upload_as,
 };
 
+mod hopper;
+
 const INT8: WeightLayout = WeightLayout::Int8Channels;
 
 fn int8_groups(group_len: usize) -> WeightLayout {
