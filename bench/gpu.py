@@ -5,10 +5,11 @@
     python3 bench/gpu.py --pack target/gpu/pack.tar.xz --results FOLDER   # on the machine with the GPU
 
 The first makes the pack, which has all binaries. Each stage writes one file into the folder, whose last line says
-whether it passed. A stage that has passed is not run again, and none starts that may take longer than the time that
-is left, so that the command can be repeated, with the files of the call before in the folder (or in another one, by
---before), until all stages are done. Nothing is fetched. Needs Python 3.10; what speed is compared with, the driver's
-packages apart, needs PyTorch, Transformers, numpy and tokenizers.
+whether it passed. Stages that end in -wgmma run with CORELLA_CUDA_WGMMA=1. A stage that has passed is not run again,
+and none starts that may take longer than the time that is left, so that the command can be repeated, with the files of
+the call before in the folder (or in another one, by --before), until all stages are done. Nothing is fetched. Needs
+Python 3.10; what speed is compared with, the driver's packages apart, needs PyTorch, Transformers, numpy and
+tokenizers.
 """
 
 import argparse
@@ -34,11 +35,13 @@ PASSED, FAILED = "passed", "FAILED"
 class Run:
     """One stage's output file, and the commands that write to it."""
 
-    def __init__(self, arguments, path, deadline):
+    def __init__(self, arguments, path, deadline, environment):
         self.pack = unpacked(arguments.pack.resolve())
         self.models = arguments.models.resolve()
+        self.results = path.parent
         self.file = path.open("w")
         self.deadline = deadline
+        self.environment = environment
 
     def say(self, line=""):
         print(line, flush=True)
@@ -53,7 +56,7 @@ class Run:
                 [str(word) for word in words],
                 cwd=ROOT,
                 # The libraries of CUDA that PyTorch brought are looked for there.
-                env={"VIRTUAL_ENV": sys.prefix, **os.environ, **dict(environment)},
+                env={"VIRTUAL_ENV": sys.prefix, **os.environ, **self.environment, **dict(environment)},
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
@@ -143,6 +146,12 @@ for n in (4096, 8192):
     x, y = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     print(f"bf16 product of {n}: {2 * n**3 / timed(lambda: x @ y) / 1e12:.0f} TFLOP/s")
 """
+
+
+def hopper(run):
+    """Hopper's matrix kernel, variants of it and the other kernels: bits, then times."""
+    words = ["bash", "bench/cuda/hopper/run.sh", run.pack / "hopper", run.results / "hopper"]
+    return run.command(*words)
 
 
 # A fault of a device may fail every test.
@@ -236,7 +245,25 @@ def by_kernel(output):
 
 def speed(run):
     """Decode steps and prompts of Qwen3-0.6B and Llama-3-8B with random weights, beside copies and products."""
-    return run.command(run.pack / "speed")
+    passed = run.command(run.pack / "speed")
+    before = run.results / "speed.txt"
+    if run.environment and before.exists():
+        run.say("\nwithout and with wgmma, in ms")
+        was, now = (milliseconds(text) for text in (before.read_text(), run.output))
+        for work in [work for work in now if work in was]:
+            run.say(f"{', '.join(work)}: {was[work]} {now[work]}")
+    return passed
+
+
+def milliseconds(output):
+    """What `speed` says about each piece of work that it names by a model, products, kind, batch and tokens."""
+    times, model = {}, ""
+    for line in output.splitlines():
+        if match := re.match(r"(\S+, .+), ready in ", line):
+            model = match[1]
+        elif match := re.match(r"(prefill|decode) (\d+) (\d+) ([\d.]+) ", line):
+            times[model, match[1], match[2], match[3]] = match[4]
+    return times
 
 
 def start(run):
@@ -325,19 +352,28 @@ for batch in (1, 8):
     print(f"static cache, batch {batch}, context 1024: {(long - short) / 64 * 1e3:.3f} ms a token", flush=True)
 """
 
-# What each takes at most, in seconds.
+# Asks for Hopper's matrix kernel, which is off by default.
+WGMMA = {"CORELLA_CUDA_WGMMA": "1"}
+
+# By name: what is run, the seconds that it takes at most, and in which environment.
 STAGES = {
-    machine: 60,
-    kernels: 120,
-    conformance: 120,
-    goldens: 120,
-    greedy: 60,
-    serving: 60,
-    speed: 90,
-    profile: 120,
-    start: 60,
-    scheduling: 100,
-    transformers: 240,
+    "machine": (machine, 60, {}),
+    "hopper": (hopper, 130, {}),
+    "kernels": (kernels, 120, {}),
+    "kernels-wgmma": (kernels, 120, WGMMA),
+    "speed": (speed, 90, {}),
+    "speed-wgmma": (speed, 90, WGMMA),
+    "conformance-wgmma": (conformance, 120, WGMMA),
+    "goldens-wgmma": (goldens, 120, WGMMA),
+    "greedy-wgmma": (greedy, 60, WGMMA),
+    "conformance": (conformance, 120, {}),
+    "goldens": (goldens, 120, {}),
+    "greedy": (greedy, 60, {}),
+    "serving": (serving, 60, {}),
+    "profile": (profile, 120, {}),
+    "start": (start, 60, {}),
+    "scheduling": (scheduling, 100, {}),
+    "transformers": (transformers, 240, {}),
 }
 
 
@@ -348,9 +384,9 @@ def main():
     parser.add_argument("--before", type=Path, help="folder with the files of the call before")
     parser.add_argument("--models", type=Path, default=Path("/tmp/corella-models"), help="folder for models")
     parser.add_argument("--seconds", type=float, default=570, help="time for all stages of this call")
-    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(s.__name__ for s in STAGES)}")
+    parser.add_argument("stages", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}")
     arguments = parser.parse_args()
-    unknown = set(arguments.stages) - {stage.__name__ for stage in STAGES}
+    unknown = set(arguments.stages) - set(STAGES)
     if unknown:
         parser.error(f"there is no stage {', '.join(sorted(unknown))}")
     deadline = time.monotonic() + arguments.seconds
@@ -360,8 +396,7 @@ def main():
         for file in arguments.before.glob("*.txt"):
             shutil.copy(file, arguments.results)
     outcomes = {}
-    for stage, seconds in STAGES.items():
-        name = stage.__name__
+    for name, (stage, seconds, environment) in STAGES.items():
         if arguments.stages and name not in arguments.stages:
             continue
         path = arguments.results / f"{name}.txt"
@@ -372,7 +407,7 @@ def main():
             outcomes[name] = "not run: too little time is left"
             continue
         print(f"==> {name}", flush=True)
-        run = Run(arguments, path, min(deadline, time.monotonic() + seconds))
+        run = Run(arguments, path, min(deadline, time.monotonic() + seconds), environment)
         begin = time.monotonic()
         outcome = PASSED if stage(run) else FAILED
         run.say(f"\n{name}: {time.monotonic() - begin:.0f} s")
@@ -380,7 +415,7 @@ def main():
         run.file.close()
         outcomes[name] = outcome
     for name, outcome in outcomes.items():
-        print(f"{name:<14}{outcome}")
+        print(f"{name:<18}{outcome}")
     if all(outcome.startswith("passed") for outcome in outcomes.values()):
         print("all stages are done")
         return 0

@@ -1,10 +1,11 @@
-//! What is run on a machine with a GPU, which may have nothing of Rust and no network: test binaries and the release
-//! binary are packed here, and `bench/gpu.py` runs them there.
+//! What is run on a machine with a GPU, which may have nothing of Rust and no network: test binaries, the release binary
+//! and the kernels of `bench/cuda/hopper` are packed here, and `bench/gpu.py` runs them there.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::python;
 use crate::repository::{Repository, output, run};
 
 /// What a machine takes of a tree at once: the repository's files and the pack.
@@ -57,6 +58,7 @@ fn pack(repository: &Repository) -> Result<PathBuf, String> {
             "symbols could not be left out; install binutils",
         )?;
     }
+    compile_hopper(repository, &binaries_folder.join("hopper"))?;
     // Tests find their data by the path at which they were compiled.
     let root = repository.root.display().to_string();
     fs::write(binaries_folder.join("root"), root).map_err(|error| at(&folder, error))?;
@@ -78,6 +80,15 @@ fn pack(repository: &Repository) -> Result<PathBuf, String> {
         ));
     }
     Ok(pack)
+}
+
+/// What checks and measures Hopper's matrix kernel by itself.
+fn compile_hopper(repository: &Repository, folder: &Path) -> Result<(), String> {
+    let environment = python::nvrtc_12(repository)?;
+    let build = "bench/cuda/hopper/build.py";
+    let mut command = repository.command("python3".as_ref(), &[build, "--nvrtc"]);
+    command.arg(environment).arg("--out").arg(folder);
+    run(&mut command, "Hopper's kernels do not compile, above")
 }
 
 fn mebibytes(num_bytes: u64) -> String {
