@@ -14,6 +14,12 @@ fn first_seeds_break_no_rule() {
     assert_eq!(totals.missing(), [""; 0], "{totals:?}");
 }
 
+/// The pages that the only running prompt needs next, behind a window, are a fetch's. It waits for them.
+#[test]
+fn a_prompt_waits_for_the_pages_of_a_fetch_that_is_given_up() {
+    simulate_fleet(&FleetLoad::from_seed(7638), 7638).unwrap();
+}
+
 /// A failing seed is worth something only when it fails again.
 #[test]
 fn a_seed_plays_the_same_run_again() {

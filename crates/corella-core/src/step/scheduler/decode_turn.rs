@@ -68,12 +68,7 @@ impl Scheduler {
                 return true;
             }
             plan.is_short_of_pages = true;
-            if self.running.num_leaving() > 0 || self.spills.is_storing() {
-                // Pages will be free when a step returns or a copy ends, so nobody else needs to be
-                // preempted.
-                return false;
-            }
-            if self.give_up_fetch() || self.give_up_hold() {
+            if self.frees_pages_soon() {
                 return false;
             }
             let victim = self
@@ -81,14 +76,10 @@ impl Scheduler {
                 .last()
                 .expect("a running request asks for a page, but the running set is empty");
             if victim == index && self.running.len() == 1 {
-                if let Some(arrived) = self.receipts.last_arrived() {
-                    self.preempt(arrived);
+                if self.preempt_arrived() {
                     continue;
                 }
-                if !self.inflight.is_empty() || self.waits_for_kv() {
-                    // A page that a step in flight copies from is locked until that step returns,
-                    // and pages that other nodes read or write until they have stopped.
-                    self.holds.end_leases(u64::MAX);
+                if self.waits_for_locked_pages() {
                     return false;
                 }
                 let num_pages = self.config.num_pages;
@@ -103,5 +94,31 @@ impl Scheduler {
                 return false;
             }
         }
+    }
+
+    /// Whether pages will be free without a preemption: a step returns, a copy ends, or a fetch or a hold that is given up
+    /// for them lets go of its own.
+    pub(super) fn frees_pages_soon(&mut self) -> bool {
+        let is_leaving = self.running.num_leaving() > 0 || self.spills.is_storing();
+        is_leaving || self.give_up_fetch() || self.give_up_hold()
+    }
+
+    /// Preempts the last request whose KV has arrived and that has no slot yet, if there is one.
+    pub(super) fn preempt_arrived(&mut self) -> bool {
+        let arrived = self.receipts.last_arrived();
+        if let Some(arrived) = arrived {
+            self.preempt(arrived);
+        }
+        arrived.is_some()
+    }
+
+    /// Whether the only running request has to wait for locked pages. A page that a step in flight copies from is locked
+    /// until that step returns, and pages that other nodes read or write until they have stopped.
+    pub(super) fn waits_for_locked_pages(&mut self) -> bool {
+        let waits = !self.inflight.is_empty() || self.waits_for_kv();
+        if waits {
+            self.holds.end_leases(u64::MAX);
+        }
+        waits
     }
 }

@@ -144,19 +144,34 @@ impl Scheduler {
         for page in removed.pages {
             undefined.is_undefined[page.0 as usize] = true;
         }
-        // Most often, the request's own path is the only one.
         let mut num_left = removed.num_ends - self.set_back_fetches(before);
-        let own = core::iter::once(index);
-        for index in own.chain(self.requests.indices().collect::<Vec<_>>()) {
-            if num_left == 0 {
-                break;
-            }
-            if self.requests[index].set_back_path(&mut self.kv, before, num_blocks) {
-                undefined.requests.insert(index);
-                num_left -= 1;
+        // Most often, the request's own path is the only one, and a list of all requests would make a failed step
+        // of many quadratic.
+        num_left -= self.set_back(index, before, num_blocks, undefined);
+        if num_left > 0 {
+            for index in self.requests.indices().collect::<Vec<_>>() {
+                num_left -= self.set_back(index, before, num_blocks, undefined);
+                if num_left == 0 {
+                    break;
+                }
             }
         }
         self.kv.move_end(before, None);
+    }
+
+    /// Ends a request's path behind a block, if it leads further. Returns how many paths that were.
+    fn set_back(
+        &mut self,
+        index: RequestIndex,
+        before: Option<BlockId>,
+        num_blocks: u32,
+        undefined: &mut Undefined,
+    ) -> u32 {
+        let is_set_back = self.requests[index].set_back_path(&mut self.kv, before, num_blocks);
+        if is_set_back {
+            undefined.requests.insert(index);
+        }
+        u32::from(is_set_back)
     }
 
     /// Ends the holds of blocks that have turned out to be undefined, so that no load of them is complete.

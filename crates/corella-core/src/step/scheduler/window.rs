@@ -58,20 +58,26 @@ impl Scheduler {
         if !is_stuck || self.running.prefilling().is_empty() {
             return false;
         }
-        match *self.running.as_slice() {
-            [] => false,
-            [index] => {
-                let num_pages = self.config.num_pages;
-                let error = RequestError::PoolExhausted { num_pages };
-                self.finish(index, FinishReason::Error(error), None);
-                false
-            }
-            [.., last] => {
-                self.preempt(last);
-                self.raise_share();
-                true
-            }
+        if self.frees_pages_soon() {
+            return false;
         }
+        if self.running.len() > 1 {
+            let last = self.running.last().expect("a request runs");
+            self.preempt(last);
+            self.raise_share();
+            return true;
+        }
+        if self.preempt_arrived() {
+            return true;
+        }
+        if !self.waits_for_locked_pages()
+            && let Some(index) = self.running.last()
+        {
+            let num_pages = self.config.num_pages;
+            let error = RequestError::PoolExhausted { num_pages };
+            self.finish(index, FinishReason::Error(error), None);
+        }
+        false
     }
 
     /// Gives back the pages that no coming query of a running request reads.
