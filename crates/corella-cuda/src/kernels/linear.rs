@@ -76,13 +76,13 @@ enum Kernels {
 }
 
 /// For more rows than those of `NARROW_ROWS`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum ManyRows {
     Wide {
         small: WideKernel,
         large: WideKernel,
     },
-    Hopper(HopperKernels),
+    Hopper(Box<HopperKernels>),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -188,7 +188,7 @@ impl Linear {
             Element::Bf16 => Kernels::Tiled {
                 narrow: loader.narrow(uses_wgmma)?,
                 many: match uses_wgmma {
-                    true => ManyRows::Hopper(loader.hopper(&weights, gate.is_some())?),
+                    true => ManyRows::Hopper(Box::new(loader.hopper(&weights, gate.is_some())?)),
                     false => loader.wide(weights.layout)?,
                 },
             },
