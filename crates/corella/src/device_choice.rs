@@ -163,7 +163,7 @@ mod tests {
     fn a_model_runs_on_a_gpu_in_the_formats_that_the_gpu_takes() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden");
         let spec = |name: &str| {
-            Checkpoint::open(&folder.join(name))
+            Checkpoint::open(folder.join(name))
                 .unwrap()
                 .config()
                 .spec
