@@ -2,13 +2,12 @@
 //!
 //! ```text
 //! hold ──▶ Live ──until_us, or given up, or undefined──▶ Ended
-//!            └──────── nobody reads the pages ── release ──┘
+//!            └────── its readers have stopped ── release ──┘
 //! ```
 //!
-//! A hold locks the pages that a query behind its last block reads. Only a load keeps one, until a time that is fixed
-//! when it begins. A hold that ends early or late is told to the driver, and its pages stay locked until the driver
-//! says that nobody in this process reads them. Another node that reads them by itself cannot be stopped, so a load
-//! counts as complete only if its hold is live when all has been read.
+//! A hold locks the pages that a query behind its last block reads. It belongs to one load and ends at a fixed time. The
+//! driver hears of its end, stops the readers in this process, and releases the pages. A node that reads this one's memory
+//! directly cannot be stopped, so a load is complete only if its hold is still live after the last read.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -24,8 +23,8 @@ pub struct BlockList {
     pub namespace: Namespace,
     /// A part of a block at the end is left out.
     pub tokens: Vec<TokenId>,
-    /// One for each block. They say that both nodes mean the same model, KV format and page size. What the blocks hold is
-    /// told by their tokens alone.
+    /// One for each block. Equal hashes mean the same model, KV format and page size; only the tokens identify a block's
+    /// content.
     pub hashes: Vec<PageHash>,
 }
 
@@ -134,7 +133,7 @@ impl BlockHolds {
         id
     }
 
-    /// The pages of a hold that nobody reads any more, and whether it has lived until `now_us`.
+    /// Removes a hold whose readers have stopped. Returns its pages, and whether it was live until `now_us`.
     pub fn remove(&mut self, id: HoldId, now_us: u64) -> Option<(Vec<PageId>, bool)> {
         let hold = self.by_id.remove(&id)?;
         self.by_end.remove(&(hold.until_us, id));

@@ -4,8 +4,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 
 use crate::{Incarnation, NodeId, PageHash};
 
-/// Maps the last block of sequences to the node that has them. The sequence that was noted or asked for longest ago is
-/// forgotten first. What it says is a hint: the node itself says what it still has.
+/// Maps the last block of sequences to the node that has them. Forgets the least recently
+/// used sequence first. An entry is a hint: a lookup tells which blocks the node still has.
 #[derive(Debug)]
 pub struct BlockSourceMap {
     max_len: usize,

@@ -1,6 +1,6 @@
 //! Compute or fetch: how many of a request's blocks are worth fetching.
 
-/// What is known of a request and of the node that has its blocks. All of it is measured.
+/// The measured costs of computing a request's blocks and of fetching them from a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchCost {
     /// The number of blocks of the prompt that are not here.

@@ -12,8 +12,8 @@ use crate::{
     PageId,
 };
 
-/// Asks nodes for blocks, has the scheduler reserve pages for what they have, and publishes what has landed and was
-/// confirmed.
+/// Loads blocks from another node: looks them up, reserves pages, and publishes each block when its rows have landed and
+/// the source has confirmed its hold.
 ///
 /// ```text
 /// start ─▶ LookingUp ── Found ─▶ Reserving ── grant ─▶ Loading ── Complete of all ─▶ done

@@ -3,8 +3,8 @@
 //! A driver calls [`look_up_blocks`](Scheduler::look_up_blocks) for a node that asks, which keeps nothing. For a load it
 //! calls [`hold_blocks`](Scheduler::hold_blocks), stops the readers of holds that
 //! [`poll_ended_hold`](Scheduler::poll_ended_hold) names, and says with
-//! [`release_blocks`](Scheduler::release_blocks) that nobody in this process reads the pages. The load is complete only
-//! if that says that the hold has lived.
+//! [`release_blocks`](Scheduler::release_blocks) that these readers have stopped. The load is complete only if the hold
+//! was live until then.
 
 use alloc::vec::Vec;
 
@@ -78,8 +78,8 @@ impl Scheduler {
         self.kv.settled_path(&list.namespace, tokens, last_returned)
     }
 
-    /// Reports that nobody in this process reads a hold's pages any more, and releases them. Returns whether the hold has
-    /// lived until `now_us`, or `None` if there is no such hold.
+    /// Releases the pages of a hold whose readers in this process have stopped. Returns whether the hold was live until
+    /// `now_us`, or `None` for an unknown hold.
     pub fn release_blocks(&mut self, id: HoldId, now_us: u64) -> Option<bool> {
         let (pages, has_lived) = self.holds.of_blocks_mut().remove(id, now_us)?;
         self.kv.unlock_all(pages);
