@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::Sender;
 
-use crate::engine::Command;
+use crate::command::Command;
 
 /// Wakes the loop. Rings that come before the loop looks count as one.
 #[derive(Clone)]

@@ -9,28 +9,29 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use corella_core::{
-    ConfigError, FinishReason, KvEvent, KvFact, LatencyObjectives, Namespace, PinError, Request,
-    RequestId, Reservation, SamplingParams, Scheduler, SchedulerConfig, Speculation,
-    StoppingCriteria, TokenId,
+    ConfigError, FinishReason, LatencyObjectives, Namespace, Request, RequestId, SamplingParams,
+    Scheduler, SchedulerConfig, Speculation, StoppingCriteria, TokenId,
 };
 use corella_model::{Adapters, Executor, ExecutorError, KvPages};
 use crossbeam_channel::Sender;
 
 use crate::adapter::AdapterIndex;
+use crate::block_desk::BlockDesk;
+use crate::block_exchange::{BlockExchange, BlockFacts};
+use crate::command::Command;
 use crate::doorbell::{CommandSender, doorbell};
 use crate::drafter::{DraftModel, Drafter};
 use crate::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
 use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
-use crate::engine_watch::{EngineWatch, WatchEnd, watch};
+use crate::engine_watch::{EngineWatch, watch};
 use crate::feed::{Feed, subscription};
-use crate::kv_exchange::{KvCommand, KvEventStream, KvExchange, KvFacts, Receipt};
+use crate::kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
 use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
 use crate::step_log::StepLog;
 use crate::submission::Submission;
-use crate::token_constraint::TokenConstraint;
-use crate::token_stream::{StreamEvent, StreamSender, TokenStream, token_stream};
+use crate::token_stream::{StreamEvent, TokenStream, token_stream};
 use crate::watchdog::Watchdog;
 
 #[derive(Clone, Debug)]
@@ -182,6 +183,7 @@ impl Engine {
             doorbell: doorbell_ear,
             kv_events: Feed::default(),
             kv_facts: Feed::default(),
+            blocks: BlockDesk::default(),
             spill_thread,
             masks,
             unsampled: None,
@@ -295,6 +297,22 @@ impl Engine {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands.send(Command::SubscribeKvFacts(subscriber));
         KvFacts(facts)
+    }
+
+    /// The way to hold blocks for other nodes and to fetch blocks from them.
+    pub fn block_exchange(&self) -> BlockExchange {
+        BlockExchange {
+            commands: self.commands.clone(),
+            shared: self.shared.clone(),
+        }
+    }
+
+    /// What the driver of loads has to stop. There is one reader: the facts of the one before end. While there is none,
+    /// blocks are let go of as soon as their hold ends.
+    pub fn subscribe_block_facts(&self) -> BlockFacts {
+        let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
+        self.commands.send(Command::SubscribeBlockFacts(subscriber));
+        BlockFacts(facts)
     }
 
     /// Checks a submission and counts its choices as live. The first one's request.
@@ -496,38 +514,6 @@ pub enum Entry {
     Accepted,
 }
 
-/// A command of a caller to the loop.
-pub(crate) enum Command {
-    Add {
-        requests: Vec<Request>,
-        senders: Vec<StreamSender>,
-        constraint: Option<Arc<dyn TokenConstraint>>,
-        is_accepted: bool,
-    },
-    /// Its pages are to be filled within `timeout`.
-    Reserve {
-        request: Box<Request>,
-        timeout: Duration,
-        sender: StreamSender,
-        constraint: Option<Arc<dyn TokenConstraint>>,
-        reservation: Arc<OnceLock<Reservation>>,
-    },
-    Abort(RequestId),
-    Kv(KvCommand),
-    SubscribeKvFacts(Sender<KvFact>),
-    PinPrefix {
-        tokens: Vec<TokenId>,
-        reply: Sender<Result<usize, PinError>>,
-    },
-    SubscribeKvEvents {
-        salt: u64,
-        subscriber: Sender<KvEvent>,
-    },
-    ResetPrefixCache(Sender<Result<(), ResetError>>),
-    Watch(WatchEnd),
-    Stop,
-}
-
 /// State that callers and the loop share. It is locked once for each request and each step, not for
 /// each token.
 pub(crate) struct Shared {
@@ -550,6 +536,10 @@ pub(crate) struct Inner {
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn limits(&self) -> &SchedulerConfig {
+        &self.limits
     }
 
     /// Time since the engine started.

@@ -13,9 +13,11 @@ use corella_core::{
 use corella_model::{Executor, ExecutorError};
 use crossbeam_channel::{Receiver, TryRecvError};
 
+use crate::block_desk::BlockDesk;
+use crate::command::Command;
 use crate::doorbell::DoorbellEar;
 use crate::drafter::Drafter;
-use crate::engine::{Command, Shared};
+use crate::engine::Shared;
 use crate::engine_error::ResetError;
 use crate::engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS};
 use crate::engine_watch::WatchEnd;
@@ -40,6 +42,7 @@ pub(crate) struct EngineLoop {
     pub(crate) doorbell: DoorbellEar,
     pub(crate) kv_events: Feed<KvEvent>,
     pub(crate) kv_facts: Feed<KvFact>,
+    pub(crate) blocks: BlockDesk,
     /// `None` if no request may keep its KV in host memory.
     pub(crate) spill_thread: Option<SpillThread>,
     pub(crate) masks: MaskTable,
@@ -123,6 +126,8 @@ impl EngineLoop {
     /// computed meanwhile, and the next one is planned when it has them.
     fn drive_step(&mut self) -> Result<(), Stopped> {
         if self.masks.is_awaiting() {
+            // Deadlines do not wait for masks.
+            self.scheduler.note_time(self.shared.now_us());
             return Ok(());
         }
         self.draft();
@@ -206,6 +211,7 @@ impl EngineLoop {
             }
         }
         let scheduler = &mut self.scheduler;
+        self.blocks.forward(scheduler, self.shared.now_us());
         if self.kv_events.forward(|| scheduler.poll_kv_event()) {
             scheduler.unwatch_kv();
         }
@@ -368,6 +374,16 @@ impl EngineLoop {
             }
             Command::Kv(command) => self.handle_kv(command),
             Command::SubscribeKvFacts(subscriber) => self.kv_facts.subscribe(subscriber),
+            Command::Block(command) => {
+                let now_us = self.shared.now_us();
+                self.blocks.carry_out(command, &mut self.scheduler, now_us);
+                self.check_invariants();
+            }
+            Command::SubscribeBlockFacts(subscriber) => {
+                let now_us = self.shared.now_us();
+                self.blocks
+                    .subscribe(subscriber, &mut self.scheduler, now_us);
+            }
             Command::Abort(id) => {
                 // The request is unknown if it has just ended.
                 self.scheduler.abort_request(id);

@@ -1,14 +1,22 @@
 //! Passes news from the scheduler to a subscriber, as fast as the subscriber takes it.
 
+use std::sync::{Arc, Weak};
+
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
 use crate::doorbell::Doorbell;
 
 /// One subscriber. What it has no room for waits in the scheduler, which has a bound of its own.
 pub(crate) struct Feed<T> {
-    subscriber: Option<Sender<T>>,
+    subscriber: Option<Subscriber<T>>,
     /// The next news, while the subscriber has no room for it.
     held: Option<T>,
+}
+
+/// The feed's end of a subscription.
+pub(crate) struct Subscriber<T> {
+    news: Sender<T>,
+    reader: Weak<()>,
 }
 
 /// The subscriber's end. Wakes the loop when it makes room where there was none, and when it is
@@ -16,16 +24,27 @@ pub(crate) struct Feed<T> {
 pub(crate) struct FeedReader<T> {
     news: Receiver<T>,
     max_unread: usize,
+    /// Gone with the reader, before the doorbell rings.
+    _is_read: Arc<()>,
     doorbell: Doorbell,
 }
 
 /// Makes the channel of a new subscription. At most `max_unread` news wait in it; more wait in the
 /// scheduler, which has a limit of its own.
-pub(crate) fn subscription<T>(max_unread: usize, doorbell: Doorbell) -> (Sender<T>, FeedReader<T>) {
-    let (subscriber, news) = bounded(max_unread);
+pub(crate) fn subscription<T>(
+    max_unread: usize,
+    doorbell: Doorbell,
+) -> (Subscriber<T>, FeedReader<T>) {
+    let (sender, news) = bounded(max_unread);
+    let is_read = Arc::new(());
+    let subscriber = Subscriber {
+        news: sender,
+        reader: Arc::downgrade(&is_read),
+    };
     let reader = FeedReader {
         news,
         max_unread,
+        _is_read: is_read,
         doorbell,
     };
     (subscriber, reader)
@@ -66,7 +85,7 @@ impl<T> Default for Feed<T> {
 
 impl<T> Feed<T> {
     /// Replaces the earlier subscriber, if there is one.
-    pub(crate) fn subscribe(&mut self, subscriber: Sender<T>) {
+    pub(crate) fn subscribe(&mut self, subscriber: Subscriber<T>) {
         self.subscriber = Some(subscriber);
         self.held = None;
     }
@@ -81,8 +100,12 @@ impl<T> Feed<T> {
         let Some(subscriber) = &self.subscriber else {
             return false;
         };
+        if subscriber.reader.strong_count() == 0 {
+            self.subscriber = None;
+            return true;
+        }
         while let Some(news) = self.held.take().or_else(&mut poll) {
-            match subscriber.try_send(news) {
+            match subscriber.news.try_send(news) {
                 Ok(()) => {}
                 Err(TrySendError::Full(news)) => {
                     self.held = Some(news);

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use corella_core::{KvEvent, KvFact, LostKv, RequestId, Reservation, TokenId};
 
+use crate::command::Command;
 use crate::doorbell::CommandSender;
-use crate::engine::Command;
 use crate::feed::FeedReader;
 use crate::token_stream::TokenStream;
 

@@ -2,6 +2,10 @@
 //! no text, no HTTP.
 
 mod adapter;
+mod answer;
+mod block_desk;
+mod block_exchange;
+mod command;
 mod doorbell;
 mod drafter;
 mod engine;
@@ -26,6 +30,7 @@ mod trace;
 mod watchdog;
 
 pub use adapter::{AdapterIndex, LoadedAdapter};
+pub use block_exchange::{BlockExchange, BlockFact, BlockFacts};
 pub use drafter::DraftModel;
 pub use engine::{Engine, EngineConfig, EngineState, Entry};
 pub use engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};

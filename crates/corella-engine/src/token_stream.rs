@@ -8,8 +8,9 @@ use std::thread::{self, Thread};
 use corella_core::{AdmissionError, FinishReason, Request, RequestError, RequestId, RequestOutput};
 
 use crate::adapter::LoadedAdapter;
+use crate::command::Command;
 use crate::doorbell::CommandSender;
-use crate::engine::{Command, Shared};
+use crate::engine::Shared;
 
 /// The events of one request. Dropping the stream aborts the request.
 pub struct TokenStream {

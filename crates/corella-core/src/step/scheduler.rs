@@ -255,11 +255,7 @@ impl Scheduler {
     /// waiting requests, and finally drafts. Returns `None`
     /// when there is nothing to do, or when `max_inflight_steps` steps have not returned yet.
     pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
-        self.pace.set_now(now_us);
-        self.end_late_receipts();
-        self.holds.end_leases(now_us);
-        self.holds.of_blocks_mut().end_late(now_us);
-        self.end_late_fetches();
+        self.note_time(now_us);
         if self.inflight.len() >= self.config.max_inflight_steps as usize {
             return None;
         }
@@ -291,6 +287,16 @@ impl Scheduler {
         self.fill_up_prefills(&mut plan);
         self.plan_drafts(&mut plan);
         self.commit(plan)
+    }
+
+    /// Ends what was to end by `now_us`. [`schedule`](Self::schedule) does so by itself. A driver calls it before facts that
+    /// come between two steps and that count time from now.
+    pub fn note_time(&mut self, now_us: u64) {
+        self.pace.set_now(now_us);
+        self.end_late_receipts();
+        self.holds.end_leases(now_us);
+        self.holds.of_blocks_mut().end_late(now_us);
+        self.end_late_fetches();
     }
 
     /// Plans the next chunk of every prompt that has been started. Its pages were allocated at
