@@ -23,7 +23,7 @@ struct Returned {
 }
 
 impl Pace {
-    /// The time of the latest plan.
+    /// The latest time that the scheduler was told.
     pub fn now_us(&self) -> u64 {
         self.now_us
     }

@@ -128,3 +128,94 @@ impl BlockDesk {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use corella_core::{
+        BatchOutput, Namespace, RequestId, Sample, SamplingParams, SchedulerConfig,
+        StoppingCriteria,
+    };
+
+    use super::*;
+    use crate::answer::{Answer, question};
+    use crate::submission::Submission;
+
+    const LEASE_US: u64 = 1000;
+
+    /// A scheduler that has computed a prompt of two blocks at the time 0, and has planned nothing since.
+    fn idle_scheduler() -> (Scheduler, BlockList) {
+        let mut config = SchedulerConfig::new(64, 4, 64);
+        config.hold_lease_us = LEASE_US;
+        let (hasher, page_size) = (config.block_hasher, config.page_size);
+        let mut scheduler = Scheduler::new(config).unwrap();
+        let tokens: Vec<_> = (0..8).collect();
+        let submission = Submission {
+            prompt: tokens.clone(),
+            output: Vec::new(),
+            exports_kv: false,
+            sampling: SamplingParams::GREEDY,
+            num_choices: 1,
+            stopping: StoppingCriteria {
+                max_tokens: Some(1),
+                ..StoppingCriteria::default()
+            },
+            priority: 0,
+            objectives: Default::default(),
+            namespace: Namespace::default(),
+            constraint: None,
+            adapter: None,
+            trace_id: None,
+            trace: None,
+        };
+        let request = submission.into_request(RequestId(0), 0);
+        scheduler.add_requests(vec![request]).unwrap();
+        let batch = scheduler.schedule(0).unwrap();
+        let sample = Sample {
+            token: 1,
+            logprobs: None,
+        };
+        scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples: vec![(batch.spans[0].slot, sample)],
+            logprobs: Vec::new(),
+            hidden_states: Vec::new(),
+            undrawn: Vec::new(),
+        });
+        let list = BlockList::new(Namespace::default(), tokens, &hasher, page_size);
+        (scheduler, list)
+    }
+
+    fn taken<T>(answer: &mut Answer<T>) -> Option<T> {
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        match std::pin::Pin::new(answer).poll(&mut cx) {
+            std::task::Poll::Ready(answer) => answer,
+            std::task::Poll::Pending => panic!("the desk has not answered"),
+        }
+    }
+
+    /// Leases count from the command, not from the last plan before it.
+    #[test]
+    fn a_hold_after_an_idle_time_lives_as_long_as_its_lease() {
+        const NOW_US: u64 = 1000 * LEASE_US;
+        for (released_us, has_lived) in [(LEASE_US - 1, true), (LEASE_US, false)] {
+            let (mut scheduler, list) = idle_scheduler();
+            let mut desk = BlockDesk::default();
+            let (reply, mut answer) = question(drop);
+            let until_us = NOW_US + 10 * LEASE_US;
+            let hold = BlockCommand::Hold {
+                list,
+                until_us,
+                reply,
+            };
+            desk.carry_out(hold, &mut scheduler, NOW_US);
+            let held = taken(&mut answer).unwrap().unwrap();
+            assert_eq!(held.num_blocks, 2);
+            assert_eq!(scheduler.poll_deadline(), Some(NOW_US + LEASE_US));
+            let (reply, mut answer) = question(drop);
+            let id = held.id;
+            let release = BlockCommand::Release { id, reply };
+            desk.carry_out(release, &mut scheduler, NOW_US + released_us);
+            assert_eq!(taken(&mut answer), Some(has_lived));
+        }
+    }
+}

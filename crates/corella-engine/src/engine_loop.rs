@@ -195,6 +195,8 @@ impl EngineLoop {
         if !self.kv_facts.has_subscriber() {
             self.let_go_of_exports();
         }
+        self.blocks
+            .forward(&mut self.scheduler, self.shared.now_us());
         // The counters come before the outputs: a caller that sees its request end also sees what
         // it left behind.
         let stats = self.scheduler.stats();
@@ -211,7 +213,6 @@ impl EngineLoop {
             }
         }
         let scheduler = &mut self.scheduler;
-        self.blocks.forward(scheduler, self.shared.now_us());
         if self.kv_events.forward(|| scheduler.poll_kv_event()) {
             scheduler.unwatch_kv();
         }

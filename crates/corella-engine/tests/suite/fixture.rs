@@ -1,6 +1,9 @@
 //! An engine with a small pool over the mock executor, and helpers for its streams.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use corella_core::{
@@ -90,6 +93,26 @@ pub fn submit_together(
     let streams = submissions.into_iter().enumerate().map(submit).collect();
     gate.open();
     streams
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut cx = Context::from_waker(&waker);
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut cx) {
+            Poll::Ready(value) => return value,
+            Poll::Pending => thread::park(),
+        }
+    }
 }
 
 /// Reads to the end and checks the order of events on the way.

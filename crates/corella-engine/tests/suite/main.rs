@@ -1,6 +1,7 @@
 //! Tests of the engine over the mock executor, which notices every wrong page.
 
 mod admission;
+mod block_exchange;
 mod constraint;
 mod draft_model;
 mod fault;

@@ -1,35 +1,15 @@
 //! What a watcher sees of the engine.
 
-use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
-
 use corella_core::{PageState, RequestStatus};
 use corella_engine::{Engine, EngineSnapshot, EngineWatch};
 use corella_test::wait_until;
 
 use crate::fixture::{
-    assert_at_rest, finish, limits, model, read_outputs, start, submission, submit_one,
+    assert_at_rest, block_on, finish, limits, model, read_outputs, start, submission, submit_one,
 };
 
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
 fn snapshot(watch: &mut EngineWatch) -> Option<EngineSnapshot> {
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    let mut cx = Context::from_waker(&waker);
-    let mut future = Box::pin(watch.snapshot());
-    loop {
-        match future.as_mut().poll(&mut cx) {
-            Poll::Ready(snapshot) => return snapshot,
-            Poll::Pending => thread::park(),
-        }
-    }
+    block_on(watch.snapshot())
 }
 
 fn engine() -> Engine {

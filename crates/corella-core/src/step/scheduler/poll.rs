@@ -6,10 +6,10 @@
 //! 1. [`poll_spill_task`](Scheduler::poll_spill_task): copies that begin early free pages early.
 //! 2. [`poll_kv_fact`](Scheduler::poll_kv_fact): what has become of a request's KV is told before the request's end,
 //!    so that a reader of both knows by then which rows there are.
-//! 3. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) that are shown are taken before: a caller
-//!    that sees its request end then also sees what it left behind.
-//! 4. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) and [`poll_ended_hold`](Scheduler::poll_ended_hold): writers
+//! 3. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) and [`poll_ended_hold`](Scheduler::poll_ended_hold): writers
 //!    and readers that stop early free pages early.
+//! 4. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) that are shown are taken before: a caller
+//!    that sees its request end then also sees what it left behind.
 //! 5. [`poll_kv_event`](Scheduler::poll_kv_event): events are made of what the cache holds when they are asked for,
 //!    so the later they are, the fewer there are.
 //!
