@@ -21,6 +21,11 @@ use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, LlmOptions, LoadWatcher, TokenCost};
 
+/// One in so many pages may be held for nodes that load blocks from this one, and as many be reserved for blocks that it
+/// loads. Requests that need such pages get them, but the loads are then in vain, and prompts that are here already
+/// should not make room for those of others.
+const SHARE_OF_LOADS: u32 = 4;
+
 pub(crate) struct Loaded {
     pub executor: Box<dyn Executor>,
     pub scheduler: SchedulerConfig,
@@ -295,10 +300,17 @@ pub(crate) fn load(
     recurrent_limit::set_snapshots(&mut scheduler, &mut demand, state_bytes);
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
-    scheduler.max_held_pages = match is_encoder || scheduler.recurrent_state.is_some() {
-        true => 0,
-        false => plan.num_pages / 2,
+    let has_movable_kv = !is_encoder && scheduler.recurrent_state.is_none();
+    scheduler.max_held_pages = match has_movable_kv {
+        true => plan.num_pages / 2,
+        false => 0,
     };
+    let num_loaded_pages = match has_movable_kv && options.exchanges_kv {
+        true => plan.num_pages / SHARE_OF_LOADS,
+        false => 0,
+    };
+    scheduler.max_served_pages = num_loaded_pages;
+    scheduler.max_fetched_pages = num_loaded_pages;
     scheduler.max_spilled_pages = plan.max_spilled_pages(options.kv_spill, page_bytes, &demand)?;
     scheduler.max_model_len = plan.max_model_len;
     if !options.pinned_prefixes.is_empty() {

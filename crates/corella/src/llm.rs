@@ -99,7 +99,9 @@ impl Llm {
         ];
         let models: Vec<_> = models.into_iter().flatten().collect();
         let options = &device_choice::settle(options, &models)?;
-        let loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
+        let mut loaded = device::load(&checkpoint, &tokenizer, options, draft.as_ref())?;
+        let identity = ModelIdentity::new(&checkpoint)?;
+        loaded.scheduler.block_hasher = identity.block_hasher(loaded.hardware.kv_format);
         warn_of_draw_cost(&loaded);
         let max_model_len = loaded.scheduler.max_model_len;
         let mut engine_config = EngineConfig::new(loaded.scheduler);
@@ -119,7 +121,7 @@ impl Llm {
             chat_template,
             engine,
             max_model_len,
-            identity: ModelIdentity::new(&checkpoint)?,
+            identity,
             hardware: loaded.hardware,
             draft_hardware,
             weight_keepers: loaded.weight_keepers,

@@ -1,7 +1,8 @@
 //! What two nodes must have in common to serve a request together.
 
-use corella_model::{Checkpoint, CheckpointError, ModelFingerprint};
-use xxhash_rust::xxh3::xxh3_128;
+use corella_core::BlockHasher;
+use corella_model::{Checkpoint, CheckpointError, KvFormat, ModelFingerprint};
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
 /// A model and its tokenizer, the same on every node that loads the same files, whatever it makes of
 /// the weights.
@@ -19,5 +20,11 @@ impl ModelIdentity {
             model: ModelFingerprint::new(spec, &checkpoint.weights()?),
             tokenizer_digest: xxh3_128(&tokenizer),
         })
+    }
+
+    /// Names blocks so that nodes with another model or KV format have no name in common.
+    pub fn block_hasher(&self, kv_format: KvFormat) -> BlockHasher {
+        let model = xxh3_64_with_seed(&self.model.0.to_le_bytes(), 0);
+        BlockHasher::new(xxh3_64_with_seed(kv_format.name().as_bytes(), model))
     }
 }

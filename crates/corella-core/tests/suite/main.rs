@@ -2,6 +2,7 @@
 
 mod burst;
 mod line_diff;
+mod load_table;
 mod page_hash;
 mod page_list;
 mod peer_table;

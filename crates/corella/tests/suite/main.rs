@@ -9,6 +9,7 @@ mod encoder;
 mod gguf;
 mod head;
 mod inspect;
+mod load_limit;
 mod quantize;
 mod request_log;
 mod sentence_piece;
