@@ -16,8 +16,8 @@ use crate::{
 /// the source has confirmed its hold.
 ///
 /// ```text
-/// start ─▶ LookingUp ── Found ─▶ Reserving ── grant ─▶ Loading ── Complete of all ─▶ done
-///              └────────────────────┴──────────────────────┴─▶ (Stopping) ─▶ lost
+/// start ─▶ LookingUp ── Found ─▶ Choosing ── some ─▶ Reserving ── grant ─▶ Loading ── Complete of all ─▶ done
+///              └────────────────────┴───────────────────┴──────────────────────┴─▶ (Stopping) ─▶ lost
 /// ```
 ///
 /// * Facts: `handle_*`, each with the time
@@ -45,10 +45,14 @@ pub enum LoaderAction {
         key: LoadKey,
         message: ToSource,
     },
+    /// The source has so many blocks. How many are worth loading is for [`BlockLoader::handle_chosen`] to say.
+    Choose { key: LoadKey, num_offered: u32 },
     /// Asks the scheduler for pages. The answer is [`BlockLoader::handle_fetch_begun`].
     BeginFetch { key: LoadKey, request: FetchRequest },
     /// The first blocks of a fetch are whole.
     Publish { fetch: FetchId, num_blocks: u32 },
+    /// Writes no more rows of a load. [`BlockLoader::end_part`] or [`BlockLoader::end_rows`] says that they are at rest.
+    StopRows { key: LoadKey },
     /// Nothing is written to the fetch's pages any more.
     EndFetch { fetch: FetchId, end: FetchEnd },
     /// How the load has ended: this is said once for each.
@@ -62,12 +66,16 @@ pub enum LoadEnd {
     Loaded { num_blocks: u32 },
     /// The source has none of the blocks.
     NotFound,
+    /// Computing the blocks is as quick as loading them.
+    NotWorth,
     /// The scheduler has reserved no pages.
     NoPages(FetchRefusal),
     /// The scheduler wants nothing more of it.
     Cancelled,
     /// Nothing came for too long.
     TimedOut,
+    /// The transport has lost rows on their way.
+    RowsLost,
     /// The source says so.
     Failed(LoadFailure),
     /// The source was started again.
@@ -95,6 +103,10 @@ struct Load {
 #[derive(Debug)]
 enum Stage {
     LookingUp,
+    /// It is being decided how many blocks are worth loading.
+    Choosing {
+        num_offered: u32,
+    },
     /// The scheduler is asked for pages. `end` is there when the load is over before it answers.
     Reserving {
         num_blocks: u32,
@@ -181,6 +193,30 @@ impl BlockLoader {
             self.end(key, LoadEnd::NotFound);
             return;
         }
+        load.stage = Stage::Choosing {
+            num_offered: num_blocks,
+        };
+        let hard_us = load.request.hard_us;
+        self.deadlines.set(key, Some(hard_us));
+        self.actions.push_back(LoaderAction::Choose {
+            key,
+            num_offered: num_blocks,
+        });
+    }
+
+    /// The first `num_blocks` of the offered blocks are worth loading.
+    pub fn handle_chosen(&mut self, key: LoadKey, num_blocks: u32) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        let Stage::Choosing { num_offered } = load.stage else {
+            return;
+        };
+        let num_blocks = num_blocks.min(num_offered);
+        if num_blocks == 0 {
+            self.end(key, LoadEnd::NotWorth);
+            return;
+        }
         let Load { request, stage } = load;
         *stage = Stage::Reserving {
             num_blocks,
@@ -195,7 +231,6 @@ impl BlockLoader {
             soft_us: request.soft_us,
             hard_us: request.hard_us,
         };
-        self.deadlines.set(key, Some(request.hard_us));
         self.actions.push_back(LoaderAction::BeginFetch {
             key,
             request: fetch,
@@ -267,26 +302,86 @@ impl BlockLoader {
         };
         match &mut load.stage {
             Stage::Loading(loading) => {
-                if !loading.landing.end(part, is_whole) {
-                    return;
+                if loading.landing.end(part, is_whole) {
+                    self.tell_landed(key, now_us);
                 }
-                let num_blocks = loading.landing.end_whole();
-                if num_blocks > loading.end_told {
-                    loading.end_told = num_blocks;
-                    let node = load.request.source.node;
-                    self.send(key, node, ToSource::Landed { num_blocks });
-                }
-                self.set_stall(key, now_us);
             }
-            Stage::Stopping { loading, end } => {
+            Stage::Stopping { loading, .. } => {
                 loading.landing.end(part, is_whole);
-                if loading.landing.is_at_rest() {
-                    let (fetch, end) = (loading.fetch, *end);
-                    self.end_fetch(fetch, FetchEnd::Lost);
-                    self.forget(key, end);
+                self.end_stopped(key);
+            }
+            Stage::LookingUp | Stage::Choosing { .. } | Stage::Reserving { .. } => {}
+        }
+    }
+
+    /// All rows of a load begin to arrive, by a transport that has its own order for them and its own credit. Returns
+    /// false if nothing may be written.
+    pub fn begin_rows(&mut self, key: LoadKey) -> bool {
+        match self.loads.get_mut(&key).map(|load| &mut load.stage) {
+            Some(Stage::Loading(loading)) => {
+                loading.landing.begin_all();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Some rows have arrived, which gives a load time for the next ones.
+    pub fn handle_progress(&mut self, key: LoadKey, now_us: u64) {
+        if let Some(Stage::Loading(_)) = self.loads.get(&key).map(|load| &load.stage) {
+            self.set_stall(key, now_us);
+        }
+    }
+
+    /// Nothing more is written after [`begin_rows`](Self::begin_rows). All rows have landed if it `is_whole`.
+    pub fn end_rows(&mut self, key: LoadKey, is_whole: bool, now_us: u64) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        match &mut load.stage {
+            Stage::Loading(loading) => {
+                loading.landing.end_all(is_whole);
+                match is_whole {
+                    true => self.tell_landed(key, now_us),
+                    false => self.stop(key, LoadEnd::RowsLost),
                 }
             }
-            Stage::LookingUp | Stage::Reserving { .. } => {}
+            Stage::Stopping { loading, .. } => {
+                loading.landing.end_all(is_whole);
+                self.end_stopped(key);
+            }
+            Stage::LookingUp | Stage::Choosing { .. } | Stage::Reserving { .. } => {}
+        }
+    }
+
+    /// Tells the source how many blocks have landed.
+    fn tell_landed(&mut self, key: LoadKey, now_us: u64) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        let Stage::Loading(loading) = &mut load.stage else {
+            return;
+        };
+        let num_blocks = loading.landing.end_whole();
+        if num_blocks > loading.end_told {
+            loading.end_told = num_blocks;
+            let node = load.request.source.node;
+            self.send(key, node, ToSource::Landed { num_blocks });
+        }
+        self.set_stall(key, now_us);
+    }
+
+    /// Ends a stopped load's fetch when its rows are at rest.
+    fn end_stopped(&mut self, key: LoadKey) {
+        let Some(load) = self.loads.get(&key) else {
+            return;
+        };
+        if let Stage::Stopping { loading, end } = &load.stage
+            && loading.landing.is_at_rest()
+        {
+            let (fetch, end) = (loading.fetch, *end);
+            self.end_fetch(fetch, FetchEnd::Lost);
+            self.forget(key, end);
         }
     }
 
@@ -369,7 +464,7 @@ impl BlockLoader {
         };
         let request = load.request;
         let stage = match load.stage {
-            Stage::LookingUp => {
+            Stage::LookingUp | Stage::Choosing { .. } => {
                 self.actions.push_back(LoaderAction::Ended { key, end });
                 return;
             }
@@ -378,7 +473,10 @@ impl BlockLoader {
                 self.actions.push_back(LoaderAction::Ended { key, end });
                 return;
             }
-            Stage::Loading(loading) => Stage::Stopping { loading, end },
+            Stage::Loading(loading) => {
+                self.actions.push_back(LoaderAction::StopRows { key });
+                Stage::Stopping { loading, end }
+            }
             Stage::Reserving { num_blocks, .. } => Stage::Reserving {
                 num_blocks,
                 end: Some(end),

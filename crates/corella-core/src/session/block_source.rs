@@ -340,6 +340,16 @@ impl BlockSource {
         }
     }
 
+    /// The way to this life of a node is lost, and its loads are over.
+    pub fn handle_loader_lost(&mut self, loader: Incarnation, now_us: u64) {
+        self.note_time(now_us);
+        let loads = self.loads.keys().copied();
+        let lost = loads.filter(|(_, key)| key.loader == loader);
+        for load in lost.collect::<Vec<_>>() {
+            self.end(load, None);
+        }
+    }
+
     pub fn poll_action(&mut self) -> Option<SourceAction> {
         self.actions.pop_front()
     }

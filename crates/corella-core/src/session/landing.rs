@@ -22,6 +22,8 @@ pub(super) struct Landing {
     num_whole: u32,
     /// Parts that are being written.
     written: BTreeSet<BlockPart>,
+    /// The transport writes parts without naming them.
+    is_all_written: bool,
 }
 
 impl Landing {
@@ -48,6 +50,7 @@ impl Landing {
             tables,
             num_whole: 0,
             written: BTreeSet::new(),
+            is_all_written: false,
         };
         landing.advance();
         landing
@@ -67,7 +70,7 @@ impl Landing {
     }
 
     pub fn is_at_rest(&self) -> bool {
-        self.written.is_empty()
+        self.written.is_empty() && !self.is_all_written
     }
 
     /// The page that a part belongs to, which may be written from now on. `None` if the part is not wanted, or has come
@@ -75,7 +78,8 @@ impl Landing {
     pub fn begin(&mut self, part: BlockPart) -> Option<PageId> {
         let at = self.index(part)?;
         let page = self.tables[usize::from(part.group)].page(part.block as usize)?;
-        let is_new = !self.has_landed[at] && self.written.insert(part);
+        let is_free = !self.has_landed[at] && !self.is_all_written;
+        let is_new = is_free && self.written.insert(part);
         is_new.then_some(page)
     }
 
@@ -91,6 +95,21 @@ impl Landing {
             self.advance();
         }
         is_known
+    }
+
+    /// All parts may be written from now on, in an order that the transport chooses.
+    pub fn begin_all(&mut self) {
+        self.is_all_written = true;
+    }
+
+    /// Nothing more is written after `begin_all`. Every part has landed if it `is_whole`.
+    pub fn end_all(&mut self, is_whole: bool) {
+        self.is_all_written = false;
+        if is_whole {
+            self.has_landed.fill(true);
+            self.num_left.fill(0);
+            self.advance();
+        }
     }
 
     fn advance(&mut self) {
@@ -159,6 +178,28 @@ mod tests {
         }
         assert_eq!(land(part(3, 1, 0)), (Some(PageId(13)), true, 3));
         assert_eq!(land(part(3, 0, 0)), (Some(PageId(12)), true, 4));
+    }
+
+    /// The table of the second group begins behind the first block.
+    #[test]
+    fn all_parts_land_together_or_none() {
+        let tables = || {
+            let window = PageTable {
+                num_gone: 1,
+                pages: vec![PageId(8)],
+            };
+            vec![PageTable::whole(vec![PageId(5), PageId(6)]), window]
+        };
+        let mut landing = Landing::new(0, 2, tables(), &[2, 1]);
+        landing.begin_all();
+        assert_eq!(landing.begin(part(1, 1, 0)), None);
+        landing.end_all(false);
+        assert!(landing.is_at_rest());
+        assert_eq!(landing.end_whole(), 0);
+        landing.begin_all();
+        assert!(!landing.is_at_rest());
+        landing.end_all(true);
+        assert_eq!(landing.end_whole(), 2);
     }
 
     #[test]

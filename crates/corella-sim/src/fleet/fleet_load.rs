@@ -31,6 +31,8 @@ pub(super) struct Links {
     pub repeats_once_in: u64,
     /// Loading nodes read the other's memory by themselves.
     pub reads_memory: bool,
+    /// The transport has its own order of rows and its own credit.
+    pub loads_whole: bool,
     /// How long it takes to read or to write one part.
     pub max_part_us: u64,
     /// One part of so many is torn. 0 means never.
@@ -96,6 +98,14 @@ impl FleetLoad {
             ..LoadConfig::new(page_size, num_layers)
         };
         let links = links(&mut random);
+        let config = match links.loads_whole {
+            // As in production: the source hears of the end alone.
+            true => LoadConfig {
+                credit_blocks: u32::MAX,
+                ..config
+            },
+            false => config,
+        };
         let has_crashes = random.once_in(2);
         let registry_delay_us = random.pick(&[0, 1_000, 50_000]);
         let steps_fail_once_in = random.pick(&[0, 0, 20]);
@@ -170,6 +180,7 @@ fn links(random: &mut Random) -> Links {
         loses_once_in: random.pick(&[0, 0, 100, 20]),
         repeats_once_in: random.pick(&[0, 20, 3]),
         reads_memory: random.once_in(2),
+        loads_whole: random.once_in(2),
         max_part_us: random.pick(&[1, 20, 100, 1_000]),
         tears_once_in: random.pick(&[0, 0, 100]),
         max_answer_us: random.pick(&[0, 50, 1_000]),

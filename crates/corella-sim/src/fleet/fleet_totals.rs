@@ -19,8 +19,11 @@ pub struct FleetTotals {
     pub num_loaded: u64,
     pub num_not_found: u64,
     pub num_without_pages: u64,
+    /// Computing was chosen.
+    pub num_not_worth: u64,
     pub num_cancelled: u64,
     pub num_timed_out: u64,
+    pub num_rows_lost: u64,
     pub num_not_here: u64,
     pub num_refused: u64,
     pub num_holds_ended: u64,
@@ -38,7 +41,7 @@ pub struct FleetTotals {
 }
 
 impl FleetTotals {
-    fn counts(&self) -> [u64; 27] {
+    fn counts(&self) -> [u64; 29] {
         [
             self.num_runs,
             self.num_events,
@@ -54,8 +57,10 @@ impl FleetTotals {
             self.num_loaded,
             self.num_not_found,
             self.num_without_pages,
+            self.num_not_worth,
             self.num_cancelled,
             self.num_timed_out,
+            self.num_rows_lost,
             self.num_not_here,
             self.num_refused,
             self.num_holds_ended,
@@ -70,7 +75,7 @@ impl FleetTotals {
         ]
     }
 
-    const NAMES: [&str; 27] = [
+    const NAMES: [&str; 29] = [
         "runs",
         "events",
         "completed requests",
@@ -85,8 +90,10 @@ impl FleetTotals {
         "loads",
         "loads of which nothing is found",
         "loads without pages",
+        "loads that are not worth it",
         "cancelled loads",
         "loads that take too long",
+        "loads whose rows are lost",
         "loads of blocks that have gone",
         "loads that a source refuses",
         "holds that end early",
@@ -107,7 +114,7 @@ impl FleetTotals {
         }
     }
 
-    fn counts_mut(&mut self) -> [&mut u64; 27] {
+    fn counts_mut(&mut self) -> [&mut u64; 29] {
         [
             &mut self.num_runs,
             &mut self.num_events,
@@ -123,8 +130,10 @@ impl FleetTotals {
             &mut self.num_loaded,
             &mut self.num_not_found,
             &mut self.num_without_pages,
+            &mut self.num_not_worth,
             &mut self.num_cancelled,
             &mut self.num_timed_out,
+            &mut self.num_rows_lost,
             &mut self.num_not_here,
             &mut self.num_refused,
             &mut self.num_holds_ended,
@@ -152,7 +161,9 @@ impl FleetTotals {
             LoadEnd::NotFound => &mut self.num_not_found,
             LoadEnd::NoPages(_) => &mut self.num_without_pages,
             LoadEnd::Cancelled => &mut self.num_cancelled,
+            LoadEnd::NotWorth => &mut self.num_not_worth,
             LoadEnd::TimedOut => &mut self.num_timed_out,
+            LoadEnd::RowsLost => &mut self.num_rows_lost,
             LoadEnd::SourceLost => &mut self.num_sources_lost,
             LoadEnd::Failed(failure) => match failure {
                 LoadFailure::NotHere { .. } => &mut self.num_not_here,

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::session::{
-    BlockLoader, BlockPart, BlockSource, LoadEnd, LoadId, LoadKey, LoadRequest, LoaderAction, Peer,
-    RowPart, SourceAction,
+    BlockLoader, BlockPart, BlockSource, LoadConfig, LoadEnd, LoadId, LoadKey, LoadRequest,
+    LoaderAction, Peer, RowPart, SourceAction, ToSource,
 };
 use corella_core::{
     BlockList, FetchEnd, FetchGrant, FetchId, Incarnation, NodeId, PageId, RequestOutput,
@@ -13,6 +13,7 @@ use corella_core::{
 use crate::executor::{Row, in_group, root_row, rows_of};
 use crate::fleet::fleet_load::LoadPlan;
 use crate::fleet::part_store::PartStore;
+use crate::fleet::whole_load::WholeLoad;
 use crate::fleet::world::{Event, LocalEvent, Packet, PartRows, World};
 use crate::pair::engine::Engine;
 use crate::violation::Violation;
@@ -26,6 +27,8 @@ pub struct Node {
     /// What is being read for others.
     readers: BTreeMap<LoadId, Reader>,
     parts: PartStore,
+    /// Loads whose transport names no parts to the machine.
+    whole: BTreeMap<LoadKey, WholeLoad>,
     /// Fetches under way.
     fetches: BTreeMap<FetchId, Fetched>,
     /// Loads that have not ended, each with the time by which they must.
@@ -56,14 +59,22 @@ impl Node {
     pub fn new(id: NodeId, incarnation: Incarnation, world: &World<'_>) -> Self {
         let load = world.load;
         let plan = &load.nodes[id.0 as usize];
+        let source_config = match load.links.loads_whole {
+            true => LoadConfig {
+                stall_us: load.config.lease_us,
+                ..load.config.clone()
+            },
+            false => load.config.clone(),
+        };
         Self {
             id,
             incarnation,
             engine: Engine::new(plan, load.alphabet, load.steps_fail_once_in),
-            source: BlockSource::new(load.config.clone(), incarnation),
+            source: BlockSource::new(source_config, incarnation),
             loader: BlockLoader::new(load.config.clone(), incarnation),
             readers: BTreeMap::new(),
             parts: PartStore::default(),
+            whole: BTreeMap::new(),
             fetches: BTreeMap::new(),
             open: BTreeMap::new(),
             wakes_us: None,
@@ -125,7 +136,11 @@ impl Node {
                 self.loader.handle_message(from, key, message, world.now_us);
             }
             Packet::Rows(part, rows) => {
-                let Some(page) = self.loader.begin_part(from, key, part) else {
+                let page = match world.load.links.loads_whole {
+                    true => self.whole.get_mut(&key).and_then(|load| load.begin(part)),
+                    false => self.loader.begin_part(from, key, part),
+                };
+                let Some(page) = page else {
                     return;
                 };
                 self.parts.tear(page, part.layer);
@@ -168,6 +183,13 @@ impl Node {
                 if is_asked {
                     self.source.handle_released(load, has_lived, now_us);
                 }
+            }
+            LocalEvent::Choose(key, num_offered) => {
+                let num_blocks = match world.random.once_in(8) {
+                    true => world.random.below(u64::from(num_offered) + 1) as u32,
+                    false => num_offered,
+                };
+                self.loader.handle_chosen(key, num_blocks);
             }
             LocalEvent::BeginFetch(key, request) => {
                 let rows = rows_of(root_row(&request.namespace), &request.tokens);
@@ -218,7 +240,22 @@ impl Node {
                 self.engine.write_row(page, at, row);
             }
         }
-        self.loader.end_part(key, part, is_whole, world.now_us);
+        if let Some(load) = self.whole.get_mut(&key) {
+            load.end(part, is_whole);
+            self.loader.handle_progress(key, world.now_us);
+            self.end_whole(key, world);
+        } else {
+            self.loader.end_part(key, part, is_whole, world.now_us);
+        }
+    }
+
+    /// Tells the loader the end of a load whose rows land all together, once nothing more is written.
+    fn end_whole(&mut self, key: LoadKey, world: &World<'_>) {
+        let outcome = self.whole.get(&key).and_then(WholeLoad::outcome);
+        if let Some(is_whole) = outcome {
+            self.whole.remove(&key);
+            self.loader.end_rows(key, is_whole, world.now_us);
+        }
     }
 
     fn clear(&mut self, page: PageId) {
@@ -390,7 +427,20 @@ impl Node {
     ) -> Result<(), Violation> {
         match action {
             LoaderAction::Send { node, key, message } => {
+                let begins_rows = matches!(message, ToSource::LoadBlocks(_));
+                if begins_rows && world.load.links.loads_whole && self.loader.begin_rows(key) {
+                    let mut fetches = self.fetches.values();
+                    let fetched = fetches.find(|fetched| fetched.key == key);
+                    let grant = fetched.expect("a load has a grant").grant.clone();
+                    let load = WholeLoad::new(grant, &world.load.config.num_layers);
+                    self.whole.insert(key, load);
+                    self.end_whole(key, world);
+                }
                 world.send(self.id, node, key, Packet::ToSource(message));
+            }
+            LoaderAction::Choose { key, num_offered } => {
+                let answers_us = world.now_us + world.answer_us();
+                self.push(answers_us, LocalEvent::Choose(key, num_offered), world);
             }
             LoaderAction::BeginFetch { key, request } => {
                 let answers_us = world.now_us + world.answer_us();
@@ -401,6 +451,13 @@ impl Node {
                 self.check_rows(fetch, end_block, world)?;
                 if self.engine.scheduler().handle_fetched(fetch, num_blocks) {
                     world.totals.num_early_blocks += u64::from(num_blocks);
+                }
+            }
+            LoaderAction::StopRows { key } => {
+                // Named parts on their way end by themselves.
+                if let Some(load) = self.whole.get_mut(&key) {
+                    load.stop();
+                    self.end_whole(key, world);
                 }
             }
             LoaderAction::EndFetch { fetch, end } => {
@@ -481,6 +538,7 @@ impl Node {
             + self.source.num_loads()
             + self.readers.len()
             + self.fetches.len()
+            + self.whole.len()
             + stats.num_fetching_pages
             + stats.num_served_pages;
         match num_left == 0 && !self.engine.scheduler().has_unfinished() {

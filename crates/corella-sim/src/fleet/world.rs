@@ -52,6 +52,7 @@ pub enum LocalEvent {
     LookUp(LoadId, BlockList),
     Hold(LoadId, BlockList, u64),
     Release(LoadId, HoldId, bool),
+    Choose(LoadKey, u32),
     BeginFetch(LoadKey, FetchRequest),
     /// A reader of a source has read a part.
     PartRead(LoadId),

@@ -222,8 +222,8 @@ fn every_stage_of_a_source_has_an_end() {
     assert_eq!(source.num_loads(), 0);
 }
 
-/// A loader that has asked for the rows of three blocks.
-fn loading() -> BlockLoader {
+/// A loader that knows that its source has all three blocks.
+fn choosing() -> BlockLoader {
     let mut loader = BlockLoader::new(config(), Incarnation(5));
     let request = LoadRequest {
         source: Peer {
@@ -243,6 +243,18 @@ fn loading() -> BlockLoader {
     loader.handle_message(LOADER, key(), found, 20);
     assert_eq!(loader_actions(&mut loader), []);
     loader.handle_message(SOURCE, key(), found, 20);
+    let choose = LoaderAction::Choose {
+        key: key(),
+        num_offered: 3,
+    };
+    assert_eq!(loader_actions(&mut loader), [choose]);
+    loader
+}
+
+/// A loader that has asked for the pages of three blocks.
+fn loading() -> BlockLoader {
+    let mut loader = choosing();
+    loader.handle_chosen(key(), 3);
     let actions = loader_actions(&mut loader);
     let [LoaderAction::BeginFetch { request, .. }] = &actions[..] else {
         panic!("{actions:?}");
@@ -315,7 +327,8 @@ fn a_fetch_ends_when_nothing_of_it_is_being_written() {
     let mut loader = granted();
     assert_eq!(loader.begin_part(SOURCE, key(), part(1)), Some(PageId(8)));
     loader.handle_fetch_cancelled(FetchId(4));
-    assert_eq!(loader_actions(&mut loader), [sent(ToSource::Release)]);
+    let stop = LoaderAction::StopRows { key: key() };
+    assert_eq!(loader_actions(&mut loader), [sent(ToSource::Release), stop]);
     assert_eq!(loader.begin_part(SOURCE, key(), part(2)), None);
     let failed = ToLoader::Failed(LoadFailure::HoldEnded);
     loader.handle_message(SOURCE, key(), failed, 40);
@@ -326,6 +339,77 @@ fn a_fetch_ends_when_nothing_of_it_is_being_written() {
         loader_actions(&mut loader),
         [end_fetch(FetchEnd::Lost), end]
     );
+}
+
+/// A transport with its own order of rows.
+#[test]
+fn rows_that_come_without_names_land_together() {
+    let mut loader = granted();
+    assert!(loader.begin_rows(key()));
+    assert_eq!(loader.begin_part(SOURCE, key(), part(1)), None);
+    loader.handle_progress(key(), 500);
+    assert_eq!(loader.poll_timeout(), Some(1_500));
+    loader.end_rows(key(), true, 600);
+    let landed = sent(ToSource::Landed { num_blocks: 3 });
+    assert_eq!(loader_actions(&mut loader), [landed]);
+    loader.handle_message(SOURCE, key(), ToLoader::Complete { num_blocks: 3 }, 700);
+    let end = ended(LoadEnd::Loaded { num_blocks: 3 });
+    assert_eq!(
+        loader_actions(&mut loader),
+        [end_fetch(FetchEnd::Done), end]
+    );
+
+    // Some are lost.
+    let mut loader = granted();
+    assert!(loader.begin_rows(key()));
+    loader.end_rows(key(), false, 600);
+    let end = ended(LoadEnd::RowsLost);
+    assert_eq!(
+        loader_actions(&mut loader),
+        [sent(ToSource::Release), end_fetch(FetchEnd::Lost), end]
+    );
+
+    // The scheduler wants no more of them: its pages are free when they are at rest.
+    let mut loader = granted();
+    assert!(loader.begin_rows(key()));
+    loader.handle_fetch_cancelled(FetchId(4));
+    let stop = LoaderAction::StopRows { key: key() };
+    assert_eq!(loader_actions(&mut loader), [sent(ToSource::Release), stop]);
+    assert!(!loader.begin_rows(key()));
+    loader.end_rows(key(), true, 600);
+    let end = ended(LoadEnd::Cancelled);
+    assert_eq!(
+        loader_actions(&mut loader),
+        [end_fetch(FetchEnd::Lost), end]
+    );
+    loader.end_rows(key(), true, 700);
+    assert_eq!(loader_actions(&mut loader), []);
+}
+
+#[test]
+fn only_blocks_that_are_worth_it_are_loaded() {
+    let mut loader = choosing();
+    loader.handle_chosen(key(), 0);
+    let end = ended(LoadEnd::NotWorth);
+    assert_eq!(loader_actions(&mut loader), [end]);
+    loader.handle_chosen(key(), 2);
+    assert_eq!(loader_actions(&mut loader), []);
+
+    // A part of the offer, and no more than the offer.
+    for (num_chosen, num_tokens) in [(2, 8), (9, 12)] {
+        let mut loader = choosing();
+        loader.handle_chosen(key(), num_chosen);
+        let actions = loader_actions(&mut loader);
+        let [LoaderAction::BeginFetch { request, .. }] = &actions[..] else {
+            panic!("{actions:?}");
+        };
+        assert_eq!(request.tokens.len(), num_tokens);
+    }
+
+    // Nothing is decided in time.
+    let mut loader = choosing();
+    loader.handle_timeout(9_010);
+    assert_eq!(loader_actions(&mut loader), [ended(LoadEnd::TimedOut)]);
 }
 
 #[test]

@@ -1,0 +1,68 @@
+//! The rows of a load whose transport has its own order and credit: they land all together, or not.
+
+use std::collections::BTreeSet;
+
+use corella_core::FetchGrant;
+use corella_core::PageId;
+use corella_core::session::BlockPart;
+
+pub struct WholeLoad {
+    grant: FetchGrant,
+    /// Parts that have not landed.
+    left: BTreeSet<BlockPart>,
+    num_writing: u32,
+    /// No part is written any more.
+    is_stopped: bool,
+}
+
+impl WholeLoad {
+    pub fn new(grant: FetchGrant, num_layers: &[u32]) -> Self {
+        let mut left = BTreeSet::new();
+        for (group, (table, &num_layers)) in grant.tables.iter().zip(num_layers).enumerate() {
+            for block in table.num_gone..table.len() {
+                left.extend((0..num_layers).map(|layer| BlockPart {
+                    block: block as u32,
+                    group: group as u8,
+                    layer,
+                }));
+            }
+        }
+        Self {
+            grant,
+            left,
+            num_writing: 0,
+            is_stopped: false,
+        }
+    }
+
+    /// The page of a part that is written from now on.
+    pub fn begin(&mut self, part: BlockPart) -> Option<PageId> {
+        if self.is_stopped || !self.left.contains(&part) {
+            return None;
+        }
+        let table = &self.grant.tables[usize::from(part.group)];
+        let page = table.page(part.block as usize)?;
+        self.num_writing += 1;
+        Some(page)
+    }
+
+    /// A part is written. One that is torn ends the load, as a lost connection does.
+    pub fn end(&mut self, part: BlockPart, is_whole: bool) {
+        self.num_writing -= 1;
+        match is_whole {
+            true => drop(self.left.remove(&part)),
+            false => self.is_stopped = true,
+        }
+    }
+
+    pub fn stop(&mut self) {
+        self.is_stopped = true;
+    }
+
+    /// Whether all has landed, once nothing more is written.
+    pub fn outcome(&self) -> Option<bool> {
+        let is_whole = self.left.is_empty();
+        let is_at_rest = self.num_writing == 0 && (is_whole || self.is_stopped);
+        is_at_rest.then_some(is_whole)
+    }
+}
