@@ -7,6 +7,8 @@
 //! all that one has to know of the other stands in `params.rs`.
 
 mod allowed_peers;
+mod answer;
+mod fetcher;
 mod kept_prompts;
 mod params;
 mod puller;
@@ -18,8 +20,9 @@ use corella_engine::{Generate, Submission, SubmitError, TokenStream};
 use serde_json::{Map, Value};
 
 pub use allowed_peers::{AllowedPeers, Network};
+pub use fetcher::{BlockFetcher, FetchOutcome};
 pub use kept_prompts::{KeepConfig, KeptPrompts};
-pub use params::{NearSource, ParamError, SOCKET_PREFIX};
+pub use params::{NearSource, ParamError, SOCKET_PREFIX, Site};
 pub use puller::{PullOutcome, Puller};
 
 use kept_prompts::KeptTicket;
@@ -32,6 +35,8 @@ pub struct Entrance {
     pub kept: Option<Arc<KeptPrompts>>,
     /// `None` when this node pulls no rows.
     pub puller: Option<Arc<Puller>>,
+    /// `None` when this node loads no cached blocks.
+    pub fetcher: Option<Arc<BlockFetcher>>,
     /// Takes the submissions that no rows are kept or pulled for.
     pub local: Arc<dyn Generate>,
 }
@@ -77,12 +82,18 @@ impl EntranceCall {
 impl Generate for EntranceCall {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
         let entrance = &self.entrance;
-        match (&self.transfer, &entrance.kept, &entrance.puller) {
-            (Transfer::Keep, Some(kept), _) => kept.submit(submission, &self.name, &self.ticket),
-            (Transfer::Pull(source), _, Some(puller)) => {
-                puller.submit(submission, source, &self.name, &entrance.local)
+        let local = &entrance.local;
+        match &self.transfer {
+            Transfer::Keep if let Some(kept) = &entrance.kept => {
+                kept.submit(submission, &self.name, &self.ticket)
             }
-            _ => entrance.local.submit(submission),
+            Transfer::Pull(source) if let Some(puller) = &entrance.puller => {
+                puller.submit(submission, source, &self.name, local)
+            }
+            Transfer::Fetch(site) if let Some(fetcher) = &entrance.fetcher => {
+                fetcher.submit(submission, site, local)
+            }
+            _ => local.submit(submission),
         }
     }
 }

@@ -8,16 +8,20 @@
 //! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
 //!
 //! * `clock`: the time as state machines want it.
+//! * `driver`: tells a state machine facts and the time, and does what it asks for.
 //! * `peer_log`: limits log lines about a peer.
 //! * `tls`: secures what nodes say to each other.
 //! * `registry`: which nodes there are.
 //! * `transport`: KV rows from memory to memory.
 //! * `exporter`: carries out the export tasks of the core with the sender.
+//! * `blocks`: cached blocks that one node loads from another.
 //! * `entrance`: prompts that a proxy has one node compute for another.
 //! * `session`: requests that two nodes serve together.
 //! * `node`: a node and its role.
 
+pub mod blocks;
 mod clock;
+mod driver;
 pub mod entrance;
 mod exporter;
 pub mod node;

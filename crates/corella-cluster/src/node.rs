@@ -2,6 +2,7 @@
 
 mod config;
 mod error;
+mod fetched_prefill;
 mod host_name;
 mod kv_outlet;
 mod listener;

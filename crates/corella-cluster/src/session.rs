@@ -6,19 +6,19 @@
 
 mod decode_node;
 mod decode_peers;
-mod driver;
 mod export;
 mod health;
 mod link;
 mod node_listener;
 mod prefill_node;
 mod search;
+mod sent_blocks;
 mod service;
 mod stage_times;
 mod stay;
 mod wire;
 
-pub use decode_node::DecodeNode;
+pub use decode_node::{DecodeNode, NodeSite};
 pub use decode_peers::RegistryPeers;
 pub use node_listener::NodeListener;
 pub use prefill_node::{PrefillNode, PrefillNodeStats};

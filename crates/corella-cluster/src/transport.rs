@@ -11,6 +11,8 @@
 
 mod account;
 mod bandwidth_meter;
+mod block_message;
+mod block_server;
 mod checksum;
 mod chunk;
 mod connection_queue;
@@ -50,8 +52,12 @@ mod token_bucket;
 mod transfer_threads;
 
 pub use account::TransferAccount;
+pub use block_message::session_key;
+pub use block_server::{BlockReply, BlockServer};
+pub use connection_queue::ConnectionId;
 pub use frame::{
-    FRAME_BYTES, Frame, FrameError, LoadFrame, PageRun, PathFrame, Refusal, TRAILER_BYTES, Trailer,
+    BlockFrame, BlockVerb, FRAME_BYTES, Frame, FrameError, LoadFrame, PageRun, PathFrame, Refusal,
+    TRAILER_BYTES, Trailer,
 };
 pub use hello::{Hello, Incompatibility};
 pub use incoming::{LoadFailure, LoadStatus};

@@ -115,7 +115,7 @@ pub use listener::Listener;
 pub use loading::Loading;
 pub use local_client::{LocalClient, LocalResponse};
 pub use metrics::OutputMetrics;
-pub use role::{RoleChange, RoleControl, RoleError, RoleStatus};
+pub use role::{BlockSite, RoleChange, RoleControl, RoleError, RoleStatus};
 pub use router::router;
 pub use serve::{DrainReport, serve};
 pub use serve_config::{GenerationDefaults, ModelFacts, ServeConfig, TextModel};

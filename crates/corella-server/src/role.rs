@@ -28,11 +28,25 @@ pub trait RoleControl: Send + Sync {
 
 pub type RoleChange = Pin<Box<dyn Future<Output = Result<(), RoleError>> + Send>>;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RoleStatus {
     pub role: &'static str,
     /// The next role, while the present one finishes what it owes.
     pub changing_to: Option<&'static str>,
+    /// Where other nodes load blocks that this one has cached, as `kv_transfer_params` name it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_blocks: Option<BlockSite>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BlockSite {
+    pub host: String,
+    pub port: u16,
+    /// A way inside the host that `machine` names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub socket: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub machine: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@ mod status;
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_cluster::entrance::Site;
 use corella_cluster::node::{
     ClusterNode, ModelFacts, NodeConfig, NodeError, NodePort, RoleConflict, ServedModel,
 };
@@ -13,7 +14,8 @@ use corella_cluster::transport::NixlLibrary;
 use corella_cluster::{ClusterTls, Role};
 use corella_engine::OutputMeter;
 use corella_server::{
-    ClusterStatus, GrammarMaker, KvTransfer, RoleChange, RoleControl, RoleError, RoleStatus,
+    BlockSite, ClusterStatus, GrammarMaker, KvTransfer, RoleChange, RoleControl, RoleError,
+    RoleStatus,
 };
 
 use status::cluster_status;
@@ -93,6 +95,7 @@ impl RoleControl for Cluster {
         RoleStatus {
             role: role.name(),
             changing_to: changing_to.map(Role::name),
+            cached_blocks: self.0.running_role().kv_site().map(block_site),
         }
     }
 
@@ -106,6 +109,16 @@ impl RoleControl for Cluster {
             let changed = change.ok_or(RoleError::Unknown)?.await;
             changed.map_err(|RoleConflict(why)| RoleError::Conflict(why))
         })
+    }
+}
+
+fn block_site(site: &Site) -> BlockSite {
+    let near = site.near.as_ref();
+    BlockSite {
+        host: site.host.clone(),
+        port: site.port,
+        socket: near.map(|near| near.socket.clone()),
+        machine: near.map(|near| near.machine.clone()),
     }
 }
 

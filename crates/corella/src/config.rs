@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use corella_cluster::blocks::FetchConfig;
 use corella_cluster::node::NodeConfig;
 use corella_cluster::{Role, TlsFiles};
 use corella_core::Speculation;
@@ -15,10 +16,10 @@ use corella_server::{AllowedOrigins, KvEventsConfig};
 
 use crate::api_key_file::KeySource;
 use crate::args::{
-    CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs, GenerateArgs, GroupLen,
-    InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, QuantizeArgs, QuantizeFormatArg,
-    RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg, SpeculationArgs, TransportArg,
-    WeightFormatArg,
+    BlockFetchArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs,
+    GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg,
+    QuantizeArgs, QuantizeFormatArg, RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg,
+    SpeculationArgs, TransportArg, WeightFormatArg,
 };
 use crate::foreign_variable;
 use crate::load_display::load_watcher;
@@ -259,6 +260,14 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         uses_nixl: args.transport == TransportArg::Nixl,
         max_bandwidth: args.transfer_max_bandwidth,
         num_threads: args.transfer_threads.into(),
+        fetches: match args.block_fetch {
+            BlockFetchArg::Auto => Some(FetchConfig::default()),
+            BlockFetchArg::Always => Some(FetchConfig {
+                is_forced: true,
+                ..FetchConfig::default()
+            }),
+            BlockFetchArg::Off => None,
+        },
     })
 }
 

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use super::params::{KeptRows, NearSource, Source, prompt_digest};
+use super::params::{KeptRows, Site, Source, prompt_digest};
 use crate::clock::Clock;
 use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, SendStatus};
@@ -30,10 +30,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 pub struct KeepConfig {
     pub incarnation: u64,
     pub model_fingerprint: u128,
-    pub host: String,
-    /// 0 when rows do not travel over the network.
-    pub port: u16,
-    pub near: Option<NearSource>,
+    pub site: Site,
     /// How long rows are kept behind the last that were pulled. The engine's own lease bounds how long
     /// they are kept for somebody who has not begun.
     pub lease: Duration,
@@ -198,9 +195,7 @@ impl KeptPrompts {
 
     fn source(&self, rows: KeptRows) -> Option<Source> {
         self.lock().keeps(rows.session).then(|| Source {
-            host: self.config.host.clone(),
-            port: self.config.port,
-            near: self.config.near.clone(),
+            site: self.config.site.clone(),
             rows: Some(rows),
         })
     }

@@ -40,15 +40,24 @@ pub enum Transfer {
     /// To keep its rows for another node.
     Keep,
     Pull(Source),
+    /// To load the blocks of its prefix that a node has cached.
+    Fetch(Site),
+}
+
+/// Where a node sends rows from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    pub host: String,
+    /// 0 when rows do not travel over the network.
+    pub port: u16,
+    /// For nodes of the same host, where there is one.
+    pub near: Option<NearSource>,
 }
 
 /// Where rows are kept, as the other node has written it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    pub host: String,
-    pub port: u16,
-    /// For nodes of the same host, where there is one.
-    pub near: Option<NearSource>,
+    pub site: Site,
     /// `None` when whoever wrote it is no Corella that this one understands.
     pub rows: Option<KeptRows>,
 }
@@ -154,15 +163,17 @@ impl Source {
         params.insert("remote_request_id".to_owned(), request_id.into());
         // The session names the rows. Some proxies only look whether there are any blocks.
         params.insert("remote_block_ids".to_owned(), json!([0]));
-        params.insert("remote_host".to_owned(), self.host.as_str().into());
-        params.insert("remote_port".to_owned(), self.port.into());
-        if let Some(near) = &self.near {
+        params.insert("remote_host".to_owned(), self.site.host.as_str().into());
+        params.insert("remote_port".to_owned(), self.site.port.into());
+        if let Some(near) = &self.site.near {
             params.insert("remote_socket".to_owned(), near.socket.as_str().into());
             params.insert("remote_machine".to_owned(), near.machine.as_str().into());
         }
         params
     }
+}
 
+impl Site {
     /// Where a node on `machine` loads the rows from, if it may.
     pub async fn address(
         &self,
@@ -195,7 +206,7 @@ impl Source {
     }
 
     /// Names the node in logs.
-    pub fn peer(&self) -> String {
+    pub fn name(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 }
@@ -243,7 +254,7 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
         return Ok(Some(Transfer::Keep));
     }
     if !pulls {
-        return Ok(None);
+        return Ok(cached_blocks(fields)?.map(Transfer::Fetch));
     }
     let missing = |field| move || ParamError::new(field, "is required with do_remote_prefill");
     let engine_id = engine_id.ok_or_else(missing("remote_engine_id"))?;
@@ -253,22 +264,61 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     }
     let host = host.ok_or_else(missing("remote_host"))?;
     let port = port.ok_or_else(missing("remote_port"))?;
-    if socket.is_some_and(|socket| !socket.starts_with(SOCKET_PREFIX)) {
-        return Err(ParamError::new(
-            "remote_socket",
-            "must be a socket of a Corella node",
-        ));
-    }
-    let near = socket.zip(machine).map(|(socket, machine)| NearSource {
-        socket: socket.to_owned(),
-        machine: machine.to_owned(),
-    });
+    let near = near_source("remote_socket", socket, machine)?;
+    let host = host.to_owned();
     Ok(Some(Transfer::Pull(Source {
-        host: host.to_owned(),
-        port,
-        near,
+        site: Site { host, port, near },
         rows: KeptRows::parse(engine_id, request_id),
     })))
+}
+
+/// The node whose cached blocks are to be loaded: `{"cached_blocks": {"host": …, "port": …}}`, with the socket and machine
+/// of a node that has them.
+fn cached_blocks(fields: &Map<String, Value>) -> Result<Option<Site>, ParamError> {
+    const FIELD: &str = "cached_blocks";
+    let fields = match fields.get(FIELD) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Object(fields)) => fields,
+        Some(_) => {
+            return Err(ParamError::new(
+                FIELD,
+                "must be an object with host and port",
+            ));
+        }
+    };
+    let within = |error: ParamError| {
+        let message = format!("its field {} {}", error.field, error.message);
+        ParamError::new(FIELD, message)
+    };
+    let host = text(fields, "host", MAX_HOST_BYTES).map_err(within)?;
+    let host = host.ok_or_else(|| ParamError::new(FIELD, "needs a host"))?;
+    if host.contains(char::is_control) {
+        return Err(ParamError::new(FIELD, "has a host with control characters"));
+    }
+    let port = fields.get("port").and_then(port_of);
+    let port = port.ok_or_else(|| ParamError::new(FIELD, "needs a port from 0 to 65535"))?;
+    let socket = text(fields, "socket", MAX_SOCKET_BYTES).map_err(within)?;
+    let machine = text(fields, "machine", MAX_ID_BYTES).map_err(within)?;
+    Ok(Some(Site {
+        host: host.to_owned(),
+        port,
+        near: near_source(FIELD, socket, machine)?,
+    }))
+}
+
+/// A request must not make a node connect to another program's socket.
+fn near_source(
+    field: &'static str,
+    socket: Option<&str>,
+    machine: Option<&str>,
+) -> Result<Option<NearSource>, ParamError> {
+    if socket.is_some_and(|socket| !socket.starts_with(SOCKET_PREFIX)) {
+        return Err(ParamError::new(field, "must be a socket of a Corella node"));
+    }
+    Ok(socket.zip(machine).map(|(socket, machine)| NearSource {
+        socket: socket.to_owned(),
+        machine: machine.to_owned(),
+    }))
 }
 
 /// Dynamo passes a port on as a string or as a number with a point.
@@ -331,9 +381,11 @@ mod tests {
 
     fn source() -> Source {
         Source {
-            host: "10.0.0.6".to_owned(),
-            port: 9000,
-            near: None,
+            site: Site {
+                host: "10.0.0.6".to_owned(),
+                port: 9000,
+                near: None,
+            },
             rows: Some(KeptRows {
                 model_fingerprint: 0xfeed,
                 incarnation: 1_790_000_000_000_000,
@@ -358,14 +410,45 @@ mod tests {
             ("169.254.169.254", &some, false),
         ] {
             let mut source = source();
-            source.host = host.to_owned();
-            match source.address(None, allowed).await {
+            source.site.host = host.to_owned();
+            match source.site.address(None, allowed).await {
                 Ok(PeerAddress::Tcp(_)) if is_found => {}
                 Err(reason) if !is_found => {
                     assert_eq!(reason, format!("--kv-peer-allow does not allow {host}"));
                 }
                 other => panic!("{host}: {other:?}"),
             }
+        }
+    }
+
+    #[test]
+    fn a_request_names_a_node_that_has_its_blocks() {
+        let site = |near| Site {
+            host: "10.0.0.6".to_owned(),
+            port: 9000,
+            near,
+        };
+        let far = json!({"cached_blocks": {"host": "10.0.0.6", "port": "9000", "later": 1}});
+        assert_eq!(read(far), Ok(Some(Transfer::Fetch(site(None)))));
+        let near = json!({"cached_blocks": {
+            "host": "10.0.0.6", "port": 9000, "socket": "corella-kv-7-1b", "machine": "m",
+        }});
+        let source = NearSource {
+            socket: "corella-kv-7-1b".to_owned(),
+            machine: "m".to_owned(),
+        };
+        assert_eq!(read(near), Ok(Some(Transfer::Fetch(site(Some(source))))));
+        assert_eq!(read(json!({"cached_blocks": null})), Ok(None));
+        for wrong in [
+            json!("10.0.0.6:9000"),
+            json!({"port": 9000}),
+            json!({"host": "10.0.0.6"}),
+            json!({"host": "10.0.0.6", "port": 70_000}),
+            json!({"host": "10.0.0.6\n", "port": 9000}),
+            json!({"host": "10.0.0.6", "port": 9000, "socket": "/run/other", "machine": "m"}),
+        ] {
+            let error = read(json!({"cached_blocks": wrong})).unwrap_err();
+            assert_eq!(error.field, "cached_blocks");
         }
     }
 
@@ -386,7 +469,7 @@ mod tests {
     #[test]
     fn what_one_node_answers_is_read_by_the_other() {
         let mut near = source();
-        near.near = Some(NearSource {
+        near.site.near = Some(NearSource {
             socket: "corella-kv-7-1b".to_owned(),
             machine: "0b-1 pid:[4026531836]".to_owned(),
         });

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use corella_core::session::SessionConfig;
-use corella_core::{AdmissionError, FinishReason, LostKv, RequestError, RequestOutput};
+use corella_core::{FinishReason, LostKv, RequestError};
 use corella_engine::{
-    Engine, Entry, Generate, KvExchange, Receipt, StreamEvent, StreamRelay, Submission,
-    SubmitError, TokenStream, rare_line, relayed_stream,
+    Engine, Entry, Generate, KvExchange, Receipt, StreamEvent, Submission, SubmitError,
+    TokenStream, rare_line,
 };
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 
 use super::allowed_peers::AllowedPeers;
+use super::answer::{Answer, Cancelled};
 use super::params::{KeptRows, Source, prompt_digest};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
@@ -80,15 +80,6 @@ struct Pull {
     submission: Submission,
 }
 
-/// A choice's stream as its reader sees it.
-struct Answer {
-    relay: StreamRelay,
-    is_accepted: bool,
-}
-
-/// Ends when the reader has dropped a choice's stream.
-type Cancelled = oneshot::Receiver<()>;
-
 impl Puller {
     /// Runs on the caller's tokio runtime.
     pub fn new(
@@ -143,11 +134,9 @@ impl Puller {
         let mut streams = Vec::with_capacity(submission.num_choices as usize);
         let mut answers = Vec::with_capacity(submission.num_choices as usize);
         for _ in 0..submission.num_choices {
-            let (cancel, cancelled) = oneshot::channel();
             // All have the number of the first, which means nothing to their reader.
-            let (relay, stream) = relayed_stream(receipt.stream.id(), move || drop(cancel));
-            let is_accepted = false;
-            answers.push((Answer { relay, is_accepted }, cancelled));
+            let (answer, cancelled, stream) = Answer::new(receipt.stream.id());
+            answers.push((answer, cancelled));
             streams.push(stream);
         }
         let pull = Pull {
@@ -204,7 +193,7 @@ impl Puller {
 
     fn note(&self, outcome: PullOutcome, source: &Source, name: &str, reason: impl ToString) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
-        let (peer, reason) = (source.peer(), reason.to_string());
+        let (peer, reason) = (source.site.name(), reason.to_string());
         // A client chooses the peer, so that a line for each peer would be a line for each request.
         rare_line!(
             warn,
@@ -292,6 +281,7 @@ impl Pull {
         }
         let resolving = self
             .source
+            .site
             .address(puller.machine.as_deref(), &puller.allowed);
         let resolved = tokio::time::timeout_at(deadline.into(), resolving).await;
         let resolved = resolved.unwrap_or_else(|_| Err("its name is not found in time".to_owned()));
@@ -408,56 +398,4 @@ fn is_late(event: &StreamEvent) -> bool {
         matches!(finish, FinishReason::Error(RequestError::KvNotReceived(_)))
     };
     output.finish.as_ref().is_some_and(is_error)
-}
-
-impl Answer {
-    fn accept(&mut self) {
-        if !std::mem::replace(&mut self.is_accepted, true) {
-            self.relay.send(StreamEvent::Accepted);
-        }
-    }
-
-    /// Passes an event on, with what its reader has heard before in mind.
-    fn pass(&mut self, event: StreamEvent) {
-        match event {
-            StreamEvent::Accepted => self.accept(),
-            StreamEvent::Refused(error) if self.is_accepted => {
-                self.fail(RequestError::Elsewhere(error.to_string().into()));
-            }
-            event => self.relay.send(event),
-        }
-    }
-
-    fn refuse(&mut self, error: SubmitError) {
-        match error {
-            SubmitError::Refused(error) => self.pass(StreamEvent::Refused(error)),
-            SubmitError::QueueFull { num_waiting, limit } => {
-                let full = AdmissionError::QueueFull { num_waiting, limit };
-                self.pass(StreamEvent::Refused(full));
-            }
-            error @ (SubmitError::Draining | SubmitError::Lost(_)) => {
-                self.fail(RequestError::EngineLost(error.to_string().into()));
-            }
-        }
-    }
-
-    fn fail(&mut self, error: RequestError) {
-        self.relay.send(StreamEvent::Output(RequestOutput {
-            request: self.relay.id(),
-            sample: None,
-            prompt_logprobs: Vec::new(),
-            hidden_state: None,
-            finish: Some(FinishReason::Error(error)),
-            num_prompt_tokens: 0,
-            num_cached_tokens: 0,
-            num_output_tokens: 0,
-            queue_us: 0,
-        }));
-    }
-
-    async fn relay_all(mut self, mut stream: TokenStream) {
-        while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
-            self.pass(event);
-        }
-    }
 }

@@ -7,6 +7,7 @@ use corella_core::PeerPolicy;
 use corella_engine::Tracer;
 
 use super::error::{NodeError, nixl_error};
+use crate::blocks::FetchConfig;
 use crate::entrance::Network;
 use crate::registry::{RegistryUrl, Role};
 use crate::tls::{ClusterTls, TlsFiles};
@@ -46,6 +47,8 @@ pub struct NodeConfig {
     pub uses_nixl: bool,
     pub max_bandwidth: Option<u64>,
     pub num_threads: usize,
+    /// `None` for a node that fetches no cached blocks from others.
+    pub fetches: Option<FetchConfig>,
 }
 
 impl NodeConfig {

@@ -9,15 +9,16 @@ use super::Node;
 use super::error::{NodeError, nixl_error};
 use super::host_name::host_name;
 use super::listener::NodePort;
-use crate::entrance::{KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX};
+use crate::blocks::{LoaderNode, SourceNode, follow_facts};
+use crate::entrance::{BlockFetcher, KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX, Site};
 use crate::session::KvAddress;
-use crate::transport::{KvSender, NixlAgent, PeerAddress, SenderConfig};
+use crate::transport::{KvReceiver, KvSender, NixlAgent, PeerAddress, SenderConfig};
 
 pub struct KvOutlet {
     pub sender: Arc<KvSender>,
-    /// Prompts that are kept for nodes that a proxy chooses.
-    pub kept: Arc<KeptPrompts>,
     pub address: KvAddress,
+    /// The same address, as requests name it.
+    pub site: Site,
 }
 
 impl Node {
@@ -51,33 +52,66 @@ impl Node {
                 NodeError::Io(what.to_owned(), error)
             })?;
         }
-        let near = { socket.clone() }.map(|socket| NearSource {
-            socket,
-            machine: host_name(),
-        });
-        let keep = KeepConfig {
-            incarnation: hello.incarnation.0,
-            model_fingerprint: hello.model_fingerprint,
-            host: host.clone(),
-            port: if config.uses_network { port } else { 0 },
-            near,
-            lease: Duration::from_micros(self.model.engine.limits().hold_lease_us),
-        };
-        let kept = KeptPrompts::new(self.model.engine.clone(), sender.clone(), keep);
         let address = KvAddress {
             address: match config.uses_network {
                 true => format!("{host}:{port}"),
                 false => String::new(),
             },
-            socket: socket.unwrap_or_default(),
+            socket: socket.clone().unwrap_or_default(),
             host: host_name(),
         };
+        let near = socket.map(|socket| NearSource {
+            socket,
+            machine: host_name(),
+        });
+        let port = if config.uses_network { port } else { 0 };
         Ok(KvOutlet {
             sender,
-            kept,
             address,
+            site: Site { host, port, near },
         })
     }
+
+    /// Keeps prompts for nodes that a proxy chooses.
+    pub fn keep_prompts(&self, outlet: &KvOutlet, hello: &Hello) -> Arc<KeptPrompts> {
+        let keep = KeepConfig {
+            incarnation: hello.incarnation.0,
+            model_fingerprint: hello.model_fingerprint,
+            site: outlet.site.clone(),
+            lease: Duration::from_micros(self.model.engine.limits().hold_lease_us),
+        };
+        KeptPrompts::new(self.model.engine.clone(), outlet.sender.clone(), keep)
+    }
+
+    /// Has others load cached blocks from the node, and the node from others.
+    pub fn start_blocks(
+        &self,
+        hello: &Hello,
+        outlet: &KvOutlet,
+        receiver: Arc<KvReceiver>,
+    ) -> Result<CachedBlocks, NodeError> {
+        let engine = &self.model.engine;
+        let (incarnation, geometry) = (hello.incarnation, engine.kv_pages().geometry());
+        let exchange = engine.block_exchange();
+        let source = SourceNode::start(incarnation, exchange, &outlet.sender, geometry);
+        let fetches = self.config.fetches.unwrap_or_default();
+        let loader = LoaderNode::start(incarnation, engine.clone(), receiver, geometry, fetches);
+        let following = follow_facts(engine.subscribe_block_facts(), &source, &loader);
+        following.map_err(|error| NodeError::Io("starting a thread".to_owned(), error))?;
+        let machine = self.config.uses_host.then(host_name);
+        let allowed = self.allowed_peers();
+        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, fetches);
+        Ok(CachedBlocks {
+            source,
+            fetcher: self.config.fetches.is_some().then_some(fetcher),
+        })
+    }
+}
+
+/// Both ends of loads of cached blocks.
+pub struct CachedBlocks {
+    pub source: Arc<SourceNode>,
+    pub fetcher: Option<Arc<BlockFetcher>>,
 }
 
 /// Each life of a node has a name of its own.

@@ -28,6 +28,19 @@ impl NodePort {
         Ok(Self { listener, address })
     }
 
+    /// A free port of the same interface, for KV rows of a node whose own port takes sessions.
+    pub fn beside(other: &Self) -> Result<Self, NodeError> {
+        let address = SocketAddr::new(other.address.ip(), 0);
+        let cannot_listen = |error| {
+            let what = format!("cannot listen on {} for KV rows", address.ip());
+            NodeError::Io(what, error)
+        };
+        let listener = TcpListener::bind(address).map_err(cannot_listen)?;
+        listener.set_nonblocking(true).map_err(cannot_listen)?;
+        let address = listener.local_addr().map_err(cannot_listen)?;
+        Ok(Self { listener, address })
+    }
+
     pub fn try_clone(&self) -> Result<Self, NodeError> {
         let listener = self.listener.try_clone();
         Ok(Self {

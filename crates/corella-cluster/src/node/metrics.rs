@@ -13,7 +13,7 @@ use prometheus_client::registry::Unit;
 
 use super::ClusterNode;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
-use crate::entrance::{Entrance, KeptEnd, PullOutcome};
+use crate::entrance::{Entrance, FetchOutcome, KeptEnd, PullOutcome};
 use crate::session::StayReason;
 
 /// Metrics of the role that the node has at a scrape.
@@ -69,6 +69,27 @@ fn encode_entrance(entrance: &Entrance, encoder: &mut DescriptorEncoder<'_>) -> 
             "corella_kv_pulled_rows",
             "KV rows that were pulled from other nodes for a proxy",
             puller.num_rows(),
+        )?;
+    }
+    if let Some(fetcher) = &entrance.fetcher {
+        let starts = FetchOutcome::ALL.map(|start| (start.as_str(), fetcher.num_requests(start)));
+        let help = "Requests that named a node with blocks of their prompt, by how the fetch began";
+        outcomes(encoder, "corella_block_fetches", help, &starts)?;
+        let stats = fetcher.loader().stats();
+        let ends = [
+            ("loaded", stats.num_loaded),
+            ("not_found", stats.num_not_found),
+            ("not_worth", stats.num_not_worth),
+            ("refused", stats.num_refused),
+            ("failed", stats.num_failed),
+        ];
+        let help = "Loads of other nodes' cached blocks, by how they ended";
+        outcomes(encoder, "corella_block_loads", help, &ends)?;
+        counter(
+            encoder,
+            "corella_fetched_blocks",
+            "Cached blocks that came from other nodes",
+            stats.num_blocks,
         )?;
     }
     Ok(())

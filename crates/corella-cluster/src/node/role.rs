@@ -11,12 +11,15 @@ use tokio::sync::oneshot;
 
 use super::Node;
 use super::error::{NodeError, nixl_error};
+use super::fetched_prefill::FetchedPrefill;
 use super::host_name::host_name;
-use super::kv_outlet::KvOutlet;
+use super::kv_outlet::{CachedBlocks, KvOutlet};
 use super::listener::NodePort;
-use crate::entrance::{AllowedPeers, Entrance, Network, Puller};
+use crate::entrance::{AllowedPeers, Entrance, KeptPrompts, Network, Puller, Site};
 use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
-use crate::session::{DecodeNode, NodeListener, PrefillNode, RegistryPeers, serve_sessions};
+use crate::session::{
+    DecodeNode, NodeListener, NodeSite, PrefillNode, RegistryPeers, serve_sessions,
+};
 use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, TransferThreads};
 
 /// Time for a registry to take this node off its list when it leaves.
@@ -31,14 +34,22 @@ pub enum RunningRole {
 /// The engine alone, unless a proxy pairs it with other nodes.
 #[derive(Default)]
 pub struct UnifiedRole {
-    paired: Option<(Entrance, KvOutlet)>,
+    paired: Option<(Entrance, Outlet)>,
+}
+
+/// What other nodes load from this one.
+struct Outlet {
+    kv: KvOutlet,
+    /// Prompts that are kept for nodes that a proxy chooses.
+    kept: Option<Arc<KeptPrompts>>,
+    blocks: CachedBlocks,
 }
 
 pub struct PrefillRole {
     pub node: PrefillNode,
     pub registry: Registry,
     entrance: Entrance,
-    outlet: KvOutlet,
+    outlet: Outlet,
 }
 
 pub struct DecodeRole {
@@ -47,6 +58,7 @@ pub struct DecodeRole {
     /// Loads KV rows for the node.
     pub receiver: Arc<KvReceiver>,
     entrance: Entrance,
+    outlet: Outlet,
     /// Dropping it ends the server of sessions when the last of them has ended.
     stop: Mutex<Option<oneshot::Sender<()>>>,
     _threads: TransferThreads,
@@ -67,12 +79,17 @@ impl RunningRole {
         }
     }
 
-    fn outlet(&self) -> Option<&KvOutlet> {
+    fn outlet(&self) -> Option<&Outlet> {
         match self {
             Self::Unified(role) => role.paired.as_ref().map(|(_, outlet)| outlet),
             Self::Prefill(role) => Some(&role.outlet),
-            Self::Decode(_) => None,
+            Self::Decode(role) => Some(&role.outlet),
         }
+    }
+
+    /// Where other nodes load KV rows from.
+    pub fn kv_site(&self) -> Option<&Site> {
+        self.outlet().map(|outlet| &outlet.kv.site)
     }
 
     pub fn role(&self) -> Role {
@@ -86,14 +103,18 @@ impl RunningRole {
     /// Whom a server submits to, if not to its engine.
     pub fn generator(&self) -> Option<Arc<dyn Generate>> {
         match self {
-            Self::Prefill(role) => Some(Arc::new(role.node.clone())),
+            Self::Prefill(role) => Some(role.entrance.local.clone()),
             Self::Unified(_) | Self::Decode(_) => None,
         }
     }
 
     /// Sessions, and pages that are held for other nodes.
     pub fn num_obligations(&self) -> usize {
-        let num_kept = self.outlet().map_or(0, |outlet| outlet.kept.num_kept());
+        let num_kept = |outlet: &Outlet| {
+            let kept = outlet.kept.as_ref().map_or(0, |kept| kept.num_kept());
+            kept + outlet.blocks.source.num_loads()
+        };
+        let num_kept = self.outlet().map_or(0, num_kept);
         let num_obligations = match self {
             Self::Unified(_) => 0,
             Self::Prefill(role) => role.node.num_obligations(),
@@ -123,7 +144,7 @@ impl RunningRole {
     /// Leaves the port to another role. Open connections stay.
     pub fn stop_listening(&self) {
         if let Some(outlet) = self.outlet() {
-            outlet.sender.stop_listening();
+            outlet.kv.sender.stop_listening();
         }
         if let Self::Decode(role) = self {
             let stop = role.stop.lock();
@@ -136,16 +157,21 @@ impl Node {
     pub fn start_unified(&self, listener: NodePort) -> Result<UnifiedRole, NodeError> {
         let (_, hello) = self.identity(Role::Unified, &listener);
         let nixl = self.start_nixl(&hello)?;
-        let outlet = self.start_outlet(listener, &hello, nixl.as_ref())?;
-        let following = outlet.kept.follow();
+        let kv = self.start_outlet(listener, &hello, nixl.as_ref())?;
+        let kept = self.keep_prompts(&kv, &hello);
+        let following = kept.follow();
         following.map_err(|error| NodeError::Io("starting a thread".to_owned(), error))?;
+        let receiver = self.receiver(&hello, nixl);
+        let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let entrance = Entrance {
-            kept: Some(outlet.kept.clone()),
-            puller: Some(self.puller(&hello, self.receiver(&hello, nixl))),
+            kept: Some(kept.clone()),
+            puller: Some(self.puller(&hello, receiver)),
+            fetcher: blocks.fetcher.clone(),
             local: Arc::new(self.model.engine.clone()),
         };
+        let kept = Some(kept);
         Ok(UnifiedRole {
-            paired: Some((entrance, outlet)),
+            paired: Some((entrance, Outlet { kv, kept, blocks })),
         })
     }
 
@@ -158,7 +184,10 @@ impl Node {
         };
         let (_, hello) = self.identity(Role::Prefill, &listener);
         let nixl = self.start_nixl(&hello)?;
-        let outlet = self.start_outlet(listener, &hello, nixl.as_ref())?;
+        let kv = self.start_outlet(listener, &hello, nixl.as_ref())?;
+        let kept = self.keep_prompts(&kv, &hello);
+        let receiver = self.receiver(&hello, nixl);
+        let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
         let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
         let placement = PlacementConfig {
@@ -170,11 +199,11 @@ impl Node {
             registry.peers().clone(),
             placement,
             hello.clone(),
-            outlet.address.clone(),
+            kv.address.clone(),
             self.model.row_bytes(),
             self.tls.clone(),
         );
-        let puller = self.puller(&hello, self.receiver(&hello, nixl));
+        let puller = self.puller(&hello, receiver);
         let session = SessionConfig {
             allocate_budget_us: config.search_timeout.as_micros() as u64,
             starts_locally: config.falls_back,
@@ -185,22 +214,27 @@ impl Node {
             session,
             hello,
             self.model.engine.clone(),
-            outlet.sender.clone(),
-            outlet.address.clone(),
+            kv.sender.clone(),
+            kv.address.clone(),
             peers,
-            Some(outlet.kept.clone()),
+            Some(kept.clone()),
         );
         let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
         let entrance = Entrance {
-            kept: Some(outlet.kept.clone()),
+            kept: Some(kept.clone()),
             puller: Some(puller),
-            local: Arc::new(node.clone()),
+            fetcher: blocks.fetcher.clone(),
+            local: match &blocks.fetcher {
+                Some(fetcher) => Arc::new(FetchedPrefill::new(node.clone(), fetcher.clone())),
+                None => Arc::new(node.clone()),
+            },
         };
+        let kept = Some(kept);
         Ok(PrefillRole {
             node,
             registry,
             entrance,
-            outlet,
+            outlet: Outlet { kv, kept, blocks },
         })
     }
 
@@ -208,10 +242,15 @@ impl Node {
         let config = &self.config;
         let (reachable, hello) = self.identity(Role::Decode, &listener);
         let nixl = self.start_nixl(&hello)?;
+        // Sessions have the other port.
+        let port = NodePort::beside(&listener)?;
+        let kv = self.start_outlet(port, &hello, nixl.as_ref())?;
         let receiver = self.receiver(&hello, nixl);
+        let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let entrance = Entrance {
             kept: None,
             puller: Some(self.puller(&hello, receiver.clone())),
+            fetcher: blocks.fetcher.clone(),
             local: Arc::new(self.model.engine.clone()),
         };
         let listener = TcpListener::from_std(listener.listener)
@@ -226,7 +265,10 @@ impl Node {
             }
             None => None,
         };
-        let host = config.uses_host.then(host_name);
+        let site = NodeSite {
+            host: config.uses_host.then(host_name),
+            kv_address: kv.address.clone(),
+        };
         let session = self.model.session_config(config);
         let engine = self.model.engine.clone();
         let constraints = Some(self.model.constraints.clone());
@@ -237,7 +279,7 @@ impl Node {
             engine,
             receiver.clone(),
             constraints,
-            host,
+            site,
             meter,
         );
         let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
@@ -262,6 +304,11 @@ impl Node {
             registry,
             receiver,
             entrance,
+            outlet: Outlet {
+                kv,
+                kept: None,
+                blocks,
+            },
             stop: Mutex::new(Some(stop)),
             _threads: self.threads.clone(),
         })
@@ -283,7 +330,7 @@ impl Node {
     }
 
     /// Nodes of the networks that were named, and of this machine.
-    fn allowed_peers(&self) -> AllowedPeers {
+    pub fn allowed_peers(&self) -> AllowedPeers {
         let own = Some(self.config.listen.ip()).filter(|address| !address.is_unspecified());
         let named = self.config.kv_peer_allow.iter().copied();
         AllowedPeers::new(named.chain(own.map(Network::of)))

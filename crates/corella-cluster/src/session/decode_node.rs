@@ -20,13 +20,13 @@ use tokio::task::AbortHandle;
 use tonic::{Status, Streaming};
 use tracing::Instrument;
 
-use super::driver::{Driver, Shared};
 use super::link::{Link, LinkClosed, linger};
 use super::service::SessionHandler;
 use super::stage_times::DecodeTimes;
 use super::wire::{self, Body, Envelope, KvAddress};
+use crate::driver::{Driver, Shared};
 use crate::peer_log::PeerLog;
-use crate::transport::{KvReceiver, LoadHandle, LoadRequest, PeerAddress};
+use crate::transport::{KvReceiver, LoadHandle, LoadRequest};
 
 /// The most prefill nodes that one decode node tells apart. All others share a number, and are
 /// suspected together.
@@ -42,6 +42,8 @@ pub struct DecodeNode {
     constraints: Option<Arc<dyn ConstraintMaker>>,
     /// Names this host, if rows may be loaded inside it.
     host: Option<String>,
+    /// Where others load this node's cached blocks.
+    kv_address: KvAddress,
     /// Counts the outputs of other nodes' requests for the metrics.
     meter: Option<Arc<dyn OutputMeter>>,
     is_draining: AtomicBool,
@@ -50,7 +52,16 @@ pub struct DecodeNode {
     shared: Shared<State>,
 }
 
-pub(super) struct State {
+/// Where a decode node is.
+#[derive(Clone, Debug, Default)]
+pub struct NodeSite {
+    /// Names this host, if rows may be loaded inside it.
+    pub host: Option<String>,
+    /// Where others load this node's cached blocks.
+    pub kv_address: KvAddress,
+}
+
+pub(crate) struct State {
     end: DecodeEnd,
     links: HashMap<SessionKey, PeerLink>,
     requests: HashMap<SessionKey, LocalRequest>,
@@ -78,15 +89,15 @@ struct LocalRequest {
 }
 
 impl DecodeNode {
-    /// Runs on the caller's tokio runtime. `host` names this host for nodes beside it, from which it
-    /// then loads without the network.
+    /// Runs on the caller's tokio runtime. `site` is
+    /// where it loads from without the network, and where others load blocks that it has cached.
     pub fn start(
         config: SessionConfig,
         hello: Hello,
         engine: Engine,
         receiver: Arc<KvReceiver>,
         constraints: Option<Arc<dyn ConstraintMaker>>,
-        host: Option<String>,
+        site: NodeSite,
         meter: Option<Arc<dyn OutputMeter>>,
     ) -> Result<Arc<Self>, corella_core::session::SessionConfigError> {
         let end = DecodeEnd::new(config, hello.clone())?;
@@ -96,7 +107,8 @@ impl DecodeNode {
             receiver,
             hello,
             constraints,
-            host,
+            host: site.host,
+            kv_address: site.kv_address,
             meter,
             is_draining: AtomicBool::new(false),
             times: DecodeTimes::new(),
@@ -314,7 +326,7 @@ impl DecodeNode {
         let (Some(request), Some(peer)) = (state.requests.get(&key), state.links.get(&key)) else {
             return state.end.handle_load_failed(key, now_us);
         };
-        let Some(address) = self.address_of(&peer.kv_address) else {
+        let Some(address) = peer.kv_address.reach(self.host.as_deref()) else {
             rare_line!(warn, address = ?peer.kv_address, "a prefill node's KV address is wrong");
             return state.end.handle_load_failed(key, now_us);
         };
@@ -405,21 +417,11 @@ impl DecodeNode {
         }
     }
 
-    /// Where to load rows from: inside the host if both nodes are on the same one.
-    fn address_of(&self, kv: &KvAddress) -> Option<PeerAddress> {
-        let is_near = self.host.as_ref().is_some_and(|host| *host == kv.host);
-        if is_near && !kv.socket.is_empty() {
-            return Some(PeerAddress::Unix(kv.socket.clone()));
-        }
-        // A peer on another host names no socket of this one.
-        { kv.address.parse().ok() }.filter(|address| !matches!(address, PeerAddress::Unix(_)))
-    }
-
     /// Connects to where a prefill node's rows come from, if they can be of use here.
     fn expect_loads(&self, theirs: wire::Hello, kv_address: &KvAddress) {
         let is_compatible =
             Hello::try_from(theirs).is_ok_and(|theirs| self.hello.check(&theirs).is_ok());
-        if is_compatible && let Some(address) = self.address_of(kv_address) {
+        if is_compatible && let Some(address) = kv_address.reach(self.host.as_deref()) {
             self.receiver.expect_loads(&address);
         }
     }
@@ -456,7 +458,7 @@ impl DecodeNode {
         let Some(key) = first.key else {
             // It only wants to know who this is, and may bring requests later.
             self.expect_loads(hello, &kv_address);
-            let mut answer = wire::hello(&self.hello, &KvAddress::default());
+            let mut answer = wire::hello(&self.hello, &self.kv_address);
             answer.load = Some(self.load_report());
             let answer = Envelope {
                 key: None,

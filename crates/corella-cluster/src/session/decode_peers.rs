@@ -42,6 +42,8 @@ pub struct RegistryPeers {
 #[derive(Default)]
 struct State {
     channels: HashMap<PeerId, Channel>,
+    /// Where the nodes' cached blocks are loaded from.
+    kv_addresses: HashMap<PeerId, KvAddress>,
     /// What each session has asked a node for, or has there.
     reservations: HashMap<SessionId, (PeerId, ReservationId)>,
 }
@@ -95,11 +97,11 @@ impl RegistryPeers {
         let answer = tokio::time::timeout(PROBE_TIMEOUT, self.ask(peer)).await;
         let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
         let answer = answer.and_then(|answer| {
-            let load = answer.load;
+            let (load, kv_address) = (answer.load, KvAddress::from(&answer));
             let theirs = Hello::try_from(answer).map_err(|error| error.to_string())?;
-            Ok((theirs, load))
+            Ok((theirs, load, kv_address))
         });
-        let (theirs, load) = match answer {
+        let (theirs, load, kv_address) = match answer {
             Ok(answer) => answer,
             Err(reason) => {
                 tracing::debug!(%peer, reason, "a probe has failed");
@@ -118,6 +120,7 @@ impl RegistryPeers {
         if let Err(mismatch) = self.hello.check(&theirs) {
             return self.note_incompatible(peer, theirs.incarnation, &mismatch);
         }
+        self.lock().kv_addresses.insert(peer, kv_address);
         let hello = PeerFacts {
             incarnation: theirs.incarnation.0,
             page_size: theirs.page_size,
@@ -220,8 +223,9 @@ impl RegistryPeers {
     /// Closes connections to nodes that have gone.
     fn forget_gone(&self) {
         let mut state = self.lock();
-        let channels = &mut state.channels;
-        channels.retain(|&peer, _| self.peers.record(peer).is_some());
+        let is_listed = |peer: &PeerId| self.peers.record(*peer).is_some();
+        state.channels.retain(|peer, _| is_listed(peer));
+        state.kv_addresses.retain(|peer, _| is_listed(peer));
     }
 }
 
@@ -297,6 +301,10 @@ impl DecodePeers for RegistryPeers {
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
         self.connect(peer_id(node))
+    }
+
+    fn kv_address(&self, node: NodeId) -> Option<KvAddress> {
+        self.lock().kv_addresses.get(&peer_id(node)).cloned()
     }
 
     fn mark_suspect(&self, node: NodeId) {

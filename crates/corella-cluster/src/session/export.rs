@@ -7,8 +7,8 @@ use corella_core::{KvFact, StepId};
 use corella_engine::KvFacts;
 use corella_model::{KvPages, LayerProgress};
 
-use super::driver::Driver;
 use super::prefill_node::Node;
+use crate::driver::Driver;
 use crate::entrance::KeptPrompts;
 
 /// How long the thread waits for a layer before it looks whether the node is still there.

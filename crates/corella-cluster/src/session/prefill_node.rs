@@ -24,16 +24,17 @@ use corella_engine::{
 use corella_model::KvPages;
 use tracing::Instrument;
 
-use super::driver::{Driver, Shared};
 use super::link::{Link, linger};
 use super::search::{Choice, DecodePeers, Search};
+use super::sent_blocks::SentBlocks;
 use super::service;
 use super::stage_times::PrefillTimes;
 use super::stay::{StayCounts, StayReason};
 use super::wire::{self, Envelope, KvAddress};
+use crate::driver::{Driver, Shared};
 use crate::entrance::KeptPrompts;
 use crate::exporter::{Exported, Exporter};
-use crate::transport::{KvSender, TransferAccount};
+use crate::transport::{KvSender, PeerAddress, TransferAccount};
 
 use session_table::{Client, ClientFacts, SessionTable};
 
@@ -68,10 +69,11 @@ pub(super) struct Node {
     num_remote_tokens: AtomicU64,
     times: PrefillTimes,
     stays: StayCounts,
+    sent: SentBlocks,
     shared: Shared<State>,
 }
 
-pub(super) struct State {
+pub(crate) struct State {
     end: PrefillEnd,
     sessions: SessionTable,
 }
@@ -123,7 +125,6 @@ impl PrefillNode {
                 exchange: engine.kv_exchange(),
                 clock: shared.clock,
             },
-            engine,
             peers,
             hello,
             kv_address,
@@ -132,6 +133,8 @@ impl PrefillNode {
             num_remote_tokens: AtomicU64::new(0),
             times: PrefillTimes::new(),
             stays: StayCounts::default(),
+            sent: SentBlocks::new(engine.block_exchange()),
+            engine,
             shared,
         });
         super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);
@@ -157,6 +160,14 @@ impl PrefillNode {
     /// Requests that went to no decode node, by why they stayed.
     pub fn stays(&self) -> &StayCounts {
         &self.0.stays
+    }
+
+    /// Where the decode node that has the most of a prompt sends its cached blocks from. `host` names this host if rows
+    /// may be loaded inside it.
+    pub fn block_site(&self, submission: &Submission, host: Option<&str>) -> Option<PeerAddress> {
+        let node = &self.0;
+        let site = node.sent.find(&submission.namespace, &submission.prompt)?;
+        node.peers.kv_address(site.node)?.reach(host)
     }
 
     pub fn stats(&self) -> PrefillNodeStats {
@@ -421,6 +432,11 @@ impl Node {
                     let seconds = progress.opened_at.elapsed().as_secs_f64();
                     self.times.allocate.observe(seconds);
                     tracing::debug!(%node, "a decode node takes the request");
+                }
+                if let Some(request) = self.lock().end.request(key.session) {
+                    let incarnation = key.decode_incarnation;
+                    let peer = Peer { node, incarnation };
+                    self.sent.note(&request.namespace, &request.prompt, peer);
                 }
                 if let Some(granted_as) = allocated.granted_as {
                     self.peers.handle_granted(key.session, node, granted_as);

@@ -7,6 +7,7 @@ use corella_core::{NodeId, Request, SessionId};
 use tonic::transport::Channel;
 
 use super::stay::StayReason;
+use super::wire::KvAddress;
 
 /// Who is to decode a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +26,11 @@ pub trait DecodePeers: Send + Sync + 'static {
 
     /// A connection to a node that was chosen.
     fn channel(&self, node: NodeId) -> Option<Channel>;
+
+    /// Where a node's cached blocks are loaded from, once it has said so.
+    fn kv_address(&self, _node: NodeId) -> Option<KvAddress> {
+        None
+    }
 
     fn mark_suspect(&self, node: NodeId);
 

@@ -12,6 +12,8 @@ use corella_core::{
     SessionId, StoppingCriteria, TokenRules,
 };
 
+use crate::transport::PeerAddress;
+
 mod schema;
 
 pub use schema::{
@@ -29,6 +31,18 @@ pub struct KvAddress {
     pub socket: String,
     /// Names the host.
     pub host: String,
+}
+
+impl KvAddress {
+    /// The way to it from a node on `host`, if there is one. `host` is there if rows may be loaded inside it.
+    pub fn reach(&self, host: Option<&str>) -> Option<PeerAddress> {
+        let is_near = host.is_some_and(|host| host == self.host);
+        if is_near && !self.socket.is_empty() {
+            return Some(PeerAddress::Unix(self.socket.clone()));
+        }
+        // A peer on another host names no socket of this one.
+        { self.address.parse().ok() }.filter(|address| !matches!(address, PeerAddress::Unix(_)))
+    }
 }
 
 impl From<&Hello> for KvAddress {

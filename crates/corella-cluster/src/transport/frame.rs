@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use corella_core::session::SessionKey;
+use corella_core::session::{LoadKey, SessionKey};
 use corella_core::{Incarnation, SessionId};
 use corella_model::PageForm;
 
@@ -38,7 +38,47 @@ pub enum Frame {
     /// After the greetings, unless they say all: what the sender offers by a row path, and then the path by which the
     /// receiver has rows come.
     Path(PathFrame),
+    /// A message about a load of cached blocks (`block_message.rs`), in either direction.
+    Blocks(BlockFrame),
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockFrame {
+    pub key: LoadKey,
+    pub verb: BlockVerb,
+    pub num_blocks: u32,
+    /// So many bytes of a list follow.
+    pub num_bytes: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockVerb {
+    Lookup,
+    LoadBlocks,
+    Landed,
+    Release,
+    Found,
+    Complete,
+    NotHere,
+    Refused,
+    HoldEnded,
+    Stalled,
+    Unknown,
+}
+
+const BLOCK_VERBS: [BlockVerb; 11] = [
+    BlockVerb::Lookup,
+    BlockVerb::LoadBlocks,
+    BlockVerb::Landed,
+    BlockVerb::Release,
+    BlockVerb::Found,
+    BlockVerb::Complete,
+    BlockVerb::NotHere,
+    BlockVerb::Refused,
+    BlockVerb::HoldEnded,
+    BlockVerb::Stalled,
+    BlockVerb::Unknown,
+];
 
 /// The offer of a row path, or the answer to it. Nodes with several paths in common agree on one by their greetings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -166,6 +206,7 @@ const FAILED: u8 = 5;
 const RECEIVED: u8 = 6;
 const CANCEL: u8 = 7;
 const PATH: u8 = 8;
+const BLOCKS: u8 = 9;
 
 const FORMS: [PageForm; 2] = [PageForm::Native, PageForm::Canonical];
 
@@ -217,6 +258,14 @@ impl Frame {
                 out.put(&path.data);
                 out.u32(path.num_bytes);
             }
+            Self::Blocks(blocks) => {
+                out.kind(BLOCKS, blocks.key.number);
+                out.u64(blocks.key.loader.0);
+                out.u64(blocks.key.source.0);
+                out.u32(blocks.num_blocks);
+                out.u32(blocks.num_bytes);
+                out.index(&BLOCK_VERBS, &blocks.verb);
+            }
         }
         bytes
     }
@@ -230,7 +279,7 @@ impl Frame {
             fields.zeroes()?;
             return Ok(Self::Hello(hello));
         }
-        if kind == 0 || kind > PATH {
+        if kind == 0 || kind > BLOCKS {
             return Err(FrameError::Kind(kind));
         }
         if fields.take::<3>() != [0; 3] {
@@ -273,10 +322,20 @@ impl Frame {
             },
             RECEIVED => Self::Received { load_id },
             CANCEL => Self::Cancel { load_id },
-            _ => Self::Path(PathFrame {
+            PATH => Self::Path(PathFrame {
                 name: PathName(load_id.to_le_bytes()),
                 data: fields.take(),
                 num_bytes: fields.u32(),
+            }),
+            _ => Self::Blocks(BlockFrame {
+                key: LoadKey {
+                    number: load_id,
+                    loader: Incarnation(fields.u64()),
+                    source: Incarnation(fields.u64()),
+                },
+                num_blocks: fields.u32(),
+                num_bytes: fields.u32(),
+                verb: fields.index(&BLOCK_VERBS, "verb")?,
             }),
         };
         fields.zeroes()?;

@@ -5,27 +5,39 @@ use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::frame::{FRAME_BYTES, Frame};
+use super::frame::Frame;
 
 /// The connection of a peer that does not read its answers is closed when this many frames wait.
 const MAX_FRAMES: usize = 4096;
 
 #[derive(Default)]
 pub struct FrameQueue {
-    bytes: Mutex<Vec<u8>>,
+    waiting: Mutex<Waiting>,
     /// Wakes the connection's writer when there is something for it to do.
     pub wake: Notify,
     overflow: Notify,
 }
 
+#[derive(Default)]
+struct Waiting {
+    bytes: Vec<u8>,
+    num_frames: usize,
+}
+
 impl FrameQueue {
     pub fn push(&self, frame: &Frame) {
-        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        if bytes.len() >= MAX_FRAMES * FRAME_BYTES {
+        self.push_bytes(&frame.encode());
+    }
+
+    /// A frame and its payload, whose size its writer has bounded.
+    pub fn push_bytes(&self, frame: &[u8]) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.num_frames >= MAX_FRAMES {
             return self.overflow.notify_one();
         }
-        bytes.extend_from_slice(&frame.encode());
-        drop(bytes);
+        waiting.bytes.extend_from_slice(frame);
+        waiting.num_frames += 1;
+        drop(waiting);
         self.wake.notify_one();
     }
 
@@ -38,7 +50,8 @@ impl FrameQueue {
     /// Everything that waits; `out` lends its memory.
     pub fn take(&self, out: &mut Vec<u8>) {
         out.clear();
-        let mut bytes = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::swap(&mut *bytes, out);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        waiting.num_frames = 0;
+        std::mem::swap(&mut waiting.bytes, out);
     }
 }

@@ -2,12 +2,17 @@
 
 use std::io;
 use std::ptr::NonNull;
+use std::time::Duration;
 
+use super::block_message::{self, BlockMessage, MAX_LIST_BYTES};
 use super::checksum::Checksum;
-use super::frame::{FRAME_BYTES, Frame, TRAILER_BYTES, Trailer};
+use super::frame::{BlockFrame, FRAME_BYTES, Frame, TRAILER_BYTES, Trailer};
 use super::gate::Gate;
 use super::io_parts::IoParts;
 use super::socket::Socket;
+
+/// For a list of blocks, which its sender has in memory.
+const PAYLOAD_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn violation(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
@@ -47,6 +52,22 @@ impl FrameReader {
         let frame = Frame::decode(bytes);
         self.num_ahead = 0;
         frame.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+    }
+
+    /// The message of a frame that has come, with the payload behind it. A peer that stops in the middle ends the
+    /// connection.
+    pub async fn block_message(
+        &mut self,
+        socket: &Socket,
+        frame: &BlockFrame,
+    ) -> io::Result<BlockMessage> {
+        if frame.num_bytes > MAX_LIST_BYTES {
+            return Err(violation("a list of blocks that is too long"));
+        }
+        let mut payload = vec![0; frame.num_bytes as usize];
+        let read = tokio::time::timeout(PAYLOAD_TIMEOUT, socket.read_exact(&mut payload));
+        read.await.map_err(|_| io::ErrorKind::TimedOut)??;
+        block_message::decode(frame, &payload).map_err(violation)
     }
 
     /// Has a payload go nowhere.

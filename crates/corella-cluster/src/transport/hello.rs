@@ -10,7 +10,7 @@ use super::path_list::{PathSet, own_paths};
 /// Behind the kind, `C`.
 const MAGIC: [u8; 3] = *b"KVT";
 /// Peers of another version are refused.
-const PROTOCOL_VERSION: u32 = 2;
+const PROTOCOL_VERSION: u32 = 3;
 
 const FORMATS: [KvFormat; 4] = [
     KvFormat::Float(DType::F32),

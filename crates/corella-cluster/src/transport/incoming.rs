@@ -166,9 +166,12 @@ impl Incoming {
         let layer_bytes = u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX);
         let credit_bytes = window_bytes.max(layer_bytes);
         let layers = &self.pages.geometry().layers;
+        let own_page_size = self.pages.geometry().page_size;
         let first_row = |layer| {
             let rows = request.first_row..request.num_rows;
+            // Cached blocks have no page behind a window that the last row alone would read.
             first_row_sent(layers.group_of(layer), geometry.page_size, rows)
+                .max(self.table(layer).num_gone as u32 * own_page_size)
         };
         let num_received = (0..layers.num_layers()).map(first_row).collect();
         *self.state() = State {

@@ -4,18 +4,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use corella_core::{KvGroup, PageTable};
+use corella_core::session::{LoadKey, ToSource};
+use corella_core::{Incarnation, KvGroup, PageTable};
 use corella_model::KvPages;
 use tokio::sync::watch;
 
+use super::block_message::{self, BlockMessage};
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::load_request::LoadRequest;
-use super::outgoing::first_row_sent;
 use super::path_list::PathSet;
 use super::path_name::PathName;
 use super::peer_table::PeerTable;
 use super::receiver_config::ReceiverConfig;
-use super::receiver_state::ReceiverState;
+use super::receiver_connection::ReceiverConnection;
+use super::receiver_state::{BlockAnswers, ReceiverState};
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
 /// Why a load was not begun.
@@ -97,6 +99,56 @@ impl KvReceiver {
         }
     }
 
+    /// Has `handle` take the answers of sources of cached blocks.
+    pub fn take_block_answers(&self, handle: BlockAnswers) {
+        self.state.block_answers.set(handle).ok();
+    }
+
+    /// Connects to a node, and returns the incarnation that it greets with.
+    pub async fn incarnation_of(&self, address: &PeerAddress) -> Result<Incarnation, LoadFailure> {
+        let Some(peer) = self.peers.get(address) else {
+            let reason = LoadRejection::TooManyPeers.to_string();
+            return Err(LoadFailure::Unreachable(reason));
+        };
+        let slot = peer.first_slot();
+        let incarnation_of = |connection: &ReceiverConnection| connection.hello.incarnation;
+        if let Some(connection) = slot.ready_connection() {
+            return Ok(Incarnation(incarnation_of(&connection)));
+        }
+        let state = self.state.clone();
+        let thread = self.threads.get(slot.index());
+        // The connection lives on its thread, whichever the caller's is.
+        let connecting = thread.spawn(async move {
+            let connection = slot.connection(&state).await?;
+            Ok(incarnation_of(&connection))
+        });
+        let incarnation = connecting.await;
+        incarnation
+            .unwrap_or_else(|error| Err(LoadFailure::Unreachable(error.to_string())))
+            .map(Incarnation)
+    }
+
+    /// Sends a message to a source of cached blocks. Messages to one node keep their order, and are lost with the
+    /// connection. Returns false for a message that cannot be sent.
+    pub fn send_blocks(&self, address: &PeerAddress, key: LoadKey, message: ToSource) -> bool {
+        let bytes = block_message::encode(key, &BlockMessage::ToSource(message));
+        let (Some(bytes), Some(peer)) = (bytes, self.peers.get(address)) else {
+            return false;
+        };
+        let slot = peer.first_slot();
+        if let Some(connection) = slot.ready_connection() {
+            connection.send_blocks(&bytes);
+            return true;
+        }
+        let state = self.state.clone();
+        self.threads.get(slot.index()).spawn(async move {
+            if let Ok(connection) = slot.connection(&state).await {
+                connection.send_blocks(&bytes);
+            }
+        });
+        true
+    }
+
     /// Begins to load.
     ///
     /// # Safety
@@ -109,8 +161,8 @@ impl KvReceiver {
         let num_pages = request.num_rows.div_ceil(page_size) as usize;
         let groups = geometry.layers.groups();
         let fits = |(group, table): (&KvGroup, &PageTable)| {
-            let rows = request.first_row..request.num_rows;
-            let first = first_row_sent(*group, page_size, rows) / page_size;
+            let first_read = group.first_page_read(request.num_rows, page_size);
+            let first = first_read.max(request.first_row / page_size);
             let mut pages = table.pages.iter();
             table.num_gone <= first as usize
                 && table.len() >= num_pages
@@ -180,6 +232,11 @@ impl Drop for KvReceiver {
 impl LoadHandle {
     pub fn status(&self) -> LoadStatus {
         self.status.borrow().clone()
+    }
+
+    /// Follows the status, also while others cancel the load.
+    pub fn watch(&self) -> watch::Receiver<LoadStatus> {
+        self.status.clone()
     }
 
     /// Waits until the load is over.

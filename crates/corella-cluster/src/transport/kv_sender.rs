@@ -17,6 +17,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tracing::debug;
 
+use super::block_server::BlockServer;
 use super::frame::{Frame, Refusal};
 use super::frame_reader::{FrameReader, violation};
 use super::listener::{Accepted, Listener};
@@ -129,6 +130,11 @@ impl KvSender {
         self.accept(listener, thread)
     }
 
+    /// Has loads of cached blocks served from now on, by the first server that is named.
+    pub fn serve_blocks(&self, server: Arc<dyn BlockServer>) {
+        self.state.blocks.set(server).ok();
+    }
+
     /// Accepts no further connections; those that there are stay.
     pub fn stop_listening(&self) {
         for task in lock(&self.accepting).drain(..) {
@@ -168,7 +174,25 @@ impl KvSender {
         key: SessionKey,
         num_rows: u32,
     ) -> Result<watch::Receiver<SendStatus>, StoreError> {
-        let outgoing = Arc::new(Outgoing::new(key, self.pages.clone(), num_rows));
+        let outgoing = Outgoing::new(key, self.pages.clone(), num_rows);
+        self.insert(outgoing)
+    }
+
+    /// Stores rows that are all there, in the pages of these tables. A table may begin behind its group's window.
+    ///
+    /// # Safety
+    /// Until `delete` or `fail` has returned, the pages must not change.
+    pub unsafe fn store_whole(
+        &self,
+        key: SessionKey,
+        num_rows: u32,
+        tables: Vec<PageTable>,
+    ) -> Result<watch::Receiver<SendStatus>, StoreError> {
+        self.insert(Outgoing::whole(key, self.pages.clone(), num_rows, tables))
+    }
+
+    fn insert(&self, outgoing: Outgoing) -> Result<watch::Receiver<SendStatus>, StoreError> {
+        let outgoing = Arc::new(outgoing);
         let status = outgoing.status();
         let stored = self.state.table().insert(outgoing, Instant::now());
         stored.map_err(|reason| match reason {

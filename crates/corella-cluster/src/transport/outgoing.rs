@@ -107,6 +107,22 @@ impl Outgoing {
         }
     }
 
+    /// Rows that are all there. The tables may begin behind a group's window.
+    pub fn whole(
+        key: SessionKey,
+        pages: Arc<dyn KvPages>,
+        num_rows: u32,
+        tables: Vec<PageTable>,
+    ) -> Self {
+        let outgoing = Self::new(key, pages, num_rows);
+        let mut state = outgoing.state();
+        state.tables = tables;
+        state.num_readable.fill(num_rows);
+        state.is_finished = true;
+        drop(state);
+        outgoing
+    }
+
     pub fn status(&self) -> watch::Receiver<SendStatus> {
         self.status.subscribe()
     }
@@ -182,20 +198,19 @@ impl Outgoing {
             });
             return;
         }
-        let layers = &self.pages.geometry().layers;
-        let num_sent = (0..layers.num_layers())
-            .map(|layer| {
-                first_row_sent(
-                    layers.group_of(layer),
-                    page_size,
-                    load.first_row..load.num_rows,
-                )
-            })
-            .collect();
         if !connection.add_load(load.load_id, self.key) {
             return;
         }
+        let layers = &self.pages.geometry().layers;
         let mut state = self.state();
+        let num_sent = (0..layers.num_layers())
+            .map(|layer| {
+                let rows = load.first_row..load.num_rows;
+                let table = &state.tables[layers.place(layer).group];
+                first_row_sent(layers.group_of(layer), page_size, rows)
+                    .max(table.num_gone as u32 * page_size)
+            })
+            .collect();
         let older = state.feed.replace(Feed {
             connection: connection.clone(),
             load_id: load.load_id,

@@ -113,6 +113,11 @@ impl Peer {
         (0..self.slots.len()).map(|index| self.take_slot(index))
     }
 
+    /// The connection of messages about cached blocks, which keeps their order.
+    pub fn first_slot(self: &Arc<Self>) -> SlotGuard {
+        self.take_slot(0)
+    }
+
     /// Chooses the connection with the fewest loads, and takes turns among equals.
     pub fn choose_slot(self: &Arc<Self>) -> SlotGuard {
         let num_slots = self.slots.len();
@@ -147,6 +152,13 @@ impl SlotGuard {
             load.lost.notified().await;
         }
         load.fail(LoadFailure::ConnectionLost);
+    }
+
+    /// The connection, if it is made and free now.
+    pub fn ready_connection(&self) -> Option<Arc<ReceiverConnection>> {
+        let attempt = self.peer.slots[self.index].connection.try_lock().ok()?;
+        let connection = attempt.connection.as_ref();
+        connection.filter(|open| !open.is_closed()).cloned()
     }
 
     /// Connects ahead of loads, unless that is done or under way.

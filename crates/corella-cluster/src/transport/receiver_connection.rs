@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use corella_core::session::LoadKey;
 use corella_engine::rare_line;
 use corella_model::{PageConversion, PageForm};
 
 use super::Hello;
+use super::block_message::BlockMessage;
 use super::checksum::Checksum;
 use super::chunk::ChunkWriter;
 use super::connection_queue::{ConnectionId, ConnectionQueue};
@@ -55,6 +57,11 @@ impl ReceiverConnection {
     /// Has a load come over this connection.
     pub fn open(&self, load: &Incoming, window_bytes: u32) {
         load.open(&self.queue, &self.hello, window_bytes);
+    }
+
+    /// Sends a message about a load of cached blocks.
+    pub fn send_blocks(&self, message: &[u8]) {
+        self.queue.frames.push_bytes(message);
     }
 
     pub fn shut_down(&self) {
@@ -159,6 +166,12 @@ impl<'a> RunReader<'a> {
                     }
                     (load_id, Ok(()))
                 }
+                Frame::Blocks(frame) => {
+                    let socket = &self.connection.socket;
+                    let message = self.frames.block_message(socket, &frame).await?;
+                    self.handle_blocks(frame.key, message)?;
+                    continue;
+                }
                 _ => return Err(violation("a frame that a sender must not send here")),
             };
             // A fast sender on this host never lets the socket run dry: others have their turn.
@@ -170,6 +183,25 @@ impl<'a> RunReader<'a> {
                 return Err(violation(what));
             }
         }
+    }
+
+    fn handle_blocks(&self, key: LoadKey, message: BlockMessage) -> io::Result<()> {
+        let BlockMessage::ToLoader(message) = message else {
+            return Err(violation("a request to a source of blocks"));
+        };
+        let ends = (key.loader.0, key.source.0);
+        if ends
+            != (
+                self.receiver.hello.incarnation,
+                self.connection.hello.incarnation,
+            )
+        {
+            return Err(violation("the key of another node's load"));
+        }
+        if let Some(handle) = self.receiver.block_answers.get() {
+            handle(key, message);
+        }
+        Ok(())
     }
 
     /// A load that comes over this connection, unless it is over.

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use corella_core::Incarnation;
-use corella_core::session::SessionKey;
+use corella_core::session::{LoadFailure, LoadKey, SessionKey, ToLoader};
 use corella_model::PageForm;
 
+use super::block_message::BlockMessage;
+use super::block_server::BlockReply;
 use super::chunk::ChunkWriter;
 use super::connection_queue::ConnectionQueue;
 use super::frame::{Frame, LoadFrame, Refusal};
@@ -75,6 +77,9 @@ impl SenderConnection {
         for (load_id, key) in self.queue.close() {
             self.stop(sender, load_id, &key);
         }
+        if let Some(server) = sender.blocks.get() {
+            server.handle_lost(self.queue.id);
+        }
     }
 
     fn stop(&self, sender: &SenderState, load_id: u64, key: &SessionKey) {
@@ -115,6 +120,10 @@ impl SenderConnection {
                         self.stop(sender, load_id, &key);
                         self.queue.remove_load(load_id);
                     }
+                }
+                Frame::Blocks(frame) => {
+                    let message = reader.block_message(&self.socket, &frame).await?;
+                    self.handle_blocks(sender, frame.key, message)?;
                 }
                 _ => return Err(violation("a frame that a receiver must not send here")),
             }
@@ -158,6 +167,26 @@ impl SenderConnection {
             }
         };
         self.queue.send(&Frame::Failed { load_id, reason });
+        Ok(())
+    }
+
+    fn handle_blocks(
+        &self,
+        sender: &SenderState,
+        key: LoadKey,
+        message: BlockMessage,
+    ) -> io::Result<()> {
+        let BlockMessage::ToSource(message) = message else {
+            return Err(violation("the answer of a source of blocks"));
+        };
+        if key.loader.0 != self.peer_incarnation {
+            return Err(violation("the key of another node's load"));
+        }
+        let reply = BlockReply::new(self.queue.clone());
+        match sender.blocks.get() {
+            Some(server) => server.handle_message(&reply, key, message),
+            None => reply.send(key, ToLoader::Failed(LoadFailure::Refused)),
+        }
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use corella_core::session::SessionKey;
@@ -10,6 +10,7 @@ use tokio::sync::{Notify, Semaphore};
 
 use super::Hello;
 use super::bandwidth_meter::BandwidthMeter;
+use super::block_server::BlockServer;
 use super::connection_queue::{ConnectionId, ConnectionQueue};
 use super::frame::MAX_PAYLOAD_BYTES;
 use super::outgoing::Outgoing;
@@ -39,6 +40,8 @@ pub struct SenderState {
     next_connection: AtomicU64,
     pub num_refused_connections: AtomicU64,
     pub num_bytes_sent: AtomicU64,
+    /// Serves loads of cached blocks, where the node does so.
+    pub blocks: OnceLock<Arc<dyn BlockServer>>,
 }
 
 impl SenderState {
@@ -64,6 +67,7 @@ impl SenderState {
             next_connection: AtomicU64::new(0),
             num_refused_connections: AtomicU64::new(0),
             num_bytes_sent: AtomicU64::new(0),
+            blocks: OnceLock::new(),
             config,
         }
     }

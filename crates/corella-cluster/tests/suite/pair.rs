@@ -5,6 +5,7 @@ mod account;
 mod adapter;
 mod constraint;
 mod entrance;
+mod fetch;
 mod fixture;
 mod loss;
 mod mixed;

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::session::{DecodeNode, NodeListener, serve_sessions};
+use corella_cluster::session::{DecodeNode, NodeListener, NodeSite, serve_sessions};
 use corella_cluster::transport::{
     FRAME_BYTES, Frame, Hello, KvReceiver, KvSender, LoadFrame, PeerAddress, PlainPages,
     ReceiverConfig, SenderConfig, TRAILER_BYTES, Trailer, TransferThreads,
@@ -254,7 +254,7 @@ impl Decode {
             engine.clone(),
             Arc::new(receiver),
             None,
-            None,
+            NodeSite::default(),
             None,
         );
         let node = node.expect("its configuration is valid");

@@ -83,6 +83,17 @@ pub struct ClusterArgs {
     /// Threads that copy KV rows from and to other nodes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub transfer_threads: u16,
+    /// When the cached blocks of a prompt are fetched from the node that has them: where that is quicker than
+    /// computing them (auto), always, or never (off)
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    pub block_fetch: BlockFetchArg,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BlockFetchArg {
+    Auto,
+    Always,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -9,7 +9,7 @@ use corella_core::{AdmissionError, Request, SessionId};
 use corella_engine::{Entry, StreamEvent, Submission, SubmitError, TokenStream};
 
 use super::{ExportTask, Exported, Node, State};
-use crate::session::driver::Driver;
+use crate::driver::Driver;
 
 /// How often to check whether a decode node still takes rows.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);

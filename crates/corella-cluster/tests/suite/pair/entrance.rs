@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::entrance::{
-    AllowedPeers, Entrance, KeepConfig, KeptEnd, KeptPrompts, PullOutcome, Puller,
+    AllowedPeers, Entrance, KeepConfig, KeptEnd, KeptPrompts, PullOutcome, Puller, Site,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
@@ -63,9 +63,11 @@ impl Node {
         let keep = KeepConfig {
             incarnation,
             model_fingerprint: FINGERPRINT,
-            host: address.ip().to_string(),
-            port: address.port(),
-            near: None,
+            site: Site {
+                host: address.ip().to_string(),
+                port: address.port(),
+                near: None,
+            },
             lease: Duration::from_secs(60),
         };
         let kept = KeptPrompts::new(engine.clone(), sender, keep);
@@ -86,6 +88,7 @@ impl Node {
         let entrance = Entrance {
             kept: Some(kept.clone()),
             puller: Some(puller.clone()),
+            fetcher: None,
             local: Arc::new(engine.clone()),
         };
         Self {

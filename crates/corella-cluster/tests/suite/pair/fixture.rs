@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
-    Choice, DecodeNode, DecodePeers, KvAddress, NodeListener, PrefillNode, Search, StayReason,
-    serve_sessions,
+    Choice, DecodeNode, DecodePeers, KvAddress, NodeListener, NodeSite, PrefillNode, Search,
+    StayReason, serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
@@ -129,7 +129,7 @@ impl Decode {
             engine.clone(),
             receiver,
             Some(Arc::new(EvenMaker)),
-            None,
+            NodeSite::default(),
             None,
         );
         let node = node.expect("its configuration is valid");

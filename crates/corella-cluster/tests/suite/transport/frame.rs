@@ -1,10 +1,10 @@
 //! Frames are read as they were written, and nothing else is read.
 
 use corella_cluster::transport::{
-    FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, PathFrame, PathName, PathSet, Refusal,
-    TRAILER_BYTES, Trailer,
+    BlockFrame, BlockVerb, FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, PathFrame, PathName,
+    PathSet, Refusal, TRAILER_BYTES, Trailer,
 };
-use corella_core::session::SessionKey;
+use corella_core::session::{LoadKey, SessionKey};
 use corella_core::{Incarnation, SessionId};
 use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageForm};
 use proptest::prelude::*;
@@ -113,7 +113,8 @@ fn small() -> impl Strategy<Value = Frame> {
         Refusal::Busy,
         Refusal::Superseded,
     ];
-    (0..6, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
+    const VERBS: [BlockVerb; 3] = [BlockVerb::Lookup, BlockVerb::Landed, BlockVerb::Unknown];
+    (0..7, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
         |(kind, load_id, number, reason)| match kind {
             0 => Frame::Credit {
                 load_id,
@@ -132,6 +133,16 @@ fn small() -> impl Strategy<Value = Frame> {
                 name: PathName(load_id.to_ne_bytes()),
                 data: [reason as u8; 32],
                 num_bytes: number,
+            }),
+            5 => Frame::Blocks(BlockFrame {
+                key: LoadKey {
+                    loader: Incarnation(load_id.rotate_left(7)),
+                    source: Incarnation(!load_id),
+                    number: load_id,
+                },
+                verb: VERBS[reason % VERBS.len()],
+                num_blocks: number,
+                num_bytes: !number,
             }),
             _ => Frame::Cancel { load_id },
         },

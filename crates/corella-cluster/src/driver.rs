@@ -1,10 +1,12 @@
-//! What the drivers of both nodes have in common: a machine hears facts and the time, and what it asks
-//! for is done.
+//! Drives a state machine: tells it facts and the time, and does what it asks for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use corella_core::session::{DecodeAction, DecodeEnd, PrefillAction, PrefillEnd};
+use corella_core::session::{
+    BlockLoader, BlockSource, DecodeAction, DecodeEnd, LoaderAction, PrefillAction, PrefillEnd,
+    SourceAction,
+};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -15,7 +17,7 @@ use crate::clock::Clock;
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// A node that drives one end of its sessions.
-pub(super) trait Driver: Send + Sync + Sized + 'static {
+pub(crate) trait Driver: Send + Sync + Sized + 'static {
     type End: SessionEnd;
     type State: Send;
 
@@ -52,15 +54,24 @@ pub(super) trait Driver: Send + Sync + Sized + 'static {
         state: &mut Self::State,
         tell: impl FnOnce(&mut Self::End, u64) -> T,
     ) -> T {
+        self.update(state, |state, now_us| tell(Self::end(state), now_us))
+    }
+
+    /// Changes the end together with the driver's own state, and does what the end asks for.
+    fn update<T>(
+        self: &Arc<Self>,
+        state: &mut Self::State,
+        change: impl FnOnce(&mut Self::State, u64) -> T,
+    ) -> T {
         let before = Self::end(state).poll_timeout();
-        let told = tell(Self::end(state), self.clock().now_us());
+        let changed = change(state, self.clock().now_us());
         while let Some(action) = Self::end(state).poll_action() {
             self.act(state, action);
         }
         if Self::end(state).poll_timeout() != before {
             self.shared().timer.notify_one();
         }
-        told
+        changed
     }
 
     /// Tells the end the time when it wants to hear it, until the node is dropped.
@@ -79,7 +90,7 @@ pub(super) trait Driver: Send + Sync + Sized + 'static {
 }
 
 /// What the tasks of a driver share.
-pub(super) struct Shared<S> {
+pub(crate) struct Shared<S> {
     pub clock: Clock,
     runtime: Handle,
     state: Mutex<S>,
@@ -100,7 +111,7 @@ impl<S> Shared<S> {
 }
 
 /// A machine that says what is to be done, and when it wants to hear the time.
-pub(super) trait SessionEnd {
+pub(crate) trait SessionEnd {
     type Action;
 
     fn poll_action(&mut self) -> Option<Self::Action>;
@@ -110,34 +121,29 @@ pub(super) trait SessionEnd {
     fn handle_timeout(&mut self, now_us: u64);
 }
 
-impl SessionEnd for PrefillEnd {
-    type Action = PrefillAction;
+macro_rules! session_ends {
+    ($($end:ty => $action:ty),* $(,)?) => {
+        $(impl SessionEnd for $end {
+            type Action = $action;
 
-    fn poll_action(&mut self) -> Option<PrefillAction> {
-        self.poll_action()
-    }
+            fn poll_action(&mut self) -> Option<$action> {
+                self.poll_action()
+            }
 
-    fn poll_timeout(&self) -> Option<u64> {
-        self.poll_timeout()
-    }
+            fn poll_timeout(&self) -> Option<u64> {
+                self.poll_timeout()
+            }
 
-    fn handle_timeout(&mut self, now_us: u64) {
-        self.handle_timeout(now_us);
-    }
+            fn handle_timeout(&mut self, now_us: u64) {
+                self.handle_timeout(now_us);
+            }
+        })*
+    };
 }
 
-impl SessionEnd for DecodeEnd {
-    type Action = DecodeAction;
-
-    fn poll_action(&mut self) -> Option<DecodeAction> {
-        self.poll_action()
-    }
-
-    fn poll_timeout(&self) -> Option<u64> {
-        self.poll_timeout()
-    }
-
-    fn handle_timeout(&mut self, now_us: u64) {
-        self.handle_timeout(now_us);
-    }
+session_ends! {
+    PrefillEnd => PrefillAction,
+    DecodeEnd => DecodeAction,
+    BlockSource => SourceAction,
+    BlockLoader => LoaderAction,
 }

@@ -1,0 +1,98 @@
+//! Cached blocks that one node loads from another.
+//!
+//! The [`LoaderNode`] looks a sequence up at another node, reserves pages for its blocks and has their rows brought. The
+//! [`SourceNode`] of that node holds the blocks meanwhile. Both pass messages, facts and the time to their machine in
+//! `corella_core::session`, and carry out its actions.
+
+mod load_pace;
+mod loader_node;
+mod source_node;
+
+pub use loader_node::{FetchStart, LoadStats, LoaderNode};
+pub use source_node::SourceNode;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_core::NodeId;
+use corella_core::session::{LoadConfig, RowPart};
+use corella_engine::{BlockFact, BlockFacts};
+use corella_model::KvGeometry;
+
+/// When blocks are fetched, and how long a load and the requests behind it wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FetchConfig {
+    /// Blocks are fetched also where computing them is as quick.
+    pub is_forced: bool,
+    /// For a connection to the other node.
+    pub greeting: Duration,
+    /// For its answer to a lookup.
+    pub lookup: Duration,
+    /// For the next rows.
+    pub stall: Duration,
+    /// Requests wait at least this long for blocks, or as long as computing them would take.
+    pub wait: Duration,
+    /// For all blocks.
+    pub limit: Duration,
+}
+
+impl Default for FetchConfig {
+    /// A node that does not answer keeps a request from computing for half a second at most.
+    fn default() -> Self {
+        Self {
+            is_forced: false,
+            greeting: Duration::from_millis(250),
+            lookup: Duration::from_millis(250),
+            stall: Duration::from_secs(1),
+            wait: Duration::from_millis(200),
+            limit: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Keys of loads name both ends, and the transport checks them. So the machines need no numbers for nodes.
+const OTHER_END: NodeId = NodeId(0);
+
+/// Tells both ends the scheduler's facts until the engine has stopped, has a newer subscriber, or both ends are gone.
+pub fn follow_facts(
+    facts: BlockFacts,
+    source: &Arc<SourceNode>,
+    loader: &Arc<LoaderNode>,
+) -> io::Result<()> {
+    let (source, loader) = (Arc::downgrade(source), Arc::downgrade(loader));
+    let follow = move || {
+        while let Some(fact) = facts.next_blocking() {
+            match (fact, source.upgrade(), loader.upgrade()) {
+                (_, None, None) => return,
+                (BlockFact::HoldEnded(hold), Some(source), _) => source.handle_hold_ended(hold),
+                (BlockFact::FetchCancelled(fetch), _, Some(loader)) => {
+                    loader.handle_fetch_cancelled(fetch);
+                }
+                (BlockFact::HoldEnded(_) | BlockFact::FetchCancelled(_), _, _) => {}
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("corella-blocks".to_owned());
+    thread.spawn(follow).map(drop)
+}
+
+/// All rows of a block: no node of today has a part of them.
+fn whole_rows(geometry: &KvGeometry) -> RowPart {
+    RowPart {
+        layers: 0..geometry.layers.num_layers(),
+        heads: 0..geometry.num_kv_heads,
+    }
+}
+
+/// The transport has its own order of rows and its own credit.
+fn load_config(geometry: &KvGeometry) -> LoadConfig {
+    let mut num_layers = vec![0; geometry.layers.groups().len()];
+    for layer in 0..geometry.layers.num_layers() {
+        num_layers[geometry.layers.place(layer).group] += 1;
+    }
+    LoadConfig {
+        credit_blocks: u32::MAX,
+        ..LoadConfig::new(geometry.page_size, num_layers)
+    }
+}

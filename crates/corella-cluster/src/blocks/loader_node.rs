@@ -1,0 +1,410 @@
+//! The side that wants the blocks: carries facts into a [`BlockLoader`] and its actions out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use corella_core::session::{
+    BlockLoader, LoadConfig, LoadEnd, LoadFailure, LoadKey, LoadRequest, LoaderAction, Peer,
+    RowPart, ToLoader, ToSource,
+};
+use corella_core::{
+    BlockList, FetchCost, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
+};
+use corella_engine::{BlockExchange, Engine};
+use corella_model::KvGeometry;
+use tokio::sync::oneshot;
+
+use super::load_pace::LoadPace;
+use super::{FetchConfig, OTHER_END, load_config, whole_rows};
+use crate::driver::{Driver, Shared};
+use crate::transport::{
+    KvReceiver, LoadHandle, LoadRequest as RowRequest, LoadStatus, PeerAddress, session_key,
+};
+
+/// Brings blocks of other nodes into a node's prefix cache.
+pub struct LoaderNode {
+    engine: Engine,
+    exchange: BlockExchange,
+    receiver: Arc<KvReceiver>,
+    rows: RowPart,
+    page_size: u32,
+    config: FetchConfig,
+    shared: Shared<State>,
+}
+
+pub(crate) struct State {
+    end: BlockLoader,
+    loads: HashMap<LoadKey, Load>,
+    pace: LoadPace,
+    stats: LoadStats,
+}
+
+struct Load {
+    source: PeerAddress,
+    list: BlockList,
+    asked_at: Instant,
+    /// When the rows were asked for.
+    loading_since: Option<Instant>,
+    hard_us: u64,
+    grant: Option<FetchGrant>,
+    rows: Option<Arc<LoadHandle>>,
+    /// Waits until the fetch has begun, or the load has ended before.
+    starting: Option<oneshot::Sender<FetchStart>>,
+}
+
+/// How a fetch has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchStart {
+    /// Requests with this prefix wait for its blocks.
+    Begun,
+    /// The load has ended: nothing more comes of it.
+    Ended(LoadEnd),
+    /// The node cannot be reached.
+    Unreachable,
+    /// Too many loads are under way.
+    Busy,
+}
+
+/// Since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadStats {
+    pub num_loaded: u64,
+    /// Loads for which the other node had nothing.
+    pub num_not_found: u64,
+    /// Loads whose blocks are computed as quickly.
+    pub num_not_worth: u64,
+    /// Loads for which there were no pages.
+    pub num_refused: u64,
+    /// Loads that have failed, timed out or been cancelled.
+    pub num_failed: u64,
+    /// Blocks that were published.
+    pub num_blocks: u64,
+}
+
+impl LoaderNode {
+    /// Loads by `receiver`, on the caller's tokio runtime.
+    pub fn start(
+        incarnation: Incarnation,
+        engine: Engine,
+        receiver: Arc<KvReceiver>,
+        geometry: &KvGeometry,
+        config: FetchConfig,
+    ) -> Arc<Self> {
+        let load_config = LoadConfig {
+            lookup_us: micros(config.lookup),
+            stall_us: micros(config.stall),
+            ..load_config(geometry)
+        };
+        let end = BlockLoader::new(load_config, incarnation);
+        let node = Arc::new(Self {
+            exchange: engine.block_exchange(),
+            engine,
+            rows: whole_rows(geometry),
+            page_size: geometry.page_size,
+            receiver,
+            config,
+            shared: Shared::new(State {
+                end,
+                loads: HashMap::new(),
+                pace: LoadPace::default(),
+                stats: LoadStats::default(),
+            }),
+        });
+        node.start_timer();
+        let weak = Arc::downgrade(&node);
+        node.receiver
+            .take_block_answers(Box::new(move |key, message| {
+                if let Some(node) = weak.upgrade() {
+                    node.handle_answer(key, message);
+                }
+            }));
+        node
+    }
+
+    pub fn stats(&self) -> LoadStats {
+        self.lock().stats
+    }
+
+    /// Loads that are not over.
+    pub fn num_loads(&self) -> usize {
+        self.lock().end.num_loads()
+    }
+
+    /// Brings the blocks of a list from another node. Requests with this prefix wait for them until `soft`; what has
+    /// not come after `hard` comes no more. Returns when the scheduler knows of the fetch, or there is none.
+    pub async fn fetch(
+        self: &Arc<Self>,
+        list: BlockList,
+        source: PeerAddress,
+        soft: Duration,
+        hard: Duration,
+    ) -> FetchStart {
+        let greeting = self.receiver.incarnation_of(&source);
+        let incarnation = match tokio::time::timeout(self.config.greeting, greeting).await {
+            Ok(Ok(incarnation)) => incarnation,
+            Ok(Err(failure)) => {
+                tracing::debug!("no blocks from {source}: {failure}");
+                return FetchStart::Unreachable;
+            }
+            Err(_) => return FetchStart::Unreachable,
+        };
+        let (starting, started) = oneshot::channel();
+        let asked = list.clone();
+        let begin = |state: &mut State, now_us: u64| {
+            let hard_us = now_us.saturating_add(micros(hard));
+            let request = LoadRequest {
+                source: Peer {
+                    node: OTHER_END,
+                    incarnation,
+                },
+                list,
+                rows: self.rows.clone(),
+                soft_us: now_us.saturating_add(micros(soft)),
+                hard_us,
+            };
+            let Some(key) = state.end.start(request, now_us) else {
+                return false;
+            };
+            let load = Load {
+                source,
+                list: asked,
+                asked_at: Instant::now(),
+                loading_since: None,
+                hard_us,
+                grant: None,
+                rows: None,
+                starting: Some(starting),
+            };
+            state.loads.insert(key, load);
+            true
+        };
+        if !self.update(&mut self.lock(), begin) {
+            return FetchStart::Busy;
+        }
+        // A load that ends tells so before it is dropped.
+        started.await.unwrap_or(FetchStart::Busy)
+    }
+
+    /// The scheduler wants nothing more of a fetch.
+    pub fn handle_fetch_cancelled(self: &Arc<Self>, fetch: FetchId) {
+        self.with(|end, _| end.handle_fetch_cancelled(fetch));
+    }
+
+    fn handle_answer(self: &Arc<Self>, key: LoadKey, message: ToLoader) {
+        self.with(|end, now_us| end.handle_message(OTHER_END, key, message, now_us));
+    }
+}
+
+impl Driver for LoaderNode {
+    type End = BlockLoader;
+    type State = State;
+
+    fn shared(&self) -> &Shared<State> {
+        &self.shared
+    }
+
+    fn end(state: &mut State) -> &mut BlockLoader {
+        &mut state.end
+    }
+
+    fn act(self: &Arc<Self>, state: &mut State, action: LoaderAction) {
+        tracing::trace!(?action);
+        let now_us = self.clock().now_us();
+        match action {
+            LoaderAction::Send { key, message, .. } => self.send(state, key, message),
+            LoaderAction::Choose { key, num_offered } => {
+                if let Some(load) = state.loads.get_mut(&key) {
+                    let round_trip = load.asked_at.elapsed();
+                    state.pace.note_round_trip(round_trip);
+                    let (list, pace) = (load.list.clone(), state.pace);
+                    self.spawn(self.clone().choose(key, list, pace, num_offered));
+                }
+            }
+            LoaderAction::BeginFetch { key, request } => {
+                self.spawn(self.clone().begin_fetch(key, request));
+            }
+            LoaderAction::Publish { fetch, num_blocks } => {
+                self.exchange.handle_fetched(fetch, num_blocks);
+            }
+            LoaderAction::StopRows { key } => {
+                let load = state.loads.get_mut(&key);
+                if let Some(rows) = load.and_then(|load| load.rows.take()) {
+                    rows.cancel();
+                }
+                state.end.end_rows(key, false, now_us);
+            }
+            LoaderAction::EndFetch { fetch, end } => self.exchange.handle_fetch_ended(fetch, end),
+            LoaderAction::Ended { key, end } => Self::end_load(state, key, end),
+        }
+    }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+impl LoaderNode {
+    fn send(self: &Arc<Self>, state: &mut State, key: LoadKey, message: ToSource) {
+        let Some(load) = state.loads.get(&key) else {
+            return;
+        };
+        let rows = match &message {
+            ToSource::LoadBlocks(request) => Some(request.list.hashes.len() as u32),
+            _ => None,
+        };
+        let now_us = self.clock().now_us();
+        if !self.receiver.send_blocks(&load.source, key, message) {
+            let refused = ToLoader::Failed(LoadFailure::Refused);
+            return state.end.handle_message(OTHER_END, key, refused, now_us);
+        }
+        if let Some(num_blocks) = rows
+            && state.end.begin_rows(key)
+            && !self.load_rows(state, key, num_blocks)
+        {
+            state.end.end_rows(key, false, now_us);
+        }
+    }
+
+    /// Decides how many of the offered blocks are worth loading.
+    async fn choose(
+        self: Arc<Self>,
+        key: LoadKey,
+        list: BlockList,
+        pace: LoadPace,
+        num_offered: u32,
+    ) {
+        let num_blocks = list.hashes.len() as u32;
+        // A stopped engine has no cache, and begins no fetch.
+        let num_here = self.exchange.look_up(list).await.unwrap_or(0);
+        let stats = self.engine.stats().scheduler;
+        let compute_us = stats.prefill_us;
+        let cost = FetchCost {
+            num_blocks: num_blocks - num_here,
+            num_offered: num_offered.saturating_sub(num_here),
+            queue_us: stats.num_queued_tokens.saturating_mul(compute_us) / 1024,
+            round_trip_us: pace.round_trip_us(),
+            fetch_kiloblock_us: pace.kiloblock_us(),
+            compute_kiloblock_us: compute_us.saturating_mul(self.page_size.into()),
+        };
+        // As long as no prompt was computed, nothing says how long that takes.
+        let num_to_fetch = match compute_us == 0 || self.config.is_forced {
+            true => cost.num_offered,
+            false => cost.num_to_fetch(),
+        };
+        tracing::debug!(?cost, num_here, num_to_fetch, "compute or fetch");
+        let num_chosen = match num_to_fetch {
+            // The scheduler will say that all are here.
+            0 if cost.num_offered == 0 => num_offered,
+            0 => 0,
+            num => num_here + num,
+        };
+        self.with(|end, _| end.handle_chosen(key, num_chosen));
+    }
+
+    async fn begin_fetch(self: Arc<Self>, key: LoadKey, request: FetchRequest) {
+        let soft = self.clock().until(request.soft_us);
+        let hard = self.clock().until(request.hard_us);
+        let (namespace, tokens) = (request.namespace, request.tokens);
+        let begun = self.exchange.begin_fetch(namespace, tokens, soft, hard);
+        // A stopped engine has no cache.
+        let answer = begun.await.unwrap_or(Err(FetchRefusal::NoPrefixCache));
+        let mut state = self.lock();
+        if let Some(load) = state.loads.get_mut(&key)
+            && let Ok(grant) = &answer
+        {
+            load.grant = Some(grant.clone());
+        }
+        self.tell(&mut state, |end, now_us| {
+            end.handle_fetch_begun(key, answer, now_us);
+        });
+        if let Some(load) = state.loads.get_mut(&key)
+            && let Some(starting) = load.starting.take()
+        {
+            starting.send(FetchStart::Begun).ok();
+        }
+    }
+
+    /// Has the rows of the granted pages come. Returns false if the transport takes no further load.
+    fn load_rows(self: &Arc<Self>, state: &mut State, key: LoadKey, num_blocks: u32) -> bool {
+        let Some(load) = state.loads.get_mut(&key) else {
+            return false;
+        };
+        let Some(grant) = &load.grant else {
+            return false;
+        };
+        let request = RowRequest {
+            key: session_key(&key),
+            peer: load.source.clone(),
+            first_row: grant.num_found * self.page_size,
+            num_rows: num_blocks * self.page_size,
+            tables: grant.tables.clone(),
+            deadline: self.clock().instant(load.hard_us),
+        };
+        // SAFETY: the scheduler has reserved the pages for this fetch. It keeps them from all others until
+        // `handle_fetched` and `handle_fetch_ended`, which follow the end of these rows.
+        let rows = match unsafe { self.receiver.load(request) } {
+            Ok(rows) => Arc::new(rows),
+            Err(rejection) => {
+                tracing::debug!("no blocks from {}: {rejection}", load.source);
+                return false;
+            }
+        };
+        load.rows = Some(rows.clone());
+        load.loading_since = Some(Instant::now());
+        self.spawn(self.clone().follow_rows(key, rows));
+        true
+    }
+
+    async fn follow_rows(self: Arc<Self>, key: LoadKey, rows: Arc<LoadHandle>) {
+        let mut status = rows.watch();
+        let is_whole = loop {
+            let now = status.borrow_and_update().clone();
+            match now {
+                LoadStatus::Done { .. } => break true,
+                LoadStatus::Failed(failure) => {
+                    tracing::debug!("the rows of blocks have not all come: {failure}");
+                    break false;
+                }
+                LoadStatus::Opening => {}
+                LoadStatus::Receiving { .. } => {
+                    self.with(|end, now_us| end.handle_progress(key, now_us));
+                }
+            }
+            if status.changed().await.is_err() {
+                break false;
+            }
+        };
+        self.with(|end, now_us| end.end_rows(key, is_whole, now_us));
+    }
+
+    fn end_load(state: &mut State, key: LoadKey, end: LoadEnd) {
+        let Some(mut load) = state.loads.remove(&key) else {
+            return;
+        };
+        let stats = &mut state.stats;
+        match end {
+            LoadEnd::Loaded { num_blocks } => {
+                stats.num_loaded += 1;
+                let num_found = load.grant.map_or(0, |grant| grant.num_found);
+                let num_loaded = num_blocks - num_found;
+                stats.num_blocks += u64::from(num_loaded);
+                if let Some(since) = load.loading_since {
+                    state.pace.note_load(num_loaded, since.elapsed());
+                }
+            }
+            LoadEnd::NotFound => stats.num_not_found += 1,
+            LoadEnd::NotWorth => stats.num_not_worth += 1,
+            LoadEnd::NoPages(_) => stats.num_refused += 1,
+            LoadEnd::Cancelled
+            | LoadEnd::TimedOut
+            | LoadEnd::RowsLost
+            | LoadEnd::Failed(_)
+            | LoadEnd::SourceLost => stats.num_failed += 1,
+        }
+        tracing::debug!(source = %load.source, ?end, "a load of cached blocks has ended");
+        if let Some(starting) = load.starting.take() {
+            starting.send(FetchStart::Ended(end)).ok();
+        }
+    }
+}

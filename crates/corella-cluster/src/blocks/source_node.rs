@@ -1,0 +1,205 @@
+//! The side that has the blocks: carries facts into a [`BlockSource`] and its actions out.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use corella_core::session::{
+    BlockSource, LoadConfig, LoadFailure, LoadId, LoadKey, RowPart, SourceAction, ToLoader,
+    ToSource,
+};
+use corella_core::{HoldRefusal, Incarnation, PageTable};
+use corella_engine::{BlockExchange, rare_line};
+use corella_model::KvGeometry;
+
+use super::{OTHER_END, load_config, whole_rows};
+use crate::driver::{Driver, Shared};
+use crate::transport::{BlockReply, BlockServer, ConnectionId, KvSender, session_key};
+
+/// Serves the blocks of a node's prefix cache to other nodes.
+pub struct SourceNode {
+    exchange: BlockExchange,
+    sender: Weak<KvSender>,
+    page_size: u32,
+    rows: RowPart,
+    shared: Shared<State>,
+}
+
+pub(crate) struct State {
+    end: BlockSource,
+    /// The connection over which each loading node has asked last.
+    replies: HashMap<Incarnation, BlockReply>,
+}
+
+impl SourceNode {
+    /// Serves loads over `sender`, on the caller's tokio runtime.
+    pub fn start(
+        incarnation: Incarnation,
+        exchange: BlockExchange,
+        sender: &Arc<KvSender>,
+        geometry: &KvGeometry,
+    ) -> Arc<Self> {
+        let config = load_config(geometry);
+        // Progress shows at the loader. The source hears of the end alone, or of a lost connection.
+        let stall_us = config.lease_us;
+        let end = BlockSource::new(LoadConfig { stall_us, ..config }, incarnation);
+        let node = Arc::new(Self {
+            exchange,
+            sender: Arc::downgrade(sender),
+            rows: whole_rows(geometry),
+            page_size: geometry.page_size,
+            shared: Shared::new(State {
+                end,
+                replies: HashMap::new(),
+            }),
+        });
+        node.start_timer();
+        sender.serve_blocks(Arc::new(Server(Arc::downgrade(&node))));
+        node
+    }
+
+    /// Loads whose blocks are held.
+    pub fn num_loads(&self) -> usize {
+        self.lock().end.num_loads()
+    }
+
+    /// The scheduler has ended a hold.
+    pub fn handle_hold_ended(self: &Arc<Self>, hold: corella_core::HoldId) {
+        self.with(|end, now_us| end.handle_hold_ended(hold, now_us));
+    }
+}
+
+/// The node as its sender sees it, which outlives the node.
+struct Server(Weak<SourceNode>);
+
+impl BlockServer for Server {
+    fn handle_message(&self, from: &BlockReply, key: LoadKey, message: ToSource) {
+        let Some(node) = self.0.upgrade() else {
+            return from.send(key, ToLoader::Failed(LoadFailure::Refused));
+        };
+        let message = match message {
+            ToSource::LoadBlocks(load) if load.rows != node.rows => {
+                return from.send(key, ToLoader::Failed(LoadFailure::Refused));
+            }
+            ToSource::LoadBlocks(mut load) => {
+                load.credit = u32::MAX;
+                ToSource::LoadBlocks(load)
+            }
+            message => message,
+        };
+        let mut state = node.lock();
+        state.replies.insert(key.loader, from.clone());
+        node.tell(&mut state, |end, now_us| {
+            end.handle_message(OTHER_END, key, message, now_us);
+        });
+    }
+
+    fn handle_lost(&self, connection: ConnectionId) {
+        let Some(node) = self.0.upgrade() else {
+            return;
+        };
+        let mut state = node.lock();
+        let mut replies = state.replies.iter();
+        let lost = replies.find(|(_, reply)| reply.connection() == connection);
+        if let Some(loader) = lost.map(|(&loader, _)| loader) {
+            state.replies.remove(&loader);
+            node.tell(&mut state, |end, now_us| {
+                end.handle_loader_lost(loader, now_us);
+            });
+        }
+    }
+}
+
+impl Driver for SourceNode {
+    type End = BlockSource;
+    type State = State;
+
+    fn shared(&self) -> &Shared<State> {
+        &self.shared
+    }
+
+    fn end(state: &mut State) -> &mut BlockSource {
+        &mut state.end
+    }
+
+    fn act(self: &Arc<Self>, state: &mut State, action: SourceAction) {
+        tracing::trace!(?action);
+        match action {
+            SourceAction::Send {
+                load: (_, key),
+                message,
+            } => {
+                if let Some(reply) = state.replies.get(&key.loader) {
+                    reply.send(key, message);
+                }
+            }
+            SourceAction::LookUp { load, list } => {
+                let node = self.clone();
+                self.spawn(async move {
+                    let num_blocks = node.exchange.look_up(list).await.unwrap_or(0);
+                    node.with(|end, now_us| end.handle_looked_up(load, num_blocks, now_us));
+                });
+            }
+            SourceAction::Hold {
+                load,
+                list,
+                until_us,
+            } => {
+                let node = self.clone();
+                self.spawn(async move {
+                    let lease = node.clock().until(until_us);
+                    let held = node.exchange.hold(list, lease).await;
+                    // A stopped engine has no blocks.
+                    let held = held.unwrap_or(Err(HoldRefusal::NothingHere));
+                    node.with(|end, now_us| end.handle_held(load, held, now_us));
+                });
+            }
+            SourceAction::Read {
+                load,
+                tables,
+                blocks,
+                ..
+            } => {
+                let num_rows = blocks.end * self.page_size;
+                self.store(state, load, tables, num_rows);
+            }
+            SourceAction::Stop { load } => {
+                if let Some(sender) = self.sender.upgrade() {
+                    sender.delete(&session_key(&load.1));
+                }
+                let now_us = self.clock().now_us();
+                state.end.handle_stopped(load, now_us);
+            }
+            SourceAction::Release {
+                load,
+                hold,
+                is_asked,
+            } => {
+                let node = self.clone();
+                self.spawn(async move {
+                    let has_lived = node.exchange.release(hold).await.unwrap_or(false);
+                    if is_asked {
+                        node.with(|end, now_us| end.handle_released(load, has_lived, now_us));
+                    }
+                });
+            }
+        }
+    }
+}
+
+impl SourceNode {
+    /// Lets the loading node have the rows of held blocks.
+    fn store(&self, state: &mut State, load: LoadId, tables: Vec<PageTable>, num_rows: u32) {
+        let Some(sender) = self.sender.upgrade() else {
+            return;
+        };
+        // SAFETY: the scheduler holds the blocks, whose rows change no more, until `Release`. Before that comes `Stop`,
+        // which deletes the session.
+        let stored = unsafe { sender.store_whole(session_key(&load.1), num_rows, tables) };
+        if let Err(error) = stored {
+            rare_line!(warn, "cannot send cached blocks: {error}");
+            let now_us = self.clock().now_us();
+            let end = &mut state.end;
+            end.handle_message(load.0, load.1, ToSource::Release, now_us);
+        }
+    }
+}

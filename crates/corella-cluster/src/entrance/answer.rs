@@ -1,0 +1,76 @@
+//! The stream of a request that reaches the engine later than its reader thinks.
+
+use std::future::poll_fn;
+
+use corella_core::{AdmissionError, FinishReason, RequestError, RequestId, RequestOutput};
+use corella_engine::{StreamEvent, StreamRelay, SubmitError, TokenStream, relayed_stream};
+use tokio::sync::oneshot;
+
+/// A choice's stream as its reader sees it.
+pub struct Answer {
+    relay: StreamRelay,
+    is_accepted: bool,
+}
+
+/// Ends when the reader has dropped a choice's stream.
+pub type Cancelled = oneshot::Receiver<()>;
+
+impl Answer {
+    /// The answer of a request that is submitted later, its end if the reader leaves, and what the reader gets.
+    pub fn new(id: RequestId) -> (Self, Cancelled, TokenStream) {
+        let (cancel, cancelled) = oneshot::channel();
+        let (relay, stream) = relayed_stream(id, move || drop(cancel));
+        let is_accepted = false;
+        (Self { relay, is_accepted }, cancelled, stream)
+    }
+
+    pub fn accept(&mut self) {
+        if !std::mem::replace(&mut self.is_accepted, true) {
+            self.relay.send(StreamEvent::Accepted);
+        }
+    }
+
+    /// Passes an event on, with what its reader has heard before in mind.
+    pub fn pass(&mut self, event: StreamEvent) {
+        match event {
+            StreamEvent::Accepted => self.accept(),
+            StreamEvent::Refused(error) if self.is_accepted => {
+                self.fail(RequestError::Elsewhere(error.to_string().into()));
+            }
+            event => self.relay.send(event),
+        }
+    }
+
+    pub fn refuse(&mut self, error: SubmitError) {
+        match error {
+            SubmitError::Refused(error) => self.pass(StreamEvent::Refused(error)),
+            SubmitError::QueueFull { num_waiting, limit } => {
+                let full = AdmissionError::QueueFull { num_waiting, limit };
+                self.pass(StreamEvent::Refused(full));
+            }
+            error @ (SubmitError::Draining | SubmitError::Lost(_)) => {
+                self.fail(RequestError::EngineLost(error.to_string().into()));
+            }
+        }
+    }
+
+    fn fail(&mut self, error: RequestError) {
+        self.relay.send(StreamEvent::Output(RequestOutput {
+            request: self.relay.id(),
+            sample: None,
+            prompt_logprobs: Vec::new(),
+            hidden_state: None,
+            finish: Some(FinishReason::Error(error)),
+            num_prompt_tokens: 0,
+            num_cached_tokens: 0,
+            num_output_tokens: 0,
+            queue_us: 0,
+        }));
+    }
+
+    pub async fn relay_all(mut self, mut stream: TokenStream) {
+        while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
+            self.pass(event);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Requests whose prefix another node has cached: its blocks are loaded, and the request waits for them like one that
+//! follows a request with the same prefix. Whatever goes wrong, the prompt is computed here.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use corella_core::RequestId;
+use corella_core::session::LoadEnd;
+use corella_engine::{BlockExchange, Engine, Generate, Submission, SubmitError, TokenStream};
+use tokio::runtime::Handle;
+
+use super::allowed_peers::AllowedPeers;
+use super::answer::{Answer, Cancelled};
+use super::params::Site;
+use crate::blocks::{FetchConfig, FetchStart, LoaderNode};
+use crate::transport::PeerAddress;
+
+/// How the fetch for a request has begun.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FetchOutcome {
+    /// Blocks are on their way.
+    Begun,
+    /// The other node has no blocks of the prompt, or none that are not here.
+    NothingNew,
+    /// Computing the blocks is as quick.
+    NotWorth,
+    /// The other node does not answer, or refuses.
+    Failed,
+    /// No pages were free, or too many fetches run.
+    NoRoom,
+    /// Blocks of adapters and prompts of less than a block are not fetched.
+    Unsuitable,
+}
+
+impl FetchOutcome {
+    pub const ALL: [Self; 6] = [
+        Self::Begun,
+        Self::NothingNew,
+        Self::NotWorth,
+        Self::Failed,
+        Self::NoRoom,
+        Self::Unsuitable,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Begun => "begun",
+            Self::NothingNew => "nothing_new",
+            Self::NotWorth => "not_worth",
+            Self::Failed => "failed",
+            Self::NoRoom => "no_room",
+            Self::Unsuitable => "unsuitable",
+        }
+    }
+}
+
+impl From<FetchStart> for FetchOutcome {
+    fn from(start: FetchStart) -> Self {
+        use corella_core::FetchRefusal;
+        match start {
+            FetchStart::Begun => Self::Begun,
+            FetchStart::Unreachable => Self::Failed,
+            FetchStart::Busy => Self::NoRoom,
+            FetchStart::Ended(end) => match end {
+                LoadEnd::Loaded { .. } => Self::Begun,
+                LoadEnd::NotFound | LoadEnd::NoPages(FetchRefusal::AllCached) => Self::NothingNew,
+                LoadEnd::NotWorth => Self::NotWorth,
+                // Another request's fetch brings the same blocks.
+                LoadEnd::NoPages(FetchRefusal::UnderWay(_)) => Self::Begun,
+                LoadEnd::NoPages(_) => Self::NoRoom,
+                LoadEnd::Cancelled
+                | LoadEnd::TimedOut
+                | LoadEnd::RowsLost
+                | LoadEnd::Failed(_)
+                | LoadEnd::SourceLost => Self::Failed,
+            },
+        }
+    }
+}
+
+/// Fetches the prefixes of requests before it submits them.
+pub struct BlockFetcher {
+    engine: Engine,
+    exchange: BlockExchange,
+    loader: Arc<LoaderNode>,
+    /// Names this host, if rows may be loaded inside it.
+    machine: Option<String>,
+    allowed: AllowedPeers,
+    config: FetchConfig,
+    runtime: Handle,
+    num_outcomes: [AtomicU64; FetchOutcome::ALL.len()],
+}
+
+impl BlockFetcher {
+    /// Runs on the caller's tokio runtime.
+    pub fn new(
+        engine: Engine,
+        loader: Arc<LoaderNode>,
+        machine: Option<String>,
+        allowed: AllowedPeers,
+        config: FetchConfig,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            exchange: engine.block_exchange(),
+            engine,
+            loader,
+            machine,
+            allowed,
+            config,
+            runtime: Handle::current(),
+            num_outcomes: Default::default(),
+        })
+    }
+
+    /// Requests since the start.
+    pub fn num_requests(&self, outcome: FetchOutcome) -> u64 {
+        self.num_outcomes[outcome as usize].load(Ordering::Relaxed)
+    }
+
+    pub fn loader(&self) -> &Arc<LoaderNode> {
+        &self.loader
+    }
+
+    /// Names this host, if rows may be loaded inside it.
+    pub fn machine(&self) -> Option<&str> {
+        self.machine.as_deref()
+    }
+
+    /// Submits a request to `local` when the blocks that `source` has of its prompt are on their way.
+    pub fn submit_from(
+        self: &Arc<Self>,
+        submission: Submission,
+        source: PeerAddress,
+        local: &Arc<dyn Generate>,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
+        self.submit_behind(submission, Source::Known(source), local)
+    }
+
+    /// The same for a source that the request names.
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        submission: Submission,
+        site: &Site,
+        local: &Arc<dyn Generate>,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
+        self.submit_behind(submission, Source::Named(site.clone()), local)
+    }
+
+    fn submit_behind(
+        self: &Arc<Self>,
+        submission: Submission,
+        source: Source,
+        local: &Arc<dyn Generate>,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
+        let is_suitable = submission.namespace.lora.is_none() && submission.adapter.is_none();
+        if !is_suitable || submission.prompt.len() <= self.exchange.page_size() as usize {
+            self.note(FetchOutcome::Unsuitable, &submission);
+            return local.submit(submission);
+        }
+        let mut answers = Vec::with_capacity(submission.num_choices as usize);
+        let mut streams = Vec::with_capacity(submission.num_choices as usize);
+        for _ in 0..submission.num_choices {
+            let (answer, cancelled, stream) = Answer::new(RequestId(0));
+            answers.push((answer, cancelled));
+            streams.push(stream);
+        }
+        let (fetcher, local) = (self.clone(), local.clone());
+        self.runtime.spawn(async move {
+            let outcome = match source {
+                Source::Known(address) => fetcher.fetch_from(&submission, address).await,
+                Source::Named(site) => fetcher.fetch(&submission, &site).await,
+            };
+            fetcher.note(outcome, &submission);
+            fetcher.relay(submission, &*local, answers);
+        });
+        Ok(streams)
+    }
+
+    async fn fetch(&self, submission: &Submission, site: &Site) -> FetchOutcome {
+        let address = site.address(self.machine.as_deref(), &self.allowed);
+        let source = match tokio::time::timeout(self.config.greeting, address).await {
+            Ok(Ok(source)) => source,
+            Ok(Err(reason)) => {
+                tracing::debug!("no blocks from {}: {reason}", site.name());
+                return FetchOutcome::Failed;
+            }
+            Err(_) => return FetchOutcome::Failed,
+        };
+        self.fetch_from(submission, source).await
+    }
+
+    async fn fetch_from(&self, submission: &Submission, source: PeerAddress) -> FetchOutcome {
+        // The last token's logits are wanted, so that it is computed in any case.
+        let num_tokens = submission.prompt.len() - 1;
+        let tokens = &submission.prompt[..num_tokens];
+        let list = self.exchange.list(&submission.namespace, tokens);
+        let prefill_us = self.engine.stats().scheduler.prefill_us;
+        // Measured for 1,024 tokens.
+        let computing_us = prefill_us.saturating_mul(num_tokens as u64) / 1024;
+        let computing = Duration::from_micros(computing_us);
+        let FetchConfig { wait, limit, .. } = self.config;
+        let wait = computing.max(wait).min(limit);
+        self.loader.fetch(list, source, wait, limit).await.into()
+    }
+
+    /// Submits the request and passes its choices on.
+    fn relay(
+        &self,
+        submission: Submission,
+        local: &dyn Generate,
+        answers: Vec<(Answer, Cancelled)>,
+    ) {
+        match local.submit(submission) {
+            Ok(streams) => {
+                for ((answer, cancelled), stream) in answers.into_iter().zip(streams) {
+                    self.runtime.spawn(async move {
+                        tokio::select! {
+                            () = answer.relay_all(stream) => {}
+                            _ = cancelled => {}
+                        }
+                    });
+                }
+            }
+            Err(error) => {
+                for (mut answer, _) in answers {
+                    answer.refuse(error.clone());
+                }
+            }
+        }
+    }
+
+    fn note(&self, outcome: FetchOutcome, submission: &Submission) {
+        self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
+        let (id, outcome) = (submission.trace_id.as_deref(), outcome.as_str());
+        tracing::debug!(id, outcome, "blocks of a prompt are fetched");
+    }
+}
+
+enum Source {
+    Known(PeerAddress),
+    Named(Site),
+}

@@ -1,0 +1,115 @@
+//! Messages about blocks, as they travel and back.
+
+use corella_core::Incarnation;
+use corella_core::session::BlockPart;
+
+use super::*;
+
+const KEY: LoadKey = LoadKey {
+    loader: Incarnation(7),
+    source: Incarnation(9),
+    number: 3,
+};
+
+fn list() -> BlockList {
+    BlockList {
+        namespace: Namespace {
+            lora: None,
+            cache_salt: Some("salt".into()),
+        },
+        tokens: vec![1, 2, 3, 70_000],
+        hashes: vec![PageHash(1 << 100), PageHash(u128::MAX)],
+    }
+}
+
+fn parts(bytes: &[u8]) -> (BlockFrame, &[u8]) {
+    let (frame, payload) = bytes.split_first_chunk().unwrap();
+    match Frame::decode(frame) {
+        Ok(Frame::Blocks(frame)) => (frame, payload),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn messages_come_back_as_they_were() {
+    let failed = |failure| BlockMessage::ToLoader(ToLoader::Failed(failure));
+    let load = LoadBlocks {
+        list: list(),
+        first_block: 1,
+        rows: RowPart {
+            layers: 0..28,
+            heads: 2..8,
+        },
+        lease_us: u64::MAX,
+        credit: 5,
+    };
+    let messages = [
+        BlockMessage::ToSource(ToSource::Lookup { list: list() }),
+        BlockMessage::ToSource(ToSource::LoadBlocks(load)),
+        BlockMessage::ToSource(ToSource::Landed { num_blocks: 12 }),
+        BlockMessage::ToSource(ToSource::Release),
+        BlockMessage::ToLoader(ToLoader::Found { num_blocks: 0 }),
+        BlockMessage::ToLoader(ToLoader::Complete { num_blocks: 8 }),
+        failed(LoadFailure::NotHere { num_blocks: 4 }),
+        failed(LoadFailure::Refused),
+        failed(LoadFailure::HoldEnded),
+        failed(LoadFailure::Stalled),
+        failed(LoadFailure::Unknown),
+    ];
+    for message in messages {
+        let bytes = encode(KEY, &message).unwrap();
+        let (frame, payload) = parts(&bytes);
+        assert_eq!(frame.key, KEY);
+        assert_eq!(frame.num_bytes as usize, payload.len());
+        assert_eq!(decode(&frame, payload), Ok(message));
+    }
+}
+
+#[test]
+fn what_the_wire_cannot_carry_is_not_written() {
+    let part = BlockPart {
+        block: 0,
+        group: 0,
+        layer: 0,
+    };
+    let data = BlockMessage::ToLoader(ToLoader::Data(part));
+    assert_eq!(encode(KEY, &data), None);
+    let mut of_adapter = list();
+    of_adapter.namespace.lora = Some("name".into());
+    let lookup = BlockMessage::ToSource(ToSource::Lookup { list: of_adapter });
+    assert_eq!(encode(KEY, &lookup), None);
+}
+
+#[test]
+fn broken_payloads_are_errors() {
+    let lookup = BlockMessage::ToSource(ToSource::Lookup { list: list() });
+    let bytes = encode(KEY, &lookup).unwrap();
+    let (frame, payload) = parts(&bytes);
+    assert!(decode(&frame, &payload[..payload.len() - 1]).is_err());
+    let release = BlockFrame {
+        verb: BlockVerb::Release,
+        ..frame
+    };
+    assert!(decode(&release, payload).is_err());
+    let half_hash = ListMessage {
+        hashes: vec![0; 24],
+        ..ListMessage::default()
+    };
+    assert!(decode(&frame, &half_hash.encode_to_vec()).is_err());
+}
+
+/// Loads of two nodes, or of two sources, are stored under different names.
+#[test]
+fn each_load_has_a_session_of_its_own() {
+    let other_loader = LoadKey {
+        loader: Incarnation(8),
+        ..KEY
+    };
+    let next = LoadKey { number: 4, ..KEY };
+    let keys = [KEY, other_loader, next].map(|key| session_key(&key));
+    assert_eq!(keys[0].session, SessionId(7 << 64 | 3));
+    assert_eq!(keys[1].session, SessionId(8 << 64 | 3));
+    assert_eq!(keys[2].session, SessionId(7 << 64 | 4));
+    assert_eq!(keys[0].prefill_incarnation, Incarnation(9));
+    assert_eq!(keys[0].decode_incarnation, Incarnation(7));
+}

@@ -1,0 +1,40 @@
+//! The part of a node that other nodes load cached blocks from.
+
+use std::sync::Arc;
+
+use corella_core::session::{LoadKey, ToLoader, ToSource};
+
+use super::block_message::{self, BlockMessage};
+use super::connection_queue::{ConnectionId, ConnectionQueue};
+
+/// Takes the messages of nodes that load cached blocks. Calls return at once.
+pub trait BlockServer: Send + Sync {
+    /// A message of the node that has made `key`, and the way to answer it.
+    fn handle_message(&self, from: &BlockReply, key: LoadKey, message: ToSource);
+
+    /// A connection is lost, and so are the loads that have begun over it.
+    fn handle_lost(&self, connection: ConnectionId);
+}
+
+/// Answers a loading node over the connection on which it has asked.
+#[derive(Clone)]
+pub struct BlockReply {
+    queue: Arc<ConnectionQueue>,
+}
+
+impl BlockReply {
+    pub fn new(queue: Arc<ConnectionQueue>) -> Self {
+        Self { queue }
+    }
+
+    pub fn connection(&self) -> ConnectionId {
+        self.queue.id
+    }
+
+    /// A lost connection takes no answer: the load ends at its deadline.
+    pub fn send(&self, key: LoadKey, message: ToLoader) {
+        if let Some(bytes) = block_message::encode(key, &BlockMessage::ToLoader(message)) {
+            self.queue.frames.push_bytes(&bytes);
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Nodes that load each other's cached blocks. The mock executor notices every wrong row of a page.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_cluster::blocks::{FetchConfig, LoaderNode, SourceNode, follow_facts};
+use corella_cluster::entrance::{AllowedPeers, BlockFetcher, Entrance, FetchOutcome};
+use corella_cluster::transport::{
+    KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
+};
+use corella_core::{FinishReason, Incarnation, SamplingParams, TokenId};
+use corella_engine::{Engine, Generate, Submission};
+use corella_model::{MockConfig, MockExecutor};
+use corella_test::wait_until_async;
+use serde_json::{Map, Value, json};
+
+use crate::pair::fixture::*;
+
+/// No passing test comes near them.
+const CONFIG: FetchConfig = FetchConfig {
+    is_forced: true,
+    greeting: CONNECT_TIMEOUT,
+    lookup: CONNECT_TIMEOUT,
+    stall: CONNECT_TIMEOUT,
+    wait: CONNECT_TIMEOUT,
+    limit: Duration::from_mins(2),
+};
+
+struct Node {
+    engine: Engine,
+    entrance: Entrance,
+    source: Arc<SourceNode>,
+    fetcher: Arc<BlockFetcher>,
+    /// What a request says to have its blocks loaded from here.
+    params: Map<String, Value>,
+    sender: Arc<KvSender>,
+    _threads: TransferThreads,
+}
+
+#[derive(Clone, Copy)]
+enum Way {
+    Tcp,
+    /// Inside the host: rows are read from the other process's memory.
+    Shm,
+}
+
+impl Node {
+    fn start(model: &MockConfig, incarnation: u64, way: Way) -> Self {
+        let executor = Box::new(MockExecutor::new(model.clone()));
+        let (engine, pages) = start_engine(executor);
+        let threads = TransferThreads::start(1).expect("threads start");
+        let config = SenderConfig::new(incarnation, FINGERPRINT);
+        let sender = Arc::new(KvSender::start(config, pages.clone(), &threads).unwrap());
+        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let PeerAddress::Tcp(address) = sender.listen(local).expect("a port is free") else {
+            panic!("a TCP address was asked for");
+        };
+        let process = std::process::id();
+        let socket = format!(
+            "corella-kv-{process}-fetch-{}-{incarnation:x}",
+            address.port()
+        );
+        let site = match way {
+            Way::Tcp => json!({"host": "127.0.0.1", "port": address.port()}),
+            Way::Shm => {
+                let listening = sender.listen(PeerAddress::Unix(socket.clone()));
+                listening.expect("the name is free");
+                json!({"host": "127.0.0.1", "port": 0, "socket": socket, "machine": "here"})
+            }
+        };
+        let config = ReceiverConfig {
+            connect_timeout: CONNECT_TIMEOUT,
+            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+        };
+        let receiver = Arc::new(KvReceiver::new(config, pages.clone(), &threads));
+        let (life, geometry) = (Incarnation(incarnation), pages.geometry());
+        let source = SourceNode::start(life, engine.block_exchange(), &sender, geometry);
+        let loader = LoaderNode::start(life, engine.clone(), receiver, geometry, CONFIG);
+        follow_facts(engine.subscribe_block_facts(), &source, &loader).expect("a thread starts");
+        let machine = Some("here".to_owned());
+        let allowed = AllowedPeers::new([]);
+        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, CONFIG);
+        let entrance = Entrance {
+            kept: None,
+            puller: None,
+            fetcher: Some(fetcher.clone()),
+            local: Arc::new(engine.clone()),
+        };
+        let mut params = Map::new();
+        params.insert("cached_blocks".to_owned(), site);
+        Self {
+            engine,
+            entrance,
+            source,
+            fetcher,
+            params,
+            sender,
+            _threads: threads,
+        }
+    }
+
+    /// The tokens of each choice of a request that names `site`.
+    async fn answer(&self, site: &Self, submission: Submission) -> Vec<Vec<TokenId>> {
+        let call = self.entrance.begin(&site.params, "a-test");
+        let call = call.expect("it is valid").expect("it asks for something");
+        let mut answers = Vec::new();
+        for stream in call.submit(submission).expect("it is taken") {
+            let (tokens, reason) = finish(stream).await;
+            assert_eq!(reason, FinishReason::Length);
+            answers.push(tokens);
+        }
+        answers
+    }
+
+    fn num(&self, outcome: FetchOutcome) -> u64 {
+        self.fetcher.num_requests(outcome)
+    }
+
+    fn num_blocks(&self) -> u64 {
+        self.fetcher.loader().stats().num_blocks
+    }
+
+    async fn at_rest(&self) {
+        at_rest(&self.engine).await;
+        wait_until_async("loads have ended", || {
+            self.source.num_loads() + self.fetcher.loader().num_loads() == 0
+                && self.sender.stats().num_stored == 0
+        })
+        .await;
+    }
+}
+
+fn seeded(seed: u64) -> SamplingParams {
+    SamplingParams {
+        temperature: 1.0,
+        seed,
+        ..SamplingParams::GREEDY
+    }
+}
+
+/// Numbers that look random.
+fn draw(state: &mut u64, end: u64) -> u64 {
+    *state = state
+        .wrapping_mul(6_364_136_223_846_793_005)
+        .wrapping_add(1);
+    (*state >> 33) % end
+}
+
+/// The second turn of a conversation goes to another node, which computes the new tokens alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_turn_brings_its_blocks_from_the_node_of_the_last() {
+    for way in [Way::Tcp, Way::Shm] {
+        for model in [model(256), windowed_model(256)] {
+            let (first, second) = (Node::start(&model, 7, way), Node::start(&model, 11, way));
+            let prompt: Vec<TokenId> = (0..33).map(|i| i * i % 50).collect();
+            let turn = submission(prompt.clone(), 12, seeded(1));
+            let answers = first.answer(&second, turn).await;
+            assert_eq!(answers, [model.lone_tokens(&prompt, &seeded(1), 12)]);
+            assert_eq!(first.num(FetchOutcome::NothingNew), 1);
+            at_rest(&first.engine).await;
+
+            let mut prompt = prompt;
+            prompt.extend(&answers[0]);
+            prompt.extend([4, 2, 4]);
+            let turn = submission(prompt.clone(), 8, seeded(2));
+            let expected = [model.lone_tokens(&prompt, &seeded(2), 8)];
+            assert_eq!(second.answer(&first, turn.clone()).await, expected);
+            // 33 tokens and 12 more, of which the last has no row: 11 blocks of 4.
+            assert_eq!(second.num_blocks(), 11);
+            assert_eq!(second.num(FetchOutcome::Begun), 1);
+            let stats = second.engine.stats().scheduler;
+            assert_eq!(stats.num_prefix_hit_tokens, 44);
+            assert_eq!(stats.num_scheduled_tokens, 48 - 44 + 8 - 1);
+
+            // Now it has them.
+            assert_eq!(second.answer(&first, turn).await, expected);
+            assert_eq!(second.num(FetchOutcome::NothingNew), 1);
+            assert_eq!(second.num_blocks(), 11);
+            first.at_rest().await;
+            second.at_rest().await;
+        }
+    }
+}
+
+/// Conversations wander over three nodes, several at a time, and each turn names the node of the last.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wandering_conversations_say_what_they_would_say_on_one_node() {
+    for (way, model) in [(Way::Tcp, windowed_model(256)), (Way::Shm, model(256))] {
+        let start = |incarnation| Arc::new(Node::start(&model, incarnation, way));
+        let nodes = [7, 11, 13].map(start);
+        let mut talks = Vec::new();
+        for talk in 0..8_u64 {
+            let (nodes, model) = (nodes.clone(), model.clone());
+            talks.push(tokio::spawn(async move {
+                let mut state = talk;
+                let mut at = draw(&mut state, 3) as usize;
+                // Some talks begin alike.
+                let mut prompt: Vec<TokenId> = (0..9 + talk as u32 % 4).map(|i| i % 7).collect();
+                for turn in 0..6 {
+                    let num_new = 1 + draw(&mut state, 14);
+                    prompt.extend((0..num_new).map(|_| draw(&mut state, 50) as TokenId));
+                    let last = at;
+                    at = (at + 1 + draw(&mut state, 2) as usize) % 3;
+                    let max_tokens = 1 + draw(&mut state, 9) as u32;
+                    let sampling = seeded(talk * 10 + turn);
+                    let expected = model.lone_tokens(&prompt, &sampling, max_tokens as usize);
+                    let asked = submission(prompt.clone(), max_tokens, sampling);
+                    let answers = nodes[at].answer(&nodes[last], asked).await;
+                    assert_eq!(answers, [expected], "talk {talk}, turn {turn}");
+                    prompt.extend(&answers[0]);
+                }
+            }));
+        }
+        for talk in talks {
+            talk.await.expect("a talk goes on to its end");
+        }
+        let mut num_blocks = 0;
+        for node in &nodes {
+            node.at_rest().await;
+            num_blocks += node.num_blocks();
+            assert_eq!(node.num(FetchOutcome::Failed), 0);
+        }
+        assert!(num_blocks > 100, "only {num_blocks} blocks were loaded");
+    }
+}
+
+/// A node that is not there, one that was started again, and one that has another model.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_names_no_source_is_computed() {
+    let model = model(256);
+    let node = Node::start(&model, 7, Way::Tcp);
+    let gone = Node::start(&model, 11, Way::Tcp);
+    let params = gone.params.clone();
+    drop(gone);
+    let prompt: Vec<TokenId> = (0..30).map(|i| i * i % 50).collect();
+    let expected = model.lone_tokens(&prompt, &seeded(1), 6);
+    let call = node.entrance.begin(&params, "a-test");
+    let call = call.expect("it is valid").expect("it asks for something");
+    let asked = submission(prompt.clone(), 6, seeded(1));
+    let mut streams = call.submit(asked).expect("it is taken");
+    assert_eq!(finish(streams.remove(0)).await.0, expected);
+    assert_eq!(node.num(FetchOutcome::Failed), 1);
+
+    // Less than a block, and several choices.
+    let other = Node::start(&model, 13, Way::Tcp);
+    let short = submission(vec![1, 2, 3], 6, seeded(1));
+    let expected = model.lone_tokens(&[1, 2, 3], &seeded(1), 6);
+    assert_eq!(other.answer(&node, short).await, [expected]);
+    assert_eq!(other.num(FetchOutcome::Unsuitable), 1);
+    let mut asked = submission(prompt.clone(), 6, seeded(1));
+    asked.num_choices = 3;
+    let expected = (0..3).map(|choice| {
+        let sampling = SamplingParams {
+            choice,
+            ..seeded(1)
+        };
+        model.lone_tokens(&prompt, &sampling, 6)
+    });
+    let expected: Vec<_> = expected.collect();
+    assert_eq!(other.answer(&node, asked).await, expected);
+    assert_eq!(other.num(FetchOutcome::Begun), 1);
+    assert_eq!(other.num_blocks(), 7);
+    node.at_rest().await;
+    other.at_rest().await;
+}
