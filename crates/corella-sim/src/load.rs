@@ -195,6 +195,7 @@ impl Writer {
             config.set_recurrent_state(RecurrentState {
                 num_snapshots: recurrent.below(10) as u32,
                 snapshot_interval: 1 + recurrent.below(5) as u32,
+                least_distance: 1 + recurrent.below(3) as u32,
             });
         }
         let is_recurrent = config.recurrent_state.is_some();

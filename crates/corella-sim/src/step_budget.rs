@@ -1,8 +1,8 @@
 //! Checks what a step holds: its limits, and that drafts get only what is left.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use corella_core::{RecurrentState, RequestId, SchedulerConfig, SchedulerStats, Span};
+use corella_core::{RecurrentState, RequestId, SchedulerConfig, SchedulerStats, SlotId, Span};
 
 use crate::checker::{Checker, Planned, Verdict, ensure};
 use crate::load::{Answer, Load};
@@ -14,6 +14,8 @@ pub struct StepLimits {
     prompts: BTreeMap<RequestId, u32>,
     /// The lengths of prompts behind which nothing is drawn.
     undrawn_prompts: BTreeMap<RequestId, u32>,
+    /// Slots whose request was cut short where its tokens leave those of others, since it started.
+    branched: BTreeSet<SlotId>,
 }
 
 impl StepLimits {
@@ -22,19 +24,24 @@ impl StepLimits {
             config: load.config.clone(),
             prompts: BTreeMap::new(),
             undrawn_prompts: BTreeMap::new(),
+            branched: BTreeSet::new(),
         }
     }
 
-    /// Whether a snapshot is due behind the first `num_rows` rows of a request.
-    fn is_snapshot_due(&self, id: RequestId, num_rows: u32) -> bool {
+    /// Whether a snapshot may be due behind a span: at a multiple of the interval, behind the last block of a prompt
+    /// that the same prompt finds, and once in each start somewhere else.
+    fn ends_at_snapshot(&mut self, span: &Span, id: RequestId) -> bool {
         let page_size = self.config.page_size;
+        let num_rows = span.start + span.tokens.len() as u32;
         let num_blocks = num_rows / page_size;
+        let end_of_prompt = (self.prompts[&id] - 1) / page_size;
         let is_due = |recurrent: &RecurrentState| {
-            num_blocks.is_multiple_of(recurrent.snapshot_interval)
-                || num_blocks == self.prompts[&id] / page_size
+            num_blocks.is_multiple_of(recurrent.snapshot_interval) || num_blocks == end_of_prompt
         };
-        num_rows.is_multiple_of(page_size)
-            && self.config.recurrent_state.as_ref().is_some_and(is_due)
+        let Some(recurrent) = &self.config.recurrent_state else {
+            return false;
+        };
+        num_rows.is_multiple_of(page_size) && (is_due(recurrent) || self.branched.insert(span.slot))
     }
 }
 
@@ -53,6 +60,9 @@ impl Checker for StepLimits {
     }
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
+        for start in &step.batch.started {
+            self.branched.remove(&start.slot);
+        }
         let config = &self.config;
         let spans = step.batch.spans.iter();
         let is_prefill = |span: &&Span| step.prefilling.contains(&span.slot);
@@ -80,17 +90,19 @@ impl Checker for StepLimits {
             let num_prompt_tokens = self.undrawn_prompts.get(&step.slots[&span.slot]);
             num_prompt_tokens == Some(&(span.start + span.tokens.len() as u32))
         };
-        let mut cut = { prefills.iter() }.filter(|span| !span.yields.draws());
-        let ends_at_snapshot = |span: &Span| {
-            let id = step.slots[&span.slot];
-            self.is_snapshot_due(id, span.start + span.tokens.len() as u32)
-        };
-        let is_cut = cut.any(|span| !ends_undrawn(span) && !ends_at_snapshot(span));
         // Behind windows a prompt is also cut short where pages are.
-        let may_be_short = config.has_windows();
-        ensure(!is_cut || is_full || may_be_short, || {
-            format!("a prompt is cut short in a step of {}", sizes())
-        })
+        if is_full || config.has_windows() {
+            return Ok(());
+        }
+        let cut = { prefills.iter() }.filter(|span| !span.yields.draws() && !ends_undrawn(span));
+        let cut: Vec<_> = cut.collect();
+        for span in cut {
+            let ends_at_snapshot = self.ends_at_snapshot(span, step.slots[&span.slot]);
+            ensure(ends_at_snapshot, || {
+                format!("a prompt is cut short in a step of {}", sizes())
+            })?;
+        }
+        Ok(())
     }
 }
 

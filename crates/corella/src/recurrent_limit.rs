@@ -15,6 +15,8 @@ const SHARE_OF_SNAPSHOTS: u64 = 4;
 const SNAPSHOTS_OF_REQUEST: u64 = 8;
 /// A long prompt has a snapshot behind so many tokens, beside the one at its end.
 const SNAPSHOT_DISTANCE: u32 = 2048;
+/// The tokens that a snapshot behind a branch or an answer has to save, at least.
+const LEAST_DISTANCE: u32 = 64;
 
 /// Refuses options that recurrent layers do not work with yet, by their names.
 pub(crate) fn check_options(
@@ -82,6 +84,7 @@ pub(crate) fn set_limits(
     scheduler.set_recurrent_state(RecurrentState {
         num_snapshots: 0,
         snapshot_interval: { SNAPSHOT_DISTANCE / scheduler.page_size }.max(1),
+        least_distance: { LEAST_DISTANCE / scheduler.page_size }.max(1),
     });
     Ok(())
 }

@@ -64,6 +64,8 @@ pub(crate) struct FoundPrefix {
     /// The pages that queries behind those tokens read.
     pub tables: PageTables,
     pub donor: Option<Donor>,
+    /// The number of blocks that the tree has of the tokens. Behind the last snapshot, they have to be computed again.
+    pub num_matched: usize,
     /// The number of blocks that the next step finds, when it can restore a snapshot that this one takes.
     pub num_found_next: usize,
 }
@@ -82,6 +84,7 @@ impl FoundPrefix {
             path: Vec::new(),
             tables: PageTables::new(num_groups),
             donor: None,
+            num_matched: 0,
             num_found_next: 0,
         }
     }
@@ -166,11 +169,13 @@ impl KvCache {
         };
         // Rows in the middle of a block are of no use without the state behind them.
         let donor = donor.filter(|_| num_blocks == blocks.len() && !self.is_recurrent());
+        let num_matched = blocks.len();
         blocks.truncate(num_blocks);
         FoundPrefix {
             tables: self.tables_of(&blocks),
             donor: donor.and_then(|(block, num_rows)| self.donor(block, num_rows, step)),
             path: blocks,
+            num_matched,
             num_found_next,
         }
     }

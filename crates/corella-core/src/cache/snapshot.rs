@@ -146,6 +146,13 @@ impl Snapshots {
         };
     }
 
+    /// Whether a block's snapshot can be taken from it: the block is not pinned, and no step after `last_returned`
+    /// names the snapshot.
+    pub fn is_at_rest(&self, id: SnapshotId, last_returned: Option<StepId>) -> bool {
+        let entry = self.entry(id);
+        entry.named_by <= last_returned && self.idle.contains(&(entry.last_used, id))
+    }
+
     /// Takes a snapshot from its owner.
     pub fn drop(&mut self, id: SnapshotId) {
         if let Some(block) = self.block_of(id) {

@@ -15,7 +15,7 @@ const PAGE_SIZE: usize = 2;
 
 #[test]
 fn snapshots_are_kept_like_their_model() {
-    let mut counts = [0; 5];
+    let mut counts = [0; 6];
     for seed in 0..NUM_RUNS {
         let mut pair = Pair::new(seed);
         for _ in 0..NUM_OPERATIONS {
@@ -51,8 +51,9 @@ struct Pair {
     step: StepId,
     num_uses: u64,
     random: u64,
-    /// Hits, overwritten snapshots, those that had to stay, those that left with their block, and taken-over blocks.
-    counts: [u64; 5],
+    /// Hits, overwritten snapshots, those that had to stay, those that left with their block, taken-over blocks, and
+    /// snapshots whose request has a newer one.
+    counts: [u64; 6],
 }
 
 impl Pair {
@@ -71,7 +72,7 @@ impl Pair {
             step: StepId(1),
             num_uses: 0,
             random,
-            counts: [0; 5],
+            counts: [0; 6],
         }
     }
 
@@ -84,10 +85,11 @@ impl Pair {
         self.step.0 += u64::from(self.below(2) == 0);
         let num_tokens = (1 + self.below(5) as usize) * PAGE_SIZE;
         let tokens: Vec<_> = (0..num_tokens).map(|_| self.below(2) as TokenId).collect();
-        match self.below(12) {
+        match self.below(13) {
             0..9 => self.run(&tokens),
             9 => self.unpublish(&tokens),
             10 => self.pin(&tokens),
+            11 => self.drop_passing(),
             _ => self.cache.clear(),
         }
         self.forget_removed();
@@ -225,6 +227,26 @@ impl Pair {
             .blocks;
         if let Some(&last) = blocks.last() {
             self.cache.unpublish(last);
+        }
+    }
+
+    /// A request that keeps a newer state lets go of some snapshot. It stays where its block is pinned or a step in
+    /// flight names it.
+    fn drop_passing(&mut self) {
+        let at = self.below(self.kept.len() as u64 + 1) as usize;
+        let Some(path) = self.kept.keys().nth(at).cloned() else {
+            return;
+        };
+        let last_returned = StepId(self.step.0 - self.below(2));
+        let blocks = self.cache.match_prefix(&Namespace::default(), &path).blocks;
+        let block = *blocks.last().expect("a kept state has a block");
+        self.cache
+            .drop_passing_snapshot_of(block, Some(last_returned));
+        let is_dropped = |kept: &&mut Kept| !kept.is_pinned && kept.named_by <= last_returned;
+        if self.kept.get_mut(&path).as_ref().is_some_and(is_dropped) {
+            self.counts[5] += 1;
+            let kept = self.kept.remove(&path).expect("it was found");
+            self.free.insert(kept.id, kept.named_by);
         }
     }
 

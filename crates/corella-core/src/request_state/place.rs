@@ -32,6 +32,11 @@ pub(super) struct Place {
     restored_block: Option<BlockId>,
     /// The newest snapshot that it has taken, until its block is in the prefix tree.
     snapshot: Option<HeldSnapshot>,
+    /// The number of blocks up to the place where its tokens leave those of others, if it takes a snapshot there; 0
+    /// otherwise.
+    branch: u32,
+    /// The number of blocks up to the snapshot that its next one takes the place of, or 0.
+    passing: u32,
 }
 
 /// A snapshot of a request's state, behind a block that the prefix tree does not have yet.
@@ -57,6 +62,8 @@ impl Default for Place {
             export: Export::default(),
             restored_block: None,
             snapshot: None,
+            branch: 0,
+            passing: 0,
         }
     }
 }
@@ -79,10 +86,22 @@ impl RequestState {
         num_spill_pages: u32,
         restored_block: Option<BlockId>,
         snapshot: Option<HeldSnapshot>,
+        branch: u32,
     }
 
     pub fn set_restored_block(&mut self, block: Option<BlockId>) {
         self.place.restored_block = block;
+    }
+
+    /// It takes a snapshot behind so many blocks, where its tokens leave those of others.
+    pub fn set_branch(&mut self, num_blocks: u32) {
+        self.place.branch = num_blocks;
+    }
+
+    /// Its next snapshot takes the place of the one behind `num_blocks` blocks. Returns for which one that was said
+    /// before; 0 stands for none.
+    pub fn replace_passing(&mut self, num_blocks: u32) -> u32 {
+        core::mem::replace(&mut self.place.passing, num_blocks)
     }
 
     pub fn hold_snapshot(&mut self, snapshot: HeldSnapshot) {

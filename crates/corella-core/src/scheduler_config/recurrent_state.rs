@@ -12,34 +12,65 @@ pub struct RecurrentState {
     /// The states that the executor has room for beside those of its slots. With 0, every prompt is
     /// computed from its beginning.
     pub num_snapshots: u32,
-    /// A snapshot is taken behind every block whose number, counted from 1, is a multiple of this,
-    /// and behind the last whole block of a prompt.
+    /// A prompt has a snapshot behind every block whose number, counted from 1, is a multiple of this,
+    /// and behind the last whole block that the same prompt finds again.
     pub snapshot_interval: u32,
+    /// The fewest blocks that a further snapshot has to save. A prompt takes one where its tokens leave
+    /// those of others, if it has none so near before that place. A decode takes one behind every block
+    /// whose number is a multiple of this, in the place of the one before.
+    pub least_distance: u32,
 }
 
-impl RecurrentState {
-    /// The first number of blocks beyond `num_rows` rows behind which a request takes a snapshot.
-    pub(crate) fn next_point(&self, num_rows: u32, num_prompt_tokens: u32, page_size: u32) -> u32 {
-        let num_blocks = num_rows / page_size;
-        let next = (num_blocks / self.snapshot_interval + 1).saturating_mul(self.snapshot_interval);
-        match num_prompt_tokens / page_size {
-            last if last > num_blocks => last.min(next),
-            _ => next,
-        }
+/// Behind which blocks a request takes snapshots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SnapshotPoints {
+    pub page_size: u32,
+    pub interval: u32,
+    /// The number of blocks of the prompt up to its last whole one, without the last token: that is always
+    /// computed, and so a block that it ends is not found again.
+    pub end_of_prompt: u32,
+    /// The number of blocks up to the place where its tokens leave those of others, or 0.
+    pub branch: u32,
+    /// Where it decodes, and the number of blocks from one snapshot to the next there. `None` if decodes take none.
+    pub decode: Option<DecodePoints>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DecodePoints {
+    /// The number of whole blocks before the first decode.
+    pub start: u32,
+    pub distance: u32,
+}
+
+impl SnapshotPoints {
+    /// The first number of blocks beyond `num_rows` rows behind which the request takes a snapshot.
+    pub fn next(&self, num_rows: u32) -> u32 {
+        let num_blocks = num_rows / self.page_size;
+        let multiple = |of: u32, from: u32| (from / of + 1).saturating_mul(of);
+        let decode = { self.decode }.map(|it| multiple(it.distance, num_blocks.max(it.start)));
+        let single = [self.end_of_prompt, self.branch].into_iter();
+        let single = single.filter(|&point| point > num_blocks);
+        let next = multiple(self.interval, num_blocks);
+        { single.chain(decode) }.fold(next, u32::min)
     }
 
-    /// The last number of blocks, of at most `num_blocks`, behind which a request takes a snapshot.
-    pub(crate) fn last_point(
-        &self,
-        num_blocks: u32,
-        num_prompt_tokens: u32,
-        page_size: u32,
-    ) -> u32 {
-        let last = num_blocks - num_blocks % self.snapshot_interval;
-        match num_prompt_tokens / page_size {
-            of_prompt if of_prompt <= num_blocks => last.max(of_prompt),
-            _ => last,
-        }
+    /// The last number of blocks, of at most `num_blocks`, behind which the request takes a snapshot; 0 if there is
+    /// none.
+    pub fn last(&self, num_blocks: u32) -> u32 {
+        let decode = { self.decode }
+            .map(|it| (num_blocks - num_blocks % it.distance, it.start))
+            .filter(|(point, start)| point > start);
+        let single = [self.end_of_prompt, self.branch].into_iter();
+        let single = single.filter(|&point| point <= num_blocks);
+        let last = num_blocks - num_blocks % self.interval;
+        let decode = decode.map(|(point, _)| point);
+        { single.chain(decode) }.fold(last, u32::max)
+    }
+
+    /// Whether a snapshot behind so many blocks is there for the request's answer alone, until it takes the next.
+    pub fn is_passing(&self, num_blocks: u32) -> bool {
+        { self.decode }.is_some_and(|it| num_blocks > it.start)
+            && !num_blocks.is_multiple_of(self.interval)
     }
 }
 
@@ -58,8 +89,13 @@ impl SchedulerConfig {
         let Some(state) = self.recurrent_state else {
             return Ok(());
         };
-        if state.snapshot_interval == 0 {
-            return Err(ConfigError("snapshot_interval must be at least 1".into()));
+        for (name, distance) in [
+            ("snapshot_interval", state.snapshot_interval),
+            ("least_distance", state.least_distance),
+        ] {
+            if distance == 0 {
+                return Err(ConfigError(format!("{name} must be at least 1")));
+            }
         }
         let refused = [
             (
@@ -100,25 +136,46 @@ mod tests {
 
     /// Goes through all numbers of blocks one by one.
     #[test]
-    fn points_are_multiples_of_the_interval_and_the_end_of_the_prompt() {
-        for (interval, num_prompt_tokens) in
-            (1..5).flat_map(|interval| (1..40).map(move |num_tokens| (interval, num_tokens)))
-        {
-            let state = RecurrentState {
-                num_snapshots: 1,
-                snapshot_interval: interval,
+    fn points_are_multiples_the_end_of_the_prompt_and_the_branch() {
+        let lens =
+            (1..5).flat_map(|interval| (1..40).map(move |num_tokens| (interval, num_tokens)));
+        let decodes = [None, Some(1), Some(2), Some(3)];
+        let cases = lens.flat_map(|lens| decodes.map(|distance| (lens, distance)));
+        for ((interval, num_prompt_tokens), distance) in cases {
+            let branch = num_prompt_tokens % 7;
+            let points = SnapshotPoints {
+                page_size: 3,
+                interval,
+                end_of_prompt: (num_prompt_tokens - 1) / 3,
+                branch,
+                decode: distance.map(|distance| DecodePoints {
+                    start: num_prompt_tokens / 3,
+                    distance,
+                }),
             };
+            let is_in_answer = |num_blocks: u32| num_blocks * 3 > num_prompt_tokens;
             let is_point = |&num_blocks: &u32| {
                 num_blocks > 0
                     && (num_blocks.is_multiple_of(interval)
-                        || (num_blocks * 3..num_blocks * 3 + 3).contains(&num_prompt_tokens))
+                        || num_blocks == branch
+                        // The prompt goes on behind the block for one to three tokens.
+                        || (num_blocks * 3 + 1..num_blocks * 3 + 4).contains(&num_prompt_tokens)
+                        || distance.is_some_and(|distance| {
+                            is_in_answer(num_blocks) && num_blocks.is_multiple_of(distance)
+                        }))
             };
             for num_rows in 0..60 {
                 let next = (num_rows / 3 + 1..).find(is_point);
-                assert_eq!(Some(state.next_point(num_rows, num_prompt_tokens, 3)), next);
+                assert_eq!(Some(points.next(num_rows)), next);
                 let num_blocks = num_rows / 3;
                 let last = (1..=num_blocks).rev().find(is_point).unwrap_or(0);
-                assert_eq!(state.last_point(num_blocks, num_prompt_tokens, 3), last);
+                assert_eq!(points.last(num_blocks), last);
+                assert_eq!(
+                    points.is_passing(num_blocks),
+                    distance.is_some()
+                        && is_in_answer(num_blocks)
+                        && !num_blocks.is_multiple_of(interval)
+                );
             }
         }
     }

@@ -181,6 +181,7 @@ impl Scheduler {
             let state = &mut self.requests[index];
             self.outlook.note_drawn_elsewhere(state);
             self.waiting.add(index, state, &self.pace);
+            self.set_branches_to(index);
         }
         Ok(())
     }

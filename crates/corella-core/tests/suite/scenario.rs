@@ -9,7 +9,8 @@
 //! config pages=16 page=4 budget=10   the limits, before anything else; show=pages also prints
 //!                                    what happens to pages
 //! config groups=full,w8              two KV groups, the second with a window of 8 positions
-//! config snapshots=3 interval=2      a model with recurrent layers; `(S1)` behind a span says that its
+//! config snapshots=3 interval=2      a model with recurrent layers, and distance=1 for the least distance that saves
+//!                                    enough; `(S1)` behind a span says that its
 //!                                    state goes into snapshot 1, and `S1:` before one that it starts there
 //! add a prompt=12 max=4              request a, with a prompt of 12 tokens that no other has
 //! add b prompt=xyxy max=2 end=z      each letter is a token
@@ -167,15 +168,6 @@ impl World {
         let (mut pack, mut lookahead, mut force) = (false, 64, 0);
         let mut policy = "fcfs";
         let (mut share, mut min_share, mut num_decay_steps) = (None, None, 0);
-        let recurrent = words
-            .iter()
-            .find_map(|word| word.strip_prefix("snapshots="));
-        if let Some(num_snapshots) = recurrent {
-            config.set_recurrent_state(RecurrentState {
-                num_snapshots: num_snapshots.parse().unwrap(),
-                snapshot_interval: u32::MAX,
-            });
-        }
         for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
             let number = || value.parse::<u32>().unwrap();
             match key {
@@ -187,10 +179,17 @@ impl World {
                     };
                     config.kv_groups = value.split(',').map(group).collect();
                 }
-                "snapshots" => {}
-                "interval" => {
-                    let state = config.recurrent_state.as_mut();
-                    state.expect("snapshots").snapshot_interval = number();
+                "snapshots" => config.set_recurrent_state(RecurrentState {
+                    num_snapshots: number(),
+                    snapshot_interval: u32::MAX,
+                    least_distance: u32::MAX,
+                }),
+                "interval" | "distance" => {
+                    let state = config.recurrent_state.as_mut().expect("snapshots");
+                    match key {
+                        "interval" => state.snapshot_interval = number(),
+                        _ => state.least_distance = number(),
+                    }
                 }
                 "context" => config.max_model_len = number(),
                 "seqs" => config.max_num_seqs = number(),

@@ -57,6 +57,7 @@ fn recurrent_states_change_no_token() {
         limits.set_recurrent_state(RecurrentState {
             num_snapshots,
             snapshot_interval,
+            least_distance: 1,
         });
         limited_outputs_equal_lone_runs(limits);
     }

@@ -97,6 +97,21 @@ impl KvCache {
         }
     }
 
+    /// Takes a block's snapshot from it, if the block is not pinned and no step in flight names the snapshot.
+    pub(crate) fn drop_passing_snapshot_of(
+        &mut self,
+        block: BlockId,
+        last_returned: Option<StepId>,
+    ) {
+        let snapshots = self.residency.snapshots();
+        if let Some(snapshots) = snapshots
+            && let Some(id) = snapshots.of_block(block)
+            && snapshots.is_at_rest(id, last_returned)
+        {
+            self.drop_snapshot(id);
+        }
+    }
+
     /// Puts locked pages in the place of a block's own in groups without a window, if no table names those. Returns
     /// whether it did.
     pub(crate) fn take_over(

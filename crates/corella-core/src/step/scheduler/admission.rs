@@ -328,6 +328,8 @@ impl Scheduler {
         state.start(slot, plan.batch.step);
         state.set_restored_block(end.copied().filter(|_| snapshot.is_some()));
         state.prefill_to(state.num_known_tokens());
+        self.set_branch(index, &found);
+        let state = &mut self.requests[index];
         plan.start_slot(state, slot, snapshot);
         plan.start_tables(state, slot);
         if let Some(Donor { pages, num_rows }) = found.donor {

@@ -76,6 +76,8 @@ impl Scheduler {
         self.requests[index].leave_path(&mut self.kv);
         let state = &mut self.requests[index];
         state.set_restored_block(None);
+        state.set_branch(0);
+        state.replace_passing(0);
         if let Some(slot) = state.take_slot() {
             self.running.give_back_slot(slot);
         }

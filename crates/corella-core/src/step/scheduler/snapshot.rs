@@ -1,15 +1,26 @@
 //! Snapshots of recurrent state: behind which spans they are taken, and who waits for one.
 //!
-//! A request takes a snapshot behind certain blocks (`RecurrentState::next_point`), so its spans end there. Its
+//! A request takes a snapshot behind certain blocks ([`SnapshotPoints`]), so its spans end there. Its
 //! path or that of another request leads through the block, and the block gets the snapshot. A decode may be planned
 //! before the token that completes the block is known; the request then holds the snapshot until the block is in the
 //! prefix tree.
+//!
+//! Requests that share a beginning leave each other at any block. The second one finds that block in the tree without a
+//! snapshot, or shares it with a leader that computes, and then one of the two takes a snapshot there, for the third.
+//! A decode has one snapshot that goes with it, so that the next turn of a conversation goes on near the end of the
+//! answer, and a preempted request near the place where it was.
+
+use alloc::vec::Vec;
 
 use crate::cache::kv_cache::FoundPrefix;
 use crate::queue::follower::num_shared_blocks;
 use crate::request_state::{HeldSnapshot, Leader, RequestIndex, RequestState};
+use crate::scheduler_config::recurrent_state::{DecodePoints, SnapshotPoints};
 use crate::step::step_plan::StepPlan;
 use crate::{Scheduler, StateSnapshot, StepId};
+
+/// The most waiting requests with whose tokens those of a starting one are compared.
+const MAX_COMPARED: usize = 16;
 
 impl Scheduler {
     /// How many of a prompt's next `num_tokens` tokens a span computes that ends where a snapshot is taken.
@@ -26,14 +37,83 @@ impl Scheduler {
             .map_or(num_tokens, |num_rows| num_tokens.min(num_rows))
     }
 
+    /// Behind which blocks a request takes snapshots. `None` if none are kept.
+    fn snapshot_points(&self, state: &RequestState) -> Option<SnapshotPoints> {
+        let recurrent = self.config.recurrent_state.as_ref()?;
+        if !self.config.enable_prefix_caching || recurrent.num_snapshots == 0 {
+            return None;
+        }
+        let page_size = self.config.page_size;
+        // Snapshots of answers leave at least as many to prompts.
+        let has_room = self.running.len() <= recurrent.num_snapshots as usize / 2;
+        Some(SnapshotPoints {
+            page_size,
+            interval: recurrent.snapshot_interval,
+            end_of_prompt: { state.num_prompt_tokens() }.saturating_sub(1) / page_size,
+            branch: state.branch(),
+            decode: has_room.then(|| DecodePoints {
+                start: state.prefill_end() / page_size,
+                distance: recurrent.least_distance,
+            }),
+        })
+    }
+
     /// The rows that a request computes up to its next snapshot.
     fn num_rows_to_snapshot(&self, state: &RequestState) -> Option<u32> {
-        let recurrent = self.config.recurrent_state.as_ref();
-        let recurrent = recurrent.filter(|_| self.config.enable_prefix_caching)?;
+        let points = self.snapshot_points(state)?;
         let num_rows = state.num_scheduled_tokens();
-        let page_size = self.config.page_size;
-        let point = recurrent.next_point(num_rows, state.num_prompt_tokens(), page_size);
-        Some(point.saturating_mul(page_size) - num_rows)
+        let end = points.next(num_rows).saturating_mul(points.page_size);
+        Some(end - num_rows)
+    }
+
+    /// A request that starts behind the blocks found takes a snapshot where its tokens leave the tree, or else where
+    /// those of a waiting request leave them, if that saves enough.
+    pub(super) fn set_branch(&mut self, index: RequestIndex, found: &FoundPrefix) {
+        let Some(points) = self.snapshot_points(&self.requests[index]) else {
+            return;
+        };
+        let (num_found, num_matched) = (found.path.len() as u32, found.num_matched as u32);
+        if self.is_worth_snapshot(&points, num_matched, num_found) {
+            self.requests[index].set_branch(num_matched);
+            return;
+        }
+        let first: Vec<_> = self.waiting.iter().take(MAX_COMPARED).collect();
+        for other in first {
+            self.set_branch_to(index, other, num_found);
+        }
+    }
+
+    /// Requests that are computing their prompts take a snapshot where the tokens of a new one leave theirs.
+    pub(super) fn set_branches_to(&mut self, other: RequestIndex) {
+        if self.kv.is_recurrent() {
+            for index in self.running.prefilling().to_vec() {
+                self.set_branch_to(index, other, 0);
+            }
+        }
+    }
+
+    fn set_branch_to(&mut self, index: RequestIndex, other: RequestIndex, num_found: u32) {
+        let (state, other) = (&self.requests[index], &self.requests[other]);
+        let points = self.snapshot_points(state);
+        let Some(points) = points.filter(|points| points.branch == 0) else {
+            return;
+        };
+        if state.request().namespace != other.request().namespace {
+            return;
+        }
+        let num_shared = num_shared_blocks(other, state, 0, points.page_size);
+        if num_shared * points.page_size > state.num_scheduled_tokens()
+            && self.is_worth_snapshot(&points, num_shared, num_found)
+        {
+            self.requests[index].set_branch(num_shared);
+        }
+    }
+
+    /// Whether a snapshot behind `num_blocks` blocks of a prompt saves enough, where one behind `num_found` is there.
+    fn is_worth_snapshot(&self, points: &SnapshotPoints, num_blocks: u32, num_found: u32) -> bool {
+        let least = { self.config.recurrent_state.as_ref() }.map_or(1, |it| it.least_distance);
+        let before = points.last(num_blocks).max(num_found);
+        num_blocks <= points.end_of_prompt && num_blocks >= before.saturating_add(least)
     }
 
     /// The drafts behind a request's scheduled tokens that leave the next span of one token no further than the next
@@ -46,19 +126,26 @@ impl Scheduler {
     /// Takes a snapshot behind the request's span if that ends where one is due. If all snapshots have to stay, none is
     /// taken.
     pub(super) fn take_snapshot(&mut self, index: RequestIndex, plan: &mut StepPlan) {
-        let Some(recurrent) = &self.config.recurrent_state else {
+        let Some(points) = self.snapshot_points(&self.requests[index]) else {
             return;
         };
-        let page_size = self.config.page_size;
+        let last_returned = self.inflight.last_returned();
         let state = &mut self.requests[index];
         let num_rows = state.num_scheduled_tokens();
-        let num_blocks = num_rows / page_size;
-        let num_prompt_tokens = state.num_prompt_tokens();
-        if !self.config.enable_prefix_caching
-            || !num_rows.is_multiple_of(page_size)
-            || recurrent.last_point(num_blocks, num_prompt_tokens, page_size) != num_blocks
-        {
+        let num_blocks = num_rows / points.page_size;
+        if !num_rows.is_multiple_of(points.page_size) || points.last(num_blocks) != num_blocks {
             return;
+        }
+        let passing = if points.is_passing(num_blocks) {
+            num_blocks
+        } else {
+            0
+        };
+        let before = state.replace_passing(passing);
+        if before > 0
+            && let Some(block) = state.block_at(&self.kv, before)
+        {
+            self.kv.drop_passing_snapshot_of(block, last_returned);
         }
         let block = state.block_at(&self.kv, num_blocks);
         if let Some(block) = block.filter(|&block| self.kv.has_snapshot(block)) {
@@ -94,16 +181,12 @@ impl Scheduler {
             let is_new = num_found_next > state.num_awaited_blocks(Leader::Step(step));
             return is_new.then_some((Leader::Step(step), num_found_next));
         }
-        let recurrent = self.config.recurrent_state.as_ref()?;
-        if recurrent.num_snapshots == 0 {
-            return None;
-        }
-        let page_size = self.config.page_size;
         let num_found = found.path.len() as u32;
         let num_blocks = |leader: RequestIndex| {
             let ahead = &self.requests[leader];
+            let points = self.snapshot_points(ahead)?;
             let num_rows = ahead.num_scheduled_tokens();
-            if num_rows < num_found * page_size
+            if num_rows < num_found * points.page_size
                 || ahead.frontier().is_none()
                 || ahead.request().namespace != state.request().namespace
             {
@@ -114,10 +197,11 @@ impl Scheduler {
             if !begins_alike {
                 return None;
             }
-            let num_shared = num_shared_blocks(state, ahead, num_found as usize, page_size);
-            let point = recurrent.last_point(num_shared, ahead.num_prompt_tokens(), page_size);
+            let num_shared = num_shared_blocks(state, ahead, num_found as usize, points.page_size);
+            let point = points.last(num_shared);
             let is_new = point > state.num_awaited_blocks(Leader::Request(leader));
-            (point * page_size > num_rows && is_new).then_some((Leader::Request(leader), point))
+            (point * points.page_size > num_rows && is_new)
+                .then_some((Leader::Request(leader), point))
         };
         let prefilling = self.running.prefilling().iter().copied();
         prefilling.filter_map(num_blocks).next()
