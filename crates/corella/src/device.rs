@@ -52,6 +52,8 @@ pub struct Hardware {
     pub state_bytes: u64,
     /// Places for copies of such states.
     pub num_snapshots: u32,
+    /// The tokens from one snapshot along a prompt to the next.
+    pub snapshot_distance: u32,
 }
 
 /// What differs for a draft model; everything else is the same as for the model that it drafts for.
@@ -297,7 +299,8 @@ pub(crate) fn load(
     if is_encoder {
         encoder_limit::set_demand(&mut demand);
     }
-    recurrent_limit::set_snapshots(&mut scheduler, &mut demand, state_bytes);
+    let block_bytes = page_bytes * scheduler.kv_groups.len() as u64;
+    recurrent_limit::set_snapshots(&mut scheduler, &mut demand, state_bytes, block_bytes);
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
     let has_movable_kv = !is_encoder && scheduler.recurrent_state.is_none();
@@ -349,6 +352,8 @@ pub(crate) fn load(
         kv_bytes: page_bytes * u64::from(scheduler.num_pages),
         state_bytes,
         num_snapshots: { scheduler.recurrent_state }.map_or(0, |state| state.num_snapshots),
+        snapshot_distance: { scheduler.recurrent_state }
+            .map_or(0, |state| state.snapshot_interval * scheduler.page_size),
     };
     Ok(Loaded {
         executor: loaded.executor,

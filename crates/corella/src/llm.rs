@@ -203,9 +203,10 @@ impl Llm {
             states = match hardware.state_bytes {
                 0 => String::new(),
                 bytes => format!(
-                    ", {} of state for each request and {} snapshots",
+                    ", {} of state for each request and {} snapshots, one in {} tokens of a prompt",
                     display_bytes(bytes),
-                    hardware.num_snapshots
+                    hardware.num_snapshots,
+                    hardware.snapshot_distance
                 ),
             },
             context = self.max_model_len,

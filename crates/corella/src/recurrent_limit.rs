@@ -9,12 +9,18 @@ use crate::{Error, KvSpill, LlmOptions};
 
 /// The part of the memory that states of running requests may take.
 const SHARE_OF_STATES: u64 = 2;
-/// The part of the KV cache's memory that snapshots take.
+/// The part of the KV cache's memory that snapshots may take.
 const SHARE_OF_SNAPSHOTS: u64 = 4;
-/// The most snapshots for each request that may run.
+/// The most snapshots for each request that may run, beside those along its prompt.
 const SNAPSHOTS_OF_REQUEST: u64 = 8;
-/// A long prompt has a snapshot behind so many tokens, beside the one at its end.
-const SNAPSHOT_DISTANCE: u32 = 2048;
+/// Snapshots along a prompt take the memory of its keys and values divided by this, unless that puts them further apart
+/// than `MAX_DISTANCE` or nearer than `MIN_DISTANCE`.
+const SHARE_OF_ROWS: u64 = 8;
+/// A long prompt has a snapshot behind so many tokens, however large it is, beside the one at its end.
+const MAX_DISTANCE: u32 = 2048;
+/// A lone prompt is computed in steps of no more tokens than there are between two snapshots, and each step reads all
+/// weights.
+const MIN_DISTANCE: u32 = 256;
 /// The tokens that a snapshot behind a branch or an answer has to save, at least.
 const LEAST_DISTANCE: u32 = 64;
 
@@ -83,28 +89,34 @@ pub(crate) fn set_limits(
     }
     scheduler.set_recurrent_state(RecurrentState {
         num_snapshots: 0,
-        snapshot_interval: { SNAPSHOT_DISTANCE / scheduler.page_size }.max(1),
+        snapshot_interval: { MAX_DISTANCE / scheduler.page_size }.max(1),
         least_distance: { LEAST_DISTANCE / scheduler.page_size }.max(1),
     });
     Ok(())
 }
 
 /// Takes a part of the memory of the KV cache for snapshots: copies of states, from which requests that begin
-/// alike go on.
+/// alike go on. A block's keys and values take `block_bytes`.
 pub(crate) fn set_snapshots(
     scheduler: &mut SchedulerConfig,
     demand: &mut KvDemand,
     state_bytes: u64,
+    block_bytes: u64,
 ) {
+    let page_size = scheduler.page_size;
     let Some(state) = scheduler.recurrent_state.as_mut() else {
         return;
     };
     if !scheduler.enable_prefix_caching {
         return;
     }
+    state.snapshot_interval = snapshot_interval(state_bytes, block_bytes, page_size);
+    state.least_distance = state.least_distance.min(state.snapshot_interval);
     let cache_bytes = demand.kv_cache_bytes.unwrap_or(demand.default_bytes);
-    // A running request has about one behind its prompt, and its next turn finds it.
-    let useful = u64::from(scheduler.max_num_seqs).saturating_mul(SNAPSHOTS_OF_REQUEST);
+    // A running request has about one behind its prompt and one behind its answer, and its next turn finds them.
+    let of_requests = u64::from(scheduler.max_num_seqs).saturating_mul(SNAPSHOTS_OF_REQUEST);
+    let of_rows = cache_bytes / block_bytes.max(1) / u64::from(state.snapshot_interval);
+    let useful = of_requests.saturating_add(of_rows);
     let num_snapshots = (cache_bytes / SHARE_OF_SNAPSHOTS / state_bytes).min(useful);
     state.num_snapshots = u32::try_from(num_snapshots).unwrap_or(u32::MAX);
     let taken = u64::from(state.num_snapshots) * state_bytes;
@@ -113,6 +125,15 @@ pub(crate) fn set_snapshots(
         .kv_cache_bytes
         .map(|bytes| bytes.saturating_sub(taken));
     demand.limits.recurrent_state = scheduler.recurrent_state;
+}
+
+/// The number of blocks from one snapshot along a prompt to the next. A state of short convolutions is as large as the
+/// keys and values of a few tokens, and one of gated delta networks as large as those of thousands.
+fn snapshot_interval(state_bytes: u64, block_bytes: u64, page_size: u32) -> u32 {
+    let least = { MIN_DISTANCE / page_size }.max(1);
+    let most = { MAX_DISTANCE / page_size }.max(1);
+    let num_blocks = { state_bytes.saturating_mul(SHARE_OF_ROWS) }.div_ceil(block_bytes.max(1));
+    u32::try_from(num_blocks).unwrap_or(most).clamp(least, most)
 }
 
 #[cfg(test)]
@@ -131,6 +152,24 @@ mod tests {
         assert_eq!((state.num_snapshots, state.snapshot_interval), (0, 128));
         let refusal = set_limits(&mut scheduler, 10 << 20, 19 << 20).unwrap_err();
         assert!(refusal.to_string().contains("10.0 MiB"), "{refusal}");
+    }
+
+    /// The distance follows from the bytes of states and rows, between 256 and 2,048 tokens. LFM2 1.2B has 10 convolutions
+    /// of 2,048 channels that keep two inputs in f32, and 6 layers with 8 heads of 64 in bf16; Qwen3.5 4B 24 gated delta
+    /// networks of 32 matrices of 128 x 128, and 8 layers with 4 heads of 256.
+    #[test]
+    fn small_states_are_kept_more_often() {
+        let row = |num_layers: u64, num_heads: u64, dim: u64| num_layers * 2 * num_heads * dim * 2;
+        let convolutions = 10 * 2 * 2048 * 4;
+        assert_eq!(snapshot_interval(convolutions, 16 * row(6, 8, 64), 16), 16);
+        assert_eq!(snapshot_interval(convolutions, 32 * row(6, 8, 64), 32), 8);
+        let matrices = 24 * 32 * 128 * 128 * 4;
+        assert_eq!(snapshot_interval(matrices, 16 * row(8, 4, 256), 16), 128);
+        // Blocks of 1,000 bytes, an eighth of which pays for 5,001 bytes once in 41 of them.
+        assert_eq!(snapshot_interval(5001, 1000, 16), 41);
+        // A page longer than the distance is one block.
+        assert_eq!(snapshot_interval(1, 1000, 512), 1);
+        assert_eq!(snapshot_interval(u64::MAX, 1, 4096), 1);
     }
 
     #[test]
