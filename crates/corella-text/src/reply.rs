@@ -8,13 +8,22 @@ mod call_grammar;
 mod call_object;
 mod call_reader;
 mod deepseek;
+mod gemma4;
+mod gemma4_arguments;
+mod gemma4_grammar;
 mod granite;
 mod harmony;
 mod hermes;
 mod json_extent;
+mod json_writer;
+mod lfm2;
 mod llama;
+mod member_grammar;
 mod mistral;
 mod part_list;
+mod python_arguments;
+mod python_call;
+mod python_string;
 mod qwen_coder;
 mod reasoning_count;
 mod reply_format;
@@ -28,9 +37,11 @@ use std::sync::Arc;
 
 use call_reader::{CallReader, PlainReader};
 use deepseek::DeepSeekReader;
+use gemma4::Gemma4Reader;
 use granite::GraniteReader;
 use harmony::HarmonyReader;
 use hermes::HermesReader;
+use lfm2::Lfm2Reader;
 use llama::LlamaReader;
 use mistral::MistralReader;
 use part_list::PartList;
@@ -85,6 +96,8 @@ impl ReplyParser {
             Some(CallFormat::DeepSeekV3) => Box::new(DeepSeekReader::new(true)),
             Some(CallFormat::DeepSeekV31) => Box::new(DeepSeekReader::new(false)),
             Some(CallFormat::Granite) => Box::new(GraniteReader::new()),
+            Some(CallFormat::Gemma4) => Box::new(Gemma4Reader::new()),
+            Some(CallFormat::Lfm2) => Box::new(Lfm2Reader::new(tools.clone())),
             None => Box::new(PlainReader),
         };
         let tags = format.reasoning.and_then(ReasoningFormat::tags);

@@ -315,3 +315,16 @@ async fn granite() {
     );
     check("<|tool_call|>", &calls, 2).await;
 }
+
+#[tokio::test]
+async fn gemma4() {
+    let calls = "<|channel>thought\nHm.\n<channel|>I look.<|tool_call>call:weather{city:<|\"|>Zürich<|\"|>,days:3}<tool_call|>\
+                 <|tool_call>call:time{}<tool_call|>";
+    check("<|tool_call> <|channel> <channel|>", calls, 2).await;
+}
+
+#[tokio::test]
+async fn lfm2() {
+    let calls = "<think>\nHm.\n</think>\nI look.<|tool_call_start|>[weather(city='Zürich', days=3), time()]<|tool_call_end|>";
+    check("<|tool_call_start|> <think>", calls, 2).await;
+}

@@ -59,6 +59,8 @@ impl GrammarWriter {
                 ("<｜tool▁calls▁begin｜>", Some("\n"), "<｜tool▁calls▁end｜>")
             }
             CallFormat::DeepSeekV31 => ("<｜tool▁calls▁begin｜>", Some(""), "<｜tool▁calls▁end｜>"),
+            CallFormat::Gemma4 => ("", Some(""), ""),
+            CallFormat::Lfm2 => ("<|tool_call_start|>[", Some(", "), "]<|tool_call_end|>"),
         };
         let separator = separator.map(|separator| self.text(separator));
         (self.text(begin), separator, self.text(end))
@@ -75,6 +77,11 @@ impl GrammarWriter {
         let quoted = Value::from(name);
         let (begin, end) = match format {
             CallFormat::Qwen3Coder => return self.tagged_call(rule, name, schema),
+            CallFormat::Gemma4 => return Ok(self.gemma4_call(rule, name, schema)),
+            CallFormat::Lfm2 => match self.python_call(rule, name, schema) {
+                Some(call) => return Ok(call),
+                None => (format!("{{\"name\": {quoted}, \"arguments\": "), "}"),
+            },
             CallFormat::Hermes => (
                 format!("<tool_call>\n{{\"name\": {quoted}, \"arguments\": "),
                 "}\n</tool_call>",

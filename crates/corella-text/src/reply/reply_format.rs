@@ -23,6 +23,8 @@ pub enum CallFormat {
     DeepSeekV3,
     DeepSeekV31,
     Granite,
+    Gemma4,
+    Lfm2,
 }
 
 /// How a model writes what it thinks before it answers.
@@ -34,6 +36,8 @@ pub enum ReasoningFormat {
     MistralThink,
     /// The channel `analysis` of gpt-oss.
     Harmony,
+    /// `<|channel>thought…<channel|>`
+    Gemma4,
 }
 
 impl ReplyFormat {
@@ -55,12 +59,15 @@ impl ReplyFormat {
             Some(CallFormat::DeepSeekV3 | CallFormat::DeepSeekV31) => &super::deepseek::TAGS,
             Some(CallFormat::Harmony) => &super::harmony::TAGS,
             Some(CallFormat::Granite) => &["<|tool_call|>"],
+            Some(CallFormat::Gemma4) => &super::gemma4::TAGS,
+            Some(CallFormat::Lfm2) => &super::lfm2::TAGS,
             None => &[],
         };
         let reasoning: &[_] = match self.reasoning {
             Some(ReasoningFormat::Think) => &["<think>", "</think>"],
             Some(ReasoningFormat::MistralThink) => &["[THINK]", "[/THINK]"],
             Some(ReasoningFormat::Harmony) => &super::harmony::TAGS,
+            Some(ReasoningFormat::Gemma4) => &["<|channel>", "<channel|>"],
             None => &[],
         };
         let mut markers = [calls, reasoning].concat();
@@ -71,7 +78,7 @@ impl ReplyFormat {
 }
 
 impl CallFormat {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Hermes,
         Self::Qwen3Coder,
         Self::Llama3,
@@ -80,6 +87,8 @@ impl CallFormat {
         Self::DeepSeekV3,
         Self::DeepSeekV31,
         Self::Granite,
+        Self::Gemma4,
+        Self::Lfm2,
     ];
 
     fn of_template(source: &str) -> Option<Self> {
@@ -95,12 +104,19 @@ impl CallFormat {
             Some(Self::Qwen3Coder)
         } else if has("<|tool_call|>") {
             Some(Self::Granite)
+        } else if has(super::gemma4::CALL) {
+            Some(Self::Gemma4)
+        } else if has(super::lfm2::BLOCK) || has("<|tool_list_start|>") {
+            Some(Self::Lfm2)
         } else if has("[TOOL_CALLS]") {
             Some(Self::Mistral)
         } else if has("<tool_call>") {
             Some(Self::Hermes)
         } else if has("<|python_tag|>") || (has("<|start_header_id|>") && has("\"parameters\": ")) {
             Some(Self::Llama3)
+        } else if has("List of tools: ") && has("<|im_start|>") {
+            // Most templates of LFM2 write earlier calls only where they are part of the text.
+            Some(Self::Lfm2)
         } else {
             None
         }
@@ -116,17 +132,21 @@ impl CallFormat {
             Self::DeepSeekV3 => "deepseek_v3",
             Self::DeepSeekV31 => "deepseek_v31",
             Self::Granite => "granite",
+            Self::Gemma4 => "gemma4",
+            Self::Lfm2 => "lfm2",
         }
     }
 }
 
 impl ReasoningFormat {
-    pub const ALL: [Self; 3] = [Self::Think, Self::MistralThink, Self::Harmony];
+    pub const ALL: [Self; 4] = [Self::Think, Self::MistralThink, Self::Harmony, Self::Gemma4];
 
     fn of_template(source: &str) -> Option<Self> {
         let has = |text: &str| source.contains(text);
         if has("<|channel|>") && has("<|message|>") {
             Some(Self::Harmony)
+        } else if has("<|channel>") && has("<channel|>") {
+            Some(Self::Gemma4)
         } else if has("[THINK]") {
             Some(Self::MistralThink)
         } else if has("<think>") || has("</think>") {
@@ -141,19 +161,19 @@ impl ReasoningFormat {
             Self::Think => "think",
             Self::MistralThink => "mistral",
             Self::Harmony => "openai_gptoss",
+            Self::Gemma4 => "gemma4",
         }
     }
 
     /// The tags around the reasoning, if the format has such.
     pub(crate) fn tags(self) -> Option<ThinkTags> {
         match self {
-            Self::Think => Some(ThinkTags {
-                open: "<think>",
-                close: "</think>",
-            }),
-            Self::MistralThink => Some(ThinkTags {
-                open: "[THINK]",
-                close: "[/THINK]",
+            Self::Think => Some(ThinkTags::new("<think>", "</think>")),
+            Self::MistralThink => Some(ThinkTags::new("[THINK]", "[/THINK]")),
+            Self::Gemma4 => Some(ThinkTags {
+                label: "thought\n",
+                end: Some(super::gemma4::CALL),
+                ..ThinkTags::new("<|channel>", "<channel|>")
             }),
             Self::Harmony => None,
         }
@@ -175,8 +195,11 @@ impl ReasoningFormat {
 
     /// Whether a prompt that asks for a new reply has opened the reasoning for it.
     pub fn is_opened_by(self, prompt: &str) -> bool {
-        let prompt = prompt.trim_end();
-        self.tags().is_some_and(|tags| prompt.ends_with(tags.open))
+        self.tags().is_some_and(|tags| {
+            let prompt = prompt.trim_end();
+            let before_label = prompt.strip_suffix(tags.label.trim_end());
+            before_label.unwrap_or(prompt).ends_with(tags.open)
+        })
     }
 }
 
@@ -220,6 +243,8 @@ impl FromStr for CallFormat {
             "deepseek_v3" => Ok(Self::DeepSeekV3),
             "deepseek_v31" => Ok(Self::DeepSeekV31),
             "granite" => Ok(Self::Granite),
+            "gemma4" => Ok(Self::Gemma4),
+            "lfm2" => Ok(Self::Lfm2),
             _ => Err(unknown(name, Self::ALL.into_iter().map(Self::name))),
         }
     }
@@ -234,6 +259,7 @@ impl FromStr for ReasoningFormat {
             "think" | "deepseek_r1" | "deepseek_v3" | "qwen3" | "glm45" => Ok(Self::Think),
             "mistral" => Ok(Self::MistralThink),
             "openai_gptoss" | "harmony" => Ok(Self::Harmony),
+            "gemma4" => Ok(Self::Gemma4),
             _ => Err(unknown(name, Self::ALL.into_iter().map(Self::name))),
         }
     }

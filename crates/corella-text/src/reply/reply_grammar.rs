@@ -103,6 +103,8 @@ pub(crate) struct GrammarWriter {
     pub(crate) has_args_token: bool,
     pub(crate) has_call_id: bool,
     rules: String,
+    /// The rules that several calls share.
+    shared_rules: Vec<&'static str>,
     parts: Vec<GrammarSource>,
     /// What each part was made from, and the place in that.
     origins: Vec<(GrammarOrigin, String)>,
@@ -126,6 +128,7 @@ impl GrammarWriter {
             has_call_id: tokenizer.token_to_id("[CALL_ID]").is_some(),
             has_args_token: tokenizer.token_to_id("[ARGS]").is_some(),
             rules: String::new(),
+            shared_rules: Vec::new(),
             parts: Vec::new(),
             origins: Vec::new(),
         }
@@ -175,7 +178,7 @@ impl GrammarWriter {
 
     /// Adds a rule for any text up to a marker, which belongs to it.
     fn until(&mut self, rule: &str, marker: &'static str) -> String {
-        match self.special.iter().any(|(special, _)| *special == marker) {
+        match self.is_special(marker) {
             true => {
                 let marker = self.text(marker);
                 self.rule(rule, &format!("/(?s:.+)/? {marker}"));
@@ -186,6 +189,20 @@ impl GrammarWriter {
             }
         }
         rule.to_owned()
+    }
+
+    /// Whether a marker of the format is a token that text never matches.
+    pub(crate) fn is_special(&self, marker: &str) -> bool {
+        self.special.iter().any(|(special, _)| *special == marker)
+    }
+
+    /// Whether a rule that calls share has still to be written.
+    pub(crate) fn writes_once(&mut self, name: &'static str) -> bool {
+        let is_new = !self.shared_rules.contains(&name);
+        if is_new {
+            self.shared_rules.push(name);
+        }
+        is_new
     }
 
     pub(crate) fn rule(&mut self, name: &str, body: &str) {

@@ -10,8 +10,9 @@ use crate::grammar::nesting_error;
 use crate::grammar_source::GrammarSource;
 
 /// The keywords of an object's schema that tags can follow, and those that say nothing about values.
-const OBJECT_KEYWORDS: [&str; 4] = ["type", "properties", "required", "additionalProperties"];
-const STRING_KEYWORDS: [&str; 7] = [
+pub(crate) const OBJECT_KEYWORDS: [&str; 4] =
+    ["type", "properties", "required", "additionalProperties"];
+pub(crate) const STRING_KEYWORDS: [&str; 7] = [
     "type",
     "enum",
     "const",
@@ -33,12 +34,14 @@ const ANNOTATIONS: [&str; 11] = [
     "$id",
     "$defs",
 ];
-const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
+pub(crate) const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
+/// Where the schemas are that references lead to.
+pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 const END: &str = "</parameter>";
 /// How many references may lead to a schema.
 const MAX_REFERENCES: usize = 16;
 /// How many schemas a parameter may consist of, however they refer to each other.
-const MAX_SCHEMAS: usize = 256;
+pub(crate) const MAX_SCHEMAS: usize = 256;
 
 /// A parameter whose grammar is written.
 struct Parameter<'a> {
@@ -143,15 +146,8 @@ impl GrammarWriter {
             let source = GrammarSource::Lark(text_grammar(&text)?);
             values.push(self.part(source, origin(), parameter.place.clone()));
         }
-        if let Some(mut json) = json {
-            if let Value::Object(members) = &mut json {
-                for key in ["$defs", "definitions"] {
-                    if let Some(definitions) = parameter.root.get(key) {
-                        members.entry(key).or_insert(definitions.clone());
-                    }
-                }
-            }
-            let source = GrammarSource::JsonSchema(json);
+        if let Some(json) = json {
+            let source = GrammarSource::JsonSchema(with_definitions(json, parameter.root));
             let value = self.part(source, origin(), parameter.place.clone());
             values.push(format!("{value} {}", self.text(&format!("\n{END}"))));
         }
@@ -159,17 +155,29 @@ impl GrammarWriter {
     }
 }
 
-fn is_annotation(key: &str) -> bool {
+/// A schema with the definitions of the whole one, so that its references lead somewhere.
+pub(crate) fn with_definitions(mut schema: Value, root: &Value) -> Value {
+    if let Value::Object(members) = &mut schema {
+        for key in DEFINITIONS {
+            if let Some(definitions) = root.get(key) {
+                members.entry(key).or_insert(definitions.clone());
+            }
+        }
+    }
+    schema
+}
+
+pub(crate) fn is_annotation(key: &str) -> bool {
     ANNOTATIONS.contains(&key) || key == "definitions"
 }
 
-fn unknown_keyword(schema: &Value, known: impl Fn(&str) -> bool) -> Option<&str> {
+pub(crate) fn unknown_keyword(schema: &Value, known: impl Fn(&str) -> bool) -> Option<&str> {
     let mut keys = schema.as_object().into_iter().flatten().map(|(key, _)| key);
     keys.find(|key| !known(key)).map(String::as_str)
 }
 
 /// The schema that references lead to, and `allOf` with one member.
-fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
+pub(crate) fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     for _ in 0..MAX_REFERENCES {
         let reference = schema["$ref"]
             .as_str()
@@ -189,7 +197,7 @@ fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
 
 /// The strings that a schema allows, and whatever else it does. A schema that says nothing of types is
 /// read as strings, as the parser of the format reads it.
-fn split_by_text(schema: &Value) -> (Option<Value>, Option<Value>) {
+pub(crate) fn split_by_text(schema: &Value) -> (Option<Value>, Option<Value>) {
     let Some(members) = schema.as_object() else {
         return (Some(json!({"type": "string"})), None);
     };
@@ -241,12 +249,20 @@ fn text_grammar(schema: &Value) -> Result<String, String> {
             .collect();
         return Ok(format!("start: ({}) {end}", choices.join(" | ")));
     }
+    let text = text_conditions(schema, END, 0)?;
+    Ok(format!("start: VALUE\nVALUE: ({text}) {end}"))
+}
+
+/// What a string without quotes fulfils, as one terminal that does not hold `end`. It has at least
+/// `min_len` characters.
+pub(crate) fn text_conditions(schema: &Value, end: &str, min_len: u64) -> Result<String, String> {
     let bound = |key: &str| schema[key].as_u64();
-    let min = bound("minLength").unwrap_or(0);
+    let min = bound("minLength").unwrap_or(0).max(min_len);
     let max = bound("maxLength").map_or(String::new(), |max| max.to_string());
+    let end = end.replace('/', "\\/").replace('|', "\\|");
     let mut conditions = vec![
         format!("/(?s:.{{{min},{max}}})/"),
-        "~/(?s:.*)<\\/parameter>(?s:.*)/".to_owned(),
+        format!("~/(?s:.*){end}(?s:.*)/"),
     ];
     if let Some(pattern) = schema["pattern"].as_str() {
         if let Some(reason) = nesting_error(pattern) {
@@ -262,6 +278,5 @@ fn text_grammar(schema: &Value) -> Result<String, String> {
         let behind = if ends.is_some() { "" } else { anything };
         conditions.push(format!("/{before}({inner}){behind}/"));
     }
-    let text = conditions.join(" & ");
-    Ok(format!("start: VALUE\nVALUE: ({text}) {end}"))
+    Ok(conditions.join(" & "))
 }

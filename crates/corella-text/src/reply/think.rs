@@ -9,6 +9,21 @@ use super::tag::{Beginning, Sight, begins_with, find_tag};
 pub(crate) struct ThinkTags {
     pub(crate) open: &'static str,
     pub(crate) close: &'static str,
+    /// What names the kind of reasoning behind its first tag. It may be missing.
+    pub(crate) label: &'static str,
+    /// What begins something else, and so ends the reasoning without its last tag.
+    pub(crate) end: Option<&'static str>,
+}
+
+impl ThinkTags {
+    pub(crate) const fn new(open: &'static str, close: &'static str) -> Self {
+        Self {
+            open,
+            close,
+            label: "",
+            end: None,
+        }
+    }
 }
 
 pub(crate) struct ThinkReader {
@@ -19,6 +34,8 @@ pub(crate) struct ThinkReader {
 enum State {
     /// Nothing but white space was read.
     Start,
+    /// Before the label.
+    Opened,
     Inside,
     Behind,
 }
@@ -33,7 +50,7 @@ impl ThinkReader {
     pub(crate) fn stage(&self) -> Stage {
         match self.state {
             State::Start => Stage::Undecided,
-            State::Inside => Stage::Reasoning,
+            State::Opened | State::Inside => Stage::Reasoning,
             State::Behind => Stage::Answer,
         }
     }
@@ -52,7 +69,7 @@ impl ThinkReader {
                 let trimmed = text.trim_start();
                 match begins_with(trimmed, &[self.tags.open]) {
                     Beginning::Tag(_) => {
-                        self.state = State::Inside;
+                        self.state = State::Opened;
                         Some(text.len() - trimmed.len() + self.tags.open.len())
                     }
                     Beginning::Undecided if !at_end => None,
@@ -62,23 +79,38 @@ impl ThinkReader {
                     }
                 }
             }
-            State::Inside => match find_tag(text, &[self.tags.close, self.tags.open]) {
-                Sight::Tag { start, tag } => {
-                    out.reasoning(&text[..start]);
-                    if tag == 0 {
+            State::Opened => {
+                let len = match begins_with(text, &[self.tags.label]) {
+                    Beginning::Undecided if !at_end => return None,
+                    Beginning::Undecided => text.len(),
+                    Beginning::Tag(_) => self.tags.label.len(),
+                    Beginning::Other => 0,
+                };
+                self.state = State::Inside;
+                Some(len)
+            }
+            State::Inside => {
+                let end = self.tags.end.unwrap_or(self.tags.close);
+                match find_tag(text, &[self.tags.close, self.tags.open, end]) {
+                    Sight::Tag { start, tag } => {
+                        out.reasoning(&text[..start]);
+                        // Some models repeat the tag that the prompt ends with.
+                        if tag == 1 {
+                            self.state = State::Opened;
+                            return Some(start + self.tags.open.len());
+                        }
                         out.end_reasoning();
                         self.state = State::Behind;
-                        return Some(start + self.tags.close.len());
+                        let is_closed = tag == 0;
+                        Some(start + if is_closed { self.tags.close.len() } else { 0 })
                     }
-                    // Some models repeat the tag that the prompt ends with.
-                    Some(start + self.tags.open.len())
+                    Sight::Clear(settled) => {
+                        let settled = if at_end { text.len() } else { settled };
+                        out.reasoning(&text[..settled]);
+                        (settled > 0).then_some(settled)
+                    }
                 }
-                Sight::Clear(settled) => {
-                    let settled = if at_end { text.len() } else { settled };
-                    out.reasoning(&text[..settled]);
-                    (settled > 0).then_some(settled)
-                }
-            },
+            }
             State::Behind => {
                 rest.push_str(text);
                 (!text.is_empty()).then_some(text.len())

@@ -1,5 +1,8 @@
 //! What a reply says does not depend on how its text is cut, and markup is never part of it.
 
+mod gemma4;
+mod lfm2;
+
 use std::sync::Arc;
 
 use corella_text::{
@@ -424,6 +427,18 @@ fn a_template_shows_the_format() {
         ("<｜tool▁call▁begin｜>", Some(CallFormat::DeepSeekV31), None),
         ("[THINK]", None, Some(ReasoningFormat::MistralThink)),
         ("<|tool_call|>", Some(CallFormat::Granite), None),
+        (
+            "'<|tool_call>call:' <|channel>thought\n<channel|>",
+            Some(CallFormat::Gemma4),
+            Some(ReasoningFormat::Gemma4),
+        ),
+        ("<|tool_call_start|>[", Some(CallFormat::Lfm2), None),
+        ("<|tool_list_start|>[", Some(CallFormat::Lfm2), None),
+        (
+            "<|im_start|>system List of tools: [ </think>",
+            Some(CallFormat::Lfm2),
+            Some(ReasoningFormat::Think),
+        ),
         ("{{ messages }}", None, None),
     ];
     for (source, calls, reasoning) in cases {
@@ -524,6 +539,19 @@ fn fragment() -> impl Strategy<Value = &'static str> {
         "```json",
         "<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
+        "<|tool_call>",
+        "call:",
+        "<|\"|>",
+        "<tool_call|>",
+        "<|channel>",
+        "thought\n",
+        "<channel|>",
+        "<|tool_call_start|>",
+        "[weather(",
+        "=",
+        "'",
+        ")",
+        "<|tool_call_end|>",
         "hello",
     ])
 }
@@ -536,7 +564,9 @@ proptest! {
         fragments in prop::collection::vec(fragment(), 0..40),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
         format in prop::sample::select(CallFormat::ALL.to_vec()),
-        reasoning in prop::sample::select(vec![None, Some(ReasoningFormat::Think), Some(ReasoningFormat::Harmony)]),
+        reasoning in prop::sample::select(vec![
+            None, Some(ReasoningFormat::Think), Some(ReasoningFormat::Harmony), Some(ReasoningFormat::Gemma4),
+        ]),
         within_reasoning: bool,
     ) {
         let text = fragments.concat();

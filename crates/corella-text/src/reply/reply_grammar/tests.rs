@@ -1,6 +1,8 @@
 //! Replies that are drawn at random from their grammars are read back by the parsers of their formats, as
 //! calls whose arguments are what the schemas say.
 
+mod value;
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -9,7 +11,7 @@ use super::*;
 use crate::{ReplyFormat, ReplyParser, ReplyPart, ToolSet};
 
 /// The markers of all formats.
-const MARKERS: [&str; 21] = [
+const MARKERS: [&str; 28] = [
     "<tool_call>",
     "</tool_call>",
     "<think>",
@@ -31,6 +33,13 @@ const MARKERS: [&str; 21] = [
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
     "<|tool_call|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<|channel>",
+    "<channel|>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
 ];
 
 /// Whether markers are special tokens, tokens like others, or only bytes.
@@ -210,12 +219,13 @@ fn read(context: &ReplyContext, text: &str, piece_chars: usize) -> (String, Vec<
 }
 
 fn contexts() -> Vec<ReplyContext> {
-    use ReasoningFormat::{Harmony, MistralThink, Think};
+    use ReasoningFormat::{Gemma4, Harmony, MistralThink, Think};
     let mut contexts = Vec::new();
     for calls in CallFormat::ALL {
         let reasonings = match calls {
             CallFormat::Harmony => vec![None, Some(Harmony)],
             CallFormat::Mistral => vec![None, Some(MistralThink)],
+            CallFormat::Gemma4 => vec![None, Some(Gemma4)],
             _ => vec![None, Some(Think)],
         };
         for reasoning in reasonings {
@@ -255,12 +265,13 @@ fn calls_that_are_drawn_are_read_back_in_every_format() {
             for context in contexts() {
                 let is_mistral = context.format.calls == Some(CallFormat::Mistral);
                 // Nobody ends their thoughts by chance where that takes many bytes in a row, and the
-                // markers of gpt-oss are special tokens.
+                // markers of gpt-oss and Gemma 4, some of which end thoughts, are special tokens.
                 let thinks = context.format.reasoning.is_some() && !context.past_reasoning;
-                let is_harmony = context.format.calls == Some(CallFormat::Harmony);
+                let ends_thoughts = [CallFormat::Harmony, CallFormat::Gemma4].map(Some);
+                let is_marked = ends_thoughts.contains(&context.format.calls);
                 let is_unusual = match markers {
                     Markers::Special => false,
-                    Markers::Plain => thinks && is_harmony,
+                    Markers::Plain => thinks && is_marked,
                     Markers::Bytes => thinks,
                 };
                 if is_unusual || !more.is_empty() && !is_mistral {

@@ -1,0 +1,110 @@
+//! Calls as Gemma 4 writes them: `<|tool_call>call:name{key:<|"|>text<|"|>,…}<tool_call|>`, one behind the other.
+
+use super::call_reader::{CallReader, is_name, may_become_name, read_text};
+use super::gemma4_arguments::{Gemma4Arguments, QUOTE};
+use super::part_list::PartList;
+use super::tag::{Beginning, Sight, begins_with, find_tag};
+
+pub(crate) const CALL: &str = "<|tool_call>";
+pub(crate) const CALL_END: &str = "<tool_call|>";
+/// The texts of tokens that calls are read by.
+pub(crate) const TAGS: [&str; 3] = [CALL, CALL_END, QUOTE];
+const OUTSIDE: [&str; 2] = [CALL, CALL_END];
+
+pub(crate) struct Gemma4Reader {
+    state: State,
+}
+
+enum State {
+    Text,
+    /// Before the arguments: `call:` and the name so far.
+    Head(String),
+    Arguments(Box<Gemma4Arguments>),
+    /// Behind the arguments.
+    AfterArguments,
+}
+
+impl Gemma4Reader {
+    pub(crate) fn new() -> Self {
+        Self { state: State::Text }
+    }
+
+    fn handle_outer_tag(&mut self, tag: &str) {
+        self.state = match tag {
+            CALL => State::Head(String::new()),
+            _ => State::Text,
+        };
+    }
+}
+
+/// The name behind `call:`, of which the model sometimes writes only the colon.
+fn name_of(head: &str) -> &str {
+    let head = head.trim();
+    let name = head.strip_prefix("call:").or(head.strip_prefix(':'));
+    name.unwrap_or(head).trim()
+}
+
+impl CallReader for Gemma4Reader {
+    fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        match &mut self.state {
+            State::Text => {
+                let (read, tag) = read_text(text, &OUTSIDE, at_end, out);
+                if let Some(tag) = tag {
+                    self.handle_outer_tag(OUTSIDE[tag]);
+                }
+                read
+            }
+            State::Head(head) => {
+                let (settled, tag) = match find_tag(text, &["{", CALL, CALL_END]) {
+                    Sight::Tag { start, tag } => (start, Some(tag)),
+                    Sight::Clear(settled) => (settled, None),
+                };
+                head.push_str(&text[..settled]);
+                let name = name_of(head);
+                match tag {
+                    Some(0) if is_name(name) => {
+                        out.start_call(name);
+                        self.state = State::Arguments(Box::new(Gemma4Arguments::new()));
+                        Some(settled + 1)
+                    }
+                    Some(2) if is_name(name) => {
+                        out.start_call(name);
+                        out.end_call();
+                        self.state = State::Text;
+                        Some(settled + CALL_END.len())
+                    }
+                    None if may_become_name(name) => (settled > 0).then_some(settled),
+                    // This is no call, and is not lost.
+                    _ => {
+                        out.text(head);
+                        self.state = State::Text;
+                        Some(settled)
+                    }
+                }
+            }
+            State::Arguments(arguments) => {
+                let read = arguments.step(text);
+                out.arguments(&arguments.take());
+                if arguments.is_done() {
+                    self.state = State::AfterArguments;
+                }
+                read
+            }
+            State::AfterArguments => {
+                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == '}');
+                let len = text.len() - rest.len();
+                match begins_with(rest, &OUTSIDE) {
+                    Beginning::Tag(tag) => {
+                        self.handle_outer_tag(OUTSIDE[tag]);
+                        Some(len + OUTSIDE[tag].len())
+                    }
+                    Beginning::Undecided => (len > 0).then_some(len),
+                    Beginning::Other => {
+                        self.state = State::Text;
+                        Some(len)
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! JSON that is written piece by piece, while what it is made of arrives in another notation.
+
+use serde_json::Value;
+
+#[derive(Debug, Default)]
+pub(crate) struct JsonWriter {
+    json: String,
+    open: Vec<Container>,
+}
+
+#[derive(Debug)]
+struct Container {
+    is_object: bool,
+    is_empty: bool,
+}
+
+impl JsonWriter {
+    /// Returns what was written since the last call.
+    pub(crate) fn take(&mut self) -> String {
+        std::mem::take(&mut self.json)
+    }
+
+    /// How many objects and arrays are open.
+    pub(crate) fn depth(&self) -> usize {
+        self.open.len()
+    }
+
+    pub(crate) fn is_in_object(&self) -> bool {
+        self.open.last().is_some_and(|last| last.is_object)
+    }
+
+    /// Begins an object or an array.
+    pub(crate) fn open(&mut self, is_object: bool) {
+        self.begin_item();
+        self.json.push(if is_object { '{' } else { '[' });
+        self.open.push(Container {
+            is_object,
+            is_empty: true,
+        });
+    }
+
+    /// Ends the innermost object or array.
+    pub(crate) fn close(&mut self) {
+        if let Some(last) = self.open.pop() {
+            self.json.push(if last.is_object { '}' } else { ']' });
+        }
+    }
+
+    pub(crate) fn close_all(&mut self) {
+        while !self.open.is_empty() {
+            self.close();
+        }
+    }
+
+    /// Begins a member of an object. Its value has to follow.
+    pub(crate) fn key(&mut self, key: &str) {
+        self.separate();
+        self.json += &Value::from(key).to_string();
+        self.json += ": ";
+    }
+
+    /// Writes a value that is JSON already.
+    pub(crate) fn value(&mut self, json: &str) {
+        self.begin_item();
+        self.json += json;
+    }
+
+    /// Begins a string, which `text` continues and `end_text` ends.
+    pub(crate) fn begin_text(&mut self) {
+        self.begin_item();
+        self.json.push('"');
+    }
+
+    pub(crate) fn text(&mut self, text: &str) {
+        let quoted = Value::from(text).to_string();
+        self.json += &quoted[1..quoted.len() - 1];
+    }
+
+    pub(crate) fn end_text(&mut self) {
+        self.json.push('"');
+    }
+
+    /// Continues a value that is JSON already.
+    pub(crate) fn raw(&mut self, json: &str) {
+        self.json += json;
+    }
+
+    fn begin_item(&mut self) {
+        if !self.is_in_object() {
+            self.separate();
+        }
+    }
+
+    fn separate(&mut self) {
+        if let Some(last) = self.open.last_mut()
+            && !std::mem::replace(&mut last.is_empty, false)
+        {
+            self.json += ", ";
+        }
+    }
+}
+
+/// The JSON of a value without quotes: a constant as JSON or Python writes it, a number, or else a string.
+pub(crate) fn json_of_bare(text: &str) -> String {
+    let text = text.trim();
+    match text {
+        "true" | "True" => return "true".to_owned(),
+        "false" | "False" => return "false".to_owned(),
+        "null" | "None" | "nil" => return "null".to_owned(),
+        _ => {}
+    }
+    if let Ok(Value::Number(_)) = serde_json::from_str(text) {
+        return text.to_owned();
+    }
+    // Numbers that only JSON does not allow: 07, +1, .5 and 1.
+    if let Ok(number) = text.parse::<i64>() {
+        return number.to_string();
+    }
+    let is_number = text.contains(|c: char| c.is_ascii_digit());
+    match text.parse::<f64>() {
+        Ok(number) if is_number && number.is_finite() => Value::from(number).to_string(),
+        _ => Value::from(text).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_make_json() {
+        let mut writer = JsonWriter::default();
+        writer.open(true);
+        writer.key("a\"");
+        writer.begin_text();
+        writer.text("x\n");
+        assert_eq!(writer.take(), "{\"a\\\"\": \"x\\n");
+        writer.text("y");
+        writer.end_text();
+        writer.key("b");
+        writer.open(false);
+        writer.value("1");
+        writer.open(true);
+        writer.close();
+        writer.close_all();
+        assert_eq!(writer.take(), "y\", \"b\": [1, {}]}");
+        assert_eq!(writer.depth(), 0);
+    }
+
+    #[test]
+    fn a_bare_value_is_what_it_looks_like() {
+        let cases = [
+            ("12", "12"),
+            ("-1.5e3", "-1.5e3"),
+            ("07", "7"),
+            ("+3", "3"),
+            (".5", "0.5"),
+            ("2.", "2.0"),
+            ("True", "true"),
+            ("None", "null"),
+            ("nan", "\"nan\""),
+            ("inf", "\"inf\""),
+            ("", "\"\""),
+            (" Paris ", "\"Paris\""),
+        ];
+        for (text, json) in cases {
+            assert_eq!(json_of_bare(text), json, "{text}");
+        }
+    }
+}

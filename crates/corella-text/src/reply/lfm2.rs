@@ -1,0 +1,158 @@
+//! Calls as LFM2 writes them: `<|tool_call_start|>[name(key='text', …), …]<|tool_call_end|>`, a list of calls in
+//! Python. Where its prompt says so, the model writes objects in JSON instead.
+
+use super::call_object::{CallObject, Progress};
+use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
+use super::part_list::PartList;
+use super::python_arguments::PythonArguments;
+use super::tag::{Beginning, Sight, begins_with, find_tag};
+
+pub(crate) const BLOCK: &str = "<|tool_call_start|>";
+pub(crate) const BLOCK_END: &str = "<|tool_call_end|>";
+pub(crate) const TAGS: [&str; 2] = [BLOCK, BLOCK_END];
+/// What may be behind the name of a tool.
+const NAME_ENDS: [&str; 4] = ["(", BLOCK_END, BLOCK, "]"];
+
+pub(crate) struct Lfm2Reader {
+    tools: OfferedTools,
+    state: State,
+}
+
+enum State {
+    Text,
+    /// In a list of calls, before one or behind it. The brackets around it may be missing.
+    List,
+    Name(String),
+    Arguments(Box<PythonArguments>),
+    Object(Box<CallObject>),
+    /// Behind the list.
+    AfterList,
+    /// Behind the tag that ends the list.
+    AfterBlock,
+}
+
+impl Lfm2Reader {
+    pub(crate) fn new(tools: OfferedTools) -> Self {
+        let state = State::Text;
+        Self { tools, state }
+    }
+
+    fn handle_tag(&mut self, tag: &str) {
+        self.state = match tag {
+            BLOCK => State::List,
+            _ => State::AfterBlock,
+        };
+    }
+
+    /// Whether this may be the beginning of a list whose first call is of a tool that was offered.
+    fn may_be_list(&self, text: &str) -> bool {
+        let Some(calls) = text.strip_prefix('[') else {
+            return false;
+        };
+        match (calls.split_once('('), &self.tools) {
+            (Some((name, _)), Some(tools)) => tools.contains(name.trim()),
+            (Some(_), None) => false,
+            (None, _) => may_become_name(calls),
+        }
+    }
+}
+
+impl CallReader for Lfm2Reader {
+    fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize> {
+        match &mut self.state {
+            State::Text => {
+                let (read, tag) = read_text(text, &TAGS, at_end, out);
+                if let Some(tag) = tag {
+                    self.handle_tag(TAGS[tag]);
+                }
+                read
+            }
+            State::List => {
+                let rest =
+                    text.trim_start_matches(|c: char| c.is_whitespace() || c == ',' || c == '[');
+                let len = text.len() - rest.len();
+                let (state, num_read) = match begins_with(rest, &["{", "]", BLOCK_END]) {
+                    Beginning::Tag(0) => (State::Object(Box::new(CallObject::new())), 0),
+                    Beginning::Tag(1) => (State::AfterList, 1),
+                    Beginning::Tag(_) => (State::AfterList, 0),
+                    Beginning::Undecided => return (len > 0).then_some(len),
+                    Beginning::Other => (State::Name(String::new()), 0),
+                };
+                self.state = state;
+                Some(len + num_read)
+            }
+            State::Name(name) => {
+                let (settled, tag) = match find_tag(text, &NAME_ENDS) {
+                    Sight::Tag { start, tag } => (start, Some(tag)),
+                    Sight::Clear(settled) => (settled, None),
+                };
+                name.push_str(&text[..settled]);
+                match tag {
+                    Some(0) if is_name(name.trim()) => {
+                        out.start_call(name.trim());
+                        self.state = State::Arguments(Box::new(PythonArguments::new()));
+                        Some(settled + 1)
+                    }
+                    None if may_become_name(name) => (settled > 0).then_some(settled),
+                    // This is no call, and is not lost.
+                    _ => {
+                        out.text(name);
+                        self.state = State::Text;
+                        Some(settled)
+                    }
+                }
+            }
+            State::Arguments(arguments) => {
+                let read = arguments.step(text, at_end);
+                out.arguments(&arguments.take());
+                if arguments.is_done() {
+                    self.state = State::List;
+                }
+                read
+            }
+            State::Object(object) => match object.read(text, out, &|_| true) {
+                (_, Progress::More) if text.is_empty() => None,
+                (len, Progress::More) => Some(len),
+                (len, Progress::Done) => {
+                    self.state = State::List;
+                    Some(len)
+                }
+                (len, Progress::NotACall(raw)) => {
+                    out.text(&raw);
+                    self.state = State::Text;
+                    Some(len)
+                }
+            },
+            State::AfterList => {
+                let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == ']');
+                let len = text.len() - rest.len();
+                match begins_with(rest, &TAGS) {
+                    Beginning::Tag(tag) => {
+                        self.handle_tag(TAGS[tag]);
+                        Some(len + TAGS[tag].len())
+                    }
+                    Beginning::Undecided => (len > 0).then_some(len),
+                    Beginning::Other => {
+                        self.state = State::Text;
+                        Some(len)
+                    }
+                }
+            }
+            // The model sometimes repeats the list, without the first of its tags.
+            State::AfterBlock => {
+                let rest = text.trim_start();
+                let len = text.len() - rest.len();
+                let is_list = !rest.is_empty() && self.may_be_list(rest);
+                match rest.find(BLOCK_END).filter(|_| is_list) {
+                    Some(end) => return Some(len + end + BLOCK_END.len()),
+                    None if rest.is_empty() || is_list && !at_end => {
+                        return (len > 0).then_some(len);
+                    }
+                    None => {}
+                }
+                self.state = State::Text;
+                Some(len)
+            }
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! Arguments as calls in Python have them: `city='Paris', days=3, units=['c', None])`. They become JSON while they
+//! arrive.
+//!
+//! Chat templates write strings without escaping quotes in them, and so do models. A quote ends a string only where
+//! what follows it can follow a value.
+
+use super::json_writer::{JsonWriter, json_of_bare};
+use super::lfm2::BLOCK_END;
+use super::python_string::{Escape, Quote, Unescaped, unescape};
+use super::tag::{Beginning, Sight, begins_with, find_tag};
+
+/// What is behind a value without quotes, or ends it by beginning another.
+const BARE_ENDS: [&str; 6] = [",", ")", "]", "}", ":", BLOCK_END];
+const NAME_ENDS: [&str; 11] = ["=", ":", ",", ")", "(", "[", "{", "'", "\"", "]", BLOCK_END];
+
+/// Reads the arguments of one call, from behind its bracket.
+pub(crate) struct PythonArguments {
+    json: JsonWriter,
+    /// What an argument without a name is written to. Nothing says which parameter it is for.
+    unnamed: Option<JsonWriter>,
+    state: State,
+}
+
+enum State {
+    /// Before an argument, or the end of the call.
+    Argument,
+    /// The name of an argument, or a value that has none.
+    Name(String),
+    /// Before a value, or the end of an array.
+    Value,
+    /// Behind a curly bracket, which begins a dictionary or a set.
+    Brace,
+    /// In a dictionary, before a key or the end.
+    Key,
+    Text(Quote, Place),
+    Bare(String, Place),
+    /// Behind what may be a key.
+    Colon(Place, Scalar),
+    Done,
+}
+
+/// Where a string or a value without quotes is.
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    Value,
+    /// First behind a curly bracket, with what was read of it if it is a string.
+    First(String),
+    Key(String),
+}
+
+/// A complete value that may be a key.
+enum Scalar {
+    Text,
+    /// As the model has written it.
+    Bare(String),
+}
+
+impl PythonArguments {
+    pub(crate) fn new() -> Self {
+        let mut json = JsonWriter::default();
+        json.open(true);
+        Self {
+            json,
+            unnamed: None,
+            state: State::Argument,
+        }
+    }
+
+    /// Returns the JSON of what was read since the last call.
+    pub(crate) fn take(&mut self) -> String {
+        self.json.take()
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        matches!(self.state, State::Done)
+    }
+
+    fn writer(&mut self) -> &mut JsonWriter {
+        self.unnamed.as_mut().unwrap_or(&mut self.json)
+    }
+
+    /// Whether what is read is an argument itself, and not a part of one.
+    fn is_argument(&mut self) -> bool {
+        self.writer().depth() == 1
+    }
+
+    fn end_value(&mut self) {
+        self.state = match self.writer().depth() {
+            0 => State::Done,
+            1 => {
+                self.unnamed = None;
+                State::Argument
+            }
+            _ if self.writer().is_in_object() => State::Key,
+            _ => State::Value,
+        };
+    }
+
+    /// Ends what the model has left open.
+    fn end_all(&mut self) {
+        self.unnamed = None;
+        self.json.close_all();
+        self.state = State::Done;
+    }
+
+    /// Reads from the beginning of `text`, and returns how many bytes it has read; `None` if it needs more.
+    pub(crate) fn step(&mut self, text: &str, at_end: bool) -> Option<usize> {
+        match &mut self.state {
+            State::Argument => self.argument(text),
+            State::Name(name) => {
+                let (settled, end) = match find_tag(text, &NAME_ENDS) {
+                    Sight::Tag { start, tag } => (start, Some(NAME_ENDS[tag])),
+                    Sight::Clear(settled) => (settled, None),
+                };
+                name.push_str(&text[..settled]);
+                match end {
+                    // A colon is meant in the same way.
+                    Some("=" | ":") => {
+                        self.json.key(name.trim());
+                        self.state = State::Value;
+                        Some(settled + 1)
+                    }
+                    Some(_) => {
+                        let value = std::mem::take(name);
+                        self.begin_unnamed();
+                        if !value.trim().is_empty() {
+                            self.state = State::Bare(value, Place::Value);
+                        }
+                        Some(settled)
+                    }
+                    None => (settled > 0).then_some(settled),
+                }
+            }
+            State::Value | State::Brace | State::Key => self.begin(text),
+            State::Text(quote, place) => {
+                let (quote, place) = (*quote, place.clone());
+                self.text(text, quote, place, at_end)
+            }
+            State::Bare(value, place) => {
+                let (settled, end) = match find_tag(text, &BARE_ENDS) {
+                    Sight::Tag { start, tag } => (start, Some(BARE_ENDS[tag])),
+                    Sight::Clear(settled) => (settled, None),
+                };
+                value.push_str(&text[..settled]);
+                if end.is_none() {
+                    return (settled > 0).then_some(settled);
+                }
+                let (value, place) = (std::mem::take(value), place.clone());
+                match place {
+                    Place::Value => {
+                        self.writer().value(&json_of_bare(&value));
+                        self.end_value();
+                        // A colon behind a value means nothing.
+                        let skipped = usize::from(end == Some(":"));
+                        Some(settled + skipped)
+                    }
+                    place => {
+                        self.state = State::Colon(place, Scalar::Bare(value));
+                        Some(settled)
+                    }
+                }
+            }
+            State::Colon(..) => self.colon(text, at_end),
+            State::Done => None,
+        }
+    }
+
+    fn begin_unnamed(&mut self) {
+        let mut unnamed = JsonWriter::default();
+        unnamed.open(false);
+        self.unnamed = Some(unnamed);
+        self.state = State::Value;
+    }
+
+    fn argument(&mut self, text: &str) -> Option<usize> {
+        // Brackets that nothing has opened say nothing.
+        let is_nothing = |c: char| c.is_whitespace() || matches!(c, ',' | ']' | '}');
+        let rest = text.trim_start_matches(is_nothing);
+        let len = text.len() - rest.len();
+        match begins_with(rest, &[")", BLOCK_END]) {
+            Beginning::Tag(0) => {
+                self.end_all();
+                Some(len + 1)
+            }
+            Beginning::Tag(_) => {
+                self.end_all();
+                Some(len)
+            }
+            Beginning::Undecided => (len > 0).then_some(len),
+            Beginning::Other => {
+                self.state = State::Name(String::new());
+                Some(len)
+            }
+        }
+    }
+
+    /// Reads what a value or a key begins with.
+    fn begin(&mut self, text: &str) -> Option<usize> {
+        let is_argument = self.is_argument();
+        let is_key = matches!(self.state, State::Key);
+        let is_first = matches!(self.state, State::Brace);
+        let rest = text.trim_start_matches(|c: char| {
+            c.is_whitespace() || c == ',' && !is_argument && !is_first && !self.is_member()
+        });
+        let len = text.len() - rest.len();
+        if let Beginning::Tag(_) = begins_with(rest, &[BLOCK_END]) {
+            self.end_all();
+            return Some(len);
+        }
+        if begins_with(rest, &[BLOCK_END]) == Beginning::Undecided {
+            return (len > 0).then_some(len);
+        }
+        let place = match (is_key, is_first) {
+            (true, _) => Place::Key(String::new()),
+            (_, true) => Place::First(String::new()),
+            _ => Place::Value,
+        };
+        match rest.chars().next()? {
+            '\'' | '"' => {
+                let (quote, num_bytes) = Quote::of(rest)?;
+                if place == Place::Value {
+                    self.writer().begin_text();
+                }
+                self.state = State::Text(quote, place);
+                return Some(len + num_bytes);
+            }
+            '}' if is_first => {
+                self.writer().open(true);
+                self.writer().close();
+                self.end_value();
+            }
+            // A value is missing.
+            ',' | ')' | ']' | '}' if is_argument || self.is_member() && !is_key => {
+                self.writer().value("null");
+                self.end_value();
+                return Some(len);
+            }
+            ')' | ']' | '}' => {
+                self.writer().close();
+                self.end_value();
+            }
+            '{' if !is_key => {
+                if is_first {
+                    self.writer().open(false);
+                }
+                self.state = State::Brace;
+            }
+            '[' | '(' if !is_key => {
+                if is_first {
+                    self.writer().open(false);
+                }
+                self.writer().open(false);
+                self.state = State::Value;
+            }
+            _ => {
+                self.state = State::Bare(String::new(), place);
+                return Some(len);
+            }
+        }
+        Some(len + 1)
+    }
+
+    /// Whether a value of a dictionary comes next, or one of its keys.
+    fn is_member(&mut self) -> bool {
+        self.writer().is_in_object() && !matches!(self.state, State::Key)
+    }
+
+    fn text(&mut self, text: &str, quote: Quote, place: Place, at_end: bool) -> Option<usize> {
+        let mut place = place;
+        let mut at = 0;
+        let is_argument = self.is_argument() && place == Place::Value;
+        let is_unnamed = self.unnamed.is_some();
+        let mut is_complete = false;
+        while !is_complete {
+            let rest = &text[at..];
+            let (piece, len) = match unescape(rest, quote) {
+                Unescaped::Text(len) => (rest[..len].to_owned(), len),
+                Unescaped::Escape(Escape { piece, len }) => (piece, len),
+                Unescaped::Quote(len) => {
+                    let behind = &rest[len..];
+                    match closes(behind, is_argument, is_unnamed, at_end) {
+                        Some(true) => {
+                            is_complete = true;
+                            (String::new(), len)
+                        }
+                        Some(false) => (rest[..1].to_owned(), 1),
+                        None => break,
+                    }
+                }
+                Unescaped::Undecided => break,
+            };
+            match &mut place {
+                Place::Value => self.writer().text(&piece),
+                Place::First(held) | Place::Key(held) => held.push_str(&piece),
+            }
+            at += len;
+        }
+        match (is_complete, place) {
+            (true, Place::Value) => {
+                self.writer().end_text();
+                self.end_value();
+            }
+            (true, place) => self.state = State::Colon(place, Scalar::Text),
+            (false, place) => self.state = State::Text(quote, place),
+        }
+        (at > 0).then_some(at)
+    }
+
+    /// Reads what follows something that may be a key.
+    fn colon(&mut self, text: &str, at_end: bool) -> Option<usize> {
+        let rest = text.trim_start();
+        let len = text.len() - rest.len();
+        let is_colon = rest.starts_with(':');
+        if rest.is_empty() && !at_end {
+            return (len > 0).then_some(len);
+        }
+        let State::Colon(place, scalar) = std::mem::replace(&mut self.state, State::Value) else {
+            return None;
+        };
+        let writer = self.unnamed.as_mut().unwrap_or(&mut self.json);
+        let is_first = matches!(place, Place::First(_));
+        let text = match (place, scalar) {
+            (Place::First(text) | Place::Key(text), Scalar::Text) => text,
+            (_, Scalar::Bare(text)) => {
+                if is_first && !is_colon {
+                    writer.open(false);
+                    writer.value(&json_of_bare(&text));
+                    return Some(len);
+                }
+                text.trim().to_owned()
+            }
+            (Place::Value, Scalar::Text) => return None,
+        };
+        if is_first {
+            writer.open(is_colon);
+        }
+        if is_first && !is_colon {
+            writer.begin_text();
+            writer.text(&text);
+            writer.end_text();
+            return Some(len);
+        }
+        writer.key(&text);
+        Some(len + usize::from(is_colon))
+    }
+}
+
+/// Whether a quote ends its string, going by what follows it. `None` if more text decides.
+fn closes(behind: &str, is_argument: bool, is_unnamed: bool, at_end: bool) -> Option<bool> {
+    let unknown = at_end.then_some(true);
+    let next = behind.trim_start();
+    match begins_with(next, &[BLOCK_END]) {
+        Beginning::Tag(_) => return Some(true),
+        Beginning::Undecided => return unknown,
+        Beginning::Other => {}
+    }
+    if !is_argument {
+        return Some(next.starts_with([',', ':', ')', ']', '}']));
+    }
+    if let Some(rest) = next.strip_prefix(')') {
+        // Behind a call there is another one, the end of the list, or nothing.
+        return match begins_with(rest.trim_start(), &[BLOCK_END, ",", "]"]) {
+            Beginning::Tag(_) => Some(true),
+            Beginning::Undecided => unknown,
+            Beginning::Other => Some(false),
+        };
+    }
+    let Some(rest) = next.strip_prefix(',') else {
+        return Some(false);
+    };
+    let rest = rest.trim_start();
+    if is_unnamed || rest.starts_with(')') {
+        return Some(true);
+    }
+    // Behind an argument there is another one, which has a name.
+    let is_of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let behind_name = rest.trim_start_matches(is_of_name);
+    let has_name = behind_name.len() < rest.len();
+    let equals = behind_name.trim_start();
+    if equals.is_empty() {
+        return unknown;
+    }
+    Some(has_name && equals.starts_with('='))
+}
