@@ -482,6 +482,35 @@ FAMILIES = {
             rope_parameters={"rope_type": "default", "rope_theta": 30000.0},
         ),
     ),
+    # What GGUF files can say: convolutions without biases, and experts whose weights are not scaled.
+    "lfm2-unbiased": (
+        "Lfm2Config",
+        small(
+            rms_norm_eps=None,
+            norm_eps=1e-3,
+            head_dim=None,
+            layer_types=["conv", "full_attention", "conv", "full_attention"],
+            conv_L_cache=3,
+            block_ffn_dim_multiplier=1.3,
+            block_multiple_of=4,
+            rope_parameters={"rope_type": "default", "rope_theta": 30000.0},
+        ),
+    ),
+    "lfm2-moe-unscaled": (
+        "Lfm2MoeConfig",
+        small(
+            rms_norm_eps=None,
+            norm_eps=1e-4,
+            head_dim=None,
+            layer_types=["conv", "conv", "full_attention", "conv"],
+            conv_L_cache=4,
+            num_dense_layers=2,
+            moe_intermediate_size=12,
+            num_experts=6,
+            num_experts_per_tok=2,
+            tie_word_embeddings=True,
+        ),
+    ),
     "lfm2-moe": (
         "Lfm2MoeConfig",
         small(

@@ -246,12 +246,48 @@ pub fn is_tied(fields: &dyn Fields, default: bool) -> Result<bool, CheckpointErr
 /// The numbers of query heads and of KV heads.
 pub fn num_heads(fields: &dyn Fields) -> Result<(usize, usize), CheckpointError> {
     let num_heads = fields.size(NUM_HEADS)?;
-    let num_kv_heads = fields.try_size(NUM_KV_HEADS)?.unwrap_or(num_heads);
+    let num_kv_heads = num_kv_heads(fields)?.unwrap_or(num_heads);
     if !num_heads.is_multiple_of(num_kv_heads) {
         let why = format!("must divide the {num_heads} query heads");
         return Err(fields.refuse(NUM_KV_HEADS, &why));
     }
     Ok((num_heads, num_kv_heads))
+}
+
+/// A GGUF file may have a number for each layer, which is 0 for layers without attention.
+fn num_kv_heads(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
+    let by_layer = match fields.source() {
+        Source::Folder(_) => None,
+        Source::File(file) => file.try_layer_sizes(NUM_KV_HEADS)?,
+    };
+    let Some(by_layer) = by_layer.filter(|by_layer| by_layer.contains(&0)) else {
+        return fields.try_size(NUM_KV_HEADS);
+    };
+    let mut sizes = by_layer.into_iter().filter(|&size| size > 0);
+    match sizes.next() {
+        Some(size) if sizes.all(|other| other == size) => Ok(Some(size)),
+        _ => {
+            let why = "must be the same for all layers with attention, and some must have it";
+            Err(fields.refuse(NUM_KV_HEADS, why))
+        }
+    }
+}
+
+/// Which layers of a GGUF file have no attention, where it says so.
+pub fn layers_without_attention(
+    fields: &dyn Fields,
+    num_layers: usize,
+) -> Result<Option<Vec<bool>>, CheckpointError> {
+    let Source::File(file) = fields.source() else {
+        return Ok(None);
+    };
+    let Some(by_layer) = file.try_layer_sizes(NUM_KV_HEADS)? else {
+        return Ok(None);
+    };
+    match by_layer.len() == num_layers {
+        true => Ok(Some(by_layer.into_iter().map(|size| size == 0).collect())),
+        false => Err(fields.refuse(NUM_KV_HEADS, &format!("must have {num_layers} numbers"))),
+    }
 }
 
 pub fn head_dim(
@@ -495,6 +531,18 @@ pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), Chec
                 let number = fields.try_number(field)?.unwrap_or(neutral);
                 if !is_read && number != 0.0 && number != neutral {
                     return Err(fields.refuse(field, "is not known for this family"));
+                }
+            }
+            let causal = Field::of_file("attention.causal");
+            if fields.try_flag(causal)? == Some(false) {
+                let why = "only attention to what comes before is supported";
+                return Err(fields.refuse(causal, why));
+            }
+            if let Some(without) = layers_without_attention(fields, spec.layers.len())? {
+                let mut layers = without.iter().zip(&spec.layers);
+                if layers.any(|(&without, layer)| without != layer.recurrent.is_some()) {
+                    let why = "is not known for layers of this family";
+                    return Err(fields.refuse(NUM_KV_HEADS, why));
                 }
             }
             let window = fields.try_number(WINDOW)?.unwrap_or(0.0);

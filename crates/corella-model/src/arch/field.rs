@@ -150,6 +150,21 @@ impl<'a> FileFields<'a> {
             .is_some_and(|key| self.metadata.is_array(&key))
     }
 
+    /// A size for each layer, with 0 for those that have none; `None` if the field is no array.
+    pub fn try_layer_sizes(&self, field: Field) -> Result<Option<Vec<usize>>, CheckpointError> {
+        let Some(key) = self.key(field).filter(|key| self.metadata.is_array(key)) else {
+            return Ok(None);
+        };
+        let sizes = self.metadata.integers(&key)?;
+        let sizes: Option<Vec<usize>> = sizes
+            .map(|size| u32::try_from(size).ok()?.try_into().ok())
+            .collect();
+        match sizes {
+            Some(sizes) => Ok(Some(sizes)),
+            None => Err(self.metadata.refuse(&key, "must be a size for each layer")),
+        }
+    }
+
     /// An array of flags; empty if absent.
     pub fn flags(&self, field: Field) -> Result<Vec<bool>, CheckpointError> {
         match self.key(field) {

@@ -3,8 +3,8 @@
 
 use super::base::{self, Base, HIDDEN_SIZE, INTERMEDIATE_SIZE};
 use super::field::{Field, Fields, Source};
-use super::layout::folder_name;
-use super::{Family, Layout, Stored, qwen3_moe, qwen3_next};
+use super::layout::{file_name, folder_name};
+use super::{Family, Layout, Stored, qwen3_moe};
 use crate::{
     CheckpointError, DecoderSpec, ExpertScoring, FeedForward, LayerTensor, Mlp, MlpSpec, QkNorm,
     RecurrentSpec, ShortConvolutionSpec,
@@ -15,14 +15,18 @@ pub const LFM2: Family = Family {
     decoder: "Lfm2Model",
     model_type: "lfm2",
     gguf: "lfm2",
-    claims: qwen3_next::no_file,
+    claims: super::claims_all,
     spec: dense,
     folder: Layout {
         of_layer: name,
         norm: "embedding_norm",
         ..Layout::FOLDER
     },
-    file: Layout::NO_FILE,
+    file: Layout {
+        of_layer: name_in_file,
+        norm: "token_embd_norm",
+        ..Layout::FILE
+    },
     config: base::no_config,
 };
 
@@ -38,7 +42,7 @@ pub const LFM2_MOE: Family = Family {
 const BASE: Base = Base {
     max_position: 128_000,
     theta: 1_000_000.0,
-    eps_field: Field::of_folder("norm_eps"),
+    eps_field: Field::new("norm_eps", base::RMS_EPS.file),
     eps: 1e-5,
     is_tied: true,
     ..Base::LLAMA
@@ -77,9 +81,10 @@ fn dense(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
 }
 
 fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
-    const NUM_DENSE: Field = Field::of_folder("num_dense_layers");
+    const NUM_DENSE: Field = Field::new("num_dense_layers", "leading_dense_block_count");
     const HAS_BIAS: Field = Field::of_folder("use_expert_bias");
-    const WEIGHT_SCALE: Field = Field::of_folder("routed_scaling_factor");
+    const WEIGHT_SCALE: Field = Field::new("routed_scaling_factor", "expert_weights_scale");
+    base::expect_sigmoid(fields)?;
     let mut spec = BASE.spec(fields)?;
     let expert = MlpSpec {
         intermediate_size: fields.size(qwen3_moe::EXPERT_SIZE)?,
@@ -90,8 +95,14 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     experts.selection_bias = fields.try_flag(HAS_BIAS)?.unwrap_or(true);
     experts.normalises = fields.try_flag(qwen3_moe::NORMALISES)?.unwrap_or(true);
     experts.weight_sum_eps = 1e-6;
-    experts.weight_scale = fields.try_number(WEIGHT_SCALE)?.unwrap_or(1.0) as f32;
-    let num_dense = fields.try_number(NUM_DENSE)?.unwrap_or(2.0) as usize;
+    let scale = fields.try_number(WEIGHT_SCALE)?;
+    // Files have 0 for "not scaled".
+    let is_file = matches!(fields.source(), Source::File(_));
+    experts.weight_scale = scale
+        .filter(|&scale| !is_file || scale != 0.0)
+        .unwrap_or(1.0) as f32;
+    let num_dense = fields.try_number(NUM_DENSE)?;
+    let num_dense = base::or_default(fields, NUM_DENSE, num_dense, 2.0)? as usize;
     for layer in spec.layers.iter_mut().skip(num_dense) {
         layer.feed_forward = FeedForward::Experts(experts.clone());
     }
@@ -106,14 +117,15 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
 fn adjusted_size(fields: &dyn Fields, field: Field) -> Result<usize, CheckpointError> {
     const LARGEST: usize = 1 << 32;
     let size = fields.size(field)?;
+    let Source::Folder(config) = fields.source() else {
+        // Converters write the size that was made.
+        return Ok(size);
+    };
     if !fields.try_flag(ADJUSTS)?.unwrap_or(true) {
         return Ok(size);
     }
     let size = size.saturating_mul(2) / 3;
-    let has_multiplier = match fields.source() {
-        Source::Folder(config) => !config.is_null(MULTIPLIER.folder),
-        Source::File(_) => true,
-    };
+    let has_multiplier = !config.is_null(MULTIPLIER.folder);
     let adjusted = if has_multiplier {
         let multiplier = fields.try_number(MULTIPLIER)?.unwrap_or(1.0);
         let multiple_of = fields.try_size(MULTIPLE_OF)?.unwrap_or(256);
@@ -136,7 +148,7 @@ fn listed_convolutions(
         Source::Folder(config) => {
             base::layers_of_type(config, num_layers, ["full_attention", "conv"])
         }
-        Source::File(_) => Ok(None),
+        Source::File(_) => base::layers_without_attention(fields, num_layers),
     }
 }
 
@@ -159,19 +171,17 @@ fn set_layers(
     spec: &mut DecoderSpec,
     are_convolutions: &[bool],
 ) -> Result<(), CheckpointError> {
-    const KERNEL_LEN: Field = Field::of_folder("conv_L_cache");
+    const KERNEL_LEN: Field = Field::new("conv_L_cache", "shortconv.l_cache");
     const BIAS: Field = Field::of_folder("conv_bias");
     const TIED: Field = Field::of_folder("tie_embedding");
     /// Far more than any model has: the state of a sequence must fit into memory.
     const MAX_CHANNELS: usize = 1 << 20;
     const MAX_KERNEL_LEN: usize = 4096;
+    let kernel_len = fields.try_size(KERNEL_LEN)?;
+    let kernel_len = base::or_default(fields, KERNEL_LEN, kernel_len, 3)?;
     for (field, size, most) in [
         (HIDDEN_SIZE, spec.hidden_size, MAX_CHANNELS),
-        (
-            KERNEL_LEN,
-            fields.try_size(KERNEL_LEN)?.unwrap_or(3),
-            MAX_KERNEL_LEN,
-        ),
+        (KERNEL_LEN, kernel_len, MAX_KERNEL_LEN),
     ] {
         if size > most {
             return Err(fields.refuse(field, &format!("no model has more than {most}")));
@@ -183,7 +193,7 @@ fn set_layers(
     }
     let convolution = ShortConvolutionSpec {
         num_channels: spec.hidden_size,
-        kernel_len: fields.try_size(KERNEL_LEN)?.unwrap_or(3),
+        kernel_len,
         bias: fields.flag(BIAS)?,
     };
     spec.tied_embeddings = fields.try_flag(TIED)?.unwrap_or(spec.tied_embeddings);
@@ -216,5 +226,14 @@ fn name(tensor: LayerTensor) -> Stored {
         Router => "feed_forward.gate",
         SelectionBias => return Stored::complete("feed_forward.expert_bias"),
         other => return folder_name(other),
+    })
+}
+
+fn name_in_file(tensor: LayerTensor) -> Stored {
+    Stored::whole(match tensor {
+        LayerTensor::ConvolutionInput => "shortconv.in_proj",
+        LayerTensor::Convolution => "shortconv.conv",
+        LayerTensor::ConvolutionOutput => "shortconv.out_proj",
+        other => return file_name(other),
     })
 }

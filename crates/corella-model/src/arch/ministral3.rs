@@ -2,7 +2,7 @@
 //! their decoder is used, as of Mistral Small 3.1, which is described in the same way and is a Mistral.
 
 use super::base::{self, Base};
-use super::field::{Fields, Source};
+use super::field::{Field, Fields, FileFields, Source};
 use super::{Family, Layout, mistral, rotary};
 use crate::json_object::JsonObject;
 use crate::{CheckpointError, DecoderSpec, QueryGrowth};
@@ -13,10 +13,10 @@ pub const MINISTRAL3: Family = Family {
     decoder: "Ministral3Model",
     model_type: "ministral3",
     gguf: "mistral3",
-    claims: |_| Ok(false),
+    claims: super::claims_all,
     spec: ministral3,
     folder: Layout::FOLDER,
-    file: Layout::NO_FILE,
+    file: Layout::FILE_OF_NEIGHBOURS,
     config: base::no_config,
 };
 
@@ -24,6 +24,7 @@ pub const MISTRAL3_MULTIMODAL: Family = Family {
     architecture: "Mistral3ForConditionalGeneration",
     decoder: "Mistral3Model",
     model_type: "mistral3",
+    claims: |_| Ok(false),
     spec: multimodal,
     folder: Layout {
         bodies: &[
@@ -51,14 +52,26 @@ fn ministral3(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     };
     let mut spec = base.spec(fields)?;
     base::set_windows(&mut spec, base::try_window(fields)?, |_| true);
-    let Source::Folder(config) = fields.source() else {
-        return Ok(spec);
+    let growth = match fields.source() {
+        Source::Folder(config) => Some(query_growth(config)?),
+        Source::File(file) => query_growth_of_file(file)?,
     };
-    let growth = query_growth(config)?;
     for layer in &mut spec.layers {
-        layer.attention.query_growth = Some(growth);
+        layer.attention.query_growth = growth;
     }
     Ok(spec)
+}
+
+/// Files of Mistral Small 3.1 have the name of this family, and their queries do not grow.
+fn query_growth_of_file(file: &FileFields<'_>) -> Result<Option<QueryGrowth>, CheckpointError> {
+    const BETA: Field = Field::of_file("attention.temperature_scale");
+    let Some(beta) = file.try_number(BETA)?.filter(|&beta| beta != 0.0) else {
+        return Ok(None);
+    };
+    Ok(Some(QueryGrowth {
+        beta: base::shortest(beta as f32),
+        original_max_position: file.size(rotary::ORIGINAL)?,
+    }))
 }
 
 /// Transformers reads both numbers whatever the type of RoPE is.

@@ -126,10 +126,9 @@ fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, Ch
     Ok(listed.unwrap_or_else(|| base::all_but_every(interval, num_layers)))
 }
 
-/// GGUF files of recurrent models are not read yet.
+/// GGUF files of gated delta networks are not read yet.
 pub fn no_file(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
-    let why = "GGUF files of models with recurrent layers are not read yet: load the folder in \
-               safetensors";
+    let why = "GGUF files of gated delta networks are not read yet: load the folder in safetensors";
     Err(file.refuse_key("general.architecture", why))
 }
 

@@ -16,7 +16,7 @@ pub const LONG_DIVISORS: &str = "rope_factors_long.weight";
 
 const NUM_DIMS: Field = Field::of_file("rope.dimension_count");
 const SCALING_TYPE: Field = Field::of_file("rope.scaling.type");
-const ORIGINAL: Field = Field::of_file("rope.scaling.original_context_length");
+pub const ORIGINAL: Field = Field::of_file("rope.scaling.original_context_length");
 
 /// What GGUF files mean where they do not say.
 const DEFAULT_THETA: f64 = 10_000.0;
@@ -297,13 +297,16 @@ fn file_scaling(
                 Ok(file.try_number(Field::of_file(name))?.unwrap_or(default))
             };
             let magnitude = file.try_number(ATTENTION_FACTOR)?.unwrap_or(1.0);
+            let mscale = |weight: f64| 1.0 + 0.1 * weight * factor.max(1.0).ln();
+            // The weight of the factor that YaRN's own is divided by, of models that have "mscale_all_dim".
+            let divisor = number("rope.scaling.yarn_log_multiplier", 0.0)?;
             RotaryScaling::Yarn {
                 factor,
                 original_max_position: original as f64,
                 beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
                 // GGUF files give what comes on top of YaRN's own factor.
-                attention_factor: magnitude * (1.0 + 0.1 * factor.max(1.0).ln()),
+                attention_factor: magnitude * mscale(1.0) / mscale(divisor),
                 truncate: true,
             }
         }
