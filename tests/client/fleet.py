@@ -184,7 +184,8 @@ def reported_free_pages(prefill):
 
 def complete(server, prompt, **options):
     """Returns everything that a client is told of each choice."""
-    answer = server.client.completions.create(model=server.model(), prompt=prompt, **options)
+    options = {"model": server.model()} | options
+    answer = server.client.completions.create(prompt=prompt, **options)
     return [
         (
             choice.text,
@@ -232,8 +233,8 @@ def ask(server, prompt, num_tokens):
 
 
 def stream(server, prompt, num_tokens, **options):
+    options = {"model": server.model()} | options
     return server.client.completions.create(
-        model=server.model(),
         prompt=prompt,
         max_tokens=num_tokens,
         temperature=0,
@@ -254,9 +255,9 @@ def text_of(chunks):
     return text
 
 
-def prompt_of(num_tokens, seed=1):
+def prompt_of(num_tokens, seed=1, tokens=range(300, 2000)):
     numbers = random.Random(seed)
-    return [numbers.randrange(300, 2000) for _ in range(num_tokens)]
+    return [numbers.choice(tokens) for _ in range(num_tokens)]
 
 
 def random_requests(num_requests, seed=1):

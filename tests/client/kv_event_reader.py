@@ -63,10 +63,12 @@ def events_config(**keys):
 
 
 class Publisher(ServerProcess):
-    def __init__(self, *arguments, **keys):
+    """A server with small limits, or those given, that publishes its events."""
+
+    def __init__(self, *arguments, limits=SMALL, **keys):
         self.event_port, self.replay_port = free_port(), free_port()
         endpoints = {"endpoint": f"tcp://*:{self.event_port}", "replay_endpoint": f"tcp://*:{self.replay_port}"}
-        self.arguments = (*SMALL, *events_config(**endpoints, **keys), *arguments)
+        self.arguments = (*limits, *events_config(**endpoints, **keys), *arguments)
         super().__init__(*self.arguments)
 
     def reader(self, **options):
@@ -76,11 +78,15 @@ class Publisher(ServerProcess):
 class KvEventReader:
     """Rebuilds the set of a server's blocks from its events.
 
-    `loses(sequence)` says which batches it never sees, so that it has to ask for them.
+    `loses(sequence)` says which batches it never sees, so that it has to ask for them. A block is its adapter's name and
+    all tokens up to its end.
     """
 
     def __init__(self, port, replay_port, topic="", loses=lambda sequence: False, **options):
         self.blocks = {}
+        # Behind a window, a block may be told of whose parent can be hit no longer, or never could.
+        self._told = {}
+        self._seen = {}
         self.next = 0
         self.num_replays = 0
         self._loses = loses
@@ -152,9 +158,26 @@ class KvEventReader:
         parent = event.parent_block_hash
         for at, name in enumerate(event.block_hashes):
             assert name not in self.blocks
-            path = () if parent is None else self.blocks[parent]
-            self.blocks[name] = path + tuple(event.token_ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE])
+            tokens = tuple(event.token_ids[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE])
+            block = event.lora_name, self._path_before(event.lora_name, parent, tokens) + tokens
+            assert self._told.setdefault(name, block) == block
+            self.blocks[name] = block
             parent = name
+
+    def _path_before(self, adapter, parent, tokens):
+        if parent is None:
+            return ()
+        if parent not in self._told:
+            return self._seen[adapter, tokens]
+        owner, path = self._told[parent]
+        assert owner == adapter, "an adapter's block follows none of another"
+        return path
+
+    def see(self, tokens, adapter=None):
+        """Notes the tokens of a request, as a router sees them. No two paths may end in one block."""
+        for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            block, path = tuple(tokens[start : start + BLOCK_SIZE]), tuple(tokens[:start])
+            assert self._seen.setdefault((adapter, block), path) == path
 
     def wait_subscribed(self, server, num_subscribers=1):
         wait_subscribed(server, self._subscriber, num_subscribers)
@@ -164,12 +187,14 @@ class KvEventReader:
         assert len(paths) == len(self.blocks), "no two blocks have one path"
         return paths
 
-    def num_cached(self, prompt):
-        """Returns how many of a prompt's tokens the server has in whole blocks, but for the block of the last token."""
-        paths, num_tokens = self.paths(), 0
-        while num_tokens + BLOCK_SIZE < len(prompt) and tuple(prompt[: num_tokens + BLOCK_SIZE]) in paths:
-            num_tokens += BLOCK_SIZE
-        return num_tokens
+    def has(self, tokens, adapter=None):
+        return (adapter, tuple(tokens)) in self.blocks.values()
+
+    def num_cached(self, prompt, adapter=None):
+        """Returns how many of a prompt's tokens the server finds in whole blocks, but for the block of the last token."""
+        paths = self.paths()
+        ends = range(0, len(prompt), BLOCK_SIZE)
+        return max(end for end in ends if end == 0 or (adapter, tuple(prompt[:end])) in paths)
 
 
 def wait_subscribed(server, subscriber, num_subscribers=1):

@@ -5,9 +5,10 @@ import random
 import socket
 import struct
 
+import golden_model
 import pytest
 import zmq
-from fleet import complete
+from fleet import THREADS, complete, complete_greedily
 from kv_event_reader import (
     BLOCK_SIZE,
     DECODER,
@@ -19,16 +20,16 @@ from kv_event_reader import (
     wait_same,
     wait_subscribed,
 )
-from patience import PATIENCE_S
+from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess, free_port
 
-def random_prompts(num_prompts, seed):
+def random_prompts(num_prompts, seed, tokens=range(300, 900)):
     """Yields prompts of whole blocks, most of which begin like others."""
     draw = random.Random(seed)
-    stems = [[draw.randrange(300, 900) for _ in range(6 * BLOCK_SIZE)] for _ in range(4)]
+    stems = [draw.choices(tokens, k=6 * BLOCK_SIZE) for _ in range(4)]
     for _ in range(num_prompts):
         stem = draw.choice(stems)[: BLOCK_SIZE * draw.randrange(7)]
-        yield stem + [draw.randrange(300, 900) for _ in range(BLOCK_SIZE * draw.randrange(1, 6))]
+        yield stem + draw.choices(tokens, k=BLOCK_SIZE * draw.randrange(1, 6))
 
 
 def run(server, prompts):
@@ -65,6 +66,30 @@ def test_readers_that_come_late_or_miss_batches_end_with_the_same_blocks():
             assert late.blocks == whole.blocks
             assert late.num_replays > 0
         assert server.metric("corella_kv_event_replays_total") > 0
+
+
+# With and without windows: their pages are fewer than the requests fill, too.
+@pytest.mark.parametrize(("model", "adapter"), [("llama-gqa-tied", "llama-all"), ("gemma3", "gemma3-all")])
+def test_blocks_of_windows_and_of_adapters_are_known_at_each_request(model, adapter, tmp_path):
+    folder = golden_model.make(model, tmp_path / "model")
+    adapters = ("--lora-modules", f"other={golden_model.GOLDEN / 'adapters' / adapter}")
+    limits = (folder, *THREADS, "--kv-cache-memory", "256K", "--max-num-seqs", 4, *adapters)
+    draw, num_found = random.Random(12), {None: 0, "other": 0}
+    with Publisher(limits=limits) as server, server.reader(loses=lambda _: draw.random() < 0.3) as reader:
+        reader.wait_subscribed(server)
+        for prompt in random_prompts(80, 13, tokens=range(3, 80)):
+            name = draw.choice([None, "other"])
+            expected, before = reader.num_cached(prompt, name), num_hits(server)
+            options = {"model": name} if name else {}
+            text = complete_greedily(server, prompt, BLOCK_SIZE + 1, **options)
+            assert num_hits(server) - before == expected
+            num_found[name] += expected
+            # The last block of a request comes after all that it has displaced.
+            tokens = prompt + [ord(letter) - golden_model.FIRST for letter in text[:BLOCK_SIZE]]
+            reader.see(tokens, name)
+            wait_until(lambda: reader.catch_up(server) or reader.has(tokens, name), "its last block is known")
+        assert min(num_found.values()) > 0 and reader.num_replays > 0
+        assert server.metric("corella_kv_pages_evicted_total") > 0
 
 
 def test_a_reader_that_does_not_read_delays_nobody():

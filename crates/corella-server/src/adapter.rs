@@ -259,6 +259,18 @@ impl Wait {
     }
 }
 
+/// The engine's name of an adapter. Requests share cached prefixes by it, and what was cached for another adapter of
+/// the same name is not for this one. The number makes it unlike any other, whatever callers choose.
+fn unique_name(name: &str, number: u64) -> String {
+    format!("{name}#{number}")
+}
+
+/// The name by which callers know an adapter of the engine.
+pub fn served_name(unique_name: &str) -> &str {
+    let parts = unique_name.rsplit_once('#');
+    parts.map_or(unique_name, |(name, _)| name)
+}
+
 fn unloaded_meanwhile(name: &str) -> ApiError {
     ApiError::conflict(format!("Adapter {name:?} was unloaded before it was read."))
 }
@@ -280,9 +292,7 @@ struct Load {
 impl Load {
     /// Reads and packs the adapter, which takes a while.
     fn run(self) -> Result<(), ApiError> {
-        // Requests share cached prefixes by this name, and what was cached for another adapter of the same
-        // name is not for this one. The number makes it unlike any other, whatever callers choose.
-        let key = format!("{}#{}", self.name, self.number);
+        let key = unique_name(&self.name, self.number);
         let loaded = self.loader.load(&key, &self.path).map_err(|problem| {
             ApiError::invalid("lora_path", format!("cannot be loaded: {problem}"))
         })?;

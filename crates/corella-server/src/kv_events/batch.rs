@@ -7,6 +7,8 @@
 
 use corella_core::{KvEvent, Namespace, PageHash, TokenId};
 
+use crate::adapter::served_name;
+
 /// The pool that steps read from, under vLLM's name. Routers rate other media lower.
 const MEDIUM: &str = "GPU";
 
@@ -82,7 +84,7 @@ impl Writer {
         self.entry("lora_id").nil();
         self.entry("medium").text(MEDIUM);
         match &namespace.lora {
-            Some(lora) => self.entry("lora_name").text(lora),
+            Some(lora) => self.entry("lora_name").text(served_name(lora)),
             None => self.entry("lora_name").nil(),
         }
         if has_extra {
@@ -96,7 +98,11 @@ impl Writer {
         for block in 0..num_blocks {
             let salt = namespace.cache_salt.as_ref();
             let salt = salt.filter(|_| is_first && block == 0);
-            let keys: Vec<_> = namespace.lora.iter().chain(salt).collect();
+            let adapter = namespace.lora.as_deref().map(served_name);
+            let keys: Vec<_> = adapter
+                .into_iter()
+                .chain(salt.map(|salt| &**salt))
+                .collect();
             if keys.is_empty() {
                 self.nil();
                 continue;
@@ -219,7 +225,7 @@ mod tests {
     #[test]
     fn an_adapter_is_a_key_of_each_block_and_a_salt_of_the_first() {
         let namespace = Namespace {
-            lora: Some("a".into()),
+            lora: Some("a#12".into()),
             cache_salt: Some("s".into()),
         };
         let first = stored(1, None, namespace.clone());
