@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import socket
 
+import golden_model
 import openai
 import pytest
 from fleet import (
@@ -198,6 +199,34 @@ def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
             assert f"trace-{number}" in decode.log()
         assert prefill.metric("corella_pd_prefill_seconds_sum") > 0
         assert prefill.metric("corella_pd_transfer_hidden_share_count") <= 2
+
+
+def test_a_decode_node_tells_of_adapters_at_work(tmp_path):
+    """By vLLM's metrics, from which gateways learn where an adapter is, and how large a cache is."""
+    folder = golden_model.make("llama-gqa-tied", tmp_path / "model")
+    adapters = ("--lora-modules", f"other={golden_model.GOLDEN / 'adapters' / 'llama-all'}")
+    with Fleet() as fleet:
+        decode = fleet.decode(folder, *SLOW, *adapters)
+        prefill = fleet.prefill(folder, *SLOW, *adapters)
+
+        def at_work(node, names):
+            return node.metric("vllm:lora_requests_info", max_lora="16", running_lora_adapters=names) > 0
+
+        def is_told():
+            chunks = stream(prefill, prompt_of(30, tokens=range(3, 80)), 450, model="other")
+            next(chunks)
+            next(chunks)
+            # It may have ended before somebody looks.
+            told = at_work(decode, "other")
+            chunks.close()
+            return told
+
+        assert at_work(decode, "") and not at_work(decode, "other")
+        decode.wait_until(is_told, "the adapter is told")
+        wait_at_rest(prefill, decode)
+        decode.wait_until(lambda: at_work(decode, ""), "none is told")
+        for node in (prefill, decode):
+            assert node.metric("vllm:cache_config_info", block_size="16") == 1
 
 
 def test_a_decode_node_counts_what_it_decodes():

@@ -269,6 +269,7 @@ impl Engine {
         let request = self.take_in(submission, Entry::New)?;
         let (mut sender, stream) =
             token_stream(&request, self.commands.clone(), self.shared.clone());
+        let adapter_name = adapter.as_ref().map(|adapter| adapter.name().clone());
         sender.hold(adapter);
         let reservation = Arc::new(OnceLock::new());
         self.commands.send(Command::Reserve {
@@ -280,6 +281,7 @@ impl Engine {
         });
         Ok(Receipt {
             stream,
+            adapter: adapter_name,
             reservation,
         })
     }

@@ -36,6 +36,7 @@ impl KvFacts {
 /// A request whose KV another node brings.
 pub struct Receipt {
     pub stream: TokenStream,
+    pub(crate) adapter: Option<Arc<str>>,
     pub(crate) reservation: Arc<OnceLock<Reservation>>,
 }
 
@@ -43,6 +44,11 @@ impl Receipt {
     /// The pages to fill; there once the stream has said `Accepted`.
     pub fn reservation(&self) -> Option<&Reservation> {
         self.reservation.get()
+    }
+
+    /// The engine's name of the adapter that the request is computed with.
+    pub fn adapter(&self) -> Option<&str> {
+        self.adapter.as_deref()
     }
 }
 

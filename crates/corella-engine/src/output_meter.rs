@@ -4,8 +4,9 @@ use corella_core::RequestOutput;
 
 /// Counts requests that are decoded here and whose prompts other nodes have computed.
 pub trait OutputMeter: Send + Sync {
-    /// A request begins to decode. `num_received_tokens` of its prompt have come from another node.
-    fn begin(&self, num_received_tokens: u32) -> Box<dyn OutputCount>;
+    /// A request begins to decode, with the adapter that the engine knows by this name if there is one.
+    /// `num_received_tokens` of its prompt have come from another node.
+    fn begin(&self, num_received_tokens: u32, adapter: Option<&str>) -> Box<dyn OutputCount>;
 }
 
 /// Counts the outputs of one request. A request is aborted if this is dropped before the last of them.

@@ -74,13 +74,14 @@ impl ServedAdapters {
         max_adapters: usize,
         load_timeout: Duration,
         index: Arc<AdapterIndex>,
+        uses: Arc<AdapterUses>,
     ) -> Self {
         Self {
             loader,
             max_adapters,
             load_timeout,
             table: Arc::default(),
-            uses: Arc::new(AdapterUses::new(max_adapters)),
+            uses,
             index,
         }
     }

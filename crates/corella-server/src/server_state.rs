@@ -109,9 +109,13 @@ impl ServerState {
             config.max_num_adapters,
             config.adapter_load_timeout,
             engine.served_adapters().clone(),
+            outputs.adapter_uses.clone(),
         );
         if adapters.is_on() {
-            collectors.push(Box::new(AdapterMetrics(adapters.uses().clone())));
+            collectors.push(Box::new(AdapterMetrics {
+                uses: adapters.uses().clone(),
+                max_adapters: config.max_num_adapters,
+            }));
         }
         Arc::new(Self {
             batches,

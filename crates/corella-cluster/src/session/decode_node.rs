@@ -401,7 +401,8 @@ impl DecodeNode {
                         self.times.first_decode.observe(seconds);
                         let cached = receipt.reservation().map_or(0, |it| it.num_cached_rows);
                         let num_received = output.num_prompt_tokens.saturating_sub(cached);
-                        count = self.meter.as_ref().map(|meter| meter.begin(num_received));
+                        let meter = self.meter.as_ref();
+                        count = meter.map(|meter| meter.begin(num_received, receipt.adapter()));
                     }
                     if let Some(count) = &mut count {
                         count.handle_output(&output);

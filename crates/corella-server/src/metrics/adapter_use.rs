@@ -1,5 +1,5 @@
-//! The adapters that calls use: vLLM's `lora_requests_info`, by which gateways choose a server that has an adapter
-//! at work.
+//! The adapters that calls and requests of other nodes use: vLLM's `lora_requests_info`, by which gateways choose a
+//! server that has an adapter at work.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,10 +13,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::series::encode;
 use crate::server_state::unix_now_s;
 
-/// Counts the calls of each adapter. There are at most as many names as adapters and calls.
-#[derive(Debug)]
+/// Counts the calls of each adapter, and requests that other nodes bring. There are at most as many names as adapters and
+/// calls.
+#[derive(Debug, Default)]
 pub struct AdapterUses {
-    max_adapters: usize,
     by_name: Mutex<BTreeMap<String, CallCount>>,
 }
 
@@ -36,13 +36,6 @@ struct UseLabels {
 }
 
 impl AdapterUses {
-    pub fn new(max_adapters: usize) -> Self {
-        Self {
-            max_adapters,
-            by_name: Mutex::default(),
-        }
-    }
-
     /// Counts a call that is submitted, until the value is dropped.
     pub fn begin(self: &Arc<Self>, name: &str) -> AdapterCall {
         self.lock().entry(name.to_owned()).or_default().num_waiting += 1;
@@ -53,7 +46,7 @@ impl AdapterUses {
         }
     }
 
-    fn labels(&self) -> UseLabels {
+    fn labels(&self, max_adapters: usize) -> UseLabels {
         let by_name = self.lock();
         let names = |is_one: fn(&CallCount) -> bool| {
             let names = by_name.iter().filter(|(_, count)| is_one(count));
@@ -63,7 +56,7 @@ impl AdapterUses {
                 .join(",")
         };
         UseLabels {
-            max_lora: self.max_adapters.to_string(),
+            max_lora: max_adapters.to_string(),
             running_lora_adapters: names(|count| count.num_running > 0),
             waiting_lora_adapters: names(|count| count.num_waiting > 0),
         }
@@ -76,14 +69,17 @@ impl AdapterUses {
 
 /// What registers with the metrics.
 #[derive(Debug)]
-pub struct AdapterMetrics(pub Arc<AdapterUses>);
+pub struct AdapterMetrics {
+    pub uses: Arc<AdapterUses>,
+    pub max_adapters: usize,
+}
 
 impl Collector for AdapterMetrics {
     /// As in vLLM, the value is the time of the scrape, by which a gateway knows the latest of several series.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let family = Family::<UseLabels, Gauge>::default();
         family
-            .get_or_create(&self.0.labels())
+            .get_or_create(&self.uses.labels(self.max_adapters))
             .set(unix_now_s() as i64);
         let help = "Adapters of calls that wait for their first output, and of those that have one";
         for name in ["corella_lora_requests_info", "vllm:lora_requests_info"] {

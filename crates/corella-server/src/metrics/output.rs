@@ -12,8 +12,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::adapter::served_name;
 use crate::recent_latency::RecentLatency;
 
+use super::adapter_use::{AdapterCall, AdapterUses};
 use super::{LENGTH_BUCKETS, REQUEST_BUCKETS, both, ours};
 
 const TOKEN_BUCKETS: [f64; 18] = [
@@ -31,6 +33,8 @@ pub struct OutputMetrics {
     decode_seconds: Histogram,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
+    /// What requests are computed with.
+    pub adapter_uses: Arc<AdapterUses>,
     /// For those who watch the engine.
     pub recent_latency: Arc<RecentLatency>,
 }
@@ -58,6 +62,7 @@ impl Default for OutputMetrics {
             decode_seconds: Histogram::new(REQUEST_BUCKETS),
             inter_token_latency: Histogram::new(TOKEN_BUCKETS),
             time_per_output_token: Histogram::new(TOKEN_BUCKETS),
+            adapter_uses: Arc::default(),
             recent_latency: Arc::default(),
         }
     }
@@ -161,11 +166,13 @@ impl OutputMetrics {
 }
 
 impl OutputMeter for OutputMetrics {
-    fn begin(&self, num_received_tokens: u32) -> Box<dyn OutputCount> {
+    fn begin(&self, num_received_tokens: u32, adapter: Option<&str>) -> Box<dyn OutputCount> {
         self.received_prompt_tokens
             .inc_by(num_received_tokens.into());
+        let adapter = adapter.map(|name| self.adapter_uses.begin(served_name(name)));
         Box::new(ReceivedCount {
             metrics: self.clone(),
+            adapter,
             times: None,
             has_ended: false,
         })
@@ -175,6 +182,7 @@ impl OutputMeter for OutputMetrics {
 /// Counts a request that another node has brought.
 struct ReceivedCount {
     metrics: OutputMetrics,
+    adapter: Option<AdapterCall>,
     times: Option<TokenTimes>,
     has_ended: bool,
 }
@@ -183,6 +191,9 @@ impl OutputCount for ReceivedCount {
     fn handle_output(&mut self, output: &RequestOutput) {
         if output.sample.is_some() {
             self.metrics.handle_token(&mut self.times, Instant::now());
+            if let Some(adapter) = &mut self.adapter {
+                adapter.handle_output();
+            }
         }
         let reason = match &output.finish {
             None => return,
