@@ -256,8 +256,7 @@ impl KvCache {
     pub fn lock(&mut self, page: PageId) {
         if self.pool.lock(page) == 1 {
             self.num_cached -= 1;
-            self.evictable
-                .remove(&(self.last_used[page.0 as usize], page));
+            self.unlist(page);
         }
     }
 
@@ -270,7 +269,7 @@ impl KvCache {
             }
             if self.residency.is_resident(page) {
                 self.num_cached += 1;
-                self.mark_used(page, self.clock);
+                self.list_used(page, self.clock);
             } else {
                 self.pool.free(page);
             }
@@ -291,8 +290,10 @@ impl KvCache {
         filled_by: StepId,
     ) -> Result<BlockId, BlockId> {
         let inserted = self.tree.insert(parent, tokens, &mut self.removed.blocks);
-        self.drop_removed();
-        self.removed.clear();
+        if !self.removed.blocks.is_empty() {
+            self.drop_removed();
+            self.removed.clear();
+        }
         let block = match inserted {
             Ok(block) => block,
             Err(there) => {
@@ -310,9 +311,17 @@ impl KvCache {
         if self.num_ends.len() <= block.0 as usize {
             self.num_ends.resize(block.0 as usize + 1, 0);
         }
-        self.watch_block(block, filled_by);
-        self.fill_block(block, page, filled_by);
-        self.announce(block);
+        if self.watch.is_some() {
+            self.watch_block(block, filled_by);
+        }
+        for group in 0..self.residency.groups().len() {
+            if let Some(page) = page(group) {
+                self.give_page(block, group, page, filled_by);
+            }
+        }
+        if self.watch.is_some() {
+            self.announce(block);
+        }
         if let Parent::Block(parent) = parent {
             self.unlist_inner(parent);
         }
@@ -330,16 +339,23 @@ impl KvCache {
             if self.residency.page(block, group).is_none()
                 && let Some(page) = page(group)
             {
-                debug_assert!(self.is_locked(page));
-                let has_window = self.residency.groups()[group].window.is_some();
-                let depth = if has_window {
-                    self.tree.depth(block)
-                } else {
-                    0
-                };
-                self.residency.add(block, group, depth, page, filled_by);
-                self.announce_behind(block, group);
+                self.give_page(block, group, page, filled_by);
             }
+        }
+    }
+
+    #[inline]
+    fn give_page(&mut self, block: BlockId, group: usize, page: PageId, filled_by: StepId) {
+        debug_assert!(self.is_locked(page));
+        let has_window = self.residency.groups()[group].window.is_some();
+        let depth = if has_window {
+            self.tree.depth(block)
+        } else {
+            0
+        };
+        self.residency.add(block, group, depth, page, filled_by);
+        if self.watch.is_some() {
+            self.announce_behind(block, group);
         }
     }
 
@@ -349,7 +365,8 @@ impl KvCache {
             if let Some(page) = self.residency.page(block, group)
                 && !self.is_locked(page)
             {
-                self.mark_used(page, self.clock + 1);
+                self.unlist(page);
+                self.list_used(page, self.clock + 1);
             }
         }
     }

@@ -165,6 +165,17 @@ impl Residency {
         }
     }
 
+    /// Takes all pages out of a block, and appends them to `removed`.
+    pub fn remove_block(&mut self, block: BlockId, removed: &mut Vec<PageId>) {
+        let first = block.0 as usize * self.groups.len();
+        for page in &mut self.pages[first..first + self.groups.len()] {
+            if let Some(page) = page.take() {
+                self.residents[page.0 as usize] = None;
+                removed.push(page);
+            }
+        }
+    }
+
     /// How many blocks at the beginning of a path can be used by a request that starts in `step`: a query behind them
     /// finds all that it reads, and earlier steps take the snapshot that it goes on from.
     pub fn num_usable(&self, path: &[BlockId], page_size: u32, step: StepId) -> usize {

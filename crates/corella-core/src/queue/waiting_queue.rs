@@ -205,6 +205,10 @@ impl WaitingQueue {
         }
     }
 
+    pub fn has_followers(&self) -> bool {
+        !self.followers.is_empty()
+    }
+
     /// Returns false if the request was not a follower.
     fn stop_following(&mut self, index: RequestIndex, state: &mut RequestState) -> bool {
         let held_by = state.stop_following();

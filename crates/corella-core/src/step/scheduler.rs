@@ -347,9 +347,7 @@ impl Scheduler {
             }
             let state = &mut self.requests[index];
             plan.lengthen_span(at, state, num_tokens);
-            self.note_prefilled(index);
-            self.publish_filled(index, plan.batch.step);
-            self.take_snapshot(index, plan);
+            self.note_planned(index, true, plan);
         }
     }
 
@@ -363,17 +361,18 @@ impl Scheduler {
         if contribution.is_some_and(|contribution| num_rows >= contribution.max_rows) {
             self.outlook.recount(&mut self.requests[index]);
         }
-        if was_prefilling {
-            self.note_prefilled(index);
-        }
-        self.publish_filled(index, plan.batch.step);
-        self.take_snapshot(index, plan);
+        self.note_planned(index, was_prefilling, plan);
     }
 
-    /// A request that has got a chunk of its prompt may be done with prefilling.
-    fn note_prefilled(&mut self, index: RequestIndex) {
-        if !self.requests[index].is_prefilling() {
+    /// Publishes the blocks that a request's span fills, and takes a snapshot behind it if one is due. A request that
+    /// has got a chunk of its prompt may be done with prefilling.
+    fn note_planned(&mut self, index: RequestIndex, is_chunk: bool, plan: &mut StepPlan) {
+        if is_chunk && !self.requests[index].is_prefilling() {
             self.running.end_prefill(index);
+        }
+        self.publish_filled(index, plan.batch.step);
+        if self.kv.is_recurrent() {
+            self.take_snapshot(index, plan);
         }
     }
 

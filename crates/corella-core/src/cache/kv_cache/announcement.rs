@@ -44,8 +44,11 @@ impl KvCache {
 
     /// Watches a block that has come into the tree, unless it is a tail.
     pub(super) fn watch_block(&mut self, block: BlockId, filled_by: StepId) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
         let tokens = self.tree.block_tokens(block);
-        if let (Some(watch), Some(parent)) = (&mut self.watch, self.tree.parent(block))
+        if let Some(parent) = self.tree.parent(block)
             && tokens.len() == self.tree.page_size()
         {
             let filled_by = match self.residency.fills_all_blocks() {
@@ -69,10 +72,8 @@ impl KvCache {
 
     /// Announces the blocks that can be hit now that one has got its page in a group.
     pub(super) fn announce_behind(&mut self, block: BlockId, group: usize) {
-        if self.watch.is_some() {
-            for block in self.readers(block, group) {
-                self.announce(block);
-            }
+        for block in self.readers(block, group) {
+            self.announce(block);
         }
     }
 

@@ -88,11 +88,14 @@ impl KvCache {
     }
 
     /// Takes the pages of a block that has got a child off the list for eviction.
+    #[inline]
     pub(super) fn unlist_inner(&mut self, block: BlockId) {
-        for page in self.residency.pages(block) {
-            if !self.is_locked(page) && !self.is_leaf(page) {
-                self.evictable
-                    .remove(&(self.last_used[page.0 as usize], page));
+        for group in 0..self.residency.groups().len() {
+            if let Some(page) = self.residency.page(block, group)
+                && !self.is_locked(page)
+                && !self.is_leaf(page)
+            {
+                self.unlist(page);
             }
         }
     }
@@ -118,43 +121,60 @@ impl KvCache {
 
     /// Takes the pages of removed blocks out of the cache.
     pub(super) fn drop_removed(&mut self) {
-        for at in 0..self.removed.blocks.len() {
-            let block = self.removed.blocks[at];
+        if self.is_recurrent() {
+            for at in 0..self.removed.blocks.len() {
+                self.drop_snapshot_of(self.removed.blocks[at]);
+            }
+        }
+        let Removed {
+            blocks,
+            pages,
+            num_ends,
+        } = &mut self.removed;
+        let first = pages.len();
+        for &block in blocks.iter() {
             if let Some(watch) = &mut self.watch {
                 watch.note_removed(block);
             }
-            self.removed.num_ends += core::mem::take(&mut self.num_ends[block.0 as usize]);
-            self.drop_snapshot_of(block);
-            for group in 0..self.residency.groups().len() {
-                if let Some(page) = self.residency.page(block, group) {
-                    self.drop_page(page);
-                }
-            }
+            *num_ends += core::mem::take(&mut self.num_ends[block.0 as usize]);
+            self.residency.remove_block(block, pages);
+        }
+        for at in first..pages.len() {
+            self.free_dropped(self.removed.pages[at]);
         }
     }
 
     /// Takes a page out of its block, and frees it if no table holds it. It loses its pin.
     pub(super) fn drop_page(&mut self, page: PageId) {
         self.removed.pages.push(page);
+        self.residency.remove(page);
+        self.free_dropped(page);
+    }
+
+    /// Takes the pin from a page that has been taken out of its block, and frees it if no table holds it.
+    #[inline]
+    fn free_dropped(&mut self, page: PageId) {
         if self.pins.remove(page) {
-            self.residency.remove(page);
             if self.pool.unlock(page) == 0 {
                 self.pool.free(page);
             }
-            return;
-        }
-        if !self.is_locked(page) {
-            self.evictable
-                .remove(&(self.last_used[page.0 as usize], page));
+        } else if !self.is_locked(page) {
+            self.unlist(page);
             self.num_cached -= 1;
             self.pool.free(page);
         }
-        self.residency.remove(page);
     }
 
     /// Removes a block that has no page, leads nowhere and ends no path, and those before it that then
-    /// do so.
-    pub(crate) fn prune(&mut self, mut block: BlockId) {
+    /// do so. There is no such block where some group has no window.
+    #[inline]
+    pub(crate) fn prune(&mut self, block: BlockId) {
+        if !self.residency.fills_all_blocks() {
+            self.prune_path(block);
+        }
+    }
+
+    fn prune_path(&mut self, mut block: BlockId) {
         while self.num_ends[block.0 as usize] == 0
             && self.residency.pages(block).next().is_none()
             && self.tree.is_leaf(block)
@@ -173,12 +193,16 @@ impl KvCache {
         }
     }
 
-    pub(super) fn mark_used(&mut self, page: PageId, clock: u64) {
-        let time = self.residency.time(page, clock);
-        let last_used = &mut self.last_used[page.0 as usize];
-        self.evictable.remove(&(*last_used, page));
-        *last_used = time;
+    /// Notes the last use of a cached page that is not listed for eviction, and lists it if it can be evicted.
+    pub(super) fn list_used(&mut self, page: PageId, clock: u64) {
+        self.last_used[page.0 as usize] = self.residency.time(page, clock);
         self.note_leaf(page);
+    }
+
+    /// Takes a page off the list for eviction, if it is there.
+    pub(super) fn unlist(&mut self, page: PageId) {
+        let last_used = self.last_used[page.0 as usize];
+        self.evictable.remove(&(last_used, page));
     }
 
     /// Whether a page can be evicted, if it is cached.

@@ -42,9 +42,18 @@ impl Scheduler {
         if !self.config.enable_prefix_caching {
             return;
         }
-        let state = &mut self.requests[index];
+        let state = &self.requests[index];
         let num_rows = state.num_scheduled_tokens().min(state.num_known_tokens());
-        let num_blocks = num_rows / self.config.page_size;
+        let end_of_next = (state.num_published_blocks() + 1) * self.config.page_size;
+        // Most spans of decodes end within a block.
+        if num_rows >= end_of_next || state.snapshot().is_some() || self.waiting.has_followers() {
+            let num_blocks = num_rows / self.config.page_size;
+            self.publish_blocks(index, num_blocks, step);
+        }
+    }
+
+    fn publish_blocks(&mut self, index: RequestIndex, num_blocks: u32, step: StepId) {
+        let state = &mut self.requests[index];
         let kv = &mut self.kv;
         let goes_on =
             state.publish_path(kv, num_blocks, step) || state.offer_as_guest(kv, num_blocks, step);
@@ -183,16 +192,17 @@ impl Scheduler {
     /// Whether a request has read something undefined.
     pub(super) fn reads_any(&self, index: RequestIndex, undefined: &Undefined) -> bool {
         let state = &self.requests[index];
-        let spilled = self.spills.source(state.id());
-        let mut read = state
-            .tables()
-            .pages()
-            .chain(state.donor_pages())
-            .chain(spilled);
+        if undefined.requests.contains(&index) {
+            return true;
+        }
+        let is_undefined = |page: &PageId| undefined.contains(*page);
         let restored = state.restored_block();
-        undefined.requests.contains(&index)
-            || restored.is_some_and(|block| undefined.states.contains(&block))
-            || read.any(|page| undefined.contains(page))
+        let mut tables = state.tables().iter();
+        let spilled = self.spills.source(state.id());
+        restored.is_some_and(|block| undefined.states.contains(&block))
+            || tables.any(|table| table.pages.iter().any(is_undefined))
+            || state.donor_pages().any(|page| is_undefined(&page))
+            || { spilled.into_iter() }.any(|page| is_undefined(&page))
             || state.leads_through(&self.kv, &undefined.blocks)
     }
 }
