@@ -30,7 +30,7 @@ use crate::{
 };
 
 pub(crate) use crate::request_state::place::HeldSnapshot;
-pub(crate) use crate::request_state::table::{RequestIndex, RequestTable};
+pub(crate) use crate::request_state::table::{RequestIndex, RequestSet, RequestTable};
 pub(crate) use crate::request_state::turn::Leader;
 
 /// The order in which running requests are planned. When pages run out, the last one is preempted

@@ -7,7 +7,7 @@ mod recurrence;
 mod settled;
 
 use alloc::boxed::Box;
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::eviction::Removed;
@@ -16,7 +16,7 @@ use crate::cache::kv_event::KvWatch;
 use crate::cache::page_pool::PagePool;
 use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
-use crate::cache::residency::Residency;
+use crate::cache::residency::{Residency, Resident};
 use crate::{BlockId, KvGroup, Namespace, PageId, PageState, SnapshotId, StepId, TokenId};
 
 /// The KV pages and what they hold. A page is in one of three states, whose counts always add up to
@@ -38,12 +38,8 @@ pub struct KvCache {
     pool: PagePool,
     tree: PrefixTree,
     residency: Residency,
-    /// How many requests' paths end at each block. Such a block stays in the tree, even without pages.
-    num_ends: Vec<u32>,
     /// Advances each time a table is released.
     clock: u64,
-    /// The time at which each page's last lock was removed.
-    last_used: Vec<u64>,
     /// Cached pages that can be evicted, least recently used first: leaves of the tree, and all of groups
     /// with windows.
     evictable: BTreeSet<(u64, PageId)>,
@@ -101,9 +97,7 @@ impl KvCache {
             pool: PagePool::new(num_pages),
             tree: PrefixTree::new(num_pages, page_size),
             residency: Residency::new(num_pages, groups),
-            num_ends: Vec::with_capacity(num_pages as usize),
             clock: 0,
-            last_used: alloc::vec![0; num_pages as usize],
             evictable: BTreeSet::new(),
             num_cached: 0,
             num_evicted: 0,
@@ -289,8 +283,9 @@ impl KvCache {
         page: impl Fn(usize) -> Option<PageId>,
         filled_by: StepId,
     ) -> Result<BlockId, BlockId> {
-        let inserted = self.tree.insert(parent, tokens, &mut self.removed.blocks);
-        if !self.removed.blocks.is_empty() {
+        let removed = &mut self.removed.from_tree;
+        let inserted = self.tree.insert(parent, tokens, removed);
+        if !removed.blocks.is_empty() {
             self.drop_removed();
             self.removed.clear();
         }
@@ -308,9 +303,6 @@ impl KvCache {
             }
         };
         self.residency.add_block(block);
-        if self.num_ends.len() <= block.0 as usize {
-            self.num_ends.resize(block.0 as usize + 1, 0);
-        }
         if self.watch.is_some() {
             self.watch_block(block, filled_by);
         }
@@ -393,10 +385,10 @@ impl KvCache {
     /// Moves the end of a request's path from one block to another.
     pub(crate) fn move_end(&mut self, from: Option<BlockId>, to: Option<BlockId>) {
         if let Some(to) = to {
-            self.num_ends[to.0 as usize] += 1;
+            self.tree.add_end(to);
         }
         if let Some(from) = from {
-            self.num_ends[from.0 as usize] -= 1;
+            self.tree.remove_end(from);
             self.prune(from);
         }
     }
@@ -464,6 +456,7 @@ impl KvCache {
         }
         let mut num_cached = 0;
         let mut num_pinned = 0;
+        let mut num_listed = 0;
         for page in (0..self.pool.num_pages() as u32).map(PageId) {
             let is_locked = self.is_locked(page);
             let is_cached = !is_locked && self.residency.is_resident(page);
@@ -479,14 +472,22 @@ impl KvCache {
                 !is_pinned || is_kept,
                 "page {page} is pinned, but not in the tree"
             );
-            let key = (self.last_used[page.0 as usize], page);
+            let resident = self.residency.resident(page);
+            let is_listed = |it: Resident| self.evictable.contains(&(it.last_used(), page));
+            let is_leaf = |it| is_cached && self.is_leaf(it);
             assert_eq!(
-                self.evictable.contains(&key),
-                is_cached && self.is_leaf(page),
+                resident.is_some_and(is_listed),
+                resident.is_some_and(is_leaf),
                 "page {page} is listed for eviction and no cached leaf, or the reverse"
             );
+            num_listed += usize::from(resident.is_some_and(is_listed));
             self.check_order(page);
         }
+        assert_eq!(
+            num_listed,
+            self.evictable.len(),
+            "a page is listed for eviction twice, or without a block"
+        );
         assert_eq!(
             num_cached, self.num_cached,
             "the number of cached pages is wrong"
@@ -512,17 +513,17 @@ impl KvCache {
     /// # Panics
     /// Panics when the blocks at the ends of paths are counted wrong. `ends` are those of all requests.
     pub(crate) fn check_ends(&self, ends: impl Iterator<Item = BlockId>) {
-        let mut num_ends = alloc::vec![0; self.num_ends.len()];
+        let mut num_ends = BTreeMap::new();
         for end in ends {
-            num_ends[end.0 as usize] += 1;
+            *num_ends.entry(end).or_insert(0) += 1;
         }
-        assert_eq!(
-            num_ends, self.num_ends,
-            "the ends of paths are counted wrong"
-        );
+        let is_end = |&block: &BlockId| self.tree.num_ends(block) > 0;
+        let counted = { self.tree.blocks() }.filter(is_end);
+        let counted = counted.map(|block| (block, self.tree.num_ends(block)));
+        assert!(counted.eq(num_ends), "the ends of paths are counted wrong");
         for block in self.tree.whole_blocks() {
             assert!(
-                self.num_ends[block.0 as usize] > 0
+                self.tree.num_ends(block) > 0
                     || self.residency.pages(block).next().is_some()
                     || !self.tree.is_leaf(block),
                 "block {block} leads nowhere"
@@ -539,12 +540,13 @@ impl KvCache {
         if self.residency.has_window(resident) {
             return;
         }
-        let group = usize::from(resident.group());
         let before = self.tree.block_before(resident.block);
-        let Some(before) = before.and_then(|before| self.residency.page(before, group)) else {
+        let before = before.and_then(|before| self.residency.page(before, resident.group()));
+        let Some(before) = before else {
             return;
         };
-        let times = [before, page].map(|page| self.last_used[page.0 as usize]);
+        let times =
+            [before, page].map(|page| self.residency.resident(page).map(|it| it.last_used()));
         match self.is_locked(page) {
             false => assert!(
                 times[0] >= times[1] || self.is_locked(before),

@@ -1,8 +1,11 @@
 //! The prefix tree: which token sequences the cache knows, block by block. Which pages hold their KV is the
 //! business of `residency.rs`.
 
+mod invariant;
+
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::num::NonZeroU64;
 
 use crate::cache::first_block::{Child, FirstBlock, neighbours, num_common_tokens};
 use crate::cache::page_hash::PageHash;
@@ -42,7 +45,8 @@ pub(crate) struct PrefixTree {
     places: Vec<Option<Place>>,
     /// Numbers of blocks that have left the tree.
     unused_blocks: Vec<BlockId>,
-    num_insertions: u64,
+    /// The number of the next insertion.
+    next_insertion: NonZeroU64,
 }
 
 /// The part of a token sequence that the tree has.
@@ -58,7 +62,7 @@ pub struct PrefixMatch {
 /// put it there. A block that was removed and inserted again has another number.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPath {
-    blocks: Vec<(BlockId, u64)>,
+    blocks: Vec<(BlockId, NonZeroU64)>,
 }
 
 impl KnownPath {
@@ -82,7 +86,17 @@ struct Place {
     node: NodeId,
     index: u32,
     /// The number of the insertion, which tells this use of the block from earlier ones.
-    insertion: u64,
+    insertion: NonZeroU64,
+    /// How many requests' paths end at the block. The block stays while there is one, even without pages.
+    num_ends: u32,
+}
+
+/// Blocks that have left the tree.
+#[derive(Debug, Default)]
+pub(crate) struct RemovedBlocks {
+    pub blocks: Vec<BlockId>,
+    /// How many paths ended at those blocks.
+    pub num_ends: u32,
 }
 
 #[derive(Debug, Default)]
@@ -132,7 +146,7 @@ impl PrefixTree {
             roots: BTreeMap::new(),
             places: Vec::with_capacity(num_pages as usize),
             unused_blocks: Vec::with_capacity(num_pages as usize),
-            num_insertions: 0,
+            next_insertion: NonZeroU64::MIN,
         }
     }
 
@@ -198,7 +212,7 @@ impl PrefixTree {
         &mut self,
         parent: Parent,
         tokens: &[TokenId],
-        superseded: &mut Vec<BlockId>,
+        superseded: &mut RemovedBlocks,
     ) -> Result<BlockId, BlockId> {
         debug_assert!(!tokens.is_empty() && tokens.len() <= self.page_size);
         let (mut parent, after) = match parent {
@@ -242,9 +256,10 @@ impl PrefixTree {
         let block = self.new_block(Place {
             node,
             index: index as u32,
-            insertion: self.num_insertions,
+            insertion: self.next_insertion,
+            num_ends: 0,
         });
-        self.num_insertions += 1;
+        self.next_insertion = self.next_insertion.saturating_add(1);
         let target = self.node_mut(node);
         target.tokens.extend_from_slice(tokens);
         target.blocks.push(block);
@@ -285,7 +300,7 @@ impl PrefixTree {
     }
 
     /// Removes a block and everything below it from the tree.
-    pub fn remove_from(&mut self, block: BlockId, removed: &mut Vec<BlockId>) {
+    pub fn remove_from(&mut self, block: BlockId, removed: &mut RemovedBlocks) {
         let Place { node, index, .. } = self.place(block);
         let below = core::mem::take(&mut self.node_mut(node).children);
         let mut below: Vec<NodeId> = below.into_values().collect();
@@ -301,9 +316,10 @@ impl PrefixTree {
         let target = &mut self.nodes[node.0 as usize];
         target.tokens.truncate(index as usize * self.page_size);
         for block in target.blocks.drain(index as usize..) {
-            self.places[block.0 as usize] = None;
+            let place = self.places[block.0 as usize].take();
+            removed.num_ends += place.map_or(0, |place| place.num_ends);
             self.unused_blocks.push(block);
-            removed.push(block);
+            removed.blocks.push(block);
         }
         target.shrink();
     }
@@ -368,7 +384,7 @@ impl PrefixTree {
     /// on its path. Pages that follow each other are mostly neighbours in memory as well.
     pub fn whole_blocks(&self) -> Vec<BlockId> {
         let placed = self.places.iter().enumerate();
-        let mut blocks: Vec<(u64, BlockId)> = placed
+        let mut blocks: Vec<(NonZeroU64, BlockId)> = placed
             .filter_map(|(block, place)| Some((place.as_ref()?.insertion, BlockId(block as u32))))
             .collect();
         blocks.sort_unstable();
@@ -377,9 +393,31 @@ impl PrefixTree {
         blocks.filter(is_whole).collect()
     }
 
+    /// All blocks in the order of their numbers.
+    pub fn blocks(&self) -> impl Iterator<Item = BlockId> {
+        let placed = self.places.iter().enumerate();
+        placed.filter_map(|(block, place)| place.map(|_| BlockId(block as u32)))
+    }
+
     /// The number of the insertion that put the block there.
     pub fn insertion(&self, block: BlockId) -> Option<u64> {
-        Some(self.places.get(block.0 as usize)?.as_ref()?.insertion)
+        let place = self.places.get(block.0 as usize)?.as_ref()?;
+        Some(place.insertion.get())
+    }
+
+    /// How many requests' paths end at a block.
+    pub fn num_ends(&self, block: BlockId) -> u32 {
+        self.places[block.0 as usize].map_or(0, |place| place.num_ends)
+    }
+
+    /// Notes that one more request's path ends at a block.
+    pub fn add_end(&mut self, block: BlockId) {
+        self.place_mut(block).num_ends += 1;
+    }
+
+    /// Notes that one request's path ends at a block no longer.
+    pub fn remove_end(&mut self, block: BlockId) {
+        self.place_mut(block).num_ends -= 1;
     }
 
     /// The number of blocks before `block` on its path.
@@ -455,7 +493,7 @@ impl PrefixTree {
     }
 
     /// Removes a node without children, and its root if that has no others.
-    fn remove_node(&mut self, node: NodeId, removed: &mut Vec<BlockId>) {
+    fn remove_node(&mut self, node: NodeId, removed: &mut RemovedBlocks) {
         let dropped = self.drop_node(node);
         self.forget(&dropped.blocks, removed);
         let Above::Node(parent) = dropped.above else {
@@ -479,12 +517,13 @@ impl PrefixTree {
         core::mem::take(self.node_mut(node))
     }
 
-    fn forget(&mut self, blocks: &[BlockId], removed: &mut Vec<BlockId>) {
+    fn forget(&mut self, blocks: &[BlockId], removed: &mut RemovedBlocks) {
         for block in blocks {
-            self.places[block.0 as usize] = None;
+            let place = self.places[block.0 as usize].take();
+            removed.num_ends += place.map_or(0, |place| place.num_ends);
         }
         self.unused_blocks.extend_from_slice(blocks);
-        removed.extend_from_slice(blocks);
+        removed.blocks.extend_from_slice(blocks);
     }
 
     fn root(&mut self, namespace: &Namespace) -> NodeId {
@@ -533,77 +572,9 @@ impl PrefixTree {
         self.places[block.0 as usize].expect("the block is not in the tree")
     }
 
-    /// # Panics
-    /// Panics when the tree does not have the shape that [`PrefixTree`] describes.
-    pub fn check_invariants(&self) {
-        let mut num_blocks = 0;
-        let mut num_nodes = self.unused_nodes.len();
-        let mut open: Vec<NodeId> = self.roots.values().copied().collect();
-        while let Some(id) = open.pop() {
-            let node = self.node(id);
-            num_nodes += 1;
-            num_blocks += node.blocks.len();
-            let is_root = matches!(&node.above, Above::Namespace(namespace)
-                if self.roots.get(&root_key(namespace)) == Some(&id));
-            let is_whole = node.tokens.len() == node.blocks.len() * self.page_size;
-            let is_tail = node.blocks.len() == 1
-                && !node.tokens.is_empty()
-                && node.tokens.len() < self.page_size
-                && node.children.is_empty();
-            assert_eq!(
-                is_root,
-                node.blocks.is_empty(),
-                "a root has blocks, or another node has none"
-            );
-            assert!(
-                is_whole || is_tail,
-                "a node is neither a run of full blocks nor a tail"
-            );
-            assert!(
-                !is_root || !node.children.is_empty(),
-                "a root has no children"
-            );
-            assert!(
-                node.blocks.len() <= self.max_node_blocks,
-                "a node has more blocks than allowed"
-            );
-            let capacity = (node.tokens.capacity(), node.blocks.capacity());
-            assert!(
-                capacity.0 <= 4 * node.tokens.len().max(1)
-                    && capacity.1 <= 4 * node.blocks.len().max(1),
-                "a node has room for {capacity:?} tokens and blocks, with {} and {}",
-                node.tokens.len(),
-                node.blocks.len()
-            );
-            let keys = node.children.keys().zip(node.children.keys().skip(1));
-            for (left, right) in keys {
-                assert!(
-                    !right.tokens.starts_with(&left.tokens),
-                    "a node's first block is a prefix of a sibling's"
-                );
-            }
-            for (index, block) in node.blocks.iter().enumerate() {
-                let place = self.place(*block);
-                assert_eq!((place.node, place.index), (id, index as u32));
-            }
-            for (key, &child) in &node.children {
-                let child_node = self.node(child);
-                let is_here = matches!(child_node.above, Above::Node(above) if above == id);
-                assert!(is_here, "a child names another node as its parent");
-                assert_eq!(*key, child_node.first_block(self.page_size));
-                open.push(child);
-            }
-        }
-        assert_eq!(
-            num_nodes,
-            self.nodes.len(),
-            "a node is neither in the tree nor unused"
-        );
-        let num_placed = self.places.iter().flatten().count();
-        assert_eq!(
-            num_placed, num_blocks,
-            "a block has a place in the tree that no node lists"
-        );
+    fn place_mut(&mut self, block: BlockId) -> &mut Place {
+        let place = self.places[block.0 as usize].as_mut();
+        place.expect("the block is not in the tree")
     }
 }
 

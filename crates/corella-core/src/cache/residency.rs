@@ -8,6 +8,7 @@
 //! block only.
 
 use alloc::vec::Vec;
+use core::num::NonZeroU32;
 
 use crate::cache::snapshot::Snapshots;
 use crate::{BlockId, KvGroup, PageId, StepId};
@@ -33,14 +34,20 @@ pub(crate) struct Resident {
     pub block: BlockId,
     /// The step whose return makes the page ready.
     pub filled_by: StepId,
-    /// The number of blocks before it; 0 in a group without a window, where nothing depends on it.
-    depth: u32,
+    /// The time at which the page's last lock was removed, if it has none.
+    last_used: u64,
+    /// The number of blocks up to its end; 1 in a group without a window, where nothing depends on it.
+    num_blocks: NonZeroU32,
     group: u8,
 }
 
 impl Resident {
-    pub fn group(&self) -> u8 {
-        self.group
+    pub fn group(&self) -> usize {
+        usize::from(self.group)
+    }
+
+    pub fn last_used(&self) -> u64 {
+        self.last_used
     }
 }
 
@@ -110,7 +117,7 @@ impl Residency {
 
     /// Whether a page can be evicted without its block.
     pub fn has_window(&self, resident: Resident) -> bool {
-        self.groups[usize::from(resident.group)].window.is_some()
+        self.groups[resident.group()].window.is_some()
     }
 
     /// The step whose return makes all pages of a block ready. `None` when it has no page.
@@ -127,17 +134,18 @@ impl Residency {
         filled_by.max().unwrap_or(StepId(0))
     }
 
-    /// The time of a use, by which pages are evicted. Pages in groups with windows that were used last
-    /// together go in the order from the end of their path, because prefixes without the end can still be
+    /// Notes a page's last use, by the time of which pages are evicted. Pages in groups with windows that were used
+    /// last together go in the order from the end of their path, because prefixes without the end can still be
     /// found.
-    pub fn time(&self, page: PageId, clock: u64) -> u64 {
-        let from_end = match self.resident(page) {
-            Some(resident) if self.has_window(resident) => {
-                (1 << DEPTH_BITS) - 1 - u64::from(resident.depth)
-            }
-            _ => 0,
-        };
-        clock << DEPTH_BITS | from_end
+    pub fn note_used(&mut self, page: PageId, clock: u64) {
+        if let Some(resident) = &mut self.residents[page.0 as usize] {
+            let has_window = self.groups[resident.group()].window.is_some();
+            let from_end = match has_window {
+                true => (1 << DEPTH_BITS) - u64::from(resident.num_blocks.get()),
+                false => 0,
+            };
+            resident.last_used = clock << DEPTH_BITS | from_end;
+        }
     }
 
     pub fn add(
@@ -153,27 +161,17 @@ impl Residency {
         self.residents[page.0 as usize] = Some(Resident {
             block,
             filled_by,
-            depth: depth as u32,
+            last_used: 0,
+            num_blocks: NonZeroU32::MIN.saturating_add(depth as u32),
             group: group as u8,
         });
     }
 
-    pub fn remove(&mut self, page: PageId) {
-        if let Some(resident) = self.residents[page.0 as usize].take() {
-            let at = resident.block.0 as usize * self.groups.len() + usize::from(resident.group);
-            self.pages[at] = None;
-        }
-    }
-
-    /// Takes all pages out of a block, and appends them to `removed`.
-    pub fn remove_block(&mut self, block: BlockId, removed: &mut Vec<PageId>) {
-        let first = block.0 as usize * self.groups.len();
-        for page in &mut self.pages[first..first + self.groups.len()] {
-            if let Some(page) = page.take() {
-                self.residents[page.0 as usize] = None;
-                removed.push(page);
-            }
-        }
+    /// Takes a block's page in a group out of it. Returns it with the time of its last use.
+    pub fn take(&mut self, block: BlockId, group: usize) -> Option<(PageId, u64)> {
+        let page = self.pages[block.0 as usize * self.groups.len() + group].take()?;
+        let resident = self.residents[page.0 as usize].take()?;
+        Some((page, resident.last_used))
     }
 
     /// How many blocks at the beginning of a path can be used by a request that starts in `step`: a query behind them

@@ -461,7 +461,7 @@ impl Pair {
         }
         assert_eq!(removed.pages.into_iter().collect::<BTreeSet<_>>(), pages);
         for holder in &mut self.holders {
-            if { holder.path_end }.is_some_and(|end| removed.blocks.contains(&end)) {
+            if { holder.path_end }.is_some_and(|end| removed.from_tree.blocks.contains(&end)) {
                 assert!(holder.tokens.starts_with(path) && holder.num_published > depth);
                 (holder.path_end, holder.num_published) = (before, depth);
                 holder.is_undefined = true;

@@ -17,6 +17,37 @@ impl RequestIndex {
     pub const LAST: Self = Self(u32::MAX);
 }
 
+/// A set of requests.
+#[derive(Debug, Default)]
+pub(crate) struct RequestSet {
+    /// Indexed by request, as far as any was inserted.
+    is_in: Vec<bool>,
+}
+
+impl RequestSet {
+    pub fn insert(&mut self, index: RequestIndex) {
+        let at = index.0 as usize;
+        if self.is_in.len() <= at {
+            self.is_in.resize(at + 1, false);
+        }
+        self.is_in[at] = true;
+    }
+
+    pub fn contains(&self, index: RequestIndex) -> bool {
+        self.is_in.get(index.0 as usize) == Some(&true)
+    }
+}
+
+impl FromIterator<RequestIndex> for RequestSet {
+    fn from_iter<I: IntoIterator<Item = RequestIndex>>(indices: I) -> Self {
+        let mut set = Self::default();
+        for index in indices {
+            set.insert(index);
+        }
+        set
+    }
+}
+
 /// All live requests.
 #[derive(Debug, Default)]
 pub(crate) struct RequestTable {

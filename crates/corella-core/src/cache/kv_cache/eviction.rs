@@ -6,6 +6,8 @@
 use alloc::vec::Vec;
 
 use crate::cache::kv_cache::KvCache;
+use crate::cache::prefix_tree::RemovedBlocks;
+use crate::cache::residency::Resident;
 use crate::{BlockId, PageId, StepId};
 
 /// Where all groups have windows, blocks without pages lead to others that have some. A block takes a
@@ -15,17 +17,15 @@ const MAX_BLOCKS_PER_PAGE: usize = 64;
 /// Blocks that have left the tree, and the pages that they had.
 #[derive(Debug, Default)]
 pub(crate) struct Removed {
-    pub blocks: Vec<BlockId>,
+    pub from_tree: RemovedBlocks,
     pub pages: Vec<PageId>,
-    /// How many paths ended at those blocks.
-    pub num_ends: u32,
 }
 
 impl Removed {
     pub(super) fn clear(&mut self) {
-        self.blocks.clear();
+        self.from_tree.blocks.clear();
+        self.from_tree.num_ends = 0;
         self.pages.clear();
-        self.num_ends = 0;
     }
 }
 
@@ -71,7 +71,7 @@ impl KvCache {
                 && self.filled_by(page) >= Some(step)
             {
                 self.retract_behind(block, group);
-                self.drop_page(page);
+                self.drop_page(block, group);
             }
         }
         core::mem::take(&mut self.removed).pages
@@ -80,7 +80,7 @@ impl KvCache {
     /// Removes a block and all that follow it, and leaves them in `removed`.
     fn remove_blocks(&mut self, block: BlockId) {
         let before = self.tree.block_before(block);
-        self.tree.remove_from(block, &mut self.removed.blocks);
+        self.tree.remove_from(block, &mut self.removed.from_tree);
         self.drop_removed();
         if let Some(before) = before {
             self.note_block(before);
@@ -93,9 +93,10 @@ impl KvCache {
         for group in 0..self.residency.groups().len() {
             if let Some(page) = self.residency.page(block, group)
                 && !self.is_locked(page)
-                && !self.is_leaf(page)
+                && let Some(resident) = self.residency.resident(page)
+                && !self.is_leaf(resident)
             {
-                self.unlist(page);
+                self.evictable.remove(&(resident.last_used(), page));
             }
         }
     }
@@ -110,8 +111,8 @@ impl KvCache {
         let resident = self.residency.resident(page).expect("it is cached");
         match self.residency.has_window(resident) {
             true => {
-                self.retract_behind(resident.block, usize::from(resident.group()));
-                self.drop_page(page);
+                self.retract_behind(resident.block, resident.group());
+                self.drop_page(resident.block, resident.group());
                 self.prune(resident.block);
             }
             false => self.remove_blocks(resident.block),
@@ -122,44 +123,34 @@ impl KvCache {
     /// Takes the pages of removed blocks out of the cache.
     pub(super) fn drop_removed(&mut self) {
         if self.is_recurrent() {
-            for at in 0..self.removed.blocks.len() {
-                self.drop_snapshot_of(self.removed.blocks[at]);
+            for at in 0..self.removed.from_tree.blocks.len() {
+                self.drop_snapshot_of(self.removed.from_tree.blocks[at]);
             }
         }
-        let Removed {
-            blocks,
-            pages,
-            num_ends,
-        } = &mut self.removed;
-        let first = pages.len();
-        for &block in blocks.iter() {
+        let num_groups = self.residency.groups().len();
+        for at in 0..self.removed.from_tree.blocks.len() {
+            let block = self.removed.from_tree.blocks[at];
             if let Some(watch) = &mut self.watch {
                 watch.note_removed(block);
             }
-            *num_ends += core::mem::take(&mut self.num_ends[block.0 as usize]);
-            self.residency.remove_block(block, pages);
-        }
-        for at in first..pages.len() {
-            self.free_dropped(self.removed.pages[at]);
+            for group in 0..num_groups {
+                self.drop_page(block, group);
+            }
         }
     }
 
-    /// Takes a page out of its block, and frees it if no table holds it. It loses its pin.
-    pub(super) fn drop_page(&mut self, page: PageId) {
+    /// Takes a block's page in a group out of it, and frees the page if no table holds it. It loses its pin.
+    pub(super) fn drop_page(&mut self, block: BlockId, group: usize) {
+        let Some((page, last_used)) = self.residency.take(block, group) else {
+            return;
+        };
         self.removed.pages.push(page);
-        self.residency.remove(page);
-        self.free_dropped(page);
-    }
-
-    /// Takes the pin from a page that has been taken out of its block, and frees it if no table holds it.
-    #[inline]
-    fn free_dropped(&mut self, page: PageId) {
         if self.pins.remove(page) {
             if self.pool.unlock(page) == 0 {
                 self.pool.free(page);
             }
         } else if !self.is_locked(page) {
-            self.unlist(page);
+            self.evictable.remove(&(last_used, page));
             self.num_cached -= 1;
             self.pool.free(page);
         }
@@ -175,14 +166,14 @@ impl KvCache {
     }
 
     fn prune_path(&mut self, mut block: BlockId) {
-        while self.num_ends[block.0 as usize] == 0
+        while self.tree.num_ends(block) == 0
             && self.residency.pages(block).next().is_none()
             && self.tree.is_leaf(block)
         {
             let before = self.tree.block_before(block);
             self.drop_snapshot_of(block);
-            self.tree.remove_from(block, &mut self.removed.blocks);
-            self.removed.blocks.pop();
+            self.tree.remove_from(block, &mut self.removed.from_tree);
+            self.removed.from_tree.blocks.pop();
             if let Some(watch) = &mut self.watch {
                 watch.note_removed(block);
             }
@@ -195,27 +186,28 @@ impl KvCache {
 
     /// Notes the last use of a cached page that is not listed for eviction, and lists it if it can be evicted.
     pub(super) fn list_used(&mut self, page: PageId, clock: u64) {
-        self.last_used[page.0 as usize] = self.residency.time(page, clock);
+        self.residency.note_used(page, clock);
         self.note_leaf(page);
     }
 
     /// Takes a page off the list for eviction, if it is there.
     pub(super) fn unlist(&mut self, page: PageId) {
-        let last_used = self.last_used[page.0 as usize];
-        self.evictable.remove(&(last_used, page));
+        if let Some(resident) = self.residency.resident(page) {
+            self.evictable.remove(&(resident.last_used(), page));
+        }
     }
 
     /// Whether a page can be evicted, if it is cached.
-    pub(super) fn is_leaf(&self, page: PageId) -> bool {
-        self.residency.resident(page).is_some_and(|resident| {
-            self.residency.has_window(resident) || self.tree.is_leaf(resident.block)
-        })
+    pub(super) fn is_leaf(&self, resident: Resident) -> bool {
+        self.residency.has_window(resident) || self.tree.is_leaf(resident.block)
     }
 
     pub(super) fn note_leaf(&mut self, page: PageId) {
-        if !self.is_locked(page) && self.is_leaf(page) {
-            self.evictable
-                .insert((self.last_used[page.0 as usize], page));
+        if let Some(resident) = self.residency.resident(page)
+            && !self.is_locked(page)
+            && self.is_leaf(resident)
+        {
+            self.evictable.insert((resident.last_used(), page));
         }
     }
 

@@ -101,6 +101,9 @@ impl Pins {
 
     /// Returns false if it was not pinned.
     pub fn remove(&mut self, page: PageId) -> bool {
+        if self.num_pinned == 0 {
+            return false;
+        }
         let was_pinned = core::mem::take(&mut self.is_pinned[page.0 as usize]);
         self.num_pinned -= usize::from(was_pinned);
         was_pinned

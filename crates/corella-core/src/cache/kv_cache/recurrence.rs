@@ -134,9 +134,7 @@ impl KvCache {
             .filter(|&group| is_full(self, group))
             .collect::<alloc::vec::Vec<_>>()
         {
-            if let Some(its) = self.residency.page(block, group) {
-                self.drop_page(its);
-            }
+            self.drop_page(block, group);
         }
         self.removed.clear();
         self.fill_block(block, page, filled_by);

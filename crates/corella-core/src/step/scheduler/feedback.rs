@@ -1,9 +1,8 @@
 //! Takes in what comes back from the executor: the tokens that a step drew, or its failure.
 
-use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::request_state::{Leaving, RequestIndex, Stage};
+use crate::request_state::{Leaving, RequestIndex, RequestSet, Stage};
 use crate::step::scheduler::publication::Undefined;
 use crate::step::step_plan::{InflightSpan, InflightStep};
 use crate::{
@@ -118,8 +117,8 @@ impl Scheduler {
             self.unpublish_undefined(span.index, started, &mut undefined);
         }
         let mut others: Vec<_> = self.requests.indices().collect();
-        let failed_indices: BTreeSet<_> = failed.iter().map(|(span, _)| span.index).collect();
-        others.retain(|index| !failed_indices.contains(index));
+        let failed_indices: RequestSet = failed.iter().map(|(span, _)| span.index).collect();
+        others.retain(|&index| !failed_indices.contains(index));
         // A reader may have published what it computed from undefined rows, and others may have
         // read that.
         loop {
@@ -260,9 +259,9 @@ impl Scheduler {
         // A reader comes after what it reads, even within a step, so one pass is enough.
         let later = self.inflight.iter().flat_map(|step| &step.spans);
         let later: Vec<_> = later.map(|span| span.index).collect();
+        let failed_indices: RequestSet = failed.spans.iter().map(|span| span.index).collect();
         for index in later {
-            let is_failed = failed.spans.iter().any(|span| span.index == index);
-            if !is_failed && self.reads_any(index, &undefined) {
+            if !failed_indices.contains(index) && self.reads_any(index, &undefined) {
                 self.unpublish_undefined(index, step, &mut undefined);
                 self.reset(index);
             }

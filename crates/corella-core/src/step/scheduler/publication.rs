@@ -4,7 +4,7 @@
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use crate::request_state::{Leader, RequestIndex};
+use crate::request_state::{Leader, RequestIndex, RequestSet};
 use crate::{BlockId, PageId, Scheduler, StepId};
 
 /// Published blocks whose rows turned out to be undefined.
@@ -13,7 +13,7 @@ pub(super) struct Undefined {
     is_undefined: Vec<bool>,
     /// Requests whose path led through such a block. They may have read pages that they have given back
     /// since.
-    requests: BTreeSet<RequestIndex>,
+    requests: RequestSet,
     /// Blocks that have lost only such pages. Requests whose path leads through one may have given it back, too.
     blocks: BTreeSet<BlockId>,
     /// Blocks that have lost their snapshots.
@@ -24,7 +24,7 @@ impl Undefined {
     pub fn new(num_pages: u32) -> Self {
         Self {
             is_undefined: alloc::vec![false; num_pages as usize],
-            requests: BTreeSet::new(),
+            requests: RequestSet::default(),
             blocks: BTreeSet::new(),
             states: BTreeSet::new(),
         }
@@ -37,7 +37,7 @@ impl Undefined {
 
 impl Scheduler {
     /// Publishes the request's whole blocks of known tokens in the prefix tree. They are pending until
-    /// `step` has returned. Followers that find all that they wait for go back into the queue.
+    /// `step` has returned.
     pub(super) fn publish_filled(&mut self, index: RequestIndex, step: StepId) {
         if !self.config.enable_prefix_caching {
             return;
@@ -45,13 +45,14 @@ impl Scheduler {
         let state = &self.requests[index];
         let num_rows = state.num_scheduled_tokens().min(state.num_known_tokens());
         let end_of_next = (state.num_published_blocks() + 1) * self.config.page_size;
-        // Most spans of decodes end within a block.
+        // Most spans of decodes end within a block, and have nothing to tell.
         if num_rows >= end_of_next || state.snapshot().is_some() || self.waiting.has_followers() {
             let num_blocks = num_rows / self.config.page_size;
             self.publish_blocks(index, num_blocks, step);
         }
     }
 
+    /// Publishes a request's first `num_blocks` blocks, and requeues followers whose prefix is now published.
     fn publish_blocks(&mut self, index: RequestIndex, num_blocks: u32, step: StepId) {
         let state = &mut self.requests[index];
         let kv = &mut self.kv;
@@ -153,7 +154,7 @@ impl Scheduler {
         for page in removed.pages {
             undefined.is_undefined[page.0 as usize] = true;
         }
-        let mut num_left = removed.num_ends - self.set_back_fetches(before);
+        let mut num_left = removed.from_tree.num_ends - self.set_back_fetches(before);
         // Most often, the request's own path is the only one, and a list of all requests would make a failed step
         // of many quadratic.
         num_left -= self.set_back(index, before, num_blocks, undefined);
@@ -192,7 +193,7 @@ impl Scheduler {
     /// Whether a request has read something undefined.
     pub(super) fn reads_any(&self, index: RequestIndex, undefined: &Undefined) -> bool {
         let state = &self.requests[index];
-        if undefined.requests.contains(&index) {
+        if undefined.requests.contains(index) {
             return true;
         }
         let is_undefined = |page: &PageId| undefined.contains(*page);
