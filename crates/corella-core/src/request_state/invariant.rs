@@ -52,8 +52,8 @@ impl RequestState {
         let has_slot = self.slot().is_some();
         match self.stage {
             Stage::Waiting => assert!(
-                !has_slot && self.tables().is_empty() && !is_in_flight,
-                "request {id} waits, but holds a slot or pages, or is in flight"
+                !has_slot && self.tables().is_empty() && self.snapshot().is_none() && !is_in_flight,
+                "request {id} waits, but holds a slot, pages or a snapshot, or is in flight"
             ),
             Stage::Receiving | Stage::Arrived => assert!(
                 !has_slot && !is_in_flight,
