@@ -213,7 +213,8 @@ impl Writer {
 
     fn sessions(&mut self) -> SessionConfig {
         let mut config = SessionConfig::new(1000);
-        config.min_bandwidth_bytes_per_s = self.random.pick(&[1_000_000, 100_000]);
+        // At the last of these, a load may take longer than the shortest lease.
+        config.min_bandwidth_bytes_per_s = self.random.pick(&[1_000_000, 100_000, 10_000]);
         config.resumes_locally = !self.random.once_in(6);
         config.first_token_timeout_us = self.random.pick(&[500_000, 60_000_000]);
         config.hold_lease_us = self.random.pick(&[4_000_000, 30_000_000]);
@@ -279,7 +280,7 @@ impl Writer {
             // The time to transfer a row of 1000 bytes. The values range from 100 MB/s down to a
             // speed below the smallest `min_bandwidth_bytes_per_s`.
             row_us: (0..num_decode_nodes)
-                .map(|_| random.pick(&[10, 100, 1_000, 20_000]))
+                .map(|_| random.pick(&[10, 100, 1_000, 20_000, 100_000]))
                 .collect(),
             repeats_once_in: random.pick(&[0, 5]),
             max_stop_us: random.pick(&[0, 1_000, 50_000, 2_000_000]),

@@ -27,6 +27,8 @@ pub struct PrefillNode {
     num_requests: u64,
     /// The session and the number of each run, for checks: the end forgets those that are over.
     runs: BTreeMap<RequestId, (SessionId, u32)>,
+    /// Until when the leases of holds have been renewed.
+    leases: BTreeMap<RequestId, u64>,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
 }
@@ -54,6 +56,7 @@ impl PrefillNode {
             num_layers: load.num_layers,
             num_requests: 0,
             runs: BTreeMap::new(),
+            leases: BTreeMap::new(),
             senders: BTreeMap::new(),
             wake_us: None,
         }
@@ -184,7 +187,7 @@ impl PrefillNode {
             if let Some(action) = self.end.poll_action() {
                 self.act(action, world)?;
             } else if let Some(fact) = self.engine.poll_kv_fact() {
-                self.handle_fact(fact, world);
+                self.handle_fact(fact, world)?;
             } else if let Some(output) = self.engine.poll_output() {
                 if self.engine.has_failed(output.request) {
                     let (session, _) = self.runs[&output.request];
@@ -197,7 +200,7 @@ impl PrefillNode {
                     if let KvFact::Exported { step, .. } = fact {
                         exports = Some(step);
                     }
-                    self.handle_fact(fact, world);
+                    self.handle_fact(fact, world)?;
                 }
                 if let Some(id) = exports {
                     self.plan_layers(id, &step, world);
@@ -349,7 +352,9 @@ impl PrefillNode {
             }
             ExportTask::Delete { key } => self.delete(key, world),
             ExportTask::RenewHold { request, until_us } => {
-                self.engine.scheduler().renew_hold(request, until_us);
+                if self.engine.scheduler().renew_hold(request, until_us) {
+                    self.leases.insert(request, until_us);
+                }
             }
             ExportTask::ReleaseHold { request } => {
                 let (session, run) = self.runs[&request];
@@ -363,7 +368,7 @@ impl PrefillNode {
         Ok(())
     }
 
-    fn handle_fact(&mut self, fact: KvFact, world: &mut World<'_>) {
+    fn handle_fact(&mut self, fact: KvFact, world: &mut World<'_>) -> Result<(), Violation> {
         match fact {
             KvFact::Exported { .. } => {}
             KvFact::Declined { .. } => world.totals.num_exports_declined += 1,
@@ -373,9 +378,30 @@ impl PrefillNode {
                 let is_whole = num_rows as usize == prompt.len();
                 world.totals.num_exports_cut_short += u64::from(!is_whole);
             }
-            KvFact::LeaseEnded { .. } => world.totals.num_leases_ended += 1,
+            KvFact::LeaseEnded { request } => {
+                world.totals.num_leases_ended += 1;
+                self.check_lease(request, world)?;
+            }
         }
         self.end.handle_kv_fact(&fact, world.now_us);
+        Ok(())
+    }
+
+    /// A lease that ends at its time has seen no row read for seven eighths of it: reading renews a lease, unless it was
+    /// renewed within an eighth of it. Leases of pages that requests need end earlier.
+    fn check_lease(&self, request: RequestId, world: &World<'_>) -> Result<(), Violation> {
+        let (session, run) = self.runs[&request];
+        let is_over = |&until_us: &u64| until_us <= world.now_us;
+        let Some(progress_us) = self.progress_us(session, run) else {
+            return Ok(());
+        };
+        let lease_us = world.load.sessions.hold_lease_us;
+        let silent_us = world.now_us - progress_us;
+        if !self.leases.get(&request).is_some_and(is_over) || silent_us >= lease_us - lease_us / 8 {
+            return Ok(());
+        }
+        let what = format!("session {session}, run {run}: rows were read {silent_us} us before");
+        Err(world.violation("a lease is renewed while rows are read", what))
     }
 
     /// A step is done with its layers one after the other.

@@ -58,6 +58,8 @@ pub struct Sender {
     decode_index: usize,
     /// By KV group and layer, the next row to send.
     next: Vec<u32>,
+    /// When rows were last read.
+    progress_us: Option<u64>,
     is_reading: bool,
     /// The offer was withdrawn, and reading has not stopped yet.
     is_stopping: bool,
@@ -115,6 +117,7 @@ impl PrefillNode {
         let sender = Sender {
             decode_index: load.decode_index,
             next: next.collect(),
+            progress_us: None,
             offer,
             is_reading: false,
             is_stopping: false,
@@ -151,6 +154,7 @@ impl PrefillNode {
             return Ok(());
         };
         sender.next[at] = rows.end;
+        sender.progress_us = Some(world.now_us);
         let num_layers = self.num_layers as usize;
         let (group, layer) = (at / num_layers, at % num_layers);
         let row_us = world.links().row_us[sender.decode_index];
@@ -201,6 +205,12 @@ impl PrefillNode {
         let reader = senders
             .find(|(key, sender)| key.session == session && sender.offer.borrow().run == run);
         reader.map(|(&key, _)| key)
+    }
+
+    /// When rows of a run were last read for a load that goes on.
+    pub fn progress_us(&self, session: SessionId, run: u32) -> Option<u64> {
+        let sender = &self.senders[&self.reader_of(session, run)?];
+        sender.progress_us.filter(|_| !sender.is_stopping)
     }
 
     pub fn handle_load(
