@@ -16,6 +16,7 @@ mod lateness;
 mod load;
 mod pair;
 mod policy;
+mod progress;
 mod prompt_check;
 mod random;
 mod reader;

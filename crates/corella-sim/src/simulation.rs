@@ -14,6 +14,7 @@ use crate::fetcher::Fetcher;
 use crate::host_memory::HostMemory;
 use crate::kept_prefix::KeptPrefixes;
 use crate::load::{Answer, Load, Station};
+use crate::progress::Progress;
 use crate::random::Random;
 use crate::reader::Reader;
 use crate::totals::Totals;
@@ -71,21 +72,6 @@ struct Inflight {
     named: BTreeSet<RequestId>,
     planned_us: u64,
     num_tokens: u64,
-}
-
-/// What can be seen of a request from outside.
-struct Progress {
-    abort: Option<Station>,
-    num_prompt_tokens: u32,
-    num_output_tokens: u32,
-    /// The number of its rows that have been planned, as of the last step that named it.
-    num_rows: u32,
-    num_seen: u32,
-    /// Whether the last step that named it held drafts of it.
-    has_drafts: bool,
-    has_slot: bool,
-    was_started: bool,
-    has_ended: bool,
 }
 
 impl<'a> Simulation<'a> {
@@ -613,40 +599,4 @@ fn first_wrong(
         look(checker.as_mut()).map_err(|what| (checker.rule(), what))?;
     }
     Ok(())
-}
-
-impl Progress {
-    fn new(answer: &Answer) -> Self {
-        Self {
-            abort: answer.abort,
-            num_prompt_tokens: answer.request.prompt.len() as u32,
-            num_output_tokens: answer.output.len() as u32,
-            num_rows: 0,
-            num_seen: 0,
-            has_drafts: false,
-            has_slot: false,
-            was_started: false,
-            has_ended: false,
-        }
-    }
-
-    fn is_at(&self, station: Station, in_flight: bool) -> bool {
-        if self.has_ended {
-            return station == Station::Ended;
-        }
-        let has_prompt = self.num_rows >= self.num_prompt_tokens;
-        match station {
-            Station::Ended => false,
-            Station::Queued => !self.was_started,
-            Station::Preempted => self.was_started && !self.has_slot,
-            _ if !self.has_slot => false,
-            Station::ChunkInFlight => in_flight && !has_prompt,
-            Station::BetweenChunks => !in_flight && !has_prompt,
-            Station::PromptInFlight => in_flight && has_prompt && self.num_seen == 0,
-            Station::Decoding => in_flight && self.num_seen > 0,
-            Station::BetweenTokens => !in_flight && self.num_seen > 0,
-            Station::DraftsInFlight => in_flight && self.has_drafts,
-            Station::LastTokenInFlight => in_flight && self.num_seen + 1 == self.num_output_tokens,
-        }
-    }
 }

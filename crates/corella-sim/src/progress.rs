@@ -1,0 +1,54 @@
+//! The progress of a request, as far as it can be seen from outside the scheduler.
+
+use crate::load::{Answer, Station};
+
+pub(crate) struct Progress {
+    pub abort: Option<Station>,
+    pub num_prompt_tokens: u32,
+    pub num_output_tokens: u32,
+    /// The number of its rows that have been planned, as of the last step that named it.
+    pub num_rows: u32,
+    pub num_seen: u32,
+    /// Whether the last step that named it held drafts of it.
+    pub has_drafts: bool,
+    pub has_slot: bool,
+    pub was_started: bool,
+    pub has_ended: bool,
+}
+
+impl Progress {
+    pub fn new(answer: &Answer) -> Self {
+        Self {
+            abort: answer.abort,
+            num_prompt_tokens: answer.request.prompt.len() as u32,
+            num_output_tokens: answer.output.len() as u32,
+            num_rows: 0,
+            num_seen: 0,
+            has_drafts: false,
+            has_slot: false,
+            was_started: false,
+            has_ended: false,
+        }
+    }
+
+    /// Whether the request is at `station`. A step in flight names it if it is `in_flight`.
+    pub fn is_at(&self, station: Station, in_flight: bool) -> bool {
+        if self.has_ended {
+            return station == Station::Ended;
+        }
+        let has_prompt = self.num_rows >= self.num_prompt_tokens;
+        match station {
+            Station::Ended => false,
+            Station::Queued => !self.was_started,
+            Station::Preempted => self.was_started && !self.has_slot,
+            _ if !self.has_slot => false,
+            Station::ChunkInFlight => in_flight && !has_prompt,
+            Station::BetweenChunks => !in_flight && !has_prompt,
+            Station::PromptInFlight => in_flight && has_prompt && self.num_seen == 0,
+            Station::Decoding => in_flight && self.num_seen > 0,
+            Station::BetweenTokens => !in_flight && self.num_seen > 0,
+            Station::DraftsInFlight => in_flight && self.has_drafts,
+            Station::LastTokenInFlight => in_flight && self.num_seen + 1 == self.num_output_tokens,
+        }
+    }
+}
