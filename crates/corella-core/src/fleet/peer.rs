@@ -1,4 +1,4 @@
-//! One life of another node: whether it answers, what it has room for, how fast the link to it is.
+//! One life of another node: its health, its free pages, and the bandwidth of the link to it.
 
 use alloc::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 /// Shorter transfers say more of the round trip than of the link.
 const MIN_MEASURED_BYTES: u64 = 1 << 20;
 
-/// What a node says of itself when it is first spoken to, and whenever it is probed.
+/// A node's answer to the first message and to each probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerFacts {
     pub incarnation: u64,
@@ -86,8 +86,7 @@ impl Peer {
         }
     }
 
-    /// What placement sees of the node. How much of a request its prefix tree has is for the caller
-    /// to add.
+    /// The node as placement sees it. The caller adds the rows of a request that the node's prefix tree has.
     pub fn decode_node(
         &self,
         peer_id: PeerId,
@@ -109,7 +108,7 @@ impl Peer {
         }
     }
 
-    /// How long after one probe the next is due.
+    /// The time between two probes.
     pub fn probe_interval_us(&self, config: &PeerTableConfig) -> u64 {
         match self.health {
             Health::Healthy { .. } => config.probe_interval_us,
@@ -176,7 +175,7 @@ impl Peer {
     pub fn reserve(&mut self, num_pages: u32) -> u64 {
         let number = self.next_reservation;
         self.next_reservation += 1;
-        // Nobody has so many pages; this only keeps the sum from overflowing.
+        // No pool has so many pages; the bound only keeps the sum from overflowing.
         let num_pages = num_pages.min(u32::MAX - self.num_unreported_pages);
         self.num_unreported_pages += num_pages;
         let reservation = Reservation {

@@ -1,7 +1,7 @@
-//! The other nodes, by what the registry lists, probes find out and sessions run into.
+//! The other nodes: listed by the registry, probed, and judged by the sessions with them.
 //!
-//! The registry says who exists, the nodes themselves say how they are. A registry that fails
-//! takes nobody away, and one that has come back without its memory is given time to be told again.
+//! The registry says which nodes exist, the nodes themselves say how they are. A registry that fails
+//! takes no node away, and one that has come back without its memory is given time to be told again.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
@@ -51,7 +51,7 @@ impl Default for PeerTableConfig {
     }
 }
 
-/// What the registry says of a node.
+/// A node's entry in the registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerRecord {
     /// Stays when the node is restarted.
@@ -68,7 +68,7 @@ pub enum PeerChange {
         instance_id: String,
         peer_id: PeerId,
     },
-    /// The node was restarted: whatever belonged to its old life has ended.
+    /// The node was restarted: all sessions and loads of its old life have ended.
     Restarted {
         instance_id: String,
         old: PeerId,
@@ -89,11 +89,11 @@ pub struct PeerTable {
     /// When the current run of empty lists began, and how many lists it has so far.
     empty_lists: Option<(u64, u32)>,
     last_outage_us: Option<u64>,
-    /// What `poll_change` has not yet returned.
+    /// Changes that `poll_change` has not returned yet.
     changes: VecDeque<PeerChange>,
 }
 
-/// What outlives a restart.
+/// The part of a node's state that outlives a restart.
 #[derive(Debug)]
 struct Instance {
     peer_id: PeerId,
@@ -113,7 +113,7 @@ impl PeerTable {
         }
     }
 
-    /// Which nodes came, went or were restarted. Read it until `None` after each `handle_*`.
+    /// The next node that came, went or was restarted. Read it until `None` after each `handle_*`.
     pub fn poll_change(&mut self) -> Option<PeerChange> {
         self.changes.pop_front()
     }

@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 
 use crate::PeerId;
 
-/// How a decode node is chosen among those that have room.
+/// The rule that chooses one of the decode nodes with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerPolicy {
     RoundRobin,
@@ -21,7 +21,7 @@ pub enum PeerPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementConfig {
     pub policy: PeerPolicy,
-    /// A shorter prompt decodes where it was prefilled: it disturbs nobody for long.
+    /// A shorter prompt decodes where it was prefilled: it does not disturb other requests for long.
     pub disaggregate_min_tokens: u32,
     /// An older report counts as none.
     pub max_report_age_us: u64,
@@ -41,7 +41,7 @@ impl Default for PlacementConfig {
     }
 }
 
-/// What a decode node is good for at present.
+/// Whether a decode node can take requests at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStanding {
     Healthy,
@@ -49,18 +49,18 @@ pub enum PeerStanding {
     Suspect,
     /// It answers, and serves another model or speaks another protocol.
     Incompatible,
-    /// It finishes what it has and takes nothing new.
+    /// It finishes its requests and takes no new ones.
     Draining,
 }
 
-/// What a decode node says of its load.
+/// A decode node's report of its load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
     pub num_free_pages: u32,
     pub num_running: u32,
     /// Requests that have all their KV and wait for a slot.
     pub num_waiting: u32,
-    /// Reservations that the node has granted since it started, whoever asked. By this number a
+    /// Reservations that the node has granted to all peers since it started. By this number a
     /// peer can tell which of its own are already counted in `num_free_pages`.
     pub num_reservations: u64,
     pub is_draining: bool,
@@ -78,7 +78,7 @@ pub struct DecodeNode {
     pub report_age_us: u64,
     /// Pages that were reserved from here and that the report does not count yet.
     pub num_unreported_pages: u32,
-    /// Bytes per second over the link from here to the node; `None` while nobody has measured it.
+    /// Bytes per second over the link from here to the node; `None` before the first measurement.
     pub bandwidth: Option<u64>,
     /// Rows of the request's prompt that the node has in its prefix tree, as far as is known here.
     pub num_cached_rows: u32,
@@ -92,7 +92,7 @@ pub struct Fleet<'a> {
     /// Whether this node may decode the request itself, and has room in its queue.
     pub takes_locally: bool,
     pub kv_bytes_per_token: u64,
-    /// How long 1,024 prompt tokens take here, in microseconds; 0 while nobody has measured it.
+    /// The time for 1,024 prompt tokens here, in microseconds; 0 before the first measurement.
     pub prefill_us: u64,
 }
 
@@ -103,8 +103,8 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
-    /// Pages that a node has to have free. Cached ones count as well: as long as nobody uses them,
-    /// a node counts them among its free pages.
+    /// Pages that a node has to have free. Cached ones count as well: a node counts those without a lock among its
+    /// free pages.
     pub fn num_pages(&self, page_size: u32) -> u64 {
         let num_tokens =
             u64::from(self.num_prompt_tokens) + u64::from(self.num_expected_output_tokens);
@@ -116,7 +116,7 @@ impl PlacementRequest {
 pub enum Placement {
     Remote(PeerId),
     Local,
-    /// Nobody has room.
+    /// No node has room.
     Full,
 }
 
@@ -245,7 +245,7 @@ impl Choice<'_> {
 
     fn weight(&self, node: &DecodeNode, fastest: Option<u64>) -> u64 {
         let num_free_pages = u64::from(self.num_free_pages(node).unwrap_or(0));
-        // A link that nobody has measured counts as a fast one, or it would never be measured.
+        // A link without a measurement counts as a fast one, or it would never be measured.
         let weight = match (node.bandwidth, fastest) {
             (Some(bandwidth), Some(fastest)) if fastest > 0 => {
                 (u128::from(num_free_pages) * u128::from(bandwidth) / u128::from(fastest)) as u64

@@ -37,7 +37,7 @@ pub struct BlockLoader {
     actions: VecDeque<LoaderAction>,
 }
 
-/// What the driver is to do, in this order.
+/// A task for the driver. Tasks are carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoaderAction {
     Send {
@@ -55,11 +55,11 @@ pub enum LoaderAction {
     StopRows { key: LoadKey },
     /// Nothing is written to the fetch's pages any more.
     EndFetch { fetch: FetchId, end: FetchEnd },
-    /// How the load has ended: this is said once for each.
+    /// The load has ended. Each load ends once.
     Ended { key: LoadKey, end: LoadEnd },
 }
 
-/// How a load has ended.
+/// The end of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoadEnd {
     /// All blocks up to this number are there.
@@ -82,7 +82,7 @@ pub enum LoadEnd {
     SourceLost,
 }
 
-/// What is wanted of a source.
+/// Blocks to load, their source, and the time for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadRequest {
     pub source: Peer,
@@ -124,9 +124,9 @@ enum Stage {
 struct Loading {
     fetch: FetchId,
     landing: Landing,
-    /// What the source was told to have landed.
+    /// The end of the blocks that the source was told to have landed.
     end_told: u32,
-    /// What the source has confirmed.
+    /// The end of the blocks that the source has confirmed.
     end_confirmed: u32,
 }
 
@@ -237,7 +237,7 @@ impl BlockLoader {
         });
     }
 
-    /// What the scheduler answers.
+    /// The scheduler's answer to [`LoaderAction::BeginFetch`].
     pub fn handle_fetch_begun(
         &mut self,
         key: LoadKey,
@@ -390,7 +390,7 @@ impl BlockLoader {
         else {
             return;
         };
-        // A source confirms what it was told to have landed. Anything else is not about this load's rows.
+        // A source confirms blocks that it was told to have landed. Any other confirmation is not about this load's rows.
         if num_blocks <= loading.end_confirmed || num_blocks > loading.landing.end_whole() {
             return;
         }

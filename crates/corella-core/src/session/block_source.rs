@@ -21,7 +21,7 @@ use crate::{BlockList, HeldBlocks, HoldId, HoldRefusal, Incarnation, NodeId, Pag
 /// * Time: [`poll_timeout`](Self::poll_timeout) says when [`handle_timeout`](Self::handle_timeout) must be called
 ///
 /// A hold is released when the transport says that nothing reads its pages any more. A loader that reads them by itself
-/// is not waited for: what it has read counts only when it is confirmed, and nothing is after the end of the hold.
+/// is not waited for: blocks that it has read count only when they are confirmed, and none are after the end of the hold.
 #[derive(Debug)]
 pub struct BlockSource {
     config: LoadConfig,
@@ -39,7 +39,7 @@ pub struct BlockSource {
 /// A load, and the node that makes it.
 pub type LoadId = (NodeId, LoadKey);
 
-/// What the driver is to do, in this order.
+/// A task for the driver. Tasks are carried out in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceAction {
     Send {
@@ -142,7 +142,7 @@ impl BlockSource {
         }
     }
 
-    /// What the scheduler has of a list.
+    /// The scheduler's answer to [`SourceAction::LookUp`].
     pub fn handle_looked_up(&mut self, load: LoadId, num_blocks: u32, now_us: u64) {
         self.note_time(now_us);
         if self.lookups.remove(&load) {
@@ -181,7 +181,7 @@ impl BlockSource {
         self.set_stall(load);
     }
 
-    /// What the scheduler holds for a load.
+    /// The scheduler's answer to [`SourceAction::Hold`].
     pub fn handle_held(
         &mut self,
         load: LoadId,
