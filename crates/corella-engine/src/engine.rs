@@ -149,7 +149,8 @@ impl Engine {
         });
         // Between two drains the channel may hold an add and an abort for each live request, and
         // the aborts of requests that have ended since, which are no more than that. So sending
-        // never blocks.
+        // never blocks. A driver of loads that asks for more than there is room for waits for the
+        // loop, which waits for no driver.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         let kv_pages = executor.kv_pages();
         let adapters = executor.adapters();
