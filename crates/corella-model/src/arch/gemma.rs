@@ -39,20 +39,7 @@ pub const GEMMA3_MULTIMODAL: Family = Family {
     model_type: "gemma3",
     claims: |_| Ok(false),
     spec: gemma3_multimodal,
-    folder: Layout {
-        bodies: &[
-            ("language_model.model.", "language_model.lm_head"),
-            ("model.language_model.", "lm_head"),
-            ("language_model.", "lm_head"),
-        ],
-        other_parts: &[
-            "vision_tower.",
-            "multi_modal_projector.",
-            "model.vision_tower.",
-            "model.multi_modal_projector.",
-        ],
-        ..FOLDER
-    },
+    folder: FOLDER.of_seeing(),
     ..GEMMA3
 };
 

@@ -152,6 +152,25 @@ impl Layout {
         ..Self::FILE
     };
 
+    /// Folders of a model that also sees, whose decoder is this one, under all names that Transformers has
+    /// written.
+    pub const fn of_seeing(self) -> Self {
+        Self {
+            bodies: &[
+                ("language_model.model.", "language_model.lm_head"),
+                ("model.language_model.", "lm_head"),
+                ("language_model.", "lm_head"),
+            ],
+            other_parts: &[
+                "vision_tower.",
+                "multi_modal_projector.",
+                "model.vision_tower.",
+                "model.multi_modal_projector.",
+            ],
+            ..self
+        }
+    }
+
     /// The name of the norm before the head, in a model of so many layers.
     pub fn norm_name(&self, num_layers: usize) -> String {
         let last = num_layers.saturating_sub(1).to_string();

@@ -26,20 +26,7 @@ pub const MISTRAL3_MULTIMODAL: Family = Family {
     model_type: "mistral3",
     claims: |_| Ok(false),
     spec: multimodal,
-    folder: Layout {
-        bodies: &[
-            ("language_model.model.", "language_model.lm_head"),
-            ("model.language_model.", "lm_head"),
-            ("language_model.", "lm_head"),
-        ],
-        other_parts: &[
-            "vision_tower.",
-            "multi_modal_projector.",
-            "model.vision_tower.",
-            "model.multi_modal_projector.",
-        ],
-        ..Layout::FOLDER
-    },
+    folder: Layout::FOLDER.of_seeing(),
     ..MINISTRAL3
 };
 
