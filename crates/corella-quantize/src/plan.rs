@@ -144,8 +144,8 @@ impl<'a> QuantizePlan<'a> {
                     TensorRole::Router | TensorRole::Vector => {
                         let name = layout.full_name(body, layer, tensor);
                         let mut planned = plain(name, values, Place::Layer(layer));
-                        if (layout.of_layer)(tensor).is_row {
-                            planned.shape.insert(0, 1);
+                        if let Some(at) = (layout.of_layer)(tensor).one_at {
+                            planned.shape.insert(at, 1);
                         }
                         planned
                     }
@@ -388,6 +388,8 @@ mod tests {
     fn what_is_kept_has_the_names_and_shapes_of_the_folder() {
         for name in [
             "exaone4",
+            "lfm2",
+            "lfm2-moe",
             "olmo3",
             "qwen2-gqa-untied",
             "qwen2-moe",

@@ -78,8 +78,8 @@ pub struct Stored {
     pub takes_turns: bool,
     /// Whether the name is complete, without `.weight` behind it. A bias has `_bias` there.
     pub is_complete: bool,
-    /// Whether the vector is written as a matrix of one row. Both forms are read.
-    pub is_row: bool,
+    /// Where a size of 1 is written into the shape. It is read with it and without.
+    pub one_at: Option<usize>,
 }
 
 impl Layout {
@@ -207,7 +207,7 @@ impl Stored {
             alternate: None,
             takes_turns: false,
             is_complete: false,
-            is_row: false,
+            one_at: None,
         }
     }
 
@@ -222,7 +222,15 @@ impl Stored {
     /// A vector that is written as a matrix of one row.
     pub fn row(self) -> Self {
         Self {
-            is_row: true,
+            one_at: Some(0),
+            ..self
+        }
+    }
+
+    /// A convolution of single channels, which is written with a size of 1 between channels and tokens.
+    pub fn by_channel(self) -> Self {
+        Self {
+            one_at: Some(1),
             ..self
         }
     }

@@ -217,7 +217,7 @@ fn name(tensor: LayerTensor) -> Stored {
         KNorm => "self_attn.k_layernorm",
         O => "self_attn.out_proj",
         ConvolutionInput => "conv.in_proj",
-        Convolution => "conv.conv",
+        Convolution => return Stored::whole("conv.conv").by_channel(),
         ConvolutionOutput => "conv.out_proj",
         MlpNorm => "ffn_norm",
         Gate(mlp) => return Stored::whole(of_mlp(mlp, "w1")),

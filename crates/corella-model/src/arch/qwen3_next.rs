@@ -151,7 +151,7 @@ pub fn common_name(tensor: LayerTensor) -> Stored {
     use LayerTensor::*;
     match tensor {
         Q | AttentionGate => Stored::by_head("self_attn.q_proj", &[Q, AttentionGate]),
-        DeltaConvolution => Stored::whole("linear_attn.conv1d"),
+        DeltaConvolution => Stored::whole("linear_attn.conv1d").by_channel(),
         DeltaDecayBias => Stored::complete("linear_attn.dt_bias"),
         DeltaRate => Stored::complete("linear_attn.A_log"),
         DeltaNorm => Stored::whole("linear_attn.norm"),
