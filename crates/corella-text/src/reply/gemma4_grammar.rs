@@ -53,7 +53,7 @@ impl Place {
 }
 
 impl GrammarWriter {
-    /// A call. Arguments come in the order of the schema.
+    /// A call.
     pub(crate) fn gemma4_call(&mut self, rule: &str, name: &str, schema: &Value) -> String {
         let root = &arguments_schema(schema);
         let mut arguments = Arguments {
@@ -199,7 +199,10 @@ impl GrammarWriter {
         }
         let members = Members::of(schema, is_key)?;
         let mut written = Vec::new();
-        for (index, (key, property)) in members.iter().enumerate() {
+        // The template declares parameters and writes earlier calls in the order of their names.
+        let mut sorted: Vec<_> = members.iter().collect();
+        sorted.sort_by_key(|(key, _)| key.to_lowercase());
+        for (index, (key, property)) in sorted.into_iter().enumerate() {
             let place = place.within(&format!("properties.{key}"), index);
             let value = self.gemma4_value(arguments, &place, property);
             let member = format!("{} {value}", self.text(&format!("{key}:")));

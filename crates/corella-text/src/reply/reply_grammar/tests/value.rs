@@ -100,3 +100,40 @@ fn values_without_json_quotes_follow_their_schemas() {
         }
     }
 }
+
+/// The template of Gemma 4 writes keys in this order, and that of LFM2 as they are given.
+#[test]
+fn arguments_have_the_order_of_the_template() {
+    let schema = json!({
+        "type": "object", "properties": {"b": {"const": 1}, "A": {"const": 2}, "c": {"const": 3}},
+        "required": ["b", "A", "c"],
+    });
+    let tokenizer = tokenizer(Markers::Special, &[]);
+    let compiler = GrammarCompiler::new(&tokenizer, tokenizer.vocab_size()).expect("a vocabulary");
+    for (calls, expected) in [
+        (
+            CallFormat::Gemma4,
+            "<|tool_call>call:f{A:2,b:1,c:3}<tool_call|>",
+        ),
+        (
+            CallFormat::Lfm2,
+            "<|tool_call_start|>[f(b=1, A=2, c=3)]<|tool_call_end|>",
+        ),
+    ] {
+        let context = ReplyContext {
+            format: ReplyFormat {
+                calls: Some(calls),
+                reasoning: None,
+            },
+            tools: Some(Arc::new(ToolSet::new([("f".to_owned(), schema.clone())]))),
+            ..ReplyContext::default()
+        };
+        let wanted = WantedReply {
+            calls: Some(WantedCalls::One("f".to_owned())),
+            text: None,
+        };
+        let grammar = compiler.compile_reply(&tokenizer, &context, wanted);
+        let reply = drawn(&grammar.expect("it compiles"), &tokenizer, 1);
+        assert_eq!(reply, expected);
+    }
+}
