@@ -284,9 +284,10 @@ pub fn layers_without_attention(
     let Some(by_layer) = file.try_layer_sizes(NUM_KV_HEADS)? else {
         return Ok(None);
     };
-    match by_layer.len() == num_layers {
-        true => Ok(Some(by_layer.into_iter().map(|size| size == 0).collect())),
-        false => Err(fields.refuse(NUM_KV_HEADS, &format!("must have {num_layers} numbers"))),
+    // Layers behind the decoder's are listed, too.
+    match by_layer.get(..num_layers) {
+        Some(by_layer) => Ok(Some(by_layer.iter().map(|&size| size == 0).collect())),
+        None => Err(fields.refuse(NUM_KV_HEADS, &format!("must have {num_layers} numbers"))),
     }
 }
 

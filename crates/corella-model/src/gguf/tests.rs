@@ -1,5 +1,7 @@
 //! Tests of files that others wrote, and of files that are wrong in every way.
 
+mod attention;
+
 use std::path::Path;
 
 use half::bf16;
