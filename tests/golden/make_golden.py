@@ -467,6 +467,38 @@ FAMILIES = {
             intermediate_size=None,
         ),
     ),
+    # Key heads with several value heads each, which GGUF files have in another order.
+    "qwen3-5-groups": (
+        "Qwen3_5TextConfig",
+        small(
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=6,
+            linear_key_head_dim=12,
+            linear_value_head_dim=10,
+            full_attention_interval=2,
+        ),
+    ),
+    # Experts in all layers, as GGUF files have them.
+    "qwen3-next-all": (
+        "Qwen3NextConfig",
+        small(
+            head_dim=12,
+            attention_bias=True,
+            partial_rotary_factor=0.5,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=12,
+            linear_value_head_dim=10,
+            linear_conv_kernel_dim=3,
+            layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            moe_intermediate_size=12,
+            shared_expert_intermediate_size=20,
+            num_experts=4,
+            num_experts_per_tok=2,
+            norm_topk_prob=True,
+        ),
+    ),
     # The size of MLPs is made of these settings: 2 / 3 of 48, times 1.3, up to a multiple of 4.
     "lfm2": (
         "Lfm2Config",

@@ -7,9 +7,10 @@ use serde_json::{Map, Value};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::checkpoint::Source;
-use crate::decoder_weights::{Part, TensorSource};
+use crate::decoder_weights::TensorSource;
 use crate::json_object::{self, JsonObject};
 use crate::safetensors_file::SafetensorsFile;
+use crate::tensor_part::Part;
 use crate::{CheckpointError, LayerTensor, ModelConfig, RowOrder, Tensor};
 
 /// What an adapter adds to the matrices of a model.

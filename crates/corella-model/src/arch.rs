@@ -46,7 +46,7 @@ use std::fmt;
 
 use serde_json::{Map, Value};
 
-use crate::decoder_weights;
+use crate::tensor_part;
 use crate::{CheckpointError, DecoderSpec, LayerTensor, RowOrder};
 
 /// All families. A GGUF file belongs to the first one that claims it.
@@ -141,7 +141,7 @@ impl Architecture {
     /// Whether folders of this family store the rows of queries and keys in another order than the one
     /// in which they are rotated here.
     pub fn reorders_rows(self, spec: &DecoderSpec) -> bool {
-        let order = |layer| decoder_weights::row_order(LayerTensor::Q, layer, &self.0.folder);
+        let order = |layer| tensor_part::row_order(LayerTensor::Q, layer, &self.0.folder);
         let mut layers = spec.layers.iter();
         layers.any(|layer| order(layer) != RowOrder::AsStored)
     }

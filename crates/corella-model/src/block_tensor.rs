@@ -5,13 +5,15 @@ use std::sync::{Arc, OnceLock};
 
 use half::bf16;
 
-use crate::{BlockFormat, DType, Storage, Tensor};
+use crate::{BlockFormat, DType, GroupFormat, GroupedRow, Storage, Tensor};
 
 /// A tensor in blocks. Kernels that compute with blocks read `stored_row`; all others use
 /// `write_rows`.
 pub struct BlockTensor {
     pub format: BlockFormat,
     pub row_order: RowOrder,
+    /// Where each column of a row is stored.
+    column_order: RowOrder,
     num_rows: usize,
     num_columns: usize,
     dtype: DType,
@@ -47,13 +49,21 @@ pub enum RowOrder {
         /// file has these first; ours are in the order of `Heads`.
         num_rotated: Option<usize>,
     },
+    /// Rows from `first` on are heads of `len`. Ours are sorted by their group; the file has the first heads of
+    /// all groups, then the second ones.
+    Tiled {
+        first: usize,
+        len: usize,
+        num_groups: usize,
+        heads_of_group: usize,
+    },
 }
 
 impl RowOrder {
     /// The number of stored rows among which a tensor's are.
     pub(crate) fn num_stored(self, num_rows: usize) -> usize {
         match self {
-            Self::AsStored | Self::Heads { .. } => num_rows,
+            Self::AsStored | Self::Heads { .. } | Self::Tiled { .. } => num_rows,
             Self::EverySecond { .. } => 2 * num_rows,
             Self::Blocks { len, stride, .. } => num_rows / len * stride,
         }
@@ -62,7 +72,7 @@ impl RowOrder {
     /// The number of a tensor's rows among some stored ones.
     pub(crate) fn num_rows(self, num_stored: usize) -> usize {
         match self {
-            Self::AsStored | Self::Heads { .. } => num_stored,
+            Self::AsStored | Self::Heads { .. } | Self::Tiled { .. } => num_stored,
             Self::EverySecond { .. } => num_stored / 2,
             Self::Blocks { len, stride, .. } => num_stored / stride * len,
         }
@@ -73,6 +83,19 @@ impl RowOrder {
         let (head_dim, num_dims, are_neighbours) = match self {
             Self::AsStored => return row,
             Self::EverySecond { first } => return 2 * row + first,
+            Self::Tiled {
+                first,
+                len,
+                num_groups,
+                heads_of_group,
+            } => {
+                let Some(row) = row.checked_sub(first) else {
+                    return row;
+                };
+                let (head, i) = (row / len, row % len);
+                let stored = head % heads_of_group * num_groups + head / heads_of_group;
+                return first + stored * len + i;
+            }
             Self::Blocks {
                 first,
                 len,
@@ -120,13 +143,26 @@ impl BlockTensor {
         row_order: RowOrder,
         shape: Vec<usize>,
     ) -> Tensor {
+        Self::with_columns(file, range, format, [row_order, RowOrder::AsStored], shape)
+    }
+
+    /// Makes a tensor whose columns have an order of their own. Whole groups of a format with scales keep
+    /// together in it, or the tensor has no `group_format`.
+    pub(crate) fn with_columns(
+        file: &Arc<Storage>,
+        range: Range<usize>,
+        format: BlockFormat,
+        [row_order, column_order]: [RowOrder; 2],
+        shape: Vec<usize>,
+    ) -> Tensor {
         let plain = match format {
             BlockFormat::F32 => Some(DType::F32),
             BlockFormat::F16 => Some(DType::F16),
             BlockFormat::Bf16 => Some(DType::Bf16),
             _ => None,
         };
-        if let (Some(dtype), RowOrder::AsStored) = (plain, row_order) {
+        let is_as_stored = [row_order, column_order] == [RowOrder::AsStored; 2];
+        if let Some(dtype) = plain.filter(|_| is_as_stored) {
             return Tensor {
                 storage: file.clone(),
                 range,
@@ -140,6 +176,7 @@ impl BlockTensor {
         let blocks = Self {
             format,
             row_order,
+            column_order,
             num_rows,
             num_columns,
             dtype,
@@ -164,6 +201,36 @@ impl BlockTensor {
         &self.file.bytes()[self.range.clone()][start..start + row_bytes]
     }
 
+    /// The format of the integers and scales, if there are such.
+    pub(crate) fn group_format(&self) -> Option<GroupFormat> {
+        let format = self.format.group_format()?;
+        let keeps_groups = match self.column_order {
+            RowOrder::Tiled { len, .. } => len.is_multiple_of(format.group_len),
+            _ => true,
+        };
+        keeps_groups.then_some(format)
+    }
+
+    /// Reads a row of a tensor that has a `group_format`.
+    pub(crate) fn read_groups(&self, row: usize, out: &mut GroupedRow) {
+        self.format.read_groups(self.stored_row(row), out);
+        if self.column_order == RowOrder::AsStored {
+            return;
+        }
+        let num_columns = self.num_columns;
+        let reorder = |values: usize, at: usize| {
+            let len = num_columns / values;
+            self.column_order.stored(at * len) / len
+        };
+        out.quants = (0..num_columns)
+            .map(|at| out.quants[reorder(num_columns, at)])
+            .collect();
+        for numbers in [&mut out.scales, &mut out.minimums] {
+            let len = numbers.len();
+            *numbers = (0..len).map(|at| numbers[reorder(len, at)]).collect();
+        }
+    }
+
     fn stored_row_bytes(&self) -> usize {
         self.num_columns / self.format.block_len() * self.format.block_bytes()
     }
@@ -186,6 +253,10 @@ impl BlockTensor {
         let stored_step = MAX_VALUES / self.format.block_len() * self.format.block_bytes();
         for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes())) {
             let stored = self.stored_row(row);
+            if self.column_order != RowOrder::AsStored {
+                self.write_reordered(stored, out);
+                continue;
+            }
             if self.format.block_len() == 1 {
                 out.copy_from_slice(stored);
                 continue;
@@ -201,6 +272,26 @@ impl BlockTensor {
         }
     }
 
+    /// Writes the values of a row whose columns have another order.
+    fn write_reordered(&self, stored: &[u8], out: &mut [u8]) {
+        let size = self.dtype.size();
+        let mut in_order = |bytes: &[u8]| {
+            for (column, out) in out.chunks_exact_mut(size).enumerate() {
+                let start = self.column_order.stored(column) * size;
+                out.copy_from_slice(&bytes[start..start + size]);
+            }
+        };
+        if self.format.block_len() == 1 {
+            return in_order(stored);
+        }
+        let mut values = vec![0.0; self.num_columns];
+        self.format.dequantise(stored, &mut values);
+        let values: Vec<u8> = { values.iter() }
+            .flat_map(|&value| bf16::from_f32(value).to_le_bytes())
+            .collect();
+        in_order(&values);
+    }
+
     pub(crate) fn values(&self) -> &[u8] {
         self.values.get_or_init(|| {
             let mut values = vec![0; self.num_rows * self.row_bytes()];
@@ -211,5 +302,56 @@ impl BlockTensor {
 
     pub(crate) fn release(&self) {
         self.file.release(self.range.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::*;
+
+    /// Two groups of two heads of 32 columns, of which the file has the first of both groups first. Each head is
+    /// a block, whose scale says which.
+    #[test]
+    fn heads_that_are_tiled_in_columns_are_sorted_by_their_group() {
+        let mut bytes = Vec::new();
+        for stored_head in 0..4u8 {
+            bytes.extend(f16::from_f32(f32::from(1u8 << stored_head)).to_le_bytes());
+            bytes.extend(1..=32u8);
+        }
+        let file = Arc::new(Storage::Owned(bytes));
+        let tiled = |len| RowOrder::Tiled {
+            first: 0,
+            len,
+            num_groups: 2,
+            heads_of_group: 128 / len / 2,
+        };
+        let tensor = |columns| {
+            let orders = [RowOrder::AsStored, columns];
+            BlockTensor::with_columns(&file, 0..136, BlockFormat::Q8_0, orders, vec![1, 128])
+        };
+        let by_group = tensor(tiled(32));
+        let expected: Vec<f32> = [1.0, 4.0, 2.0, 8.0]
+            .iter()
+            .flat_map(|scale| (1..=32).map(move |quant| scale * quant as f32))
+            .collect();
+        let mut values = vec![0.0; 128];
+        by_group.read_row(0, &mut Vec::new(), &mut values);
+        assert_eq!(values, expected);
+        let mut groups = GroupedRow::default();
+        by_group.read_groups(0, &mut groups);
+        assert_eq!(groups.scales, [1.0, 4.0, 2.0, 8.0]);
+        let quants = groups.quants.iter().map(|&quant| f32::from(quant));
+        let scaled = quants
+            .enumerate()
+            .map(|(at, quant)| quant * groups.scales[at / 32]);
+        assert_eq!(scaled.collect::<Vec<_>>(), expected);
+        // Heads that are shorter than a block have no whole blocks in their order.
+        let shorter = tensor(tiled(16));
+        assert!(shorter.group_format().is_none());
+        shorter.read_row(0, &mut Vec::new(), &mut values);
+        let starts: Vec<_> = values.chunks(16).map(|head| head[0]).collect();
+        assert_eq!(starts, [1.0, 2.0, 4.0, 8.0, 17.0, 34.0, 68.0, 136.0]);
     }
 }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use crate::arch::{Layout, Stored};
 use crate::packed_matrix::{self, Parts};
 use crate::packed_tensor::{RowView, StoredTensor};
+use crate::tensor_part::Part;
 use crate::transposed_tensor::TransposedTensor;
 use crate::{
     BlockFormat, BlockTensor, CheckpointError, DType, DecoderWeights, EncoderSpec, EncoderWeights,
-    LayerSpec, LayerTensor, LayerWeights, Mlp, ModelConfig, NormSpec, PerLayerWeights,
-    Quantization, RowOrder, Storage, Tensor, TensorRole, TensorSpec,
+    LayerSpec, LayerTensor, LayerWeights, ModelConfig, NormSpec, PerLayerWeights, Quantization,
+    RowOrder, Storage, Tensor, TensorRole, TensorSpec,
 };
 
 /// A file of tensors in any format.
@@ -67,6 +68,11 @@ impl FileTensor {
     /// Some rows of a tensor, whose last size is the length of a row; a vector has rows of one element.
     /// The order may name only some of them.
     pub fn rows(self, rows: Range<usize>, order: RowOrder) -> Tensor {
+        self.rows_with_columns(rows, [order, RowOrder::AsStored])
+    }
+
+    /// Some rows of a tensor whose columns may have another order, too.
+    fn rows_with_columns(self, rows: Range<usize>, [order, columns]: [RowOrder; 2]) -> Tensor {
         let num_rows = order.num_rows(rows.len());
         let (num_columns, shape) = match self.shape[..] {
             [.., num_columns] if self.shape.len() > 1 => (num_columns, vec![num_rows, num_columns]),
@@ -75,7 +81,7 @@ impl FileTensor {
         let row_bytes = num_columns / self.format.block_len() * self.format.block_bytes();
         let start = self.range.start + rows.start * row_bytes;
         let range = start..start + rows.len() * row_bytes;
-        BlockTensor::tensor(&self.storage, range, self.format, order, shape)
+        BlockTensor::with_columns(&self.storage, range, self.format, [order, columns], shape)
     }
 
     /// The vectors of several experts as one.
@@ -330,9 +336,12 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
                         whole = whole.flat();
                     }
                     let values = whole.rows(part.rows(), part.order);
-                    match tensor.is_norm() {
-                        true => self.whole_norm(values),
-                        false => values,
+                    match tensor {
+                        _ if tensor.is_norm() => self.whole_norm(values),
+                        LayerTensor::DeltaRate if self.layout.has_plain_rates => {
+                            values.converted(|rate| f64::from(-rate).ln() as f32)
+                        }
+                        _ => values,
                     }
                 }
             };
@@ -366,7 +375,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             });
         }
         let tensor = self.find(&name, &part.whole(&[out, input]))?;
-        Ok(tensor.rows(part.rows(), part.order))
+        Ok(tensor.rows_with_columns(part.rows(), [part.order, part.columns]))
     }
 
     /// Takes a matrix that is stored as integers; `None` if it is not.
@@ -412,7 +421,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
     /// The weights that a norm multiplies by.
     fn whole_norm(&self, stored: Tensor) -> Tensor {
         match self.layout.norms_lack_one {
-            true => stored.plus_one(),
+            true => stored.converted(|weight| 1.0 + weight),
             false => stored,
         }
     }
@@ -487,120 +496,6 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         is_gptq
             && name.ends_with(".bias")
             && bias.is_some_and(|bias| bias.bytes().iter().all(|&byte| byte == 0))
-    }
-}
-
-/// Which rows of what a file stores make up a tensor.
-pub struct Part {
-    /// With the matrices of all experts in one tensor, their number.
-    num_experts: Option<usize>,
-    /// The first row.
-    first: usize,
-    /// The number of rows from there on among which the tensor's are.
-    num_taken: usize,
-    /// The number of rows of the tensor that is stored, of one expert.
-    num_rows: usize,
-    pub order: RowOrder,
-}
-
-impl Part {
-    /// All rows of a tensor.
-    fn by_itself(num_rows: usize) -> Self {
-        Self {
-            num_experts: None,
-            first: 0,
-            num_taken: num_rows,
-            num_rows,
-            order: RowOrder::AsStored,
-        }
-    }
-
-    pub fn new(
-        tensor: LayerTensor,
-        layer: &LayerSpec,
-        layout: &Layout,
-        stored: &Stored,
-        specs: &[TensorSpec],
-    ) -> Self {
-        let num_rows_of = |wanted: LayerTensor| {
-            let found = specs.iter().find(|spec| spec.tensor == wanted);
-            found.map_or(0, |spec| spec.shape[0])
-        };
-        let owner = tensor.owner().unwrap_or(tensor);
-        let own = num_rows_of(tensor);
-        let mut part = Self {
-            order: row_order(tensor, layer, layout),
-            ..Self::by_itself(own)
-        };
-        if !stored.parts.is_empty() {
-            // Parts of experts are named by the first expert.
-            let owner = match owner {
-                LayerTensor::Gate(Mlp::Expert(_)) => LayerTensor::Gate(Mlp::Expert(0)),
-                LayerTensor::Up(Mlp::Expert(_)) => LayerTensor::Up(Mlp::Expert(0)),
-                other => other,
-            };
-            let before = stored.parts.iter().take_while(|&&other| other != owner);
-            let before: usize = before.map(|&other| num_rows_of(other)).sum();
-            part.num_rows = stored.parts.iter().map(|&other| num_rows_of(other)).sum();
-            if stored.takes_turns {
-                let num_heads = owner.num_stored_heads(layer);
-                let num_rotated = match part.order {
-                    RowOrder::Heads { num_dims, .. } => Some(num_dims),
-                    _ => None,
-                };
-                part.order = RowOrder::Blocks {
-                    first: before / num_heads,
-                    len: own / num_heads,
-                    stride: part.num_rows / num_heads,
-                    num_rotated,
-                };
-                part.num_taken = part.num_rows;
-            } else {
-                part.first = before;
-            }
-        }
-        if let Some(first) = stored.alternate {
-            part.order = RowOrder::EverySecond { first };
-            part.num_taken = part.order.num_stored(own);
-            part.num_rows = part.num_taken;
-        }
-        if let Some(expert) = stored.expert {
-            part.num_experts = Some(num_rows_of(LayerTensor::Router));
-            part.first += expert * part.num_rows;
-        }
-        part
-    }
-
-    /// The shape of the stored tensor that has a part of this shape.
-    pub fn whole(&self, shape: &[usize]) -> Vec<usize> {
-        let mut whole: Vec<usize> = self.num_experts.into_iter().collect();
-        whole.push(self.num_rows);
-        whole.extend(&shape[1..]);
-        whole
-    }
-
-    pub fn rows(&self) -> Range<usize> {
-        self.first..self.first + self.num_taken
-    }
-}
-
-/// The order in which the rows of a tensor are stored: those of queries and keys may have another
-/// than the one in which they are rotated here.
-pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
-    use LayerTensor::{K, KNorm, Q, QNorm};
-    let attention = &layer.attention;
-    let is_rotated = matches!(tensor.owner().unwrap_or(tensor), Q | K | QNorm | KNorm);
-    // Converters turn the rows of layers without RoPE, too.
-    let rotary = attention.rotary.as_ref();
-    let num_dims = rotary.map_or(attention.head_dim, |rotary| rotary.num_dims);
-    if is_rotated && (layout.rotates_neighbours || num_dims < attention.head_dim) {
-        RowOrder::Heads {
-            head_dim: attention.head_dim,
-            num_dims,
-            are_neighbours: layout.rotates_neighbours,
-        }
-    } else {
-        RowOrder::AsStored
     }
 }
 

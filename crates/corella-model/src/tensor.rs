@@ -7,8 +7,8 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use crate::block_tensor::BlockTensor;
+use crate::converted_tensor::ConvertedTensor;
 use crate::packed_tensor::PackedTensor;
-use crate::raised_tensor::RaisedTensor;
 use crate::transposed_tensor::TransposedTensor;
 use crate::{EncoderWeights, GroupFormat, GroupedRow, LayerWeights};
 
@@ -145,8 +145,8 @@ pub enum Storage {
     Packed(Box<PackedTensor>),
     /// The values of a matrix that is stored column by column.
     Transposed(TransposedTensor),
-    /// The values of a vector that is stored less 1.
-    Raised(Box<RaisedTensor>),
+    /// The values of a vector that is stored in another form.
+    Converted(Box<ConvertedTensor>),
 }
 
 impl Storage {
@@ -159,7 +159,7 @@ impl Storage {
             Self::Blocks(blocks) => blocks.values(),
             Self::Packed(packed) => packed.values(),
             Self::Transposed(transposed) => transposed.values(),
-            Self::Raised(raised) => raised.values(),
+            Self::Converted(converted) => converted.values(),
         }
     }
 
@@ -265,7 +265,7 @@ impl Tensor {
     /// The format of the integers and scales that the checkpoint stores, if it does.
     pub fn group_format(&self) -> Option<GroupFormat> {
         match &*self.storage {
-            Storage::Blocks(blocks) => blocks.format.group_format(),
+            Storage::Blocks(blocks) => blocks.group_format(),
             Storage::Packed(packed) => packed.group_format(),
             _ => None,
         }
@@ -284,19 +284,22 @@ impl Tensor {
     /// Reads a row of a tensor that has a `group_format`.
     pub fn read_groups(&self, row: usize, out: &mut GroupedRow) {
         match &*self.storage {
-            Storage::Blocks(blocks) => blocks.format.read_groups(blocks.stored_row(row), out),
+            Storage::Blocks(blocks) => blocks.read_groups(row, out),
             Storage::Packed(packed) => packed.read_groups(row, out),
             _ => panic!("the tensor has no groups of integers"),
         }
     }
 
-    /// A vector in f32 whose elements are greater by 1.
-    pub(crate) fn plus_one(&self) -> Self {
+    /// A vector in f32 whose elements are made of these.
+    pub(crate) fn converted(&self, conversion: fn(f32) -> f32) -> Self {
         Self {
             range: 0..self.shape.iter().product::<usize>() * DType::F32.size(),
             dtype: DType::F32,
             shape: self.shape.clone(),
-            storage: Arc::new(Storage::Raised(Box::new(RaisedTensor::new(self.clone())))),
+            storage: Arc::new(Storage::Converted(Box::new(ConvertedTensor::new(
+                self.clone(),
+                conversion,
+            )))),
         }
     }
 
@@ -305,7 +308,7 @@ impl Tensor {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.stored_bytes(),
             Storage::Packed(packed) => packed.stored_bytes(),
-            Storage::Raised(raised) => raised.stored.stored_bytes(),
+            Storage::Converted(converted) => converted.stored.stored_bytes(),
             _ => self.num_bytes(),
         }
     }

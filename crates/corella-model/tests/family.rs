@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use corella_model::{Checkpoint, DecoderSpec, DecoderWeights, FeedForward, GroupedRow, Tensor};
 
 /// Families whose files say everything that their folders say.
-const WHOLE: [&str; 17] = [
+const WHOLE: [&str; 21] = [
     "ernie4-5",
     "ernie4-5-moe",
     "exaone4-full",
@@ -22,7 +22,11 @@ const WHOLE: [&str; 17] = [
     "olmo3",
     "phi3-full",
     "qwen2-moe",
+    "qwen3-5",
+    "qwen3-5-groups",
+    "qwen3-5-moe",
     "qwen3-moe-all",
+    "qwen3-next-all",
     "seed-oss",
 ];
 
@@ -32,7 +36,7 @@ fn a_gguf_file_has_what_its_folder_has() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
     let entries = fs::read_dir(tests.join("gguf/family")).unwrap();
     let files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
-    assert_eq!(files.len(), 26);
+    assert_eq!(files.len(), 30);
     for path in files {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         let file = Checkpoint::open(&path).unwrap();

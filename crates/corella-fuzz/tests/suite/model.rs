@@ -215,6 +215,8 @@ fn gguf() {
         "family/gemma3",
         "family/phi3",
         "family/mixtral",
+        "family/lfm2-moe-unscaled",
+        "family/qwen3-5-groups",
     ]
     .map(|name| crate::corpus::bytes(&format!("tests/gguf/{name}.gguf")));
     let scratch = Scratch::new();

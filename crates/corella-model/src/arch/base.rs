@@ -156,6 +156,21 @@ pub fn num_layers(fields: &dyn Fields, field: Field) -> Result<usize, Checkpoint
     }
 }
 
+/// Leaves out the layers behind the decoder's, which converters count among them.
+pub fn leave_out_layers_behind(
+    fields: &dyn Fields,
+    spec: &mut DecoderSpec,
+) -> Result<(), CheckpointError> {
+    const NUM_BEHIND: Field = Field::of_file("nextn_predict_layers");
+    let num_behind = fields.try_number(NUM_BEHIND)?.unwrap_or(0.0) as usize;
+    if num_behind >= spec.layers.len() {
+        let why = format!("{} counts these layers, too", fields.name(NUM_LAYERS));
+        return Err(fields.refuse(NUM_BEHIND, &why));
+    }
+    spec.layers.truncate(spec.layers.len() - num_behind);
+    Ok(())
+}
+
 /// Experts that are scored by a softmax, with weights whose sum is 1, and nothing else.
 pub fn experts(
     fields: &dyn Fields,
@@ -368,11 +383,18 @@ impl Biases {
     pub fn set(self, fields: &dyn Fields, spec: &mut DecoderSpec) {
         let biases = match fields.source() {
             Source::Folder(_) => self,
-            Source::File(file) => Self {
-                qkv: file.has_tensor("blk.0.attn_q.bias") || file.has_tensor("blk.0.attn_qkv.bias"),
-                output: file.has_tensor("blk.0.attn_output.bias"),
-                mlp: file.has_tensor("blk.0.ffn_down.bias"),
-            },
+            Source::File(file) => {
+                // The first layers may have no attention.
+                let is_there = |name: &str| {
+                    let mut layers = 0..spec.layers.len();
+                    layers.any(|layer| file.has_tensor(&format!("blk.{layer}.{name}.bias")))
+                };
+                Self {
+                    qkv: is_there("attn_q") || is_there("attn_qkv"),
+                    output: is_there("attn_output"),
+                    mlp: is_there("ffn_down"),
+                }
+            }
         };
         for layer in &mut spec.layers {
             layer.attention.qkv_bias = biases.qkv;

@@ -2,7 +2,7 @@
 //! perhaps a norm for each query and key head. Behind the first layers, experts are scored by sigmoids,
 //! beside one that every token goes through; a bias for each expert counts when they are chosen.
 
-use super::base::{self, Base, NUM_LAYERS};
+use super::base::{self, Base};
 use super::field::{Field, Fields, Source};
 use super::layout::folder_name;
 use super::{Family, Layout, Stored, glm, seed_oss};
@@ -40,8 +40,6 @@ const WEIGHT_SCALE: Field = Field::new("routed_scaling_factor", "expert_weights_
 /// Experts may be chosen from the best groups only. All published models have one group.
 const NUM_GROUPS: Field = Field::new("n_group", "expert_group_count");
 const QK_NORM: Field = Field::of_folder("use_qk_norm");
-/// The layers behind the decoder's, which converters count among them.
-const NUM_BEHIND: Field = Field::of_file("nextn_predict_layers");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let base = Base {
@@ -50,12 +48,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..glm::BASE
     };
     let mut spec = glm::with_biases(fields, base.spec(fields)?, false)?;
-    let num_behind = fields.try_number(NUM_BEHIND)?.unwrap_or(0.0) as usize;
-    if num_behind >= spec.layers.len() {
-        let why = format!("{} counts these layers, too", fields.name(NUM_LAYERS));
-        return Err(fields.refuse(NUM_BEHIND, &why));
-    }
-    spec.layers.truncate(spec.layers.len() - num_behind);
+    base::leave_out_layers_behind(fields, &mut spec)?;
     if fields
         .try_number(NUM_GROUPS)?
         .is_some_and(|count| count > 1.0)

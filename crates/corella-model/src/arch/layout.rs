@@ -31,6 +31,12 @@ pub struct Layout {
     pub fused_experts: Option<FusedExperts>,
     /// Whether norms multiply by 1 plus their weights.
     pub norms_lack_one: bool,
+    /// Whether the value heads of gated delta networks are sorted by their place among those that share a key
+    /// head, and then by the key head.
+    pub tiles_value_heads: bool,
+    /// Whether the rates of gated delta networks are stored as what multiplies the projected decays, not as its
+    /// logarithm.
+    pub has_plain_rates: bool,
     /// Whether the rows of queries and keys that RoPE rotates together are neighbours. Otherwise they
     /// are half of the rotated elements apart.
     pub rotates_neighbours: bool,
@@ -101,6 +107,8 @@ impl Layout {
         of_layer: folder_name,
         fused_experts: None,
         norms_lack_one: false,
+        tiles_value_heads: false,
+        has_plain_rates: false,
         rotates_neighbours: false,
         other_parts: &[],
         class_head: &[],
@@ -127,6 +135,8 @@ impl Layout {
         of_layer: file_name,
         fused_experts: None,
         norms_lack_one: false,
+        tiles_value_heads: false,
+        has_plain_rates: false,
         rotates_neighbours: false,
         other_parts: &[],
         class_head: &[],

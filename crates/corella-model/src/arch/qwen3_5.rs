@@ -14,10 +14,10 @@ pub const QWEN3_5: Family = Family {
     decoder: "Qwen3_5TextModel",
     model_type: "qwen3_5_text",
     gguf: "qwen35",
-    claims: qwen3_next::no_file,
+    claims: super::claims_all,
     spec: dense,
     folder: FOLDER,
-    file: Layout::NO_FILE,
+    file: FILE,
     config: base::no_config,
 };
 
@@ -25,6 +25,7 @@ pub const QWEN3_5_MULTIMODAL: Family = Family {
     architecture: "Qwen3_5ForConditionalGeneration",
     decoder: "Qwen3_5Model",
     model_type: "qwen3_5",
+    claims: |_| Ok(false),
     spec: |fields| base::of_text(fields, false, |_| Ok(dense)),
     ..QWEN3_5
 };
@@ -49,6 +50,7 @@ pub const QWEN3_5_MOE_MULTIMODAL: Family = Family {
     architecture: "Qwen3_5MoeForConditionalGeneration",
     decoder: "Qwen3_5MoeModel",
     model_type: "qwen3_5_moe",
+    claims: |_| Ok(false),
     spec: |fields| base::of_text(fields, false, |_| Ok(with_experts)),
     ..QWEN3_5_MOE
 };
@@ -65,8 +67,15 @@ const FOLDER: Layout = Layout {
     ..qwen3_next::FOLDER
 };
 
+const FILE: Layout = Layout {
+    of_layer: name_in_file,
+    tiles_value_heads: true,
+    ..qwen3_next::FILE
+};
+
 fn dense(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = qwen3_next::BASE.spec(fields)?;
+    base::leave_out_layers_behind(fields, &mut spec)?;
     qwen3_next::set_layers(fields, &mut spec)?;
     Ok(spec)
 }
@@ -78,6 +87,7 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..qwen3_next::BASE
     };
     let mut spec = base.spec(fields)?;
+    base::leave_out_layers_behind(fields, &mut spec)?;
     qwen3_next::set_experts(fields, &mut spec, true)?;
     qwen3_next::set_layers(fields, &mut spec)?;
     Ok(spec)
@@ -112,5 +122,13 @@ fn name(tensor: LayerTensor) -> Stored {
         DeltaStrength => Stored::whole("linear_attn.in_proj_b"),
         DeltaDecay => Stored::whole("linear_attn.in_proj_a"),
         other => qwen3_next::common_name(other),
+    }
+}
+
+fn name_in_file(tensor: LayerTensor) -> Stored {
+    match tensor {
+        LayerTensor::DeltaStrength => Stored::whole("ssm_beta"),
+        LayerTensor::DeltaDecay => Stored::whole("ssm_alpha"),
+        other => qwen3_next::common_name_in_file(other),
     }
 }

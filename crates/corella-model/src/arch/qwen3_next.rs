@@ -2,8 +2,8 @@
 //! query head. Most layers have experts, beside one that every token goes through.
 
 use super::base::{self, Base, Biases};
-use super::field::{Field, Fields, FileFields, Source};
-use super::layout::folder_name;
+use super::field::{Field, Fields, Source};
+use super::layout::{file_name, folder_name};
 use super::qwen3_moe::{EXPERT_SIZE, NORMALISES};
 use super::{Family, Layout, Stored, qwen3_moe};
 use crate::{
@@ -15,13 +15,16 @@ pub const QWEN3_NEXT: Family = Family {
     decoder: "Qwen3NextModel",
     model_type: "qwen3_next",
     gguf: "qwen3next",
-    claims: no_file,
+    claims: super::claims_all,
     spec,
     folder: Layout {
         of_layer: name,
         ..FOLDER
     },
-    file: Layout::NO_FILE,
+    file: Layout {
+        of_layer: name_in_file,
+        ..FILE
+    },
     config: base::no_config,
 };
 
@@ -33,6 +36,13 @@ pub const FOLDER: Layout = Layout {
     ..Layout::FOLDER
 };
 
+pub const FILE: Layout = Layout {
+    has_plain_rates: true,
+    // What guesses further tokens.
+    has_more_layers: true,
+    ..Layout::FILE
+};
+
 pub const BASE: Base = Base {
     max_position: 32_768,
     head_dim: Some(256),
@@ -40,10 +50,14 @@ pub const BASE: Base = Base {
     ..Base::LLAMA
 };
 
-const SHARED_SIZE: Field = Field::of_folder("shared_expert_intermediate_size");
+const SHARED_SIZE: Field = Field::new(
+    "shared_expert_intermediate_size",
+    "expert_shared_feed_forward_length",
+);
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = BASE.spec(fields)?;
+    base::leave_out_layers_behind(fields, &mut spec)?;
     let normalises = fields.try_flag(NORMALISES)?.unwrap_or(true);
     set_experts(fields, &mut spec, normalises)?;
     set_layers(fields, &mut spec)?;
@@ -87,22 +101,40 @@ pub fn set_layers(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Che
 }
 
 fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec, CheckpointError> {
-    const NUM_KEY_HEADS: Field = Field::of_folder("linear_num_key_heads");
-    const NUM_VALUE_HEADS: Field = Field::of_folder("linear_num_value_heads");
-    const KEY_DIM: Field = Field::of_folder("linear_key_head_dim");
+    const NUM_KEY_HEADS: Field = Field::new("linear_num_key_heads", "ssm.group_count");
+    const NUM_VALUE_HEADS: Field = Field::new("linear_num_value_heads", "ssm.time_step_rank");
+    const KEY_DIM: Field = Field::new("linear_key_head_dim", "ssm.state_size");
     const VALUE_DIM: Field = Field::of_folder("linear_value_head_dim");
-    const KERNEL_LEN: Field = Field::of_folder("linear_conv_kernel_dim");
+    /// The elements of all value heads.
+    const VALUE_LEN: Field = Field::of_file("ssm.inner_size");
+    const KERNEL_LEN: Field = Field::new("linear_conv_kernel_dim", "ssm.conv_kernel");
     /// Far more than any model has: the state of a sequence must fit into memory.
     const MAX_SIZE: usize = 4096;
-    let size = |field: Field, default| match fields.try_size(field)?.unwrap_or(default) {
-        size if size <= MAX_SIZE => Ok(size),
-        _ => Err(fields.refuse(field, &format!("no model has more than {MAX_SIZE}"))),
+    let size = |field: Field, default| {
+        let size = base::or_default(fields, field, fields.try_size(field)?, default)?;
+        match size <= MAX_SIZE {
+            true => Ok(size),
+            false => Err(fields.refuse(field, &format!("no model has more than {MAX_SIZE}"))),
+        }
+    };
+    let num_value_heads = size(NUM_VALUE_HEADS, 32)?;
+    let value_dim = match fields.source() {
+        Source::Folder(_) => size(VALUE_DIM, 128)?,
+        Source::File(_) => {
+            let len = fields.size(VALUE_LEN)?;
+            let value_dim = len / num_value_heads;
+            if value_dim > MAX_SIZE || value_dim * num_value_heads != len {
+                let why = format!("must be {num_value_heads} heads of at most {MAX_SIZE}");
+                return Err(fields.refuse(VALUE_LEN, &why));
+            }
+            value_dim
+        }
     };
     let network = GatedDeltaSpec {
         num_key_heads: size(NUM_KEY_HEADS, 16)?,
-        num_value_heads: size(NUM_VALUE_HEADS, 32)?,
+        num_value_heads,
         key_dim: size(KEY_DIM, 128)?,
-        value_dim: size(VALUE_DIM, 128)?,
+        value_dim,
         kernel_len: size(KERNEL_LEN, 4)?,
         norm: spec.norm,
     };
@@ -115,21 +147,24 @@ fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec
 
 /// Which layers are recurrent: those that are listed, or all but every fourth.
 fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
-    const INTERVAL: Field = Field::of_folder("full_attention_interval");
+    const INTERVAL: Field = Field::new("full_attention_interval", "full_attention_interval");
+    const LISTED: Field = Field::of_file("attention.recurrent_layers");
     let interval = fields.try_size(INTERVAL)?.unwrap_or(4);
     let listed = match fields.source() {
         Source::Folder(config) => {
             base::layers_of_type(config, num_layers, ["full_attention", "linear_attention"])?
         }
-        Source::File(_) => None,
+        Source::File(file) => {
+            // Layers behind the decoder's are listed, too.
+            let listed = file.flags(LISTED)?;
+            if !listed.is_empty() && listed.len() < num_layers {
+                let why = format!("must have {num_layers} flags");
+                return Err(fields.refuse(LISTED, &why));
+            }
+            (!listed.is_empty()).then(|| listed[..num_layers].to_vec())
+        }
     };
     Ok(listed.unwrap_or_else(|| base::all_but_every(interval, num_layers)))
-}
-
-/// GGUF files of gated delta networks are not read yet.
-pub fn no_file(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
-    let why = "GGUF files of gated delta networks are not read yet: load the folder in safetensors";
-    Err(file.refuse_key("general.architecture", why))
 }
 
 fn name(tensor: LayerTensor) -> Stored {
@@ -157,5 +192,30 @@ pub fn common_name(tensor: LayerTensor) -> Stored {
         DeltaNorm => Stored::whole("linear_attn.norm"),
         DeltaO => Stored::whole("linear_attn.out_proj"),
         other => folder_name(other),
+    }
+}
+
+fn name_in_file(tensor: LayerTensor) -> Stored {
+    use LayerTensor::{DeltaDecay, DeltaStrength};
+    match tensor {
+        DeltaStrength | DeltaDecay => Stored::by_head("ssm_ba", &[DeltaStrength, DeltaDecay]),
+        other => common_name_in_file(other),
+    }
+}
+
+/// The names that files of Qwen3.5 have, too.
+pub fn common_name_in_file(tensor: LayerTensor) -> Stored {
+    use LayerTensor::*;
+    match tensor {
+        Q | AttentionGate => Stored::by_head("attn_q", &[Q, AttentionGate]),
+        DeltaQ | DeltaK | DeltaV => Stored::fused("attn_qkv", &[DeltaQ, DeltaK, DeltaV]),
+        DeltaGate => Stored::whole("attn_gate"),
+        DeltaConvolution => Stored::whole("ssm_conv1d"),
+        DeltaDecayBias => Stored::complete("ssm_dt.bias"),
+        DeltaRate => Stored::complete("ssm_a"),
+        DeltaNorm => Stored::whole("ssm_norm"),
+        DeltaO => Stored::whole("ssm_out"),
+        MlpNorm => Stored::whole("post_attention_norm"),
+        other => file_name(other),
     }
 }

@@ -1,5 +1,4 @@
-//! Vectors whose elements are greater by 1 than those that a file stores: the norms of families that
-//! multiply by "1 + weight".
+//! Vectors that a file stores in another form, such as the norms of families that multiply by "1 + weight".
 
 use std::sync::OnceLock;
 
@@ -8,15 +7,20 @@ use half::{bf16, f16};
 use crate::{DType, Tensor};
 
 /// A vector of f32. Nothing is read from the file before the values are needed.
-pub struct RaisedTensor {
+pub struct ConvertedTensor {
     pub stored: Tensor,
+    conversion: fn(f32) -> f32,
     values: OnceLock<Vec<u8>>,
 }
 
-impl RaisedTensor {
-    pub fn new(stored: Tensor) -> Self {
+impl ConvertedTensor {
+    pub fn new(stored: Tensor, conversion: fn(f32) -> f32) -> Self {
         let values = OnceLock::new();
-        Self { stored, values }
+        Self {
+            stored,
+            conversion,
+            values,
+        }
     }
 
     pub fn values(&self) -> &[u8] {
@@ -29,7 +33,8 @@ impl RaisedTensor {
                 [a, b, c, d] => f32::from_le_bytes([a, b, c, d]),
                 _ => unreachable!("elements have 2 or 4 bytes"),
             });
-            values.flat_map(|x| (1.0 + x).to_le_bytes()).collect()
+            let converted = values.map(self.conversion);
+            converted.flat_map(f32::to_le_bytes).collect()
         })
     }
 }
