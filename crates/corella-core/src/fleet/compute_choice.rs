@@ -1,0 +1,216 @@
+//! Which node computes a prompt: a prefill node, or the decode node that has a part of it.
+
+/// A node that computes a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ComputePlace {
+    /// The prefill node, which then sends the rows that the decode node lacks.
+    Here,
+    /// The decode node. No rows are sent.
+    There,
+}
+
+/// What computing a prompt on one node depends on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ComputeSite {
+    /// Leading rows of the prompt in the node's prefix tree.
+    pub num_cached_rows: u32,
+    /// Prompt tokens that the node computes before it begins.
+    pub num_queued_tokens: u64,
+    /// How long 1,024 prompt tokens take, in microseconds; 0 before any were timed.
+    pub prefill_us: u64,
+}
+
+/// The predicted costs of computing a prompt on a prefill node and on a decode node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeCost {
+    pub num_prompt_tokens: u32,
+    pub here: ComputeSite,
+    pub there: ComputeSite,
+    /// Requests that decode on the decode node. Each of them waits for the prompt.
+    pub num_running_there: u32,
+    pub kv_bytes_per_token: u64,
+    /// Bytes per second over the link to the decode node; `None` counts as unlimited.
+    pub bandwidth: Option<u64>,
+}
+
+impl ComputeCost {
+    /// Compares the delays that each choice causes. For a prompt of n tokens, c of them cached, behind q queued tokens,
+    /// at p per token, with b bytes of a row at B bytes per second, and r requests that decode there:
+    ///
+    /// ```text
+    /// here  = (q + max(n - c, 1)) p + (n - c_there) b / B
+    /// there = (q + max(n - c, 1) (1 + r)) p
+    /// ```
+    ///
+    /// The last token is computed in any case, for its logits. A request that decodes there is delayed by the chunked
+    /// prefill of the rest, and its delay counts as much as this request's. The requests of a prefill node expect
+    /// prompts beside them. A decode node that has not timed a prompt is taken to be as fast as this node. Before this
+    /// node has timed one, nothing can be predicted, and the prompt is computed here, as it is when the costs are equal.
+    pub fn place(&self) -> ComputePlace {
+        if self.here.prefill_us == 0 {
+            return ComputePlace::Here;
+        }
+        match self.there_cost() < self.here_cost() {
+            true => ComputePlace::There,
+            false => ComputePlace::Here,
+        }
+    }
+
+    /// In 1/1024 us, like the other cost: times per token may be less than a microsecond.
+    fn here_cost(&self) -> u128 {
+        let ComputeSite {
+            num_queued_tokens,
+            prefill_us,
+            ..
+        } = self.here;
+        let num_computed = u128::from(num_queued_tokens) + self.num_uncached(self.here);
+        let computing = num_computed.saturating_mul(prefill_us.into());
+        let num_missing = { self.num_prompt_tokens }.saturating_sub(self.there.num_cached_rows);
+        let num_bytes = u128::from(num_missing) * u128::from(self.kv_bytes_per_token);
+        let sending = match self.bandwidth {
+            Some(bandwidth) => {
+                num_bytes.saturating_mul(1024 * 1_000_000) / u128::from(bandwidth.max(1))
+            }
+            None => 0,
+        };
+        computing.saturating_add(sending)
+    }
+
+    fn there_cost(&self) -> u128 {
+        let prefill_us = match self.there.prefill_us {
+            0 => self.here.prefill_us,
+            measured_us => measured_us,
+        };
+        let num_delayed = 1 + u128::from(self.num_running_there);
+        let num_computed =
+            u128::from(self.there.num_queued_tokens) + self.num_uncached(self.there) * num_delayed;
+        num_computed.saturating_mul(prefill_us.into())
+    }
+
+    fn num_uncached(&self, site: ComputeSite) -> u128 {
+        let num_uncached = { self.num_prompt_tokens }.saturating_sub(site.num_cached_rows);
+        num_uncached.max(1).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1,000 tokens, 1 us for a token on both nodes, 1 KB for a row, and nothing cached, queued or running.
+    const COST: ComputeCost = ComputeCost {
+        num_prompt_tokens: 1000,
+        here: site(0, 0, 1024),
+        there: site(0, 0, 1024),
+        num_running_there: 0,
+        kv_bytes_per_token: 1000,
+        bandwidth: None,
+    };
+
+    const fn site(num_cached_rows: u32, num_queued_tokens: u64, prefill_us: u64) -> ComputeSite {
+        ComputeSite {
+            num_cached_rows,
+            num_queued_tokens,
+            prefill_us,
+        }
+    }
+
+    /// Each case was worked out by hand.
+    #[test]
+    fn the_choice_that_delays_less_is_made() {
+        let is_there = |cost: ComputeCost| cost.place() == ComputePlace::There;
+        // 1,000 us on both.
+        assert!(!is_there(COST));
+        // 100 us there. Nine requests there make it 1,000, eight 900.
+        let turn = ComputeCost {
+            there: site(900, 0, 1024),
+            ..COST
+        };
+        assert!(is_there(turn));
+        let beside = |num_running_there| ComputeCost {
+            num_running_there,
+            ..turn
+        };
+        assert!(is_there(beside(8)));
+        assert!(!is_there(beside(9)));
+        // 100 rows of 1 KB take 1,000 us at 100 MB/s: 2,000 us here, and up to 1,900 there.
+        let over_link = |num_running_there| ComputeCost {
+            bandwidth: Some(100_000_000),
+            ..beside(num_running_there)
+        };
+        assert!(is_there(over_link(18)));
+        assert!(!is_there(over_link(19)));
+        // This node has 950 rows of its own, and computes the other 50 at once; the decode node 100.
+        let cached_here = ComputeCost {
+            here: site(950, 0, 1024),
+            ..turn
+        };
+        assert!(!is_there(cached_here));
+        // With 60 tokens in its queue it needs 110 us.
+        let queued_here = ComputeCost {
+            here: site(950, 60, 1024),
+            ..turn
+        };
+        assert!(is_there(queued_here));
+        // 900 queued tokens there make 1,000 us, one less makes 999.
+        let queued_there = |num_queued_tokens| ComputeCost {
+            there: site(900, num_queued_tokens, 1024),
+            ..COST
+        };
+        assert!(!is_there(queued_there(900)));
+        assert!(is_there(queued_there(899)));
+        // The decode node is ten times slower: 1,000 us. It has not timed a prompt: 100.
+        let slow = ComputeCost {
+            there: site(900, 0, 10_240),
+            ..COST
+        };
+        assert!(!is_there(slow));
+        let unmeasured = ComputeCost {
+            there: site(900, 0, 0),
+            ..COST
+        };
+        assert!(is_there(unmeasured));
+        // Nothing was timed here.
+        let unknown = ComputeCost {
+            here: site(0, 0, 0),
+            ..turn
+        };
+        assert!(!is_there(unknown));
+    }
+
+    /// A prompt that is cached as a whole on both nodes takes a token on both.
+    #[test]
+    fn the_last_token_is_computed_in_any_case() {
+        let whole = ComputeCost {
+            here: site(1000, 0, 1024),
+            there: site(1000, 0, 1024),
+            ..COST
+        };
+        assert_eq!(whole.place(), ComputePlace::Here);
+        let two_queued = ComputeCost {
+            here: site(1000, 2, 1024),
+            num_running_there: 1,
+            ..whole
+        };
+        assert_eq!(two_queued.place(), ComputePlace::There);
+        let four_delayed = ComputeCost {
+            num_running_there: 3,
+            ..two_queued
+        };
+        assert_eq!(four_delayed.place(), ComputePlace::Here);
+    }
+
+    #[test]
+    fn the_largest_numbers_do_not_overflow() {
+        let largest = site(0, u64::MAX, u64::MAX);
+        let cost = ComputeCost {
+            num_prompt_tokens: u32::MAX,
+            here: largest,
+            there: largest,
+            num_running_there: u32::MAX,
+            kv_bytes_per_token: u64::MAX,
+            bandwidth: Some(0),
+        };
+        assert_eq!(cost.place(), ComputePlace::Here);
+    }
+}
