@@ -13,6 +13,13 @@
 //!                      ◀── LoadDone, Tokens, Finish ──
 //! ```
 //!
+//! A decode node that has most of the prompt may be told to compute the rest, in place of the rows and the first token:
+//!
+//! ```text
+//! Decide ◀─ PrefillEnd ── Compute ────▶ DecodeEnd ── Compute ─▶ its scheduler
+//!                      ◀── Tokens, Finish ──
+//! ```
+//!
 //! [`BlockLoader`] brings cached blocks from other nodes, and [`BlockSource`] serves them to others, whatever role either
 //! node has.
 //!
@@ -36,6 +43,7 @@ mod block_source;
 mod cache_store;
 mod config;
 mod deadline_queue;
+mod decode_compute;
 mod decode_end;
 mod decode_opening;
 mod decode_search;
@@ -48,6 +56,7 @@ mod local_run;
 mod message;
 mod prefill_end;
 mod prefill_session;
+mod prompt_work;
 mod pulse;
 mod siblings;
 mod tombstone;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use corella_core::PeerStanding;
+use corella_core::{ComputePlace, PeerStanding};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -173,6 +173,13 @@ fn encode_role(role: &RunningRole, encoder: &mut DescriptorEncoder<'_>) -> fmt::
             }
             let help = "Requests that no decode node was asked to take, by why they stayed here";
             encode(encoder, "corella_pd_stays", help, &stays)?;
+            let decisions = [
+                ("here", node.num_decisions(ComputePlace::Here)),
+                ("there", node.num_decisions(ComputePlace::There)),
+            ];
+            let help = "Prompts of which a decode node was likely to have most, by whether the rest was \
+                        computed on this node or there";
+            outcomes(encoder, "corella_pd_decisions", help, &decisions)?;
             let times = node.times();
             let histograms = [
                 (

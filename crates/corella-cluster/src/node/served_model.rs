@@ -13,7 +13,7 @@ use super::config::NodeConfig;
 /// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
 /// Version 3 knows constraints on whole answers, which a node that skipped them would break, and adapters by their
 /// contents.
-const PROTOCOL: (u32, u32) = (3, 0);
+const PROTOCOL: (u32, u32) = (3, 1);
 
 pub struct ServedModel {
     pub engine: Engine,

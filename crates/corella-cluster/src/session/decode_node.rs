@@ -80,12 +80,20 @@ struct LocalRequest {
     /// The pages of its prompt by KV group, once they are reserved.
     tables: Vec<PageTable>,
     asked_at: Instant,
-    /// Whether its KV has arrived. Until then, `Release` says when its pages may be freed.
+    /// Whether its KV has arrived, or none comes. Until then, `Release` says when its pages may be freed.
     has_arrived: bool,
-    /// When that was, until a token has been drawn.
-    arrived_at: Option<Instant>,
+    /// How it began to run, until a token has been drawn.
+    start: Option<Start>,
     /// Reads its outputs; aborting it drops the stream, which aborts the request.
     reader: AbortHandle,
+}
+
+/// How a request of another node begins to run.
+enum Start {
+    /// Its KV and first token have come.
+    Arrived(Instant),
+    /// Its prompt is left to this node.
+    Computed,
 }
 
 impl DecodeNode {
@@ -204,9 +212,17 @@ impl Driver for DecodeNode {
                 state.loads.remove(&key);
                 if let Some(request) = state.requests.get_mut(&key) {
                     request.has_arrived = true;
-                    request.arrived_at = Some(Instant::now());
+                    request.start = Some(Start::Arrived(Instant::now()));
                     let token = first_token.sample.token;
                     self.exchange.handle_kv_arrived(request.id, token);
+                }
+            }
+            DecodeAction::Compute { key } => {
+                if let Some(request) = state.requests.get_mut(&key) {
+                    tracing::debug!(%key, "this node computes the rest of a prompt");
+                    request.has_arrived = true;
+                    request.start = Some(Start::Computed);
+                    self.exchange.handle_kv_lost(request.id, LostKv::Recompute);
                 }
             }
             DecodeAction::AbortLocal { key } => {
@@ -269,7 +285,7 @@ impl DecodeNode {
                     tables: Vec::new(),
                     asked_at: Instant::now(),
                     has_arrived: false,
-                    arrived_at: None,
+                    start: None,
                     reader: reader.abort_handle(),
                 };
                 state.requests.insert(key, request);
@@ -395,12 +411,18 @@ impl DecodeNode {
                     let has_ended = output.finish.is_some();
                     if output.sample.is_some()
                         && let Some(request) = self.lock().requests.get_mut(&key)
-                        && let Some(since) = request.arrived_at.take()
+                        && let Some(start) = request.start.take()
                     {
-                        let seconds = since.elapsed().as_secs_f64();
-                        self.times.first_decode.observe(seconds);
-                        let cached = receipt.reservation().map_or(0, |it| it.num_cached_rows);
-                        let num_received = output.num_prompt_tokens.saturating_sub(cached);
+                        let num_received = match start {
+                            Start::Arrived(since) => {
+                                let seconds = since.elapsed().as_secs_f64();
+                                self.times.first_decode.observe(seconds);
+                                let reservation = receipt.reservation();
+                                let cached = reservation.map_or(0, |it| it.num_cached_rows);
+                                output.num_prompt_tokens.saturating_sub(cached)
+                            }
+                            Start::Computed => 0,
+                        };
                         let meter = self.meter.as_ref();
                         count = meter.map(|meter| meter.begin(num_received, receipt.adapter()));
                     }
@@ -436,6 +458,7 @@ impl DecodeNode {
             num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
             num_reservations: stats.num_reservations,
             is_draining: !self.is_serving(),
+            prefill_us: stats.prefill_us,
         }
     }
 

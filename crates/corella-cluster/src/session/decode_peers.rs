@@ -116,6 +116,7 @@ impl RegistryPeers {
             num_waiting: load.num_waiting,
             num_reservations: load.num_reservations,
             is_draining: load.is_draining,
+            prefill_us: load.prefill_us,
         });
         if let Err(mismatch) = self.hello.check(&theirs) {
             return self.note_incompatible(peer, theirs.incarnation, &mismatch);
@@ -305,6 +306,11 @@ impl DecodePeers for RegistryPeers {
 
     fn kv_address(&self, node: NodeId) -> Option<KvAddress> {
         self.lock().kv_addresses.get(&peer_id(node)).cloned()
+    }
+
+    fn facts(&self, node: NodeId) -> Option<DecodeNode> {
+        let nodes = (self.peers).with_table(|table, now_us| table.decode_nodes(now_us));
+        { nodes.into_iter() }.find(|known| known.peer_id == peer_id(node))
     }
 
     fn mark_suspect(&self, node: NodeId) {

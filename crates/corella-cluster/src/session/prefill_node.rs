@@ -1,5 +1,6 @@
 //! The prefill node's side: carries facts into a [`PrefillEnd`] and its actions out.
 
+mod decision;
 mod run;
 mod session_table;
 
@@ -14,8 +15,8 @@ use corella_core::session::{
     SubmissionError, ToDecode, ToPrefill,
 };
 use corella_core::{
-    AdmissionError, FinishReason, NodeId, Request, RequestError, RequestId, RequestOutput,
-    SessionId,
+    AdmissionError, ComputePlace, FinishReason, NodeId, Request, RequestError, RequestId,
+    RequestOutput, SessionId,
 };
 use corella_engine::{
     Attribute, Engine, EngineState, Entry, Generate, SpanKind, StreamEvent, Submission,
@@ -36,6 +37,7 @@ use crate::entrance::KeptPrompts;
 use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, PeerAddress, TransferAccount};
 
+use decision::DecisionCounts;
 use session_table::{Client, ClientFacts, SessionTable};
 
 /// `num_sessions` is the current number; the other fields are totals since the node started.
@@ -65,11 +67,13 @@ pub(super) struct Node {
     kv_address: KvAddress,
     /// Whether requests that no decode node takes are decoded here.
     falls_back: bool,
+    kv_bytes_per_token: u64,
     num_sessions: AtomicU64,
     num_remote_tokens: AtomicU64,
     times: PrefillTimes,
     stays: StayCounts,
     sent: SentBlocks,
+    decisions: DecisionCounts,
     shared: Shared<State>,
 }
 
@@ -113,6 +117,7 @@ impl PrefillNode {
         kept: Option<Arc<KeptPrompts>>,
     ) -> Result<Self, SessionConfigError> {
         let falls_back = config.starts_locally;
+        let kv_bytes_per_token = config.row_bytes;
         let end = PrefillEnd::new(config, hello.clone())?;
         let shared = Shared::new(State {
             end,
@@ -129,12 +134,14 @@ impl PrefillNode {
             hello,
             kv_address,
             falls_back,
+            kv_bytes_per_token,
             num_sessions: AtomicU64::new(0),
             num_remote_tokens: AtomicU64::new(0),
             times: PrefillTimes::new(),
             stays: StayCounts::default(),
             sent: SentBlocks::new(engine.block_exchange()),
             engine,
+            decisions: DecisionCounts::default(),
             shared,
         });
         super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);
@@ -168,6 +175,11 @@ impl PrefillNode {
         let node = &self.0;
         let site = node.sent.find(&submission.namespace, &submission.prompt)?;
         node.peers.kv_address(site.node)?.reach(host)
+    }
+
+    /// Requests whose decode node had a part of the prompt, by which node was to compute the rest.
+    pub fn num_decisions(&self, place: ComputePlace) -> u64 {
+        self.0.decisions.get(place)
     }
 
     pub fn stats(&self) -> PrefillNodeStats {
@@ -216,7 +228,10 @@ impl Generate for PrefillNode {
             .num_sessions
             .fetch_add(num_choices.into(), Ordering::Relaxed);
         let siblings = (num_choices > 1).then(|| node.session(number));
-        let mut near = None;
+        // Choices wait for the rows of the first, which all their decode nodes load.
+        let holder = { num_choices == 1 }.then(|| node.peers.holder(&first));
+        let holder = holder.flatten();
+        let mut near = holder;
         let mut streams = Vec::with_capacity(num_choices as usize);
         for choice in 0..num_choices {
             let mut request = first.clone();
@@ -230,6 +245,7 @@ impl Generate for PrefillNode {
                 }
                 Choice::Nobody => return Err(SubmitError::Refused(AdmissionError::NoDecodeNode)),
             };
+            let asks_first = peer.is_some_and(|peer| holder == Some(peer.node));
             near = near.or(peer.map(|peer| peer.node));
             let submission = SessionSubmission {
                 session: node.session(number),
@@ -240,6 +256,7 @@ impl Generate for PrefillNode {
                 adapter: adapter.as_ref().map(|adapter| adapter.fingerprint()),
                 constraint: source.clone(),
                 trace_id: trace_id.clone(),
+                asks_first,
             };
             let client = ClientFacts {
                 adapter: adapter.clone(),
@@ -340,6 +357,11 @@ impl Driver for Node {
                 state.sessions.close(key);
                 self.peers.handle_left(key.session);
             }
+            PrefillAction::Decide {
+                key,
+                node,
+                num_cached_rows,
+            } => self.decide(state, key, node, num_cached_rows),
             PrefillAction::SubmitLocally {
                 session,
                 run,

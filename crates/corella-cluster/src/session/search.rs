@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use corella_core::session::{Mismatch, Peer};
-use corella_core::{NodeId, Request, SessionId};
+use corella_core::{DecodeNode, NodeId, Request, SessionId};
 use tonic::transport::Channel;
 
 use super::stay::StayReason;
@@ -32,6 +32,16 @@ pub trait DecodePeers: Send + Sync + 'static {
         None
     }
 
+    /// A node that is likely to have most of the request's prompt, such as the one that decoded the turn before.
+    fn holder(&self, _request: &Request) -> Option<NodeId> {
+        None
+    }
+
+    /// What is known of a node's load and of the link to it.
+    fn facts(&self, _node: NodeId) -> Option<DecodeNode> {
+        None
+    }
+
     fn mark_suspect(&self, node: NodeId);
 
     fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch);
@@ -52,7 +62,7 @@ pub struct Search<'a> {
     pub request: &'a Request,
     /// Nodes that are not to be asked again.
     pub tried: &'a [NodeId],
-    /// Where another choice of the same prompt goes: its rows will be there.
+    /// Where another choice of the same prompt goes, or a node that has most of the prompt: rows will be there.
     pub near: Option<NodeId>,
     /// Whether this node may decode it if that is quicker, or if no other node has room.
     pub falls_back: bool,

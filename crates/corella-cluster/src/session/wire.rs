@@ -160,6 +160,7 @@ pub fn to_decode(message: core::ToDecode, kv: &KvAddress) -> Body {
             sample: Some(first.sample.into()),
             num_cached_tokens: first.num_cached_tokens,
         }),
+        core::ToDecode::Compute => Body::Compute(Empty {}),
         core::ToDecode::Heartbeat => Body::Heartbeat(Empty {}),
         core::ToDecode::Abort(reason) => Body::Abort(reason.into()),
     }
@@ -177,6 +178,7 @@ pub fn from_prefill(body: Body) -> Result<core::ToDecode, WireError> {
                 .try_into()?,
             num_cached_tokens: first.num_cached_tokens,
         })),
+        Body::Compute(_) => core::ToDecode::Compute,
         Body::Heartbeat(_) => core::ToDecode::Heartbeat,
         Body::Abort(abort) => core::ToDecode::Abort(abort.try_into()?),
         _ => return Err(WireError("a prefill node's message")),
@@ -254,7 +256,7 @@ pub fn from_decode(body: Body, own: &core::Hello) -> Result<core::ToPrefill, Wir
         Body::Finish(finish) => core::ToPrefill::Finish(finish.try_into()?),
         Body::Heartbeat(_) => core::ToPrefill::Heartbeat,
         Body::Abort(abort) => core::ToPrefill::Abort(abort.try_into()?),
-        Body::Allocate(_) | Body::FirstToken(_) => {
+        Body::Allocate(_) | Body::FirstToken(_) | Body::Compute(_) => {
             return Err(WireError("a decode node's message"));
         }
     })

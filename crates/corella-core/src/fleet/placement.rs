@@ -64,6 +64,8 @@ pub struct LoadReport {
     /// peer can tell which of its own are already counted in `num_free_pages`.
     pub num_reservations: u64,
     pub is_draining: bool,
+    /// How long 1,024 prompt tokens take there, in microseconds; 0 before the node has computed any.
+    pub prefill_us: u64,
 }
 
 /// One decode node as it is known here.

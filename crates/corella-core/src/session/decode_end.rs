@@ -68,6 +68,8 @@ pub enum DecodeAction {
     },
     /// Ends a load. [`DecodeEnd::handle_load_cancelled`] says that no more writes can come.
     CancelLoad { key: SessionKey },
+    /// No rows come and nothing writes to the pages: the scheduler computes the request from what it has cached.
+    Compute { key: SessionKey },
     /// All rows and the first token are there, so the scheduler may continue. If the scheduler has
     /// ended the request meanwhile, the request's pages can be released.
     Arrived {
@@ -132,6 +134,7 @@ impl DecodeEnd {
             ToDecode::Hello(hello) => self.handle_hello(node, key, &hello),
             ToDecode::Allocate(allocate) => self.handle_allocate(key, allocate),
             ToDecode::FirstToken(first_token) => self.handle_first_token(key, first_token),
+            ToDecode::Compute => self.handle_compute(key),
             ToDecode::Abort(reason) => {
                 if reason == AbortReason::PeerLost && self.open_session(key).is_some() {
                     self.actions.push_back(DecodeAction::MarkSuspect { node });
@@ -155,6 +158,7 @@ impl DecodeEnd {
                 self.send(key, ToPrefill::LoadDone);
                 self.arrive(key);
             }
+            Stage::StoppingLoad => self.compute(key),
             Stage::Quarantined => self.release(key),
             _ => {}
         }
@@ -172,6 +176,7 @@ impl DecodeEnd {
                 *has_rows = true;
                 self.end(key, Some(AbortReason::LoadFailed));
             }
+            Stage::StoppingLoad => self.compute(key),
             Stage::Quarantined => self.release(key),
             _ => {}
         }
@@ -180,9 +185,10 @@ impl DecodeEnd {
     /// A load that was cancelled writes no more.
     pub fn handle_load_cancelled(&mut self, key: SessionKey, now_us: u64) {
         self.note_time(now_us);
-        let session = self.sessions.get(&key);
-        if session.is_some_and(|session| matches!(session.stage, Stage::Quarantined)) {
-            self.release(key);
+        match self.sessions.get(&key).map(|session| &session.stage) {
+            Some(Stage::StoppingLoad) => self.compute(key),
+            Some(Stage::Quarantined) => self.release(key),
+            _ => {}
         }
     }
 
@@ -192,7 +198,10 @@ impl DecodeEnd {
         let Some(session) = self.open_session(key) else {
             return;
         };
-        let Stage::Decoding { num_output_tokens } = &mut session.stage else {
+        let Stage::Decoding {
+            num_output_tokens, ..
+        } = &mut session.stage
+        else {
             // The scheduler has ended the request before its KV was there.
             if output.finish.is_some() {
                 self.end(key, Some(AbortReason::LoadTimedOut));
@@ -379,8 +388,17 @@ impl DecodeEnd {
             } => {
                 first_token.get_or_insert(told);
             }
-            Stage::Decoding { .. } | Stage::Finished | Stage::Quarantined => {}
-            Stage::Greeting | Stage::Reserving { .. } => {
+            Stage::Decoding {
+                draws_first: false, ..
+            }
+            | Stage::Finished
+            | Stage::Quarantined => {}
+            Stage::Greeting
+            | Stage::Reserving { .. }
+            | Stage::StoppingLoad
+            | Stage::Decoding {
+                draws_first: true, ..
+            } => {
                 self.end(key, Some(AbortReason::ProtocolViolated));
             }
         }
@@ -401,6 +419,7 @@ impl DecodeEnd {
         {
             session.stage = Stage::Decoding {
                 num_output_tokens: 1,
+                draws_first: false,
             };
             self.actions
                 .push_back(DecodeAction::Arrived { key, first_token });
@@ -484,6 +503,10 @@ impl DecodeEnd {
                 session.stage = Stage::Quarantined;
                 self.actions.push_back(DecodeAction::AbortLocal { key });
                 self.actions.push_back(DecodeAction::CancelLoad { key });
+            }
+            Stage::StoppingLoad => {
+                session.stage = Stage::Quarantined;
+                self.actions.push_back(DecodeAction::AbortLocal { key });
             }
             Stage::Decoding { .. } => {
                 self.actions.push_back(DecodeAction::AbortLocal { key });

@@ -5,7 +5,7 @@ use alloc::boxed::Box;
 
 use crate::session::message::Mismatch;
 use crate::session::prefill_end::PrefillAction;
-use crate::session::prefill_session::{Context, Link, Local, PrefillSession, Remote};
+use crate::session::prefill_session::{Context, Link, PrefillSession, PromptWork, Remote};
 use crate::session::pulse::Pulse;
 use crate::session::{
     AbortReason, Allocate, Allocated, Hello, Peer, Refusal, SessionKey, ToDecode,
@@ -35,7 +35,9 @@ impl PrefillSession {
             pulse: Pulse::new(context.now_us),
             has_answered: false,
             has_greeted: false,
+            knows_compute: false,
             is_allocated: false,
+            prompt_work: PromptWork::Here,
             needs_rows: true,
             is_stored: false,
             has_first_token: false,
@@ -97,52 +99,44 @@ impl PrefillSession {
             return Some((node, hello.incarnation));
         }
         match context.hello.check(hello) {
-            Ok(()) => link.has_greeted = true,
+            Ok(()) => {
+                link.has_greeted = true;
+                link.knows_compute = hello.knows_compute();
+            }
             Err(mismatch) => self.be_refused_as_incompatible(node, mismatch, context),
         }
         None
     }
 
     pub(super) fn handle_allocated(&mut self, allocated: Allocated, context: &mut Context<'_>) {
-        let session = self.id;
-        let is_accepted = self.is_accepted();
         let num_rows = self.request.prompt.len() as u32;
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
-        if link.is_allocated {
+        if link.is_allocated || link.is_undecided() {
             return;
         }
         if !link.has_greeted || allocated.num_cached_rows > num_rows {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
         }
-        link.is_allocated = true;
-        link.needs_rows = allocated.num_cached_rows < num_rows;
-        link.is_stored = true;
-        let key = link.key;
-        let run = match self.local {
-            Local::Prefilling { run } | Local::Held { run, .. } => run,
-            Local::Nothing | Local::Running { .. } => {
-                let run = self.next_run();
-                self.local = Local::Prefilling { run };
-                let mut request = self.run_request();
-                request.stopping.max_tokens = Some(1);
-                request.exports_kv = true;
-                context.submit_locally(session, run, is_accepted, request);
-                run
-            }
-        };
-        let first_row = allocated.num_cached_rows;
-        context.export(|exports| exports.add_reader(run, key, first_row));
-        self.tell_first_token(context);
+        let num_cached_rows = allocated.num_cached_rows;
+        let asks = self.asks_first
+            && link.key.attempt == 0
+            && link.knows_compute
+            // A choice that waits for another one's rows has no pages yet.
+            && allocated.granted_as.is_some();
+        match asks {
+            true => self.ask(num_cached_rows, context),
+            false => self.compute_here(num_cached_rows, context),
+        }
     }
 
     pub(super) fn handle_refused(&mut self, refusal: Refusal, context: &mut Context<'_>) {
         let Remote::Linked(link) = &self.remote else {
             return;
         };
-        if link.is_allocated {
+        if link.is_allocated || link.is_undecided() {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
         }

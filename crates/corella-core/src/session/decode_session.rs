@@ -45,8 +45,12 @@ pub(super) enum Stage {
         has_rows: bool,
         first_token: Option<Box<FirstToken>>,
     },
+    /// This node computes the prompt, once its load writes no more.
+    StoppingLoad,
     Decoding {
         num_output_tokens: u32,
+        /// The prefill node has left the prompt and the first token to this one.
+        draws_first: bool,
     },
     /// The scheduler has ended the request, or has not taken it.
     Finished,

@@ -17,6 +17,9 @@ pub enum ToDecode {
     Allocate(Box<Allocate>),
     /// The prompt is computed. This is never sent if a step that computes the prompt has failed.
     FirstToken(Box<FirstToken>),
+    /// No rows come: the decode node computes the rest of the prompt, and draws the first token. Only for nodes that
+    /// [know it](Hello::knows_compute), and only in answer to `Allocated`.
+    Compute,
     Heartbeat,
     Abort(AbortReason),
 }
@@ -188,6 +191,14 @@ pub enum AbortReason {
 }
 
 impl Hello {
+    /// The first minor version of the protocol with [`ToDecode::Compute`].
+    const MINOR_WITH_COMPUTE: u32 = 1;
+
+    /// Whether the node understands [`ToDecode::Compute`].
+    pub fn knows_compute(&self) -> bool {
+        self.protocol_minor >= Self::MINOR_WITH_COMPUTE
+    }
+
     /// Whether a request can be served together with `other`.
     pub fn check(&self, other: &Self) -> Result<(), Mismatch> {
         if self.protocol_major != other.protocol_major {

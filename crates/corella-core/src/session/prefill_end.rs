@@ -15,8 +15,8 @@ use crate::session::{
     AbortReason, Hello, Peer, SessionConfig, SessionConfigError, SessionKey, ToDecode, ToPrefill,
 };
 use crate::{
-    AdmissionError, FinishReason, Incarnation, KvFact, NodeId, Request, RequestError, RequestId,
-    RequestOutput, Sample, SessionId, StepId,
+    AdmissionError, ComputePlace, FinishReason, Incarnation, KvFact, NodeId, Request, RequestError,
+    RequestId, RequestOutput, Sample, SessionId, StepId,
 };
 
 /// Accepts requests from clients and finishes each of them exactly once, with or without a decode
@@ -29,7 +29,7 @@ use crate::{
 ///   must be called; earlier calls do no harm
 ///
 /// A session looks for a decode node, computes the prompt here for it, and passes on the tokens
-/// that the decode node sends. A decode node that refuses, or fails before it has reserved pages,
+/// that the decode node sends. A prompt of which the decode node has most may be computed there. A decode node that refuses, or fails before it has reserved pages,
 /// is replaced by another within the same search. If it fails later, but before the client has got
 /// a token, the session searches once more. After that the request goes on here, after the tokens
 /// that the client has, unless `resumes_locally` is off.
@@ -65,6 +65,9 @@ pub struct Submission {
     pub constraint: Option<Arc<str>>,
     /// What logs call the request on both nodes.
     pub trace_id: Option<Arc<str>>,
+    /// Whether the first decode node, once it has pages, may be left the prompt:
+    /// [`PrefillAction::Decide`] then comes before this node computes anything.
+    pub asks_first: bool,
 }
 
 /// What the driver is to do, in this order.
@@ -88,6 +91,14 @@ pub enum PrefillAction {
     /// Closes the stream behind what has been sent on it. Nothing that comes from it matters.
     CloseStream {
         key: SessionKey,
+    },
+    /// The decode node has pages for the request, and this many of its leading rows. The answer is
+    /// [`PrefillEnd::handle_decision`]. Without one within the time to look for a decode node, the prompt is computed
+    /// here.
+    Decide {
+        key: SessionKey,
+        node: NodeId,
+        num_cached_rows: u32,
     },
     /// Submits a run to this node's engine. The answer, before the next action is taken, is
     /// [`PrefillEnd::handle_submitted`] or [`PrefillEnd::handle_local_refused`]; outputs come back by
@@ -135,7 +146,7 @@ pub struct ClientEvent {
     pub sample: Option<Sample>,
     pub finish: Option<SessionFinish>,
     pub num_prompt_tokens: u32,
-    /// Prompt tokens that this node had in its prefix cache when the request first ran.
+    /// Prompt tokens that the node that computed the prompt had in its prefix cache when the request first ran.
     pub num_cached_tokens: u32,
     /// Total so far, this event's included.
     pub num_output_tokens: u32,
@@ -249,6 +260,14 @@ impl PrefillEnd {
                 .push_back(PrefillAction::MarkRestarted { node, incarnation });
             self.handle_incarnation(node, incarnation, now_us);
         }
+    }
+
+    /// The answer to [`PrefillAction::Decide`].
+    pub fn handle_decision(&mut self, key: SessionKey, place: ComputePlace, now_us: u64) {
+        self.note_time(now_us);
+        self.with(key.session, |session, context| {
+            session.handle_decision(key, place, context);
+        });
     }
 
     /// The attempt's stream has closed, or could not be opened.

@@ -13,7 +13,8 @@ use crate::session::{
     Tokens,
 };
 use crate::{
-    AdmissionError, FinishReason, Incarnation, NodeId, Request, Sample, SessionId, TokenId,
+    AdmissionError, ComputePlace, FinishReason, Incarnation, NodeId, Request, Sample, SessionId,
+    TokenId,
 };
 
 #[derive(Debug)]
@@ -26,6 +27,7 @@ pub(super) struct PrefillSession {
     pub(super) adapter: Option<u128>,
     pub(super) constraint: Option<Arc<str>>,
     pub(super) trace_id: Option<Arc<str>>,
+    pub(super) asks_first: bool,
     pub(super) remote: Remote,
     pub(super) local: Local,
     pub(super) num_attempts: u32,
@@ -69,13 +71,39 @@ pub(super) struct Link {
     pub(super) pulse: Pulse,
     pub(super) has_answered: bool,
     pub(super) has_greeted: bool,
+    /// The peer understands [`ToDecode::Compute`].
+    pub(super) knows_compute: bool,
+    /// The decode node has pages, and it is decided which node computes the prompt.
     pub(super) is_allocated: bool,
+    pub(super) prompt_work: PromptWork,
     /// The decode node did not have all rows from the beginning.
     pub(super) needs_rows: bool,
     /// The rows are on offer in the cache store.
     pub(super) is_stored: bool,
     pub(super) has_first_token: bool,
     pub(super) has_loaded: bool,
+}
+
+impl Link {
+    /// The decode node may send tokens.
+    fn is_decoding(&self) -> bool {
+        self.has_first_token || self.prompt_work == PromptWork::There
+    }
+
+    pub(super) fn is_undecided(&self) -> bool {
+        matches!(self.prompt_work, PromptWork::Undecided { .. })
+    }
+}
+
+/// Which node computes the prompt of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PromptWork {
+    Here,
+    /// The driver was asked.
+    Undecided {
+        num_cached_rows: u32,
+    },
+    There,
 }
 
 /// What this node's engine has to do with the session now.
@@ -168,6 +196,7 @@ impl PrefillSession {
             adapter: submission.adapter,
             constraint: submission.constraint,
             trace_id: submission.trace_id,
+            asks_first: submission.asks_first,
             remote: Remote::Nothing,
             local: Local::Nothing,
             num_attempts: 0,
@@ -314,6 +343,9 @@ impl PrefillSession {
                 if is_silent {
                     let reason = AbortReason::PeerLost;
                     self.lose(reason.clone(), Some(reason), context);
+                } else if is_search_over && link.is_undecided() {
+                    let key = link.key;
+                    self.handle_decision(key, ComputePlace::Here, context);
                 } else if is_search_over {
                     let reason = AbortReason::AllocateTimedOut;
                     self.lose(reason.clone(), Some(reason), context);
@@ -370,18 +402,28 @@ impl PrefillSession {
             matches!(self.remote, Remote::Nothing) || !matches!(self.local, Local::Running { .. }),
             "session {id} runs on two nodes"
         );
+        let is_left_to_peer =
+            { self.link() }.is_some_and(|link| link.prompt_work != PromptWork::Here);
+        assert!(
+            !is_left_to_peer || self.local == Local::Nothing,
+            "session {id} may have its prompt computed on two nodes"
+        );
         assert!(
             self.tried.len() <= 2 * config.max_asked_peers as usize,
             "session {id} has asked too many nodes"
         );
     }
 
-    fn handle_load_done(&mut self, context: &mut Context<'_>) {
+    pub(super) fn handle_load_done(&mut self, context: &mut Context<'_>) {
         let Remote::Linked(link) = &mut self.remote else {
             return;
         };
         // This may come before this node's engine reports that the last rows are computed, because
         // the transport reads them as soon as they are.
+        if link.is_undecided() {
+            link.has_loaded = true;
+            return;
+        }
         if !link.is_allocated {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
@@ -399,7 +441,7 @@ impl PrefillSession {
         let num_repeated = num_known.checked_sub(tokens.first_position);
         let num_tokens = tokens.samples.len() as u64;
         let has_room = u64::from(tokens.first_position) + num_tokens <= u64::from(self.max_tokens);
-        let is_decoding = self.link().is_some_and(|link| link.has_first_token);
+        let is_decoding = self.link().is_some_and(Link::is_decoding);
         let Some(num_repeated) = num_repeated.filter(|_| is_decoding && has_room) else {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
@@ -424,7 +466,7 @@ impl PrefillSession {
     }
 
     fn handle_finish(&mut self, finish: Finish, context: &mut Context<'_>) {
-        let is_decoding = self.link().is_some_and(|link| link.has_first_token);
+        let is_decoding = self.link().is_some_and(Link::is_decoding);
         if !is_decoding || finish.num_output_tokens as usize != self.output.len() {
             let reason = AbortReason::ProtocolViolated;
             return self.lose(reason.clone(), Some(reason), context);
@@ -459,6 +501,10 @@ impl PrefillSession {
     ) {
         let was_allocated = self.link().is_some_and(|link| link.is_allocated);
         self.unlink(told, context);
+        if self.output.is_empty() {
+            // Another node computes the prompt.
+            self.accounting = None;
+        }
         if !was_allocated {
             return self.ask_next(reason, context);
         }

@@ -2,6 +2,7 @@
 
 mod block_load;
 mod cache_store;
+mod compute;
 mod decode_end;
 mod fixture;
 mod prefill_end;

@@ -171,6 +171,7 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
         max_copy_us: 0,
         copies_fail_once_in: 0,
         is_compatible: true,
+        knows_compute: true,
     }
 }
 

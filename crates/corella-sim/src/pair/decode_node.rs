@@ -150,7 +150,10 @@ impl DecodeNode {
                 }
             }
             LocalEvent::Reserve(key) => self.reserve(key, world),
-            LocalEvent::LayerDone { .. } | LocalEvent::Read(_) | LocalEvent::Stopped(_) => {
+            LocalEvent::LayerDone { .. }
+            | LocalEvent::Read(_)
+            | LocalEvent::Stopped(_)
+            | LocalEvent::Decide(_) => {
                 unreachable!("a decode node sends no rows")
             }
         }
@@ -284,7 +287,20 @@ impl DecodeNode {
                 };
                 world.send(id, Direction::ToPrefill, packet);
             }
+            DecodeAction::Compute { key } => {
+                if self.loads.contains_key(&key) {
+                    let what = format!("{key} is computed while its pages may be written to");
+                    return Err(world.violation("pages are kept while they are written", what));
+                }
+                world.sessions.arrived(key);
+                world.totals.num_computed_there += 1;
+                let request = self.requests[&key].request;
+                self.engine
+                    .scheduler()
+                    .handle_kv_lost(request, LostKv::Recompute);
+            }
             DecodeAction::CancelLoad { key } => {
+                world.sessions.arrived(key);
                 if let Some(load) = self.loads.get_mut(&key) {
                     load.is_cancelled = true;
                 }

@@ -39,6 +39,8 @@ pub struct NodePlan {
     pub max_copy_us: u64,
     pub copies_fail_once_in: u64,
     pub is_compatible: bool,
+    /// Whether it speaks a minor version with `ToDecode::Compute`.
+    pub knows_compute: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -66,6 +68,8 @@ pub struct PairCall {
     pub goes_remote: bool,
     /// The session of the first choice, where several calls are choices of one request.
     pub siblings: Option<SessionId>,
+    /// Its decode node may be left the prompt.
+    pub asks_first: bool,
     pub output: Vec<TokenId>,
     pub finish: FinishReason,
 }
@@ -115,7 +119,7 @@ impl PairLoad {
             instance: format!("node-{node}").into(),
             incarnation,
             protocol_major: 1,
-            protocol_minor: node.0,
+            protocol_minor: u32::from(plan.knows_compute),
             model_fingerprint: if plan.is_compatible { 1 } else { 2 },
             tokenizer_digest: 3,
             kv_shape: KvShape {
@@ -191,7 +195,8 @@ impl Writer {
                 self.call(id, node, &nodes[node].config)
             })
             .collect();
-        let calls = with_choices(calls, seed);
+        let mut calls = with_choices(calls, seed);
+        ask_first(&mut nodes, &mut calls, seed);
         let mut load = PairLoad {
             num_layers: 1 + self.random.below(3) as u32,
             alphabet: self.alphabet,
@@ -255,6 +260,7 @@ impl Writer {
             max_copy_us: 0,
             copies_fail_once_in: 0,
             is_compatible: true,
+            knows_compute: true,
         }
     }
 
@@ -340,6 +346,7 @@ impl Writer {
             cancel_us: cancel.then(|| (at_us + self.random.below(600_000)).saturating_sub(20_000)),
             goes_remote: !self.random.once_in(8),
             siblings: None,
+            asks_first: false,
             request,
             output,
             finish,
@@ -407,6 +414,21 @@ fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
         config.num_pages *= num_groups;
         config.max_held_pages *= num_groups;
         config.max_spilled_pages *= num_groups;
+    }
+}
+
+/// Has the calls of some loads ask their decode node first, from a generator of its own. A node may be too old for that.
+fn ask_first(nodes: &mut [NodePlan], calls: &mut [PairCall], seed: u64) {
+    let mut random = Random(seed ^ 0xa5_f125);
+    if random.once_in(2) {
+        return;
+    }
+    for node in nodes {
+        node.knows_compute = !random.once_in(6);
+    }
+    let skips_once_in = random.pick(&[2, 10]);
+    for call in calls {
+        call.asks_first = call.goes_remote && !random.once_in(skips_once_in);
     }
 }
 

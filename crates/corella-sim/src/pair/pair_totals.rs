@@ -56,6 +56,12 @@ pub struct PairTotals {
     pub num_handed_back: u64,
     /// Choices that waited for another one of their prompt.
     pub num_waiting_choices: u64,
+    /// Prompts of which a decode node had pages before it was decided which node computes them, and those that decode
+    /// nodes computed.
+    pub num_asked_first: u64,
+    pub num_computed_there: u64,
+    /// Requests that went on here behind tokens of a decode node that had computed the prompt.
+    pub num_lost_after_compute: u64,
 }
 
 impl PairTotals {
@@ -105,7 +111,7 @@ impl PairTotals {
             num_exports_declined num_exports_cut_short num_leases_ended
             num_reads_of_failed_steps num_cached_rows num_aborts
             num_refusals num_unanswered_reservations num_spills num_restores num_handed_back
-            num_waiting_choices
+            num_waiting_choices num_asked_first num_computed_there num_lost_after_compute
         )
     }
 }

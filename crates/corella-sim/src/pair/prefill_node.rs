@@ -8,7 +8,7 @@ use corella_core::session::{
     AbortReason, CacheStore, CacheStoreConfig, ExportTask, PrefillAction, PrefillEnd, SessionKey,
     Submission, SubmissionError, ToDecode, ToPrefill,
 };
-use corella_core::{Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
+use corella_core::{ComputePlace, Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
 
 use crate::pair::engine::{Engine, PlannedStep};
 use crate::pair::row_sender::{Load, Offer, Sender};
@@ -31,6 +31,10 @@ pub struct PrefillNode {
     leases: BTreeMap<RequestId, u64>,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
+    /// Sessions whose prompt may be left to a decode node.
+    undecided: BTreeMap<SessionId, SessionKey>,
+    /// Sessions whose prompt was left to a decode node, and whether it still has it.
+    left: BTreeMap<SessionId, bool>,
 }
 
 impl PrefillNode {
@@ -59,6 +63,8 @@ impl PrefillNode {
             leases: BTreeMap::new(),
             senders: BTreeMap::new(),
             wake_us: None,
+            undecided: BTreeMap::new(),
+            left: BTreeMap::new(),
         }
     }
 
@@ -78,6 +84,7 @@ impl PrefillNode {
             adapter: None,
             constraint: None,
             trace_id: None,
+            asks_first: call.asks_first,
         };
         let was_cancelled = call
             .cancel_us
@@ -163,6 +170,7 @@ impl PrefillNode {
             }
             LocalEvent::Read(key) => self.read(key, world)?,
             LocalEvent::Stopped(key) => self.handle_stopped(key, world),
+            LocalEvent::Decide(key) => self.decide(key, world),
             LocalEvent::LoadCancelled(_) | LocalEvent::Reserve(_) | LocalEvent::CopyEnds => {
                 unreachable!("a prefill node loads nothing")
             }
@@ -264,12 +272,35 @@ impl PrefillNode {
                     let what = format!("{key} is given up by its prefill node");
                     return Err(world.violation("these nodes break no protocol", what));
                 }
+                if message == ToDecode::Compute {
+                    self.note_compute(key, world)?;
+                }
                 let packet = Packet::ToDecode(message);
                 world.send(control(key), Direction::ToDecode, packet);
             }
             PrefillAction::CloseStream { key } => {
+                if key.attempt == 0 {
+                    // Only the first node is asked.
+                    self.left
+                        .entry(key.session)
+                        .and_modify(|left| *left = false);
+                }
                 world.close(control(key), Direction::ToDecode);
                 world.sessions.closed(PREFILL, key);
+            }
+            PrefillAction::Decide { key, .. } => {
+                world.totals.num_asked_first += 1;
+                world.sessions.undecided(key);
+                self.undecided.insert(key.session, key);
+                match world.random.below(10) {
+                    // The node may never come to an answer.
+                    0 => {}
+                    1..=3 => {
+                        let at_us = now_us + world.random.below(120_000);
+                        self.push(at_us, LocalEvent::Decide(key), world);
+                    }
+                    _ => self.decide(key, world),
+                }
             }
             PrefillAction::SubmitLocally {
                 session,
@@ -277,6 +308,15 @@ impl PrefillNode {
                 is_accepted,
                 mut request,
             } => {
+                if let Some(key) = self.undecided.remove(&session) {
+                    world.sessions.decided(key);
+                }
+                if self.left.get(&session) == Some(&true) {
+                    let what = format!("session {session} is computed on its decode node, too");
+                    return Err(world.violation("one node computes a prompt", what));
+                }
+                let goes_on = self.left.contains_key(&session) && !request.output.is_empty();
+                world.totals.num_lost_after_compute += u64::from(goes_on);
                 self.num_requests += 1;
                 let id = RequestId(self.num_requests);
                 request.id = id;
@@ -321,6 +361,15 @@ impl PrefillNode {
             }
         }
         Ok(())
+    }
+
+    /// Draws which node computes the prompt, also when that is known already.
+    fn decide(&mut self, key: SessionKey, world: &mut World<'_>) {
+        let place = match world.random.once_in(3) {
+            true => ComputePlace::Here,
+            false => ComputePlace::There,
+        };
+        self.end.handle_decision(key, place, world.now_us);
     }
 
     fn carry_out(&mut self, task: ExportTask, world: &mut World<'_>) -> Result<(), Violation> {
@@ -402,6 +451,23 @@ impl PrefillNode {
         }
         let what = format!("session {session}, run {run}: rows were read {silent_us} us before");
         Err(world.violation("a lease is renewed while rows are read", what))
+    }
+
+    /// Checks that the decode node understands it, and that this node computes nothing of the session.
+    fn note_compute(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
+        self.undecided.remove(&key.session);
+        world.sessions.decided(key);
+        let node = world.network.connections.get(&ConnectionId {
+            key,
+            wire: Wire::Control,
+        });
+        let node = node.map(|connection| connection.decode.0 as usize);
+        if !node.is_some_and(|node| world.load.nodes[node].knows_compute) {
+            let what = format!("{key} is left to a node of an earlier version");
+            return Err(world.violation("nodes are sent what they understand", what));
+        }
+        self.left.insert(key.session, true);
+        Ok(())
     }
 
     /// A step is done with its layers one after the other.

@@ -86,6 +86,19 @@ impl SessionWatch {
         end.load_by_us = (side == DECODE).then_some(now_us + time_us);
     }
 
+    /// It is open which node computes the prompt, for no longer than an allocation may take.
+    pub fn undecided(&mut self, key: SessionKey) {
+        if let Some(end) = self.ends.get_mut(&(PREFILL, key)) {
+            end.is_allocated = false;
+        }
+    }
+
+    pub fn decided(&mut self, key: SessionKey) {
+        if let Some(end) = self.ends.get_mut(&(PREFILL, key)) {
+            end.is_allocated = true;
+        }
+    }
+
     pub fn first_token(&mut self, key: SessionKey, now_us: u64) {
         if let Some(end) = self.ends.get_mut(&(DECODE, key))
             && end.is_allocated
@@ -97,6 +110,7 @@ impl SessionWatch {
         }
     }
 
+    /// The load is over: the rows are there, or none come.
     pub fn arrived(&mut self, key: SessionKey) {
         if let Some(end) = self.ends.get_mut(&(DECODE, key)) {
             end.load_by_us = None;

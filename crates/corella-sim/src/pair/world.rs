@@ -51,6 +51,8 @@ pub enum LocalEvent {
     Stopped(SessionKey),
     /// A load that was cancelled writes no more.
     LoadCancelled(SessionKey),
+    /// It is decided late which node computes a prompt.
+    Decide(SessionKey),
     /// The scheduler comes to a reservation that it was asked for.
     Reserve(SessionKey),
 }

@@ -7,7 +7,7 @@ use prost::Message;
 pub struct Envelope {
     #[prost(message, optional, tag = "1")]
     pub key: Option<Key>,
-    #[prost(oneof = "Body", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "Body", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub body: Option<Body>,
 }
 
@@ -33,6 +33,9 @@ pub enum Body {
     Heartbeat(Empty),
     #[prost(message, tag = "11")]
     Abort(Abort),
+    /// Since version 3.1.
+    #[prost(message, tag = "12")]
+    Compute(Empty),
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -105,6 +108,9 @@ pub struct Load {
     pub num_reservations: u64,
     #[prost(bool, tag = "5")]
     pub is_draining: bool,
+    /// Since version 3.1; 0 before the node has computed a prompt.
+    #[prost(uint64, tag = "6")]
+    pub prefill_us: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]

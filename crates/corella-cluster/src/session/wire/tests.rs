@@ -113,6 +113,7 @@ fn a_prefill_nodes_messages_arrive_as_they_were() {
             sample: sample(11, true),
             num_cached_tokens: 48,
         })),
+        ToDecode::Compute,
         ToDecode::Heartbeat,
         ToDecode::Abort(AbortReason::HoldExpired),
     ];

@@ -69,6 +69,7 @@ pub fn submission(session: u128) -> Submission {
         adapter: None,
         constraint: None,
         trace_id: None,
+        asks_first: false,
     }
 }
 

@@ -1,0 +1,90 @@
+//! Which node computes a prompt that a decode node has a part of.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use corella_core::session::SessionKey;
+use corella_core::{ComputeCost, ComputePlace, ComputeSite, NodeId};
+
+use super::{Node, State};
+use crate::driver::Driver;
+
+/// Decisions since the start, by the node that computes the prompt.
+#[derive(Debug, Default)]
+pub(super) struct DecisionCounts {
+    num_here: AtomicU64,
+    num_there: AtomicU64,
+}
+
+impl DecisionCounts {
+    fn count(&self, place: ComputePlace) -> &AtomicU64 {
+        match place {
+            ComputePlace::Here => &self.num_here,
+            ComputePlace::There => &self.num_there,
+        }
+    }
+
+    pub fn get(&self, place: ComputePlace) -> u64 {
+        self.count(place).load(Ordering::Relaxed)
+    }
+}
+
+impl Node {
+    /// Asks the engine how much of the prompt it has, and decides. If the engine is too late, the session goes on
+    /// without a decision.
+    pub(super) fn decide(
+        self: &Arc<Self>,
+        state: &mut State,
+        key: SessionKey,
+        node: NodeId,
+        num_cached_rows: u32,
+    ) {
+        let Some(request) = state.end.request(key.session) else {
+            return;
+        };
+        let num_prompt_tokens = request.prompt.len() as u32;
+        let blocks = self.engine.block_exchange();
+        let list = blocks.list(&request.namespace, &request.prompt);
+        let this = self.clone();
+        self.spawn(async move {
+            let num_blocks = blocks.look_up(list).await.unwrap_or(0);
+            let num_cached_here = num_blocks * blocks.page_size();
+            let stats = this.engine.stats().scheduler;
+            let here = ComputeSite {
+                num_cached_rows: num_cached_here,
+                num_queued_tokens: stats.num_queued_tokens,
+                prefill_us: stats.prefill_us,
+            };
+            let cost = this.cost(node, num_prompt_tokens, num_cached_rows, here);
+            let place = cost.place();
+            tracing::debug!(%key, %node, ?place, ?cost, "it is decided which node computes a prompt");
+            this.decisions.count(place).fetch_add(1, Ordering::Relaxed);
+            this.with(|end, now_us| end.handle_decision(key, place, now_us));
+        });
+    }
+
+    fn cost(
+        &self,
+        node: NodeId,
+        num_prompt_tokens: u32,
+        num_cached_rows: u32,
+        here: ComputeSite,
+    ) -> ComputeCost {
+        let facts = self.peers.facts(node);
+        let report = facts.and_then(|facts| facts.report).unwrap_or_default();
+        // Nothing is known of the requests that wait there: each counts as a prompt of this length.
+        let num_queued_tokens = u64::from(report.num_waiting) * u64::from(num_prompt_tokens);
+        ComputeCost {
+            num_prompt_tokens,
+            here,
+            there: ComputeSite {
+                num_cached_rows,
+                num_queued_tokens,
+                prefill_us: report.prefill_us,
+            },
+            num_running_there: report.num_running,
+            kv_bytes_per_token: self.kv_bytes_per_token,
+            bandwidth: facts.and_then(|facts| facts.bandwidth),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! A decode node computes the rest of a prompt itself, because its prefill node has said so.
+
+use crate::session::SessionKey;
+use crate::session::decode_end::{DecodeAction, DecodeEnd};
+use crate::session::decode_session::Stage;
+use crate::session::message::AbortReason;
+
+impl DecodeEnd {
+    /// Stops the load, which waits for rows that do not come, and computes when it is at rest.
+    pub(super) fn handle_compute(&mut self, key: SessionKey) {
+        let Some(session) = self.sessions.get(&key) else {
+            return;
+        };
+        match &session.stage {
+            Stage::Loading {
+                has_rows,
+                first_token: None,
+                ..
+            } => match has_rows {
+                true => self.compute(key),
+                false => {
+                    self.set_stage(key, Stage::StoppingLoad);
+                    self.actions.push_back(DecodeAction::CancelLoad { key });
+                }
+            },
+            // The message came twice, or the session is over here.
+            Stage::StoppingLoad
+            | Stage::Decoding {
+                draws_first: true, ..
+            }
+            | Stage::Finished
+            | Stage::Quarantined => {}
+            // It answers the reservation, and excludes a first token.
+            Stage::Greeting
+            | Stage::Waiting { .. }
+            | Stage::Reserving { .. }
+            | Stage::Loading { .. }
+            | Stage::Decoding { .. } => self.end(key, Some(AbortReason::ProtocolViolated)),
+        }
+    }
+
+    pub(super) fn compute(&mut self, key: SessionKey) {
+        self.set_stage(
+            key,
+            Stage::Decoding {
+                num_output_tokens: 0,
+                draws_first: true,
+            },
+        );
+        self.actions.push_back(DecodeAction::Compute { key });
+    }
+}
