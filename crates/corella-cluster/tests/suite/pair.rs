@@ -3,6 +3,7 @@
 
 mod account;
 mod adapter;
+mod computed_there;
 mod constraint;
 mod entrance;
 mod fetch;

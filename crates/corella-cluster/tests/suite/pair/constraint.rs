@@ -14,8 +14,8 @@ const HAS_BAD_SOURCE: u32 = 1001;
 
 /// So many tokens, which are even, and nothing behind them.
 #[derive(Debug)]
-struct EvenTokens {
-    num_even: u32,
+pub struct EvenTokens {
+    pub num_even: u32,
 }
 
 struct EvenAnswer {

@@ -16,8 +16,8 @@ use corella_cluster::transport::{
 };
 use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, KvGroup, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    FinishReason, Incarnation, KvGroup, LostKv, Namespace, NodeId, PromptLogprob, Request,
+    SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -166,6 +166,25 @@ impl Decode {
 struct FixedPeers {
     nodes: Vec<(Peer, Channel)>,
     next: AtomicUsize,
+    holder: Option<NodeId>,
+}
+
+impl FixedPeers {
+    fn new(decode: &[&Decode], holder: Option<NodeId>) -> Self {
+        let nodes = decode.iter().enumerate().map(|(i, decode)| {
+            let peer = Peer {
+                node: NodeId(i as u32),
+                incarnation: Incarnation(decode.incarnation),
+            };
+            let endpoint = Endpoint::from_shared(format!("http://{}", decode.address));
+            (peer, endpoint.expect("an address").connect_lazy())
+        });
+        Self {
+            nodes: nodes.collect(),
+            next: AtomicUsize::new(0),
+            holder,
+        }
+    }
 }
 
 impl DecodePeers for FixedPeers {
@@ -176,6 +195,10 @@ impl DecodePeers for FixedPeers {
         let mut nodes = (0..num_nodes).map(|i| self.nodes[(first + i) % num_nodes].0);
         let chosen = nodes.find(|peer| !search.tried.contains(&peer.node));
         chosen.map_or(Choice::Here(StayReason::NoRoom), Choice::Peer)
+    }
+
+    fn holder(&self, _: &Request) -> Option<NodeId> {
+        self.holder
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
@@ -201,18 +224,14 @@ impl Prefill {
     }
 
     pub fn start_with(executor: Box<dyn Executor>, decode: &[&Decode]) -> Self {
-        let nodes = decode.iter().enumerate().map(|(i, decode)| {
-            let peer = Peer {
-                node: NodeId(i as u32),
-                incarnation: Incarnation(decode.incarnation),
-            };
-            let endpoint = Endpoint::from_shared(format!("http://{}", decode.address));
-            (peer, endpoint.expect("an address").connect_lazy())
-        });
-        let peers = FixedPeers {
-            nodes: nodes.collect(),
-            next: AtomicUsize::new(0),
-        };
+        let peers = FixedPeers::new(decode, None);
+        Self::start_among(executor, Arc::new(peers), None)
+    }
+
+    /// Asks the first decode node how much of a prompt it has, before it computes the prompt.
+    pub fn start_asking(model: &MockConfig, decode: &[&Decode]) -> Self {
+        let peers = FixedPeers::new(decode, Some(NodeId(0)));
+        let executor = Box::new(MockExecutor::new(model.clone()));
         Self::start_among(executor, Arc::new(peers), None)
     }
 

@@ -1,0 +1,134 @@
+//! The decode node has the conversation, and computes the next turn of it itself.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use corella_core::{ComputePlace, FinishReason, SamplingParams, TokenId};
+use corella_engine::StreamEvent;
+use corella_model::{CostModel, MockConfig};
+use corella_test::wait_until_async;
+
+use crate::pair::constraint::EvenTokens;
+use crate::pair::fixture::*;
+
+/// Its steps take long enough to be timed.
+fn timed_model() -> MockConfig {
+    MockConfig {
+        cost: Some(CostModel::per_step(200.0)),
+        ..model(256)
+    }
+}
+
+fn seeded(seed: u64) -> SamplingParams {
+    SamplingParams {
+        temperature: 1.0,
+        seed,
+        ..SamplingParams::GREEDY
+    }
+}
+
+/// A conversation of one turn: 30 tokens, and an answer of 9.
+async fn first_turn(prefill: &Prefill, decode: &Decode, model: &MockConfig) -> Vec<TokenId> {
+    let prompt: Vec<TokenId> = (0..30).collect();
+    let expected = model.lone_tokens(&prompt, &seeded(1), 9);
+    let asked = submission(prompt.clone(), 9, seeded(1));
+    let answer = finish(prefill.submit(asked).remove(0)).await;
+    assert_eq!(answer, (expected, FinishReason::Length));
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+    // Neither node had a row of it.
+    assert_eq!(prefill.node.num_decisions(ComputePlace::Here), 1);
+    [prompt, answer.0].concat()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_turn_is_computed_where_the_last_one_was_decoded() {
+    let model = timed_model();
+    let decode = Decode::start(&model, 11).await;
+    let prefill = Prefill::start_asking(&model, &[&decode]);
+    let mut prompt = first_turn(&prefill, &decode, &model).await;
+    prompt.extend([4, 2, 4]);
+    let sent = prefill.node.stats().num_bytes_sent;
+    let computed = prefill.engine.stats().scheduler.num_scheduled_tokens;
+    let before = decode.engine.stats().scheduler;
+
+    let expected = model.lone_tokens(&prompt, &seeded(2), 8);
+    let asked = submission(prompt.clone(), 8, seeded(2));
+    let answer = finish(prefill.submit(asked).remove(0)).await;
+    assert_eq!(answer, (expected, FinishReason::Length));
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+
+    assert_eq!(prefill.node.num_decisions(ComputePlace::There), 1);
+    assert_eq!(prefill.node.stats().num_bytes_sent, sent);
+    let stats = prefill.engine.stats().scheduler;
+    assert_eq!(stats.num_scheduled_tokens, computed);
+    // 38 rows of the first turn are 9 whole pages of 4. The last of 8 tokens has no row.
+    let after = decode.engine.stats().scheduler;
+    let num_computed = after.num_scheduled_tokens - before.num_scheduled_tokens;
+    assert_eq!(num_computed, 42 - 36 + 7);
+}
+
+/// The decode node also draws the first token as the constraint demands.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_computed_there_follows_its_constraint() {
+    let model = timed_model();
+    let decode = Decode::start(&model, 11).await;
+    let prefill = Prefill::start_asking(&model, &[&decode]);
+    let mut prompt = first_turn(&prefill, &decode, &model).await;
+    prompt.extend([4, 2, 4]);
+    for num_even in [1, 6] {
+        let mut asked = submission(prompt.clone(), 12, seeded(3));
+        asked.constraint = Some(Arc::new(EvenTokens { num_even }));
+        let answer = finish(prefill.submit(asked).remove(0)).await;
+        let expected = model.lone_masked_tokens(&prompt, &seeded(3), |output| {
+            (output.len() < num_even as usize).then(|| [0x5555_5555; 2].into())
+        });
+        assert_eq!(answer, (expected, FinishReason::EndToken));
+    }
+    assert!(prefill.node.num_decisions(ComputePlace::There) > 0);
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_is_killed_after_it_was_told_to_compute_leaves_no_gap() {
+    // Before the first token of its own, and behind some.
+    for num_read in [0, 10] {
+        let model = timed_model();
+        let mut slow = model.clone();
+        slow.cost = Some(CostModel::per_step(5000.0));
+        let decode = Decode::start(&slow, 11).await;
+        let prefill = Prefill::start_asking(&model, &[&decode]);
+        let mut prompt = first_turn(&prefill, &decode, &model).await;
+        prompt.extend([4, 2, 4]);
+        let expected = model.lone_tokens(&prompt, &seeded(2), 60);
+        let asked = submission(prompt.clone(), 60, seeded(2));
+        let mut stream = prefill.submit(asked).remove(0);
+        wait_until_async("it is left to the decode node", || {
+            prefill.node.num_decisions(ComputePlace::There) == 1
+        })
+        .await;
+        let mut tokens = Vec::new();
+        let mut reason = None;
+        let mut is_killed = false;
+        while reason.is_none() {
+            if tokens.len() >= num_read && !is_killed {
+                is_killed = true;
+                decode.engine.shutdown();
+                decode.kill();
+            }
+            match poll_fn(|cx| stream.poll_next(cx)).await {
+                Some(StreamEvent::Output(output)) => {
+                    tokens.extend(output.sample.map(|sample| sample.token));
+                    reason = output.finish;
+                }
+                Some(StreamEvent::Accepted) => {}
+                event => panic!("{event:?}"),
+            }
+        }
+        assert_eq!((tokens, reason), (expected, Some(FinishReason::Length)));
+        assert_eq!(prefill.node.fallbacks().values().sum::<u64>(), 1);
+        at_rest(&prefill.engine).await;
+    }
+}
