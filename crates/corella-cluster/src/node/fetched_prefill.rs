@@ -1,4 +1,5 @@
-//! A prefill node that brings the last turn of a conversation back from the decode node that has it.
+//! A prefill node that brings the last turn of a conversation back from the decode node that has it, unless that node
+//! computes the next turn itself.
 
 use std::sync::Arc;
 
@@ -9,28 +10,39 @@ use crate::session::PrefillNode;
 
 pub struct FetchedPrefill {
     node: PrefillNode,
-    /// The same node as the fetcher submits to it.
-    generator: Arc<dyn Generate>,
+    /// Computes prompts here.
+    local: Arc<dyn Generate>,
     fetcher: Arc<BlockFetcher>,
+    /// Rows are brought back whatever is quicker.
+    is_forced: bool,
 }
 
 impl FetchedPrefill {
-    pub fn new(node: PrefillNode, fetcher: Arc<BlockFetcher>) -> Self {
+    pub fn new(node: PrefillNode, fetcher: Arc<BlockFetcher>, is_forced: bool) -> Self {
         Self {
-            generator: Arc::new(node.clone()),
+            local: Arc::new(Local(node.clone())),
             node,
             fetcher,
+            is_forced,
         }
     }
 }
 
 impl Generate for FetchedPrefill {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
-        match self.node.block_site(&submission, self.fetcher.machine()) {
-            Some(source) => self
-                .fetcher
-                .submit_from(submission, source, &self.generator),
+        let host = self.fetcher.machine();
+        match self.node.block_source(&submission, host, self.is_forced) {
+            Some(source) => self.fetcher.submit_from(submission, source, &self.local),
+            None if self.is_forced => self.node.submit_here(submission),
             None => self.node.submit(submission),
         }
+    }
+}
+
+struct Local(PrefillNode);
+
+impl Generate for Local {
+    fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.0.submit_here(submission)
     }
 }

@@ -18,7 +18,7 @@ use super::listener::NodePort;
 use crate::entrance::{AllowedPeers, Entrance, KeptPrompts, Network, Puller, Site};
 use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
 use crate::session::{
-    DecodeNode, NodeListener, NodeSite, PrefillNode, RegistryPeers, serve_sessions,
+    DecodeNode, NodeListener, NodeSite, PrefillNode, RegistryPeers, SentBlocks, serve_sessions,
 };
 use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, TransferThreads};
 
@@ -195,6 +195,7 @@ impl Node {
             disaggregate_min_tokens: config.min_tokens,
             ..PlacementConfig::default()
         };
+        let limits = self.model.engine.limits();
         let peers = RegistryPeers::start(
             registry.peers().clone(),
             placement,
@@ -202,6 +203,7 @@ impl Node {
             kv.address.clone(),
             self.model.row_bytes(),
             self.tls.clone(),
+            SentBlocks::new(limits.block_hasher, limits.page_size),
         );
         let puller = self.puller(&hello, receiver);
         let session = SessionConfig {
@@ -225,7 +227,11 @@ impl Node {
             puller: Some(puller),
             fetcher: blocks.fetcher.clone(),
             local: match &blocks.fetcher {
-                Some(fetcher) => Arc::new(FetchedPrefill::new(node.clone(), fetcher.clone())),
+                Some(fetcher) => {
+                    let is_forced = config.fetches.is_some_and(|fetches| fetches.is_forced);
+                    let fetcher = fetcher.clone();
+                    Arc::new(FetchedPrefill::new(node.clone(), fetcher, is_forced))
+                }
                 None => Arc::new(node.clone()),
             },
         };

@@ -7,14 +7,15 @@ use std::time::Duration;
 
 use corella_core::session::{Hello, Mismatch, Peer};
 use corella_core::{
-    DecodeNode, Fleet, Incarnation, LoadReport, NodeId, PeerFacts, PeerId, PeerStanding, Placement,
-    PlacementConfig, PlacementRequest, ReservationId, SessionId,
+    DecodeNode, Fleet, Incarnation, LoadReport, Namespace, NodeId, PeerFacts, PeerId, PeerStanding,
+    Placement, PlacementConfig, PlacementRequest, Request, ReservationId, SessionId, TokenId,
 };
 use corella_engine::rare_line;
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint};
 
-use super::search::{Choice, DecodePeers, Search};
+use super::search::{Choice, DecodePeers, Holder, Search};
+use super::sent_blocks::SentBlocks;
 use super::service::{self, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT};
 use super::stay::StayReason;
 use super::wire::{self, Body, Envelope, KvAddress};
@@ -36,6 +37,7 @@ pub struct RegistryPeers {
     tls: Option<ClusterTls>,
     kv_bytes_per_token: u64,
     cursor: AtomicU64,
+    sent: SentBlocks,
     state: Mutex<State>,
 }
 
@@ -59,6 +61,7 @@ impl RegistryPeers {
         kv_address: KvAddress,
         kv_bytes_per_token: u64,
         tls: Option<ClusterTls>,
+        sent: SentBlocks,
     ) -> Arc<Self> {
         let this = Arc::new(Self {
             peers,
@@ -69,6 +72,7 @@ impl RegistryPeers {
             hello,
             kv_address,
             tls,
+            sent,
             state: Mutex::default(),
         });
         let weak = Arc::downgrade(&this);
@@ -302,6 +306,14 @@ impl DecodePeers for RegistryPeers {
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
         self.connect(peer_id(node))
+    }
+
+    fn note_sent(&self, request: &Request, peer: Peer) {
+        self.sent.note(&request.namespace, &request.prompt, peer);
+    }
+
+    fn holder(&self, namespace: &Namespace, prompt: &[TokenId]) -> Option<Holder> {
+        self.sent.find(namespace, prompt)
     }
 
     fn kv_address(&self, node: NodeId) -> Option<KvAddress> {

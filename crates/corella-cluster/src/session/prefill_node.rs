@@ -27,7 +27,6 @@ use tracing::Instrument;
 
 use super::link::{Link, linger};
 use super::search::{Choice, DecodePeers, Search};
-use super::sent_blocks::SentBlocks;
 use super::service;
 use super::stage_times::PrefillTimes;
 use super::stay::{StayCounts, StayReason};
@@ -72,7 +71,6 @@ pub(super) struct Node {
     num_remote_tokens: AtomicU64,
     times: PrefillTimes,
     stays: StayCounts,
-    sent: SentBlocks,
     decisions: DecisionCounts,
     shared: Shared<State>,
 }
@@ -139,7 +137,6 @@ impl PrefillNode {
             num_remote_tokens: AtomicU64::new(0),
             times: PrefillTimes::new(),
             stays: StayCounts::default(),
-            sent: SentBlocks::new(engine.block_exchange()),
             engine,
             decisions: DecisionCounts::default(),
             shared,
@@ -169,12 +166,28 @@ impl PrefillNode {
         &self.0.stays
     }
 
-    /// Where the decode node that has the most of a prompt sends its cached blocks from. `host` names this host if rows
-    /// may be loaded inside it.
-    pub fn block_site(&self, submission: &Submission, host: Option<&str>) -> Option<PeerAddress> {
+    /// Submits a request whose prompt is computed here.
+    pub fn submit_here(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.submit_asking(submission, false)
+    }
+
+    /// Where the rows of a prompt come from that a decode node has, unless that node is likely to compute the rest
+    /// sooner, or `is_forced`. `host` names this host if rows may be loaded inside it.
+    pub fn block_source(
+        &self,
+        submission: &Submission,
+        host: Option<&str>,
+        is_forced: bool,
+    ) -> Option<PeerAddress> {
         let node = &self.0;
-        let site = node.sent.find(&submission.namespace, &submission.prompt)?;
-        node.peers.kv_address(site.node)?.reach(host)
+        let holder = node
+            .peers
+            .holder(&submission.namespace, &submission.prompt)?;
+        let asks = submission.num_choices == 1 && !is_forced;
+        if asks && node.predict(holder, submission.prompt.len() as u32) == ComputePlace::There {
+            return None;
+        }
+        node.peers.kv_address(holder.node)?.reach(host)
     }
 
     /// Requests whose decode node had a part of the prompt, by which node was to compute the rest.
@@ -195,6 +208,17 @@ impl PrefillNode {
 
 impl Generate for PrefillNode {
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError> {
+        self.submit_asking(submission, true)
+    }
+}
+
+impl PrefillNode {
+    /// Submits a request. If it `asks_holder`, a decode node that has a part of its prompt may compute the rest.
+    fn submit_asking(
+        &self,
+        submission: Submission,
+        asks_holder: bool,
+    ) -> Result<Vec<TokenStream>, SubmitError> {
         let node = &self.0;
         match node.engine.state() {
             EngineState::Ready => {}
@@ -229,8 +253,9 @@ impl Generate for PrefillNode {
             .fetch_add(num_choices.into(), Ordering::Relaxed);
         let siblings = (num_choices > 1).then(|| node.session(number));
         // Choices wait for the rows of the first, which all their decode nodes load.
-        let holder = { num_choices == 1 }.then(|| node.peers.holder(&first));
-        let holder = holder.flatten();
+        let asks_holder = asks_holder && num_choices == 1;
+        let holder = asks_holder.then(|| node.peers.holder(&first.namespace, &first.prompt));
+        let holder = holder.flatten().map(|holder| holder.node);
         let mut near = holder;
         let mut streams = Vec::with_capacity(num_choices as usize);
         for choice in 0..num_choices {
@@ -458,7 +483,7 @@ impl Node {
                 if let Some(request) = self.lock().end.request(key.session) {
                     let incarnation = key.decode_incarnation;
                     let peer = Peer { node, incarnation };
-                    self.sent.note(&request.namespace, &request.prompt, peer);
+                    self.peers.note_sent(request, peer);
                 }
                 if let Some(granted_as) = allocated.granted_as {
                     self.peers.handle_granted(key.session, node, granted_as);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use corella_core::session::{Mismatch, Peer};
-use corella_core::{DecodeNode, NodeId, Request, SessionId};
+use corella_core::{DecodeNode, Namespace, NodeId, Request, SessionId, TokenId};
 use tonic::transport::Channel;
 
 use super::stay::StayReason;
@@ -19,6 +19,13 @@ pub enum Choice {
     Nobody,
 }
 
+/// A node that is said to have the beginning of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pub node: NodeId,
+    pub num_rows: u32,
+}
+
 /// The decode nodes that there are, and what has come of asking them.
 pub trait DecodePeers: Send + Sync + 'static {
     /// Chooses a node to decode a request.
@@ -32,8 +39,11 @@ pub trait DecodePeers: Send + Sync + 'static {
         None
     }
 
-    /// A node that is likely to have most of the request's prompt, such as the one that decoded the turn before.
-    fn holder(&self, _request: &Request) -> Option<NodeId> {
+    /// A node has, or is about to have, the rows of a prompt.
+    fn note_sent(&self, _request: &Request, _peer: Peer) {}
+
+    /// The node that is likely to have the most of a prompt, such as the one that decoded the turn before.
+    fn holder(&self, _namespace: &Namespace, _prompt: &[TokenId]) -> Option<Holder> {
         None
     }
 

@@ -3,40 +3,54 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use corella_core::session::Peer;
-use corella_core::{BlockSite, BlockSourceMap, Namespace, TokenId};
-use corella_engine::BlockExchange;
+use corella_core::{BlockHasher, BlockSourceMap, Namespace, PageHash, TokenId};
+
+use super::search::Holder;
 
 /// About 10 MB. A conversation has one entry for each of its turns.
 const MAX_ENTRIES: usize = 1 << 16;
 
 pub struct SentBlocks {
-    exchange: BlockExchange,
+    hasher: BlockHasher,
+    page_size: u32,
     map: Mutex<BlockSourceMap>,
 }
 
 impl SentBlocks {
-    pub fn new(exchange: BlockExchange) -> Self {
+    pub fn new(hasher: BlockHasher, page_size: u32) -> Self {
         Self {
-            exchange,
+            hasher,
+            page_size,
             map: Mutex::new(BlockSourceMap::new(MAX_ENTRIES)),
         }
     }
 
     /// A node has, or is about to have, the rows of a prompt.
     pub fn note(&self, namespace: &Namespace, prompt: &[TokenId], peer: Peer) {
-        let list = self.exchange.list(namespace, prompt);
-        if let Some(&last) = list.hashes.last() {
+        if let Some(last) = self.hashes(namespace, prompt).last() {
             self.lock().note(last, peer.node, peer.incarnation);
         }
     }
 
     /// The node that has the most of a prompt, as far as is known.
-    pub fn find(&self, namespace: &Namespace, prompt: &[TokenId]) -> Option<BlockSite> {
+    pub fn find(&self, namespace: &Namespace, prompt: &[TokenId]) -> Option<Holder> {
         if self.lock().is_empty() {
             return None;
         }
-        let list = self.exchange.list(namespace, prompt);
-        self.lock().find(&list.hashes)
+        let hashes: Vec<_> = self.hashes(namespace, prompt).collect();
+        let site = self.lock().find(&hashes)?;
+        Some(Holder {
+            node: site.node,
+            num_rows: site.num_blocks * self.page_size,
+        })
+    }
+
+    fn hashes<'a>(
+        &self,
+        namespace: &Namespace,
+        prompt: &'a [TokenId],
+    ) -> impl Iterator<Item = PageHash> + use<'a> {
+        self.hasher.hashes(namespace, prompt, self.page_size)
     }
 
     fn lock(&self) -> MutexGuard<'_, BlockSourceMap> {

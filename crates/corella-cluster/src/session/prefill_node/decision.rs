@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use corella_core::session::SessionKey;
 use corella_core::{ComputeCost, ComputePlace, ComputeSite, NodeId};
 
+use super::super::search::Holder;
 use super::{Node, State};
 use crate::driver::Driver;
 
@@ -61,6 +62,18 @@ impl Node {
             this.decisions.count(place).fetch_add(1, Ordering::Relaxed);
             this.with(|end, now_us| end.handle_decision(key, place, now_us));
         });
+    }
+
+    /// Predicts the decision before the decode node was asked. This node has most likely computed what it has sent there.
+    pub(super) fn predict(&self, holder: Holder, num_prompt_tokens: u32) -> ComputePlace {
+        let stats = self.engine.stats().scheduler;
+        let here = ComputeSite {
+            num_cached_rows: holder.num_rows,
+            num_queued_tokens: stats.num_queued_tokens,
+            prefill_us: stats.prefill_us,
+        };
+        let cost = self.cost(holder.node, num_prompt_tokens, holder.num_rows, here);
+        cost.place()
     }
 
     fn cost(

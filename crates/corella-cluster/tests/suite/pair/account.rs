@@ -3,10 +3,10 @@
 use std::future::poll_fn;
 use std::time::Duration;
 
-use corella_cluster::session::{KvAddress, RegistryPeers, StayReason};
+use corella_cluster::session::{KvAddress, RegistryPeers, SentBlocks, StayReason};
 use corella_cluster::{Registry, RegistryConfig, Role};
 use corella_core::{
-    DecodeNode, FinishReason, PeerStanding, PlacementConfig, SamplingParams, TokenId,
+    BlockHasher, DecodeNode, FinishReason, PeerStanding, PlacementConfig, SamplingParams, TokenId,
 };
 use corella_engine::StreamEvent;
 use corella_model::{CostModel, Executor, MockConfig, MockExecutor};
@@ -50,6 +50,7 @@ impl Pair {
             KvAddress::default(),
             MOCK_ROW_BYTES * u64::from(model.num_layers),
             None,
+            SentBlocks::new(BlockHasher::default(), PAGE_SIZE),
         );
         let prefill = Prefill::start_among(Box::new(executor), peers, max_bandwidth);
         let pair = Self {

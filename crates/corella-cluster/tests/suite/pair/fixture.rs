@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
-    Choice, DecodeNode, DecodePeers, KvAddress, NodeListener, NodeSite, PrefillNode, Search,
-    StayReason, serve_sessions,
+    Choice, DecodeNode, DecodePeers, Holder, KvAddress, NodeListener, NodeSite, PrefillNode,
+    Search, StayReason, serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, KvGroup, LostKv, Namespace, NodeId, PromptLogprob, Request,
-    SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
+    FinishReason, Incarnation, KvGroup, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -197,8 +197,9 @@ impl DecodePeers for FixedPeers {
         chosen.map_or(Choice::Here(StayReason::NoRoom), Choice::Peer)
     }
 
-    fn holder(&self, _: &Request) -> Option<NodeId> {
-        self.holder
+    fn holder(&self, _: &Namespace, _: &[TokenId]) -> Option<Holder> {
+        let num_rows = 0;
+        self.holder.map(|node| Holder { node, num_rows })
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
