@@ -1,6 +1,7 @@
 //! A model as it is distributed: a Hugging Face folder, the same files inside the binary, or one
 //! GGUF file.
 
+mod draft_head;
 mod head;
 mod source;
 
@@ -70,6 +71,13 @@ impl Checkpoint {
     pub fn keep_tokens(&mut self, num_tokens: usize) {
         let vocab_size = &mut self.config.spec.vocab_size;
         *vocab_size = num_tokens.min(*vocab_size);
+    }
+
+    /// Adds the draft head, which `weights` reads from then on.
+    pub fn add_draft_head(&mut self) -> Result<(), CheckpointError> {
+        let layer = draft_head::layer(&self.config, &self.source)?;
+        self.config.spec.draft_head = Some(layer);
+        Ok(())
     }
 
     /// Reads another file of the checkpoint, such as `tokenizer.json`; `None` if there is none. For

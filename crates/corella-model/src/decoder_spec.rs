@@ -25,6 +25,8 @@ pub struct DecoderSpec {
     pub tied_embeddings: bool,
     /// What only encoders have; `None` for a decoder.
     pub encoder: Option<EncoderSpec>,
+    /// The layer of the draft head, which guesses further tokens; `None` if none is loaded.
+    pub draft_head: Option<LayerSpec>,
 }
 
 /// The shape of one layer. Unless it is parallel, it computes
@@ -107,6 +109,8 @@ pub struct AttentionSpec {
     pub window: Option<usize>,
     /// Whether a query sees no position behind it. In encoders it sees the whole text.
     pub is_causal: bool,
+    /// Whether position 0 has no key: the input of a draft head's layer needs a token before its own.
+    pub skips_first: bool,
     /// The norm of queries and keys before RoPE.
     pub qk_norm: Option<QkNorm>,
     pub qkv_bias: bool,
@@ -301,6 +305,7 @@ impl AttentionSpec {
             soft_cap: None,
             window: None,
             is_causal: true,
+            skips_first: false,
             qk_norm: None,
             qkv_bias: false,
             output_bias: false,
@@ -319,8 +324,8 @@ impl AttentionSpec {
 
     /// The first position that a query sees.
     pub fn first_seen(&self, position: usize) -> usize {
-        self.window
-            .map_or(0, |window| (position + 1).saturating_sub(window))
+        let of_window = { self.window }.map(|window| (position + 1).saturating_sub(window));
+        of_window.unwrap_or(0).max(usize::from(self.skips_first))
     }
 
     /// The end of the positions that a query sees in a sequence of `num_positions`.

@@ -1,6 +1,8 @@
 //! The mapping from a checkpoint's tensors to a decoder's weights, with the shapes that they must
 //! have.
 
+mod draft_head;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -156,6 +158,10 @@ pub fn load<S: TensorSource>(
         Some(of_layer) => Some(tensors.take_per_layer(of_layer.len)?),
         None => None,
     };
+    let draft_head = match &spec.draft_head {
+        Some(layer) => Some(tensors.take_draft_head(layer)?),
+        None => None,
+    };
     let norm_name = layout.norm_name(spec.layers.len());
     let (norm, norm_bias) = tensors.take_norm(&norm_name, spec.norm)?;
     let lm_head = match spec.tied_embeddings {
@@ -176,13 +182,27 @@ pub fn load<S: TensorSource>(
         lm_head,
         encoder,
         per_layer,
+        draft_head,
         left_out,
     })
+}
+
+/// How files with these names store a layer's tensors.
+fn of_layer<'a>(
+    layout: &Layout,
+    mut names: impl Iterator<Item = &'a String>,
+) -> fn(LayerTensor) -> Stored {
+    match layout.fused_experts {
+        Some(fused) if names.any(|name| name.ends_with(fused.shown_by)) => fused.of_layer,
+        _ => layout.of_layer,
+    }
 }
 
 struct Tensors<'a, S> {
     config: &'a ModelConfig,
     layout: Layout,
+    /// The draft head's tensors may be stored in another way than the model's.
+    of_draft_layer: fn(LayerTensor) -> Stored,
     /// What comes before the names of all tensors but the head.
     body: &'static str,
     head: &'static str,
@@ -208,15 +228,14 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             .iter()
             .find(is_there)
             .unwrap_or(&layout.bodies[0]);
-        let mut layout = *layout;
-        if let Some(fused) = layout.fused_experts
-            && by_name.keys().any(|name| name.ends_with(fused.shown_by))
-        {
-            layout.of_layer = fused.of_layer;
-        }
+        let mut of_model = *layout;
+        let of_head = layout.draft_head;
+        let is_of_head = |name: &String| !of_head.is_empty() && name.starts_with(of_head);
+        of_model.of_layer = of_layer(layout, by_name.keys().filter(|name| !is_of_head(name)));
         Self {
             config,
-            layout,
+            layout: of_model,
+            of_draft_layer: of_layer(layout, by_name.keys().filter(|name| is_of_head(name))),
             body,
             head,
             by_name,
@@ -438,8 +457,12 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             let number: Option<usize> = number.and_then(|number| number.parse().ok());
             number.is_some_and(|number| number >= self.config.spec.layers.len())
         };
+        // Nothing is left of a draft head that is loaded.
+        let of_loaded_head = { &self.config.spec.draft_head }.as_ref();
+        let of_loaded_head = of_loaded_head.map(|_| self.layout.draft_head);
         let is_other = |name: &str| {
-            let mut others = self.layout.other_parts.iter();
+            let others = self.layout.other_parts.iter();
+            let mut others = others.filter(|part| Some(**part) != of_loaded_head);
             others.any(|part| name.starts_with(part))
                 || self.layout.has_more_layers && is_behind(name)
         };

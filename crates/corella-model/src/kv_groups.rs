@@ -306,6 +306,7 @@ mod tests {
             logit_soft_cap: None,
             tied_embeddings: true,
             encoder: None,
+            draft_head: None,
         }
     }
 

@@ -119,5 +119,8 @@ pub use span_pool::SpanPool;
 pub use step_output::{NOTHING_DRAWN, StepOutput};
 pub use step_rows::{StepPool, StepRow, StepRows, StepSample, StepScore};
 pub use stored_matrix::{StoredMatrices, StoredMatrix};
-pub use tensor::{DType, DecoderWeights, KvFormat, PerLayerWeights, Storage, Tensor, WeightFormat};
+pub use tensor::{
+    DType, DecoderWeights, DraftHeadWeights, KvFormat, PerLayerWeights, Storage, Tensor,
+    WeightFormat,
+};
 pub use vector_head::{HeadActivation, HeadStep, VectorHead};

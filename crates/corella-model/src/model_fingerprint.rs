@@ -20,6 +20,11 @@ impl ModelFingerprint {
     /// Reads so little of the weights that a start does not notice.
     pub fn new(spec: &DecoderSpec, weights: &DecoderWeights) -> Self {
         let mut hasher = Xxh3::new();
+        // A model that drafts with its own head computes what it computes without.
+        let spec = DecoderSpec {
+            draft_head: None,
+            ..spec.clone()
+        };
         // Any difference counts, those of fields that are yet to come too.
         hasher.update(format!("{spec:?}").as_bytes());
         let mut scratch = Vec::new();

@@ -343,6 +343,20 @@ pub struct PerLayerWeights {
     pub norm: Tensor,
 }
 
+/// The weights of a draft head. Its embedding and its output head are those of the model.
+#[derive(Clone)]
+pub struct DraftHeadWeights {
+    /// The norm of a token's embedding.
+    pub embedding_norm: Tensor,
+    /// The norm of the hidden state of the token before, which has the model's final norm already.
+    pub hidden_norm: Tensor,
+    /// What makes the layer's input of both, `[hidden_size, 2 * hidden_size]`, the embedding first.
+    pub join: Tensor,
+    pub layer: LayerWeights,
+    /// The norm before the output head.
+    pub norm: Tensor,
+}
+
 /// A decoder's weights under this project's own names. Matrices are `[out, in]`.
 #[derive(Clone)]
 pub struct DecoderWeights {
@@ -358,6 +372,8 @@ pub struct DecoderWeights {
     pub encoder: EncoderWeights,
     /// Where the layers' own inputs come from, if they have any.
     pub per_layer: Option<PerLayerWeights>,
+    /// The draft head, if it was asked for.
+    pub draft_head: Option<DraftHeadWeights>,
     /// The names of tensors that belong to other parts of the model, such as one that sees.
     pub left_out: Vec<String>,
 }

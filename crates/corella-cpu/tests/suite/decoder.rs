@@ -402,6 +402,7 @@ fn llama(num_layers: usize) -> DecoderSpec {
         logit_soft_cap: None,
         tied_embeddings: false,
         encoder: None,
+        draft_head: None,
     }
 }
 

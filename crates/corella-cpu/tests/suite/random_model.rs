@@ -78,6 +78,7 @@ pub fn random_weights(spec: &DecoderSpec, seed: u64) -> DecoderWeights {
         encoder: Default::default(),
         lm_head: (!spec.tied_embeddings).then(|| random.matrix(&[spec.vocab_size, hidden])),
         per_layer: None,
+        draft_head: None,
         left_out: Vec::new(),
     }
 }

@@ -147,6 +147,7 @@ fn load(
         values_are_keys: false,
         kv_source: None,
         is_causal: true,
+        skips_first: false,
     };
     let geometry = KvGeometry {
         num_layers: 1,

@@ -81,6 +81,7 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
         logit_soft_cap: None,
         tied_embeddings: is_qwen3,
         encoder: None,
+        draft_head: None,
     }
 }
 
@@ -115,6 +116,7 @@ pub fn random_weights(spec: &DecoderSpec) -> DecoderWeights {
         encoder: Default::default(),
         lm_head: (!spec.tied_embeddings).then(|| tensor(embed_shape)),
         per_layer: None,
+        draft_head: None,
         left_out: Vec::new(),
     }
 }

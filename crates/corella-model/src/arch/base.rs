@@ -104,6 +104,7 @@ impl Base {
             logit_soft_cap: None,
             tied_embeddings: is_tied(fields, self.is_tied)?,
             encoder: None,
+            draft_head: None,
         })
     }
 }

@@ -201,6 +201,7 @@ pub fn post_norm(
         // Nothing is drawn, so nothing is loaded for a head.
         tied_embeddings: true,
         encoder: Some(norms_behind(eps)),
+        draft_head: None,
     })
 }
 

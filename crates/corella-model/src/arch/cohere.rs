@@ -86,6 +86,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         logit_soft_cap: None,
         tied_embeddings: base::is_tied(fields, true)?,
         encoder: None,
+        draft_head: None,
     };
     Biases::of_attention(fields)?.set(fields, &mut spec);
     Ok(spec)

@@ -99,6 +99,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         logit_soft_cap: None,
         tied_embeddings: base::is_tied(fields, true)?,
         encoder: None,
+        draft_head: None,
     };
     if let Source::Folder(config) = fields.source() {
         let is_scaled =

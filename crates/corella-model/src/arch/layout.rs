@@ -42,6 +42,8 @@ pub struct Layout {
     pub rotates_neighbours: bool,
     /// The beginnings of names of tensors that belong to other parts than the decoder.
     pub other_parts: &'static [&'static str],
+    /// The beginning of the names of a draft head's tensors. Empty for families without one.
+    pub draft_head: &'static str,
     /// What turns the pooled hidden state of a text into scores of classes, one after the other, in
     /// encoders. Empty for families without.
     pub class_head: &'static [HeadPart],
@@ -111,6 +113,7 @@ impl Layout {
         has_plain_rates: false,
         rotates_neighbours: false,
         other_parts: &[],
+        draft_head: "",
         class_head: &[],
         has_more_layers: false,
         // Older exporters stored the frequencies of RoPE.
@@ -139,6 +142,7 @@ impl Layout {
         has_plain_rates: false,
         rotates_neighbours: false,
         other_parts: &[],
+        draft_head: "",
         class_head: &[],
         has_more_layers: false,
         // The configuration reader has used these.

@@ -119,6 +119,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
             first_position: 0,
             norms_sums: false,
         }),
+        draft_head: None,
     })
 }
 

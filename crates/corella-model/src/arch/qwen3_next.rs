@@ -31,8 +31,8 @@ pub const QWEN3_NEXT: Family = Family {
 /// What Qwen3.5 has in common with this family.
 pub const FOLDER: Layout = Layout {
     norms_lack_one: true,
-    // What guesses further tokens.
     other_parts: &["mtp."],
+    draft_head: "mtp.",
     ..Layout::FOLDER
 };
 

@@ -170,3 +170,74 @@ fn what_lfm2_does_not_have_is_refused_by_name() {
         assert!(refusal.contains(problem), "{refusal}");
     }
 }
+
+/// Changes a copy of a model with a draft head, and returns why the head cannot be read.
+fn refused_head(
+    name: &str,
+    config: Value,
+    change: impl FnOnce(&mut HashMap<String, TensorView<'_>>),
+) -> String {
+    let from = golden("mtp").join(name);
+    let bytes = fs::read(from.join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let mut tensors: HashMap<String, TensorView<'_>> = tensors.tensors().into_iter().collect();
+    change(&mut tensors);
+    let file = safetensors::serialize(tensors, None).unwrap();
+    let mut fields = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
+    let (Value::Object(fields), Value::Object(config)) = (&mut fields, config) else {
+        panic!("configurations are objects");
+    };
+    fields.extend(config);
+    let folder = std::env::temp_dir().join(format!("corella-{}-head", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("model.safetensors"), file).unwrap();
+    fs::write(folder.join("config.json"), json!(fields).to_string()).unwrap();
+    let mut checkpoint = Checkpoint::open(&folder).unwrap();
+    // The model is read without its head, whatever that is.
+    assert!(checkpoint.weights().is_ok());
+    let refused = checkpoint.add_draft_head();
+    let refused = refused.and_then(|()| checkpoint.weights().map(|_| ()));
+    fs::remove_dir_all(folder).unwrap();
+    refused.unwrap_err().to_string()
+}
+
+#[test]
+fn draft_heads_of_other_shapes_are_refused() {
+    let same = |_: &mut HashMap<String, TensorView<'_>>| ();
+    let layers = json!({ "mtp_num_hidden_layers": 2 });
+    let refusal = refused_head("qwen3-5", layers, same);
+    assert!(refusal.contains("mtp_num_hidden_layers"), "{refusal}");
+    let embeddings = json!({ "mtp_use_dedicated_embeddings": true });
+    let refusal = refused_head("qwen3-5", embeddings, same);
+    assert!(
+        refusal.contains("mtp_use_dedicated_embeddings"),
+        "{refusal}"
+    );
+    let refusal = refused_head("qwen3-next", json!({}), |tensors| {
+        tensors.retain(|name, _| !name.starts_with("mtp."));
+    });
+    assert!(refusal.contains("no tensor begins with mtp."), "{refusal}");
+    let refusal = refused_head("qwen3-next", json!({}), |tensors| {
+        tensors.remove("mtp.layers.0.mlp.experts.3.up_proj.weight");
+    });
+    assert!(
+        refusal.contains("experts.3.up_proj.weight is missing"),
+        "{refusal}"
+    );
+    let refusal = refused_head("qwen3-5-moe", json!({}), |tensors| {
+        tensors.insert(
+            "mtp.layers.1.extra".to_owned(),
+            tensors["mtp.norm.weight"].clone(),
+        );
+    });
+    assert!(
+        refusal.contains("mtp.layers.1.extra has no place"),
+        "{refusal}"
+    );
+    let mut other = Checkpoint::open(golden("qwen3-moe")).unwrap();
+    let refusal = other.add_draft_head().unwrap_err().to_string();
+    assert!(
+        refusal.contains("Qwen3MoeForCausalLM is read without a head"),
+        "{refusal}"
+    );
+}

@@ -1,0 +1,36 @@
+//! The tensors of a draft head.
+
+use crate::arch::Stored;
+use crate::{CheckpointError, DraftHeadWeights, LayerSpec};
+
+use super::{Part, TensorSource, Tensors};
+
+impl<S: TensorSource> Tensors<'_, S> {
+    /// Takes the draft head, whose layer is the first behind its own prefix.
+    pub(super) fn take_draft_head(
+        &mut self,
+        layer: &LayerSpec,
+    ) -> Result<DraftHeadWeights, CheckpointError> {
+        let (body, of_layer) = (self.body, self.layout.of_layer);
+        (self.body, self.layout.of_layer) = (self.layout.draft_head, self.of_draft_layer);
+        let hidden = self.config.spec.hidden_size;
+        let join = format!("{}fc", self.body);
+        let norm = |tensors: &mut Self, name| {
+            let name = tensors.weight(name);
+            let weight = tensors.take(&name, &[hidden])?;
+            Ok(tensors.whole_norm(weight))
+        };
+        let head = DraftHeadWeights {
+            embedding_norm: norm(self, "pre_fc_norm_embedding")?,
+            hidden_norm: norm(self, "pre_fc_norm_hidden")?,
+            join: {
+                let part = Part::by_itself(hidden);
+                self.take_matrix(&join, &Stored::whole("fc"), &part, [hidden, 2 * hidden])?
+            },
+            layer: self.take_layer(0, layer)?,
+            norm: norm(self, "norm")?,
+        };
+        (self.body, self.layout.of_layer) = (body, of_layer);
+        Ok(head)
+    }
+}
