@@ -17,7 +17,7 @@ pub use self::hessian::Hessian;
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
 use crate::recurrent::StateLimits;
-use crate::step::{Forward, ForwardParts, Observer, StepLayout};
+use crate::step::{Forward, ForwardParts, Incoming, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
 use crate::weights::{PackedWeights, check_spec};
 
@@ -130,9 +130,9 @@ impl LayerCalibration {
             }
             forward.divide(&mut layout);
             let rows = &mut self.rows[step.rows.start * len..step.rows.end * len];
-            let incoming: &[f32] = rows;
+            let incoming = Incoming::Rows(rows);
             self.pool
-                .run(&|worker| forward.layers_with(&layout, Some(incoming), worker, observer))
+                .run(&|worker| forward.layers_with(&layout, incoming, worker, observer))
                 .map_err(DeviceError)?;
             if keep {
                 outgoing = forward.outgoing(step.rows.len(), outgoing);

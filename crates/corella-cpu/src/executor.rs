@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use corella_core::{Batch, BatchOutput, SchedulerConfig, Speculation, StepId};
+use corella_core::{Batch, BatchOutput, Sample, SchedulerConfig, SlotId, Speculation, StepId};
 use corella_model::{
-    Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, DeviceError, Executor,
+    Adapters, CallerWaker, DType, DecoderSpec, DecoderWeights, DeviceError, DraftSlot, Executor,
     ExecutorError, ExecutorInfo, KvFormat, KvGroups, KvLayers, KvLayout, KvPages, OnLayer,
     SlotLimits, Slots, StepWaker, TokenMask, WeightFormat,
 };
@@ -17,7 +17,9 @@ use corella_model::{
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::{PipelinePages, RowShape, place_bytes};
 use crate::recurrent::StateLimits;
-use crate::step::{AdapterStore, Command, Forward, ForwardParts, Output, Profile, Stage};
+use crate::step::{
+    AdapterStore, Command, DraftHead, DraftHeadParts, Forward, ForwardParts, Output, Profile, Stage,
+};
 use crate::system::{ThreadPool, allowed_cores};
 use crate::weights::{AdapterPacking, PackedImage, PackedWeights};
 
@@ -86,6 +88,7 @@ pub struct CpuExecutor {
     kv_layout: KvLayout,
     kv_pages: Arc<PipelinePages>,
     adapters: Option<Arc<AdapterStore>>,
+    has_draft_head: bool,
     commands: SyncSender<Command>,
     results: Receiver<Result<BatchOutput, ExecutorError>>,
     waker: Arc<OnceLock<StepWaker>>,
@@ -122,6 +125,11 @@ fn check_layers(spec: &DecoderSpec, config: &CpuConfig) -> Result<(), DeviceErro
     }
     let mut layers = spec.layers.iter();
     let has_other_values = layers.any(|layer| layer.attention.value_norm.is_some());
+    if config.num_stages > 1 && spec.draft_head.is_some() {
+        return Err(DeviceError(String::from(
+            "a model that drafts with its own head is not divided into pipeline stages",
+        )));
+    }
     match config.max_adapter_rank {
         Some(_) if has_other_values => Err(DeviceError(String::from(
             "models whose values have a norm take no adapters yet: start without --enable-lora",
@@ -223,6 +231,7 @@ impl CpuExecutor {
             Arc::new(AdapterStore::new(packing, max_rank))
         });
         let weight_bytes = packed.num_bytes();
+        let draft_head = packed.draft_head.take();
         let num_stages = config.num_stages;
         let mut pools = vec![pool];
         if num_stages > 1 {
@@ -240,6 +249,34 @@ impl CpuExecutor {
             num_threads: pools.iter().map(ThreadPool::num_threads).sum(),
             weight_bytes,
         };
+
+        let states = StateLimits {
+            max_num_seqs: config.max_num_seqs as usize,
+            num_snapshots: config.num_snapshots as usize,
+            max_drafts: config.max_draft_tokens as usize,
+        };
+        let mut draft_head = match (&spec.draft_head, draft_head) {
+            (Some(layer), Some(weights)) => {
+                let mut head = DraftHead::new(DraftHeadParts {
+                    spec: spec.clone(),
+                    layer: layer.clone(),
+                    weights: *weights,
+                    kernels,
+                    group: group_of_all(&kv_groups)?,
+                    num_pages: config.num_pages as usize,
+                    page_size: config.page_size,
+                    kv_format: config.kv_format,
+                    max_rows: config.max_num_batched_tokens as usize,
+                    max_context: config.max_model_len as usize,
+                    num_threads: pools[0].num_threads(),
+                    states,
+                })?;
+                head.forward().profile = config.profile.clone();
+                Some(head)
+            }
+            _ => None,
+        };
+        let has_draft_head = draft_head.is_some();
 
         let new_forward = |((stage, layers), pool): ((usize, Range<usize>), &ThreadPool)| {
             let mut spec = spec.clone();
@@ -260,11 +297,7 @@ impl CpuExecutor {
                 draws: stage + 1 == num_stages,
                 max_context: config.max_model_len as usize,
                 max_adapter_rank: config.max_adapter_rank,
-                states: StateLimits {
-                    max_num_seqs: config.max_num_seqs as usize,
-                    num_snapshots: config.num_snapshots as usize,
-                    max_drafts: config.max_draft_tokens as usize,
-                },
+                states,
             })?;
             forward.profile = config.profile.clone();
             Ok(forward)
@@ -287,6 +320,7 @@ impl CpuExecutor {
                 kv.collect(),
             )),
             adapters,
+            has_draft_head,
             commands,
             results,
             waker: Arc::default(),
@@ -304,7 +338,7 @@ impl CpuExecutor {
                 },
             };
             let stage_loop = Stage::new(
-                forward,
+                (forward, draft_head.take()),
                 pool,
                 Slots::new(
                     limits.clone(),
@@ -387,6 +421,17 @@ impl Executor for CpuExecutor {
         adapters.map(|adapters| adapters as Arc<dyn Adapters>)
     }
 
+    fn has_draft_head(&self) -> bool {
+        self.has_draft_head
+    }
+
+    fn draft(&mut self, asked: &[DraftSlot]) -> Result<Vec<(SlotId, Vec<Sample>)>, String> {
+        let (sender, receiver) = sync_channel(1);
+        self.send(Command::Draft(asked.to_vec(), sender))
+            .map_err(|error| error.to_string())?;
+        receiver.recv().map_err(|_| lost().to_string())?
+    }
+
     fn set_waker(&mut self, waker: StepWaker) {
         assert!(self.waker.set(waker).is_ok(), "an executor has one waker");
     }
@@ -422,6 +467,18 @@ fn on_first_core<T: Send>(
         });
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))
     })
+}
+
+/// A KV group that keeps the pages of the whole context.
+fn group_of_all(groups: &KvGroups) -> Result<usize, DeviceError> {
+    let mut groups = groups.groups().iter();
+    groups
+        .position(|group| group.window.is_none())
+        .ok_or_else(|| {
+            DeviceError(String::from(
+                "a draft head reads the whole context, and all layers of the model have windows",
+            ))
+        })
 }
 
 /// The layers of each pipeline stage.

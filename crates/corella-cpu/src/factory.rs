@@ -11,7 +11,7 @@ use corella_model::{
 use crate::executor::{CpuConfig, CpuExecutor, kv_page_bytes};
 use crate::kernels::{Isa, detect_isa};
 use crate::recurrent::state_bytes;
-use crate::step::Profile;
+use crate::step::{Profile, draft_page_bytes, draft_state_bytes};
 use crate::weights::PackedImage;
 
 /// Makes executors on the cores of this machine.
@@ -32,6 +32,7 @@ impl ExecutorFactory for CpuFactory {
             reads_weights: true,
             max_stages: None,
             takes_adapters: true,
+            runs_draft_heads: true,
         }
     }
 
@@ -51,12 +52,15 @@ impl ExecutorFactory for CpuFactory {
         format: KvFormat,
     ) -> u64 {
         let num_stages = limits.num_pipeline_stages as usize;
-        kv_page_bytes(spec, kv_groups, num_stages, limits.page_size, format) as u64
+        let of_draft_head = draft_page_bytes(spec, limits.page_size, format);
+        let page_bytes = kv_page_bytes(spec, kv_groups, num_stages, limits.page_size, format);
+        (page_bytes + of_draft_head) as u64
     }
 
     fn state_bytes(&self, spec: &DecoderSpec, limits: &SchedulerConfig) -> u64 {
         let config = CpuConfig::for_scheduler(limits, self.num_threads);
-        state_bytes(spec, config.max_draft_tokens as usize) as u64
+        let max_drafts = config.max_draft_tokens as usize;
+        (state_bytes(spec, max_drafts) + draft_state_bytes(spec, max_drafts)) as u64
     }
 
     fn working_bytes(

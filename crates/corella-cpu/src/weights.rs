@@ -7,6 +7,7 @@ mod image_reader;
 mod lane;
 mod norm;
 mod packed_adapter;
+mod packed_draft_head;
 mod packed_image;
 mod packed_layer;
 mod packed_recurrent;
@@ -22,6 +23,7 @@ pub use self::norm::PackedNorm;
 pub use self::packed_adapter::{
     AdaptedMatrix, AdapterPacking, PackedAdapter, PackedUpdate, RowAdapters,
 };
+pub use self::packed_draft_head::PackedDraftHead;
 pub use self::packed_image::PackedImage;
 pub use self::packed_layer::{
     PackedExperts, PackedFeedForward, PackedLayer, PackedMlp, PackedPerLayer,
@@ -54,6 +56,8 @@ pub struct PackedWeights {
     pub layers: Vec<PackedLayer>,
     /// Shared by all pipeline stages.
     pub ends: Arc<PackedEnds>,
+    /// The draft head, if one is loaded.
+    pub draft_head: Option<Box<PackedDraftHead>>,
 }
 
 /// The weights before the first layer and after the last one.
@@ -67,11 +71,12 @@ pub struct PackedEnds {
     /// What the layers' own inputs are made of.
     pub per_layer: Option<PerLayerEnds>,
     pub norm: PackedNorm,
-    /// The output head; also the embedding if the two are tied.
-    pub head: PackedMatrix,
+    /// The output head, which the draft head has, too; also the embedding if the two are tied.
+    pub head: Arc<PackedMatrix>,
 }
 
 /// Where token embeddings are read from.
+#[derive(Clone)]
 pub enum Embedding {
     /// The embedding is the output head.
     Tied,
@@ -149,9 +154,10 @@ impl PackedWeights {
             encoder,
             per_layer: packer.per_layer_ends(spec, weights)?,
             norm,
-            head: packer.matrix(Role::Head, &[(head, None)], spec.hidden_size)?,
+            head: Arc::new(packer.matrix(Role::Head, &[(head, None)], spec.hidden_size)?),
         };
         Ok(Self {
+            draft_head: packer.draft_head(spec, weights, &ends)?,
             layers,
             ends: Arc::new(ends),
         })
@@ -186,11 +192,12 @@ impl PackedWeights {
                 weight: Vec::new(),
                 bias: Vec::new(),
             },
-            head: packer.matrix(Role::Head, &[], spec.hidden_size)?,
+            head: Arc::new(packer.matrix(Role::Head, &[], spec.hidden_size)?),
         };
         Ok(Self {
             layers: vec![layer],
             ends: Arc::new(ends),
+            draft_head: None,
         })
     }
 
@@ -199,6 +206,7 @@ impl PackedWeights {
         Self {
             layers: self.layers.drain(..num_layers).collect(),
             ends: Arc::clone(&self.ends),
+            draft_head: None,
         }
     }
 
@@ -214,11 +222,11 @@ impl PackedWeights {
         forms.next().unwrap_or(self.form())
     }
 
-    /// All matrices, in the order in which they are packed.
+    /// All matrices but the draft head's, in the order in which they are packed.
     fn matrices(&self) -> impl Iterator<Item = &PackedMatrix> {
         let layers = self.layers.iter().flat_map(PackedLayer::matrices);
         let per_layer = self.ends.per_layer.iter().map(|ends| &ends.projection);
-        layers.chain(per_layer).chain([&self.ends.head])
+        layers.chain(per_layer).chain([&*self.ends.head])
     }
 
     pub fn image(&self) -> PackedImage {
@@ -237,7 +245,9 @@ impl PackedWeights {
         let recurrent = { self.layers.iter() }.filter_map(|layer| layer.recurrent.as_ref());
         let recurrent: usize = recurrent.map(PackedRecurrent::num_bytes).sum();
         let matrices: usize = self.matrices().map(PackedMatrix::num_bytes).sum();
-        matrices + embedding + positions + recurrent
+        let draft_head = self.draft_head.as_ref();
+        let draft_head = draft_head.map_or(0, |head| head.num_bytes());
+        matrices + embedding + positions + recurrent + draft_head
     }
 }
 

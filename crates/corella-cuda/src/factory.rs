@@ -45,6 +45,7 @@ impl ExecutorFactory for CudaFactory {
             reads_weights: true,
             max_stages: Some(1),
             takes_adapters: false,
+            runs_draft_heads: false,
         }
     }
 

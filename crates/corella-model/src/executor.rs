@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use corella_core::{Batch, BatchOutput, KvGroup, SlotId, StepId};
+use corella_core::{Batch, BatchOutput, KvGroup, Sample, SlotId, StepId, TokenId};
 
 use crate::{Adapters, KvFormat, KvPages};
 
@@ -51,6 +51,27 @@ pub trait Executor: Send {
     fn adapters(&self) -> Option<Arc<dyn Adapters>> {
         None
     }
+
+    /// Whether a draft head is loaded, with which `draft` guesses.
+    fn has_draft_head(&self) -> bool {
+        false
+    }
+
+    /// Guesses what slots will draw next, while no step is in flight. A slot may get fewer tokens than
+    /// were asked for, or none. The error says why there are no guesses, and steps go on.
+    fn draft(&mut self, _asked: &[DraftSlot]) -> Result<Vec<(SlotId, Vec<Sample>)>, String> {
+        Ok(Vec::new())
+    }
+}
+
+/// A slot that guesses are wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftSlot {
+    pub slot: SlotId,
+    /// The slot's newest token, which no step has computed yet, and its position.
+    pub token: TokenId,
+    pub position: u32,
+    pub max_drafts: u32,
 }
 
 /// Tells whoever waits for a step that it may have returned.

@@ -67,6 +67,8 @@ pub struct DeviceTraits {
     /// The most pipeline stages; `None` is one for each layer.
     pub max_stages: Option<usize>,
     pub takes_adapters: bool,
+    /// Whether executors run the draft head of a model that has one.
+    pub runs_draft_heads: bool,
 }
 
 /// What an executor is to run, and within which limits.

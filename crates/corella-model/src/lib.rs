@@ -85,7 +85,7 @@ pub use device_memory::{DeviceMemory, host_bytes};
 pub use element_order::ElementOrder;
 pub use encoder_spec::{EncoderSpec, EncoderWeights};
 pub use executor::{
-    CallerWaker, Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask,
+    CallerWaker, DraftSlot, Executor, ExecutorError, ExecutorInfo, KvLayout, StepWaker, TokenMask,
 };
 pub use executor_factory::{
     BuiltExecutor, DeviceTraits, ExecutorFactory, ExecutorPlan, OnLayer, WeightImage,

@@ -31,6 +31,7 @@ impl ExecutorFactory for MockFactory {
             reads_weights: false,
             max_stages: Some(usize::MAX),
             takes_adapters: true,
+            runs_draft_heads: false,
         }
     }
 

@@ -105,6 +105,13 @@ impl<A> Slot<A> {
         &self.history
     }
 
+    /// Takes up a token that no step has computed, so that a draft can be drawn behind it. The slot's next
+    /// span overwrites it.
+    pub fn take_up(&mut self, position: usize, token: TokenId) {
+        self.history.truncate(position);
+        self.history.push(token);
+    }
+
     pub fn set_drawn(&mut self, step: StepId, token: TokenId) {
         self.last_drawn = Some((step, token));
     }

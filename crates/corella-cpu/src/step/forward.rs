@@ -6,6 +6,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use corella_core::TokenId;
 use corella_model::{
     AttentionSpec, DecoderSpec, DeviceError, FeedForward, KvFormat, KvLayer, LayerInput, LayerSpec,
     MlpSpec,
@@ -71,6 +72,17 @@ pub struct Scratch {
     attention: AttentionScratch,
     delta: DeltaScratch,
     experts: ExpertPlan,
+}
+
+/// What the residual stream begins with.
+#[derive(Clone, Copy)]
+pub enum Incoming<'a> {
+    /// The embeddings of the tokens.
+    Tokens,
+    /// What another stage computed, `[rows][hidden_size]`.
+    Rows(&'a [f32]),
+    /// What it has already.
+    InPlace,
 }
 
 /// Looks at the inputs of the dense layers, after the barrier that completes them and before they
@@ -228,18 +240,37 @@ impl Forward {
         self.tile_rows
     }
 
+    pub(super) fn kernels(&self) -> &'static Kernels {
+        self.kernels
+    }
+
+    pub(super) fn task_shape(&self) -> TaskShape {
+        TaskShape::new(self.kernels, &self.kv)
+    }
+
+    /// Where a dense layer leaves what the residual stream begins with.
+    pub(super) fn stream_output(&self) -> Epilogue<'_> {
+        Epilogue::Store(&self.activations.hidden)
+    }
+
+    /// Writes what stands for a token.
+    pub(super) fn embed(&self, token: TokenId, out: &mut [f32]) {
+        self.weights.ends.embed(token as usize, out);
+        let scale = self.spec.embedding_scale;
+        if scale != 1.0 {
+            out.iter_mut().for_each(|value| *value *= scale);
+        }
+    }
+
     /// Divides the rows of a layout, and the work among the workers. Call it after the last span.
     pub fn divide(&self, layout: &mut StepLayout) {
         let kinds = self.attention_kinds.iter();
         let kinds = kinds.map(|&layer| &self.spec.layers[layer].attention);
-        let shape = TaskShape::new(self.kernels, &self.kv);
-        layout.finish(kinds, self.tile_rows, shape, self.scratch.len());
+        layout.finish(kinds, self.tile_rows, self.task_shape(), self.scratch.len());
     }
 
-    /// Runs all layers for all rows of the step. `incoming` is the residual stream that the
-    /// previous pipeline stage computed, `[rows][hidden_size]`; without it, the tokens are
-    /// embedded.
-    pub fn layers(&self, layout: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+    /// Runs all layers for all rows of the step.
+    pub fn layers(&self, layout: &StepLayout, incoming: Incoming<'_>, worker: &Worker<'_>) {
         self.layers_with(layout, incoming, worker, &());
     }
 
@@ -247,7 +278,7 @@ impl Forward {
     pub fn layers_with(
         &self,
         layout: &StepLayout,
-        incoming: Option<&[f32]>,
+        incoming: Incoming<'_>,
         worker: &Worker<'_>,
         observer: &impl Observer,
     ) {
@@ -287,6 +318,18 @@ impl Forward {
         }
     }
 
+    /// Writes the keys and values of the first layer for what the residual stream has already, and computes
+    /// nothing that needs them.
+    pub fn keys_and_values(&self, layout: &StepLayout, walk: &mut Walk<'_>) {
+        let (act, layer, worker) = (&self.activations, &self.weights.layers[0], walk.worker);
+        self.enter(layout, Incoming::InPlace, worker);
+        let before = layer.attention_norms.before.as_ref();
+        let input = (&act.normed, &layer.qkv);
+        self.normalise(before, |r| r, layout.grid, input, worker);
+        barrier_after(Operation::Norm, walk);
+        self.project(layout, 0, layer, walk);
+    }
+
     /// Computes the logits of the given rows, at most `logit_rows` of them, in the given order. All
     /// layers must have run.
     pub fn logits(&self, layout: &StepLayout, rows: &[usize], worker: &Worker<'_>) {
@@ -299,7 +342,7 @@ impl Forward {
             Some(norm),
             |r| rows[r],
             grid,
-            (&act.head_input, head),
+            (&act.head_input, &**head),
             worker,
         );
         barrier_after(Operation::Norm, walk);
@@ -308,7 +351,7 @@ impl Forward {
             Operation::Head,
             &act.head_input,
             grid,
-            head.into(),
+            (&**head).into(),
             out,
             walk,
         );
@@ -339,6 +382,15 @@ impl Forward {
     /// Writes the final norm of a row of the residual stream. All layers must have run.
     pub fn hidden_state(&mut self, row: usize, state: &mut [f32]) {
         // SAFETY: `&mut self` keeps the workers out.
+        unsafe { self.read_hidden_state(row, state) };
+    }
+
+    /// Does what `hidden_state` does.
+    ///
+    /// # Safety
+    /// No worker writes the residual stream during the call.
+    pub unsafe fn read_hidden_state(&self, row: usize, state: &mut [f32]) {
+        // SAFETY: the caller promises that no worker writes it.
         let x = unsafe { self.activations.hidden.row(row) };
         let x = &x[..self.spec.hidden_size];
         let norm = RowNorm::new(self.kernels, Some(&self.weights.ends.norm), x);
@@ -347,7 +399,7 @@ impl Forward {
         });
     }
 
-    fn enter(&self, layout: &StepLayout, incoming: Option<&[f32]>, worker: &Worker<'_>) {
+    fn enter(&self, layout: &StepLayout, incoming: Incoming<'_>, worker: &Worker<'_>) {
         let ends = &self.weights.ends;
         for r in layout.grid.own_rows(worker.index()) {
             let row = &layout.rows.rows[r];
@@ -355,13 +407,12 @@ impl Forward {
             let hidden = unsafe { self.activations.hidden.row_mut(r) };
             let hidden = &mut hidden[..self.spec.hidden_size];
             match incoming {
-                Some(rows) => hidden.copy_from_slice(&rows[r * hidden.len()..][..hidden.len()]),
-                None => {
-                    ends.embed(row.token as usize, hidden);
-                    let scale = self.spec.embedding_scale;
-                    if scale != 1.0 {
-                        hidden.iter_mut().for_each(|value| *value *= scale);
-                    }
+                Incoming::InPlace => {}
+                Incoming::Rows(rows) => {
+                    hidden.copy_from_slice(&rows[r * hidden.len()..][..hidden.len()])
+                }
+                Incoming::Tokens => {
+                    self.embed(row.token, hidden);
                     ends.add_position(row.position, hidden);
                     ends.encoder.add_segment(row.is_second_text, hidden);
                     if let Some(norm) = &ends.encoder.norm {

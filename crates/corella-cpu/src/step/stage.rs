@@ -14,18 +14,20 @@ use std::time::{Duration, Instant};
 
 use corella_core::{Batch, BatchOutput, InputToken, PageId, Sample, SlotId, StepId, TokenId};
 use corella_model::{
-    CallerWaker, ExecutorError, NOTHING_DRAWN, PageTable, Sampler, Slots, StepOutput, StepPool,
-    StepSample, StepScore, TokenMask,
+    CallerWaker, DraftSlot, ExecutorError, NOTHING_DRAWN, PageTable, Sampler, Slots, StepOutput,
+    StepPool, StepSample, StepScore, TokenMask,
 };
 
 use crate::kv::PageCommit;
 use crate::system::{ThreadPool, Worker};
 use crate::weights::PackedAdapter;
 
-use super::forward::{Forward, barrier_after};
+use super::draft_head::DraftHead;
+use super::forward::{Forward, Incoming, barrier_after};
 use super::layout::StepLayout;
 use super::profile::{Operation, Walk};
 
+mod drafting;
 mod pooling;
 mod scoring;
 
@@ -37,9 +39,13 @@ pub enum Command {
     },
     Sample(StepId, Vec<TokenMask>),
     Drawn(Drawn),
+    Draft(Vec<DraftSlot>, SyncSender<Drafted>),
     WarmUp(SyncSender<Result<(), String>>),
     Close,
 }
+
+/// What slots may draw next, or why it is not known.
+pub type Drafted = Result<Vec<(SlotId, Vec<Sample>)>, String>;
 
 /// What a step drew, for the stage that embeds it; `None` when it failed.
 pub struct Drawn {
@@ -62,6 +68,7 @@ pub enum Output {
 /// A stage, which runs in a thread of its own. That thread is also worker 0 of its pool.
 pub struct Stage {
     forward: Forward,
+    draft_head: Option<DraftHead>,
     pool: ThreadPool,
     slots: Slots<PackedAdapter>,
     max_num_batched_tokens: u32,
@@ -89,7 +96,7 @@ struct Closed;
 
 impl Stage {
     pub fn new(
-        forward: Forward,
+        (forward, draft_head): (Forward, Option<DraftHead>),
         pool: ThreadPool,
         slots: Slots<PackedAdapter>,
         max_num_batched_tokens: u32,
@@ -100,6 +107,7 @@ impl Stage {
         Self {
             commit: forward.kv.page_commit(),
             forward,
+            draft_head,
             samplers: (0..pool.num_threads()).map(|_| Mutex::default()).collect(),
             pool,
             slots,
@@ -162,6 +170,10 @@ impl Stage {
                 Ok(())
             }
             // A caller that no longer waits for its answer needs none.
+            Command::Draft(asked, reply) => {
+                let _ = reply.send(without_panic(|| self.draft(&asked)));
+                Ok(())
+            }
             Command::WarmUp(reply) => match self.warm_up() {
                 Ok(()) if matches!(self.output, Output::Next(_)) => {
                     self.pass_on(Command::WarmUp(reply))
@@ -224,6 +236,9 @@ impl Stage {
         // The slots change even where a stage before has failed, because later steps build on them.
         let applied = self.slots.apply(batch);
         let applied = applied.and(self.plan_states(batch));
+        if let Some(head) = &mut self.draft_head {
+            head.start(batch);
+        }
         let rows = rows?;
         applied?;
         self.copy_pages(batch)?;
@@ -234,6 +249,7 @@ impl Stage {
             self.forward.kv.note_used(page.0 as usize);
         }
         self.run_layers(&rows)?;
+        self.follow_with_draft_head(batch)?;
         if let Some(states) = &mut self.forward.states {
             states.keep(batch)?;
         }
@@ -334,6 +350,9 @@ impl Stage {
             // do with the other, by the contract of `KvPages`.
             unsafe { kv.copy_rows(from, to, copy.num_rows as usize) };
         }
+        if let Some(head) = &mut self.draft_head {
+            head.copy_rows(batch);
+        }
         Ok(())
     }
 
@@ -342,7 +361,10 @@ impl Stage {
             return Ok(());
         }
         self.forward.divide(&mut self.plan);
-        let incoming = (!self.is_first).then_some(rows);
+        let incoming = match self.is_first {
+            true => Incoming::Tokens,
+            false => Incoming::Rows(rows),
+        };
         let (forward, plan) = (&self.forward, &self.plan);
         self.pool
             .run(&|worker| forward.layers(plan, incoming, worker))
@@ -368,7 +390,15 @@ impl Stage {
                 masks = Some(self.wait_for_masks(step)?);
             }
             let masks = masks.as_deref().unwrap_or_default();
-            for (place, drawn) in block.iter().zip(self.draw_block(block, masks)?) {
+            let is_prefill = self.plan.is_prefill();
+            let drawn = draw_block(
+                (&mut self.pool, &self.samplers),
+                (&self.forward, is_prefill),
+                &self.slots,
+                block,
+                masks,
+            )?;
+            for (place, drawn) in block.iter().zip(drawn) {
                 let is_masked = masks.iter().any(|mask| mask.slot == place.slot);
                 if let Some(token) = output.add_draw(place, drawn, is_masked) {
                     self.slots.get_mut(place.slot)?.set_drawn(step, token);
@@ -382,32 +412,6 @@ impl Stage {
     fn compute_logits(&mut self, rows: &[usize]) -> Result<(), String> {
         let (forward, plan) = (&self.forward, &self.plan);
         self.pool.run(&|worker| forward.logits(plan, rows, worker))
-    }
-
-    fn draw_block(
-        &mut self,
-        block: &[StepSample],
-        masks: &[TokenMask],
-    ) -> Result<Vec<Result<Sample, String>>, String> {
-        let (forward, slots) = (&self.forward, &self.slots);
-        let samplers = &self.samplers;
-        let draw = |worker: &Worker<'_>, index: usize| {
-            let id = block[index].slot;
-            let mask = masks.iter().find(|mask| mask.slot == id);
-            let allowed = mask.map(|mask| &*mask.allowed);
-            let request = slots
-                .get(id)?
-                .sample_request(block[index].num_tokens, allowed);
-            // SAFETY: each index is drawn by one worker.
-            let logits = unsafe { forward.logits_mut(index) };
-            // Nobody else locks a worker's own sampler.
-            let sampler = samplers[worker.index()].lock();
-            let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
-            let sampled = sampler.sample(logits, request);
-            sampled.map_err(|error| error.to_string())
-        };
-        let is_prefill = self.plan.is_prefill();
-        on_rows(&mut self.pool, forward, is_prefill, block.len(), draw)
     }
 
     fn take_drawn(&mut self, Drawn { step, tokens }: Drawn) {
@@ -527,6 +531,32 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.forward.kv.counter.close();
     }
+}
+
+/// Draws from the logits of a block of rows.
+fn draw_block(
+    (pool, samplers): (&mut ThreadPool, &[Mutex<Sampler>]),
+    (forward, is_prefill): (&Forward, bool),
+    slots: &Slots<PackedAdapter>,
+    block: &[StepSample],
+    masks: &[TokenMask],
+) -> Result<Vec<Result<Sample, String>>, String> {
+    let draw = |worker: &Worker<'_>, index: usize| {
+        let id = block[index].slot;
+        let mask = masks.iter().find(|mask| mask.slot == id);
+        let allowed = mask.map(|mask| &*mask.allowed);
+        let request = slots
+            .get(id)?
+            .sample_request(block[index].num_tokens, allowed);
+        // SAFETY: each index is drawn by one worker.
+        let logits = unsafe { forward.logits_mut(index) };
+        // Nobody else locks a worker's own sampler.
+        let sampler = samplers[worker.index()].lock();
+        let mut sampler = sampler.unwrap_or_else(PoisonError::into_inner);
+        let sampled = sampler.sample(logits, request);
+        sampled.map_err(|error| error.to_string())
+    };
+    on_rows(pool, forward, is_prefill, block.len(), draw)
 }
 
 /// Does `work` for each of `num_rows` rows of logits, divided among the workers.

@@ -4,6 +4,7 @@ mod adapter;
 mod batch;
 mod conformance;
 mod decoder;
+mod draft_head;
 mod encoder;
 mod feature;
 mod golden;
