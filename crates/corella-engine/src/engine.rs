@@ -22,10 +22,11 @@ use crate::command::Command;
 use crate::doorbell::{CommandSender, doorbell};
 use crate::drafter::{DraftModel, Drafter};
 use crate::engine_error::{EngineError, PinPrefixError, ResetError, SubmitError};
-use crate::engine_loop::{EngineLoop, InFlight, Stopped, panic_message};
+use crate::engine_loop::{DraftSource, EngineLoop, InFlight, Stopped, panic_message};
 use crate::engine_stats::EngineStats;
 use crate::engine_watch::{EngineWatch, watch};
 use crate::feed::{Feed, subscription};
+use crate::head_drafter::HeadDrafter;
 use crate::kv_exchange::{KvEventStream, KvExchange, KvFacts, Receipt};
 use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
@@ -117,9 +118,10 @@ impl Engine {
             ))));
         }
         let is_drafting = matches!(limits.speculation, Speculation::Draft { .. });
-        if is_drafting != draft_model.is_some() {
+        if is_drafting != (draft_model.is_some() || executor.has_draft_head()) {
             return Err(EngineError::Config(ConfigError(
-                "a draft model and speculation by a draft model need each other".to_owned(),
+                "speculation by drafts and a draft model or a draft head need each other"
+                    .to_owned(),
             )));
         }
         let max_live_requests = limits
@@ -171,7 +173,14 @@ impl Engine {
             Watchdog::start(subject, timeout, deadline, shared.clone()).map_err(EngineError::Thread)
         };
         let drafter = match draft_model {
-            Some(model) => Some(Drafter::new(model, watchdog("step of the draft model")?)),
+            Some(model) => {
+                let drafter = Drafter::new(model, watchdog("step of the draft model")?);
+                Some(DraftSource::Model(drafter))
+            }
+            None if is_drafting => {
+                let drafter = HeadDrafter::new(watchdog("round of the draft head")?);
+                Some(DraftSource::Head(drafter))
+            }
             None => None,
         };
         let watchdog = watchdog("step")?;
@@ -475,8 +484,11 @@ fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorErr
     let shared = engine_loop.shared.clone();
     let ended = catch_unwind(AssertUnwindSafe(|| {
         let drafter = engine_loop.drafter.as_mut();
-        let warm = { engine_loop.executor.warm_up() }
-            .and_then(|()| drafter.map_or(Ok(()), Drafter::warm_up));
+        let mut warm_drafter = || match drafter {
+            Some(DraftSource::Model(drafter)) => drafter.warm_up(),
+            Some(DraftSource::Head(_)) | None => Ok(()),
+        };
+        let warm = engine_loop.executor.warm_up().and_then(|()| warm_drafter());
         let failed = warm
             .as_ref()
             .err()

@@ -22,6 +22,7 @@ use crate::engine_error::ResetError;
 use crate::engine_snapshot::{EngineSnapshot, MAX_CELLS, MAX_REQUESTS};
 use crate::engine_watch::WatchEnd;
 use crate::feed::Feed;
+use crate::head_drafter::HeadDrafter;
 use crate::kv_exchange::KvCommand;
 use crate::mask_table::MaskTable;
 use crate::spill_thread::SpillThread;
@@ -34,7 +35,8 @@ use crate::watchdog::{Watchdog, WatchedStep};
 pub(crate) struct EngineLoop {
     pub(crate) scheduler: Scheduler,
     pub(crate) executor: Box<dyn Executor>,
-    pub(crate) drafter: Option<Drafter>,
+    /// `None` without a draft model or a draft head, or once it has failed.
+    pub(crate) drafter: Option<DraftSource>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
     /// Rings for commands, for a step that may have returned, for copies that have ended, and for
@@ -53,6 +55,13 @@ pub(crate) struct EngineLoop {
     pub(crate) watch: Option<WatchEnd>,
     pub(crate) step_log: StepLog,
     pub(crate) shared: Arc<Shared>,
+}
+
+/// What guesses tokens for steps to check.
+pub(crate) enum DraftSource {
+    Model(Drafter),
+    /// The served model's own draft head.
+    Head(HeadDrafter),
 }
 
 /// Why the loop ended.
@@ -163,8 +172,8 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Has the draft model guess tokens for the next step to check. Guesses are never needed: if
-    /// the draft model fails, requests go on without it.
+    /// Has the draft model, or the draft head, guess tokens for the next step to check. Guesses are never
+    /// needed: if it fails, requests go on without it.
     fn draft(&mut self) {
         let Some(drafter) = &mut self.drafter else {
             return;
@@ -173,14 +182,21 @@ impl EngineLoop {
         if requests.is_empty() {
             return;
         }
-        match drafter.draft(&requests) {
+        let (drafted, subject) = match drafter {
+            DraftSource::Model(drafter) => (drafter.draft(&requests), "model"),
+            DraftSource::Head(drafter) => {
+                let drafted = drafter.draft(&mut *self.executor, &requests);
+                (drafted, "head")
+            }
+        };
+        match drafted {
             Ok(drafts) => {
                 for (request, drafts) in drafts {
                     self.scheduler.give_drafts(request, drafts);
                 }
             }
             Err(reason) => {
-                tracing::warn!(reason, "the draft model has failed; speculation stops");
+                tracing::warn!(reason, "the draft {subject} has failed; speculation stops");
                 self.drafter = None;
             }
         }
@@ -450,7 +466,7 @@ impl EngineLoop {
     fn check_invariants(&self) {
         if cfg!(debug_assertions) {
             self.scheduler.check_invariants();
-            if let Some(drafter) = &self.drafter {
+            if let Some(DraftSource::Model(drafter)) = &self.drafter {
                 drafter.check_invariants();
             }
         }

@@ -16,6 +16,7 @@ mod engine_stats;
 mod engine_watch;
 mod feed;
 mod generate;
+mod head_drafter;
 mod kv_exchange;
 mod mask_table;
 mod mask_thread;

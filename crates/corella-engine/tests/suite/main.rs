@@ -3,6 +3,7 @@
 mod admission;
 mod block_exchange;
 mod constraint;
+mod draft_head;
 mod draft_model;
 mod fault;
 mod fixture;
