@@ -235,7 +235,8 @@ pub struct SchedulerArgs {
 pub struct SpeculationArgs {
     /// Guess the next tokens of each request, and check the guesses in a step that has room for
     /// them. ngram guesses what followed the newest tokens earlier in the prompt or the answer;
-    /// draft asks a smaller model. Answers stay the same, and come sooner when guesses hold
+    /// draft asks a smaller model, and mtp the model's own head for multi-token prediction. Answers stay the
+    /// same, and come sooner when guesses hold
     #[arg(long, value_enum, default_value_t)]
     pub speculate: SpeculateArg,
     /// With --speculate draft: folder, GGUF file or name of the draft model, which must have the same
@@ -429,6 +430,7 @@ pub enum SpeculateArg {
     Off,
     Ngram,
     Draft,
+    Mtp,
 }
 
 fn defaults() -> SchedulerConfig {

@@ -421,7 +421,7 @@ fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(
     for (is_wrong, reason) in [
         (
             args.draft_tokens.is_some() && args.speculate == SpeculateArg::Off,
-            "--draft-tokens needs --speculate ngram or draft",
+            "--draft-tokens needs --speculate ngram, draft or mtp",
         ),
         (
             args.draft_model.is_some() && !is_drafting,
@@ -443,8 +443,9 @@ fn set_speculation(options: &mut LlmOptions, args: &SpeculationArgs) -> Result<(
     limits.speculation = match args.speculate {
         SpeculateArg::Off => Speculation::Off,
         SpeculateArg::Ngram => Speculation::Ngram,
-        SpeculateArg::Draft => Speculation::Draft { draw_cost: 0 },
+        SpeculateArg::Draft | SpeculateArg::Mtp => Speculation::Draft { draw_cost: 0 },
     };
+    options.uses_draft_head = args.speculate == SpeculateArg::Mtp;
     limits.max_draft_tokens = args.draft_tokens.unwrap_or(limits.max_draft_tokens);
     options.draft_model = args.draft_model.clone().map(|path| DraftOptions {
         source: ModelSource::Path(path),

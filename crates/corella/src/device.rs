@@ -138,6 +138,12 @@ impl<'a> Formats<'a> {
         cost.decode_bytes(0.0)
     }
 
+    /// Bytes that a guess of the model's own head reads, without KV.
+    fn guess_bytes(&self) -> f64 {
+        let weights = TokenCost::num_guess_weights(self.spec);
+        self.weight_format.num_bytes(weights) as f64
+    }
+
     fn load(
         self,
         limits: &SchedulerConfig,
@@ -222,6 +228,11 @@ fn check_options(
 ) -> Result<(), Error> {
     if options.max_adapter_rank.is_some() && !device.takes_adapters {
         let reason = "LoRA adapters do not run on GPUs yet: use --device cpu";
+        return Err(Error::Config(reason.to_owned()));
+    }
+    if spec.draft_head.is_some() && !device.runs_draft_heads {
+        let reason =
+            "--speculate mtp runs on CPUs only so far: use --device cpu, or --speculate ngram";
         return Err(Error::Config(reason.to_owned()));
     }
     let num_stages = options.scheduler.num_pipeline_stages as usize;
@@ -321,12 +332,15 @@ pub(crate) fn load(
         scheduler.max_pinned_pages = num_pages as u32;
     }
 
-    if let (Speculation::Draft { draw_cost }, Some(of_draft)) =
-        (&mut scheduler.speculation, of_draft)
+    if let Speculation::Draft { draw_cost } = &mut scheduler.speculation
         && device.reads_weights
     {
         // A step of few rows is bound by memory bandwidth, so its cost is the bytes that it reads.
-        *draw_cost = (100.0 * of_draft.step_bytes() / formats.step_bytes()).ceil() as u32;
+        let guess_bytes = match of_draft {
+            Some(of_draft) => of_draft.step_bytes(),
+            None => formats.guess_bytes(),
+        };
+        *draw_cost = (100.0 * guess_bytes / formats.step_bytes()).ceil() as u32;
     }
     let mut weight_keepers = Vec::new();
     let draft = match draft {

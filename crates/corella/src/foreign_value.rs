@@ -41,7 +41,7 @@ impl ValueForm {
             Self::CommaList => "commas separate origins",
             Self::SpeculativeConfig => {
                 "of the JSON object, `method`, `model` and `num_speculative_tokens` become `--speculate`, \
-                 `--draft-model` and `--draft-tokens`; methods but `ngram` and `draft_model` are refused"
+                 `--draft-model` and `--draft-tokens`; methods but `ngram`, `draft_model` and `mtp` are refused"
             }
         }
     }
@@ -134,6 +134,11 @@ fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnO
     }
     match (method, model) {
         (Some("ngram" | "ngram_gpu"), _) => own.words.push("--speculate=ngram".to_owned()),
+        // Older versions name the family before it. The head is the served model's, whatever model is named.
+        (Some("mtp" | "qwen3_next_mtp" | "qwen3_5_mtp"), _) => {
+            own.words.push("--speculate=mtp".to_owned());
+            own.ignored.extend(model.map(|_| "model".to_owned()));
+        }
         (Some("draft_model"), None) if !is_part => {
             return Err("draft_model needs a model".to_owned());
         }
@@ -145,7 +150,9 @@ fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnO
         (Some(method), _) => return Err(missing_method(method)),
         (None, None) if is_part => {}
         (None, None) => {
-            return Err("it needs a method: \"ngram\", or \"draft_model\" with a model".to_owned());
+            return Err(
+                "it needs a method: \"ngram\", \"mtp\", or \"draft_model\" with a model".to_owned(),
+            );
         }
     }
     own.words
@@ -159,8 +166,8 @@ fn missing_method(method: &str) -> String {
     let why = match method {
         "suffix" => "; ngram guesses from the prompt and the answer too",
         method if has_heads.iter().any(|head| method.contains(head)) => {
-            ", because heads that are trained with a model are not read; use \"ngram\", or \"draft_model\" with a \
-             smaller model"
+            ", because such heads are not read; use \"mtp\" with Qwen3-Next and Qwen3.5, \"ngram\", or \
+             \"draft_model\" with a smaller model"
         }
         _ => "; use \"ngram\", or \"draft_model\" with a smaller model",
     };
@@ -192,6 +199,14 @@ mod tests {
                 "--speculate=draft --draft-model=owner/small --draft-tokens=3",
             ),
             (
+                r#"{"method": "mtp", "num_speculative_tokens": 2}"#,
+                "--speculate=mtp --draft-tokens=2",
+            ),
+            (
+                r#"{"method": "qwen3_next_mtp", "model": "owner/served"}"#,
+                "--speculate=mtp",
+            ),
+            (
                 r#"{"method": "draft_model", "model": "folder", "revision": null}"#,
                 "--speculate=draft --draft-model=folder",
             ),
@@ -214,11 +229,11 @@ mod tests {
         for (value, reason) in [
             (
                 r#"{"method": "eagle3", "model": "x"}"#,
-                "the method eagle3 is not there, because heads",
+                "the method eagle3 is not there, because such heads",
             ),
             (
                 r#"{"method": "deepseek_mtp"}"#,
-                "the method deepseek_mtp is not there, because heads",
+                "the method deepseek_mtp is not there, because such heads",
             ),
             (
                 r#"{"method": "suffix"}"#,

@@ -12,6 +12,7 @@
 mod built_in;
 mod device;
 mod device_choice;
+mod draft_head_limit;
 mod draft_model;
 mod encoder_limit;
 mod error;

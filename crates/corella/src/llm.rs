@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::device::{self, DraftHardware, Hardware, Loaded};
 use crate::device_choice;
+use crate::draft_head_limit;
 use crate::draft_model::DraftCheckpoint;
 use crate::encoder_limit;
 use crate::kv_plan::display_bytes;
@@ -81,6 +82,9 @@ impl Llm {
     pub fn load(source: &ModelSource, options: &LlmOptions) -> Result<Self, Error> {
         let (name, mut checkpoint) = open(source)?;
         let tokenizer = TokenizerLoader::start(&mut checkpoint)?;
+        if options.uses_draft_head {
+            draft_head_limit::add(&mut checkpoint, options)?;
+        }
         let chat_template = chat_template(&checkpoint, options)?;
         let sentence = SentenceConfig::read(&checkpoint)?;
         let options = &encoder_limit::with_context(options, checkpoint.config(), &sentence);
@@ -216,6 +220,8 @@ impl Llm {
                 (false, Some(_)) => ", no output head: scores of texts only",
             },
             draft = match &self.draft_hardware {
+                None if self.config.spec.draft_head.is_some() =>
+                    "; drafts by its own head".to_owned(),
                 None => String::new(),
                 Some(draft) => format!(
                     "; drafts by {}: weights {} {}, KV {}",
@@ -402,7 +408,7 @@ fn warn_of_draw_cost(loaded: &Loaded) {
         && draw_cost >= SchedulerConfig::MAX_DRAW_COST
     {
         tracing::warn!(
-            "a token of the draft model costs {draw_cost} % of a token of the model, so guesses cannot pay; \
+            "a guess costs {draw_cost} % of a token of the model, so guesses cannot pay; \
              and few will be tried"
         );
     }

@@ -88,6 +88,8 @@ pub struct LlmOptions {
     pub kv_format: Option<KvFormat>,
     /// The draft model. What its guesses cost is computed when the models are loaded.
     pub draft_model: Option<DraftOptions>,
+    /// Whether the model drafts with its own head, with [`Speculation::Draft`](corella_core::Speculation).
+    pub uses_draft_head: bool,
     /// Memory for the KV cache, that of a draft model included. Default: half of the free memory, or
     /// less if the requests cannot use that much.
     pub kv_cache_bytes: Option<u64>,
@@ -147,6 +149,7 @@ impl Default for LlmOptions {
             weight_cache: None,
             kv_format: None,
             draft_model: None,
+            uses_draft_head: false,
             kv_cache_bytes: None,
             gpu_memory_utilization: 0.9,
             is_batch_invariant: true,

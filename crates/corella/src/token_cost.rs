@@ -20,7 +20,13 @@ impl TokenCost<'_> {
             true => 1,
             false => 2,
         };
-        num_layer_weights(spec, Experts::All) + embeddings * num_head_weights(spec)
+        let layers = num_layer_weights(spec, Experts::All);
+        layers + embeddings * num_head_weights(spec) + num_draft_head_weights(spec, Experts::All)
+    }
+
+    /// Weights that a guess of the model's own head is multiplied by.
+    pub fn num_guess_weights(spec: &DecoderSpec) -> usize {
+        num_draft_head_weights(spec, Experts::OfToken) + num_head_weights(spec)
     }
 
     /// Operations to compute a prompt and generate one token. A multiply-add counts as two.
@@ -81,20 +87,32 @@ fn num_pairs(attention: &AttentionSpec, num_tokens: f64) -> f64 {
 
 /// The weights of the layers' matrices that one token is multiplied by, or all of them.
 fn num_layer_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
-    let num_weights = |layer: &LayerSpec| {
-        let counts = |tensor: &TensorSpec| match (&layer.feed_forward, tensor.tensor) {
-            (
-                FeedForward::Experts(experts),
-                Gate(Mlp::Expert(expert)) | Up(Mlp::Expert(expert)) | Down(Mlp::Expert(expert)),
-            ) => of_experts == Experts::All || expert < experts.num_experts_per_token,
-            _ => tensor.tensor.is_matrix(),
-        };
-        let tensors = layer.tensors(spec.hidden_size).into_iter().filter(counts);
-        tensors
-            .map(|tensor| tensor.shape.iter().product::<usize>())
-            .sum::<usize>()
+    let layers = spec.layers.iter();
+    layers
+        .map(|layer| num_weights(layer, spec.hidden_size, of_experts))
+        .sum()
+}
+
+/// The weights of the draft head's matrices, apart from those that it shares with the model.
+fn num_draft_head_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
+    let hidden = spec.hidden_size;
+    let join = 2 * hidden * hidden;
+    let head = spec.draft_head.as_ref();
+    head.map_or(0, |layer| join + num_weights(layer, hidden, of_experts))
+}
+
+fn num_weights(layer: &LayerSpec, hidden: usize, of_experts: Experts) -> usize {
+    let counts = |tensor: &TensorSpec| match (&layer.feed_forward, tensor.tensor) {
+        (
+            FeedForward::Experts(experts),
+            Gate(Mlp::Expert(expert)) | Up(Mlp::Expert(expert)) | Down(Mlp::Expert(expert)),
+        ) => of_experts == Experts::All || expert < experts.num_experts_per_token,
+        _ => tensor.tensor.is_matrix(),
     };
-    spec.layers.iter().map(num_weights).sum()
+    let tensors = layer.tensors(hidden).into_iter().filter(counts);
+    tensors
+        .map(|tensor| tensor.shape.iter().product::<usize>())
+        .sum()
 }
 
 /// Which experts of a layer count. Which ones a token chooses does not matter, as all have one shape.

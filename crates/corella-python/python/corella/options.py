@@ -64,7 +64,7 @@ class Options(ForeignOptions, total=False):
     max_inflight_steps: int | None
     pipeline_parallel_size: int
     # Speculation.
-    speculate: Literal["off", "ngram", "draft"]
+    speculate: Literal["off", "ngram", "draft", "mtp"]
     draft_model: _Path | None
     draft_dtype: _WeightFormat | None
     draft_tokens: int | None

@@ -78,7 +78,7 @@ fn engine(model: &str, draft: Option<CpuExecutor>) -> Engine {
 }
 
 /// Requests of which every second one is greedy, and some begin alike.
-fn submissions(vocab_size: usize) -> Vec<Submission> {
+pub fn submissions(vocab_size: usize) -> Vec<Submission> {
     let submission = |at: u64| {
         let token = |i: u64| ((i * 7919 + at / 3 * 31 + 11) % vocab_size as u64) as TokenId;
         let mut sampling = SamplingParams::GREEDY;
@@ -111,7 +111,7 @@ fn submissions(vocab_size: usize) -> Vec<Submission> {
 }
 
 /// Runs all requests together, and returns what a caller sees of each token.
-fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> {
+pub fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> {
     let streams: Vec<_> = submissions
         .iter()
         .map(|submission| engine.submit(submission.clone()).unwrap().remove(0))

@@ -4,6 +4,7 @@
 mod held_isa;
 
 mod command_line;
+mod draft_head;
 mod draft_model;
 mod encoder;
 mod gguf;
