@@ -252,7 +252,7 @@ impl PrefillNode {
             .num_sessions
             .fetch_add(num_choices.into(), Ordering::Relaxed);
         let siblings = (num_choices > 1).then(|| node.session(number));
-        // Choices wait for the rows of the first, which all their decode nodes load.
+        // The decode node has no pages yet for choices that wait for the first one.
         let asks_holder = asks_holder && num_choices == 1;
         let holder = asks_holder.then(|| node.peers.holder(&first.namespace, &first.prompt));
         let holder = holder.flatten().map(|holder| holder.node);

@@ -47,7 +47,7 @@ pub trait DecodePeers: Send + Sync + 'static {
         None
     }
 
-    /// What is known of a node's load and of the link to it.
+    /// A node's load and the link to it, as far as they are known.
     fn facts(&self, _node: NodeId) -> Option<DecodeNode> {
         None
     }

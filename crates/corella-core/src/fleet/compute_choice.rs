@@ -9,7 +9,7 @@ pub enum ComputePlace {
     There,
 }
 
-/// What computing a prompt on one node depends on.
+/// A node that may compute a prompt, and its state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ComputeSite {
     /// Leading rows of the prompt in the node's prefix tree.

@@ -68,7 +68,7 @@ pub enum DecodeAction {
     },
     /// Ends a load. [`DecodeEnd::handle_load_cancelled`] says that no more writes can come.
     CancelLoad { key: SessionKey },
-    /// No rows come and nothing writes to the pages: the scheduler computes the request from what it has cached.
+    /// No rows come and nothing writes to the pages: the scheduler computes the request from its cached prefix.
     Compute { key: SessionKey },
     /// All rows and the first token are there, so the scheduler may continue. If the scheduler has
     /// ended the request meanwhile, the request's pages can be released.

@@ -217,7 +217,7 @@ fn a_node_that_is_lost_while_it_computes_is_replaced_once() {
         panic!("{did:?}");
     };
     assert_eq!(request.output, []);
-    // The client is told what this node had cached.
+    // The cached tokens are now those of this node.
     end.handle_local_output(output(0, Some(3), None), lost_us);
     assert_eq!(emitted(&actions(&mut end)), [(3, 4)]);
 }
@@ -242,7 +242,7 @@ fn a_request_goes_on_behind_the_tokens_of_a_lost_node() {
             true => assert_eq!((resumed, finish(&did)), (Some(&[3, 4][..]), None)),
             false => assert_eq!((resumed, finish(&did)), (None, Some(&lost))),
         }
-        // What was on its way is late.
+        // Tokens that were on their way are late.
         assert_eq!(say(&mut end, tokens(2, &[5]), 3), []);
     }
 }
