@@ -175,7 +175,7 @@ impl Engine {
         let drafter = match draft_model {
             Some(model) => {
                 let drafter = Drafter::new(model, watchdog("step of the draft model")?);
-                Some(DraftSource::Model(drafter))
+                Some(DraftSource::Model(Box::new(drafter)))
             }
             None if is_drafting => {
                 let drafter = HeadDrafter::new(watchdog("round of the draft head")?);

@@ -59,7 +59,7 @@ pub(crate) struct EngineLoop {
 
 /// What guesses tokens for steps to check.
 pub(crate) enum DraftSource {
-    Model(Drafter),
+    Model(Box<Drafter>),
     /// The served model's own draft head.
     Head(HeadDrafter),
 }

@@ -40,6 +40,7 @@ fn engine(model: &str, drafts: bool) -> Engine {
     limits.set_recurrent_state(RecurrentState {
         num_snapshots: 12,
         snapshot_interval: 2,
+        least_distance: 1,
     });
     let config = CpuConfig {
         isa: held_isa(),

@@ -1,3 +1,5 @@
+//! Replies as Gemma 4 writes them.
+
 use super::{CallFormat, PARIS, ReasoningFormat, ReplyContext, check, context};
 
 fn gemma4() -> ReplyContext {

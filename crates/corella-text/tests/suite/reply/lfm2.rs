@@ -1,3 +1,5 @@
+//! Replies as LFM2 writes them.
+
 use super::{CallFormat, PARIS, ReasoningFormat, ReplyContext, check, context};
 
 fn lfm2() -> ReplyContext {
