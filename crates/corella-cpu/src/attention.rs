@@ -16,7 +16,7 @@ mod tile_scratch;
 pub use self::layer::AttentionLayer;
 pub use self::plan::{AttentionPlan, TaskShape};
 pub use self::queries::Queries;
-pub use self::span::Spans;
+pub use self::span::{Spans, StepSpan};
 
 use std::io;
 

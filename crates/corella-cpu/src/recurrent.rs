@@ -5,6 +5,7 @@
 //! applied when its chunk is complete and none of its tokens is a draft. So prefill and decode have the
 //! same arithmetic, a decode step only reads the matrices, and rejected drafts are overwritten.
 
+mod convolution_input;
 mod convolution_layer;
 mod delta_layer;
 mod record;

@@ -13,6 +13,7 @@ use crate::kernels::{Convolution, Kernels};
 use crate::system::Worker;
 use crate::weights::{MAX_KERNEL_LEN, PackedConvolution};
 
+use super::convolution_input::ConvolutionInput;
 use super::state_memory::{SpanState, StateMemory};
 
 /// The number of channels of a task: whole cache lines and blocks of packed rows, and few enough that one long
@@ -46,7 +47,7 @@ impl ConvolutionLayer<'_> {
             unsafe {
                 self.gate(span, &channels);
                 self.convolve(span, &channels);
-                self.keep(span, &channels);
+                self.inputs(span).keep(&channels);
             }
         }
     }
@@ -70,29 +71,23 @@ impl ConvolutionLayer<'_> {
         }
     }
 
+    fn inputs(&self, index: usize) -> ConvolutionInput<'_> {
+        let span = (&self.spans[index], &self.span_states[index]);
+        ConvolutionInput::new(self.states, self.layer, span, self.projected)
+    }
+
     /// # Safety
     /// Nobody else uses these channels of the span's rows, or writes those of its record.
     unsafe fn convolve(&self, index: usize, channels: &Range<usize>) {
         let span = &self.spans[index];
-        let kept = self.states.inputs(self.layer);
-        let record = self.states.record(&self.span_states[index]);
+        let inputs_of_span = self.inputs(index);
         let mut out = [0.0; NUM_CHANNELS];
         let out = &mut out[..channels.len()];
         for index in 0..span.num_rows {
-            let (row, position) = (span.first_row + index, span.start + index);
+            let row = span.first_row + index;
             let mut inputs = [std::ptr::null(); MAX_KERNEL_LEN];
             let inputs = &mut inputs[..self.spec.kernel_len];
-            for (behind, input) in inputs.iter_mut().rev().enumerate() {
-                let Some(at) = position.checked_sub(behind) else {
-                    break;
-                };
-                *input = match behind <= index {
-                    // SAFETY: the row is one of the span's, and has all channels.
-                    true => unsafe { self.projected.row_ptr(row - behind).add(channels.start) },
-                    // SAFETY: the record has the inputs in front of the span.
-                    false => unsafe { record.add(kept.at(at) + channels.start) },
-                };
-            }
+            inputs_of_span.list(span.start + index, channels.start, inputs);
             // SAFETY: weights, inputs and outputs have all of these channels.
             unsafe {
                 (self.kernels.convolve)(Convolution {
@@ -113,24 +108,6 @@ impl ConvolutionLayer<'_> {
             let tile = self.tiles.rows(self.tiles.tile_of(row));
             // SAFETY: these elements of the row belong to this worker.
             unsafe { (self.out).write(self.kernels, &tile, row, channels.start, out) };
-        }
-    }
-
-    /// # Safety
-    /// Nobody else uses these channels of the span's record, or writes those of its rows.
-    unsafe fn keep(&self, index: usize, channels: &Range<usize>) {
-        let span = &self.spans[index];
-        let kept = self.states.inputs(self.layer);
-        let record = self.states.record(&self.span_states[index]);
-        let num_kept = span.num_rows.min(kept.num_tokens());
-        for index in span.num_rows - num_kept..span.num_rows {
-            let from = self.projected.row_ptr(span.first_row + index);
-            let to = kept.at(span.start + index);
-            // SAFETY: the row and the record have all channels, and the caller promises exclusive access.
-            unsafe {
-                let (from, to) = (from.add(channels.start), record.add(to + channels.start));
-                std::ptr::copy_nonoverlapping(from, to, channels.len());
-            }
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::kernels::{Convolution, DELTA_CHUNK, DeltaRow, DeltaRows, Kernels, Sta
 use crate::system::Worker;
 use crate::weights::{MAX_KERNEL_LEN, PackedDelta};
 
+use super::convolution_input::ConvolutionInput;
 use super::record::DeltaPlaces;
 use super::state_memory::{SpanState, StateMemory};
 
@@ -89,27 +90,18 @@ impl DeltaLayer<'_> {
         }
     }
 
+    fn inputs(&self, index: usize) -> ConvolutionInput<'_> {
+        let span = (&self.spans[index], &self.span_states[index]);
+        ConvolutionInput::new(self.states, self.layer, span, self.projected)
+    }
+
     /// # Safety
     /// Nobody else uses these channels of the row behind the convolution.
     unsafe fn convolve_head(&self, row: usize, channels: Range<usize>) {
-        let position = self.rows[row].position;
-        let index = self.rows[row].span;
-        let (span, state) = (&self.spans[index], &self.span_states[index]);
-        let kept = self.states.inputs(self.layer);
-        let record = self.states.record(state);
+        let StepRow { position, span, .. } = self.rows[row];
         let mut inputs = [std::ptr::null(); MAX_KERNEL_LEN];
         let inputs = &mut inputs[..self.spec.kernel_len];
-        for (behind, input) in inputs.iter_mut().rev().enumerate() {
-            let Some(at) = position.checked_sub(behind) else {
-                break;
-            };
-            *input = match at >= span.start {
-                // SAFETY: the row is one of the span's, and has all channels.
-                true => unsafe { self.projected.row_ptr(row - behind).add(channels.start) },
-                // SAFETY: the record has the inputs in front of the span.
-                false => unsafe { record.add(kept.at(at) + channels.start) },
-            };
-        }
+        self.inputs(span).list(position, channels.start, inputs);
         // SAFETY: the caller promises exclusive access; weights, inputs and the row have all channels.
         unsafe {
             let out = self.convolved.row_ptr(row).add(channels.start);
@@ -314,28 +306,19 @@ impl DeltaLayer<'_> {
         for index in worker.share(self.spans.len()) {
             let (span, state) = (&self.spans[index], &self.span_states[index]);
             let places: &DeltaPlaces = self.states.delta(self.layer);
-            let kept = self.states.inputs(self.layer);
             let record = self.states.record(state);
-            let end = span.start + span.num_rows;
-            let copy = |from: &[f32], to: usize| {
-                // SAFETY: the record has room for all rows that it keeps, and no other worker uses these
-                // before the next barrier.
-                unsafe {
-                    let to = record.add(to);
-                    std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
-                }
-            };
-            let row_of = |position: usize| span.first_row + position - span.start;
-            for position in span.start.max(end.saturating_sub(kept.num_tokens()))..end {
-                // SAFETY: nobody writes this row before the next barrier.
-                let row = unsafe { self.projected.row(row_of(position)) };
-                copy(&row[..self.spec.num_channels()], kept.at(position));
-            }
+            // SAFETY: no other worker uses the record, and nobody writes the rows, before the next barrier.
+            unsafe { self.inputs(index).keep(&(0..self.spec.num_channels())) };
             let len = self.spec.key_len();
+            let end = span.start + span.num_rows;
             for position in span.start.max(state.next_chunk())..end {
-                // SAFETY: nobody writes this row before the next barrier.
-                let row = unsafe { self.convolved.row(row_of(position)) };
-                copy(&row[len..][..len], places.keys(position));
+                // SAFETY: nobody writes this row before the next barrier. The record has room for the keys that it
+                // keeps, and no other worker uses them before that.
+                unsafe {
+                    let row = self.convolved.row(span.first_row + position - span.start);
+                    let to = record.add(places.keys(position));
+                    std::ptr::copy_nonoverlapping(row[len..][..len].as_ptr(), to, len);
+                }
             }
         }
     }
