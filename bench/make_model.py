@@ -236,15 +236,75 @@ def qwen3_moe():
     return config, generation, family, tokens
 
 
+def lfm2(hidden, ffn, heads, kv_heads, vocab, specials):
+    """Short convolutions with six layers of attention between them."""
+    config, generation, family, tokens = qwen3(16, hidden, ffn, heads, kv_heads, 64, vocab, 32768, specials)
+    attention = (2, 5, 8, 10, 12, 14)
+    config |= {
+        "architectures": ["Lfm2ForCausalLM"],
+        "model_type": "lfm2",
+        "block_auto_adjust_ff_dim": True,
+        "block_ffn_dim_multiplier": 1.0,
+        "block_multiple_of": 256,
+        "conv_L_cache": 3,
+        "conv_bias": False,
+        "layer_types": ["full_attention" if layer in attention else "conv" for layer in range(16)],
+        "norm_eps": 1e-5,
+    }
+    return config, generation, family, tokens
+
+
+def lfm2_350m():
+    return lfm2(1024, 6656, 16, 8, 65536, (65533, 65534, 65535))
+
+
+def small_lfm2():
+    """A model of 45 M parameters, to measure the prefix cache over long contexts."""
+    return lfm2(512, 1536, 8, 4, 8192, (8189, 8190, 8191))
+
+
+def qwen35(layers, hidden, ffn, heads, kv_heads, head_dim, delta_heads, vocab, specials):
+    """Three gated delta networks to each layer of attention."""
+    config, generation, family, tokens = qwen3(
+        layers, hidden, ffn, heads, kv_heads, head_dim, vocab, 32768, specials
+    )
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    config |= {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "layer_types": kinds * (layers // 4),
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": delta_heads,
+        "linear_num_value_heads": delta_heads,
+        "linear_value_head_dim": 128,
+        "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+    }
+    return config, generation, family, tokens
+
+
+def qwen35_08b():
+    return qwen35(24, 1024, 3584, 8, 2, 256, 16, 248320, (248069, 248070, 248071))
+
+
+def small_qwen35():
+    """A model of 49 M parameters, to measure the prefix cache over long contexts."""
+    return qwen35(16, 512, 1024, 4, 2, 128, 4, 8192, (8189, 8190, 8191))
+
+
 SHAPES = {
     "qwen3-0.6b": qwen3_06b,
     "gemma-2-2b": gemma2_2b,
+    "lfm2-350m": lfm2_350m,
     "qwen3-moe": qwen3_moe,
+    "qwen3.5-0.8b": qwen35_08b,
     "llama-3.2-1b": llama32_1b,
     "llama-3-8b": llama3_8b,
     "gpt2": gpt2,
     "small-32k": small_32k,
     "small-24l": small_24l,
+    "small-lfm2": small_lfm2,
+    "small-qwen3.5": small_qwen35,
 }
 
 # ---- tensors: (name, shape, kind) in file order
@@ -253,6 +313,8 @@ SHAPES = {
 def tensors(config):
     if config["model_type"] == "gpt2":
         return gpt2_tensors(config)
+    if config["model_type"] == "lfm2":
+        return lfm2_tensors(config)
     return llama_tensors(config)
 
 
@@ -261,19 +323,24 @@ def llama_tensors(config):
     query = config["num_attention_heads"] * head_dim
     kv = config["num_key_value_heads"] * head_dim
     is_gemma = config["model_type"] == "gemma2"
-    # Gemma's norms multiply by one more than their weights.
-    gain = "matrix" if is_gemma else "gain"
+    is_hybrid = config["model_type"] == "qwen3_5_text"
+    # Norms of Gemma and Qwen3.5 multiply by one more than their weights.
+    gain = "matrix" if is_gemma or is_hybrid else "gain"
     yield "model.embed_tokens.weight", (config["vocab_size"], hidden), "matrix"
     for layer in range(config["num_hidden_layers"]):
         prefix = f"model.layers.{layer}."
         yield prefix + "input_layernorm.weight", (hidden,), gain
-        yield prefix + "self_attn.q_proj.weight", (query, hidden), "matrix"
-        yield prefix + "self_attn.k_proj.weight", (kv, hidden), "matrix"
-        yield prefix + "self_attn.v_proj.weight", (kv, hidden), "matrix"
-        yield prefix + "self_attn.o_proj.weight", (hidden, query), "matrix"
-        if config["model_type"] in ("qwen3", "qwen3_moe"):
-            yield prefix + "self_attn.q_norm.weight", (head_dim,), "gain"
-            yield prefix + "self_attn.k_norm.weight", (head_dim,), "gain"
+        if is_hybrid and config["layer_types"][layer] == "linear_attention":
+            yield from delta_tensors(prefix + "linear_attn.", config)
+        else:
+            # A hybrid's attention has a gate beside each query head.
+            yield prefix + "self_attn.q_proj.weight", (query * (1 + is_hybrid), hidden), "matrix"
+            yield prefix + "self_attn.k_proj.weight", (kv, hidden), "matrix"
+            yield prefix + "self_attn.v_proj.weight", (kv, hidden), "matrix"
+            yield prefix + "self_attn.o_proj.weight", (hidden, query), "matrix"
+            if is_hybrid or config["model_type"] in ("qwen3", "qwen3_moe"):
+                yield prefix + "self_attn.q_norm.weight", (head_dim,), gain
+                yield prefix + "self_attn.k_norm.weight", (head_dim,), gain
         yield prefix + "post_attention_layernorm.weight", (hidden,), gain
         if is_gemma:
             yield prefix + "pre_feedforward_layernorm.weight", (hidden,), gain
@@ -293,6 +360,49 @@ def gated(prefix, hidden, ffn):
     yield prefix + "gate_proj.weight", (ffn, hidden), "matrix"
     yield prefix + "up_proj.weight", (ffn, hidden), "matrix"
     yield prefix + "down_proj.weight", (hidden, ffn), "matrix"
+
+
+def delta_tensors(prefix, config):
+    """A gated delta network."""
+    hidden, heads = config["hidden_size"], config["linear_num_value_heads"]
+    values = heads * config["linear_value_head_dim"]
+    channels = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"] + values
+    yield prefix + "in_proj_qkv.weight", (channels, hidden), "matrix"
+    yield prefix + "in_proj_z.weight", (values, hidden), "matrix"
+    yield prefix + "in_proj_a.weight", (heads, hidden), "matrix"
+    yield prefix + "in_proj_b.weight", (heads, hidden), "matrix"
+    yield prefix + "A_log", (heads,), "gain"
+    yield prefix + "dt_bias", (heads,), "gain"
+    yield prefix + "conv1d.weight", (channels, 1, config["linear_conv_kernel_dim"]), "matrix"
+    yield prefix + "norm.weight", (config["linear_value_head_dim"],), "gain"
+    yield prefix + "out_proj.weight", (hidden, values), "matrix"
+
+
+def lfm2_tensors(config):
+    hidden, head_dim = config["hidden_size"], config["head_dim"]
+    query = config["num_attention_heads"] * head_dim
+    kv = config["num_key_value_heads"] * head_dim
+    multiple = config["block_multiple_of"]
+    ffn = -(-(2 * config["intermediate_size"] // 3) // multiple) * multiple
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden), "matrix"
+    for layer, kind in enumerate(config["layer_types"]):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "operator_norm.weight", (hidden,), "gain"
+        if kind == "conv":
+            yield prefix + "conv.in_proj.weight", (3 * hidden, hidden), "matrix"
+            yield prefix + "conv.conv.weight", (hidden, 1, config["conv_L_cache"]), "matrix"
+            yield prefix + "conv.out_proj.weight", (hidden, hidden), "matrix"
+        else:
+            yield prefix + "self_attn.q_proj.weight", (query, hidden), "matrix"
+            yield prefix + "self_attn.k_proj.weight", (kv, hidden), "matrix"
+            yield prefix + "self_attn.v_proj.weight", (kv, hidden), "matrix"
+            yield prefix + "self_attn.out_proj.weight", (hidden, query), "matrix"
+            yield prefix + "self_attn.q_layernorm.weight", (head_dim,), "gain"
+            yield prefix + "self_attn.k_layernorm.weight", (head_dim,), "gain"
+        yield prefix + "ffn_norm.weight", (hidden,), "gain"
+        for name, shape in (("w1", (ffn, hidden)), ("w3", (ffn, hidden)), ("w2", (hidden, ffn))):
+            yield f"{prefix}feed_forward.{name}.weight", shape, "matrix"
+    yield "model.embedding_norm.weight", (hidden,), "gain"
 
 
 def gpt2_tensors(config):
