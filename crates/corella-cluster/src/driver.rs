@@ -99,6 +99,12 @@ pub(crate) struct Shared<S> {
 }
 
 impl<S> Shared<S> {
+    /// For the end of the driver.
+    pub fn state_mut(&mut self) -> &mut S {
+        let state = self.state.get_mut();
+        state.unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// On the caller's tokio runtime.
     pub fn new(state: S) -> Self {
         Self {

@@ -9,7 +9,7 @@ use corella_core::session::{
     RowPart, ToLoader, ToSource,
 };
 use corella_core::{
-    BlockList, FetchCost, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
+    BlockList, FetchCost, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
 };
 use corella_engine::{BlockExchange, Engine};
 use corella_model::KvGeometry;
@@ -193,6 +193,21 @@ impl LoaderNode {
 
     fn handle_answer(self: &Arc<Self>, key: LoadKey, message: ToLoader) {
         self.with(|end, now_us| end.handle_message(OTHER_END, key, message, now_us));
+    }
+}
+
+impl Drop for LoaderNode {
+    /// The scheduler keeps the pages of a fetch until it hears that nothing writes to them.
+    fn drop(&mut self) {
+        let state = self.shared.state_mut();
+        for load in state.loads.values_mut() {
+            if let Some(rows) = load.rows.take() {
+                rows.cancel();
+            }
+            if let Some(grant) = load.grant.take() {
+                self.exchange.handle_fetch_ended(grant.id, FetchEnd::Lost);
+            }
+        }
     }
 }
 

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use corella_core::RequestId;
 use corella_core::session::LoadEnd;
-use corella_engine::{BlockExchange, Engine, Generate, Submission, SubmitError, TokenStream};
+use corella_engine::{
+    BlockExchange, Engine, EngineState, Generate, Submission, SubmitError, TokenStream,
+};
 use tokio::runtime::Handle;
 
 use super::allowed_peers::AllowedPeers;
@@ -29,7 +31,7 @@ pub enum FetchOutcome {
     Failed,
     /// No pages were free, or too many fetches run.
     NoRoom,
-    /// Blocks of adapters and prompts of less than a block are not fetched.
+    /// Nothing is fetched for adapters, for prompts of less than a block, and for clients who are told of their prompt.
     Unsuitable,
 }
 
@@ -153,7 +155,14 @@ impl BlockFetcher {
         source: Source,
         local: &Arc<dyn Generate>,
     ) -> Result<Vec<TokenStream>, SubmitError> {
-        let is_suitable = submission.namespace.lora.is_none() && submission.adapter.is_none();
+        match self.engine.state() {
+            EngineState::Ready => {}
+            EngineState::Draining => return Err(SubmitError::Draining),
+            EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
+        }
+        let is_suitable = submission.namespace.lora.is_none()
+            && submission.adapter.is_none()
+            && !submission.sampling.is_told_of_prompt();
         if !is_suitable || submission.prompt.len() <= self.exchange.page_size() as usize {
             self.note(FetchOutcome::Unsuitable, &submission);
             return local.submit(submission);
