@@ -13,7 +13,7 @@ const REASONS: [(&str, &str); 2] = [
     ),
     (
         "calls_that_are_demanded_are_made_in_every_format_whole_and_streamed",
-        "Replies are drawn at random in seven formats, and a mask is made for each token.",
+        "Replies are drawn at random in each format of calls, and a mask is made for each token.",
     ),
 ];
 

@@ -130,12 +130,30 @@ fn stages_have_groups_of_their_own() {
 fn heads_that_differ_from_layer_to_layer() {
     for isa in isas() {
         run("gemma4", isa, DType::F32, 16);
+    }
+}
+
+#[test]
+fn heads_that_differ_beside_inputs_of_layers() {
+    for isa in isas() {
         run("gemma4-per-layer", isa, KvFormat::Int8, 16);
     }
+}
+
+#[test]
+fn heads_that_differ_in_smaller_formats() {
     run("gemma4", best_isa(), DType::Bf16, 5);
     run("gemma4-per-layer", best_isa(), DType::F16, 7);
+}
+
+#[test]
+fn heads_that_differ_beside_experts() {
     run("gemma4-experts", best_isa(), KvFormat::Int8, 7);
     run_stages(golden("gemma4-experts"), best_isa(), DType::F32, 16, 2);
+}
+
+#[test]
+fn heads_that_differ_with_weights_of_8_bits() {
     for name in ["gemma4", "gemma4-per-layer", "gemma4-experts"] {
         let format = Some(WeightFormat::Int8);
         run_format(golden(name), format, best_isa(), DType::Bf16, 16, 1);

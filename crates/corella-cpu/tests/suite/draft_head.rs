@@ -323,30 +323,34 @@ fn guesses_do_not_depend_on_how_the_text_was_read() {
 
 #[test]
 fn a_model_with_a_head_computes_what_it_computes_without() {
-    for (name, format, page_size) in [
-        ("qwen3-5", None, 16),
-        ("qwen3-next", Some(WeightFormat::Int8), 5),
-    ] {
-        let (spec, _) = open(name);
-        let make = |limits: &ConformanceConfig| -> Box<dyn Executor> {
-            let (spec, weights) = open(name);
-            let config = CpuConfig {
-                num_threads: limits.num_threads,
-                weight_format: format,
-                kv_groups: Some(KvGroups::by_window(&spec)),
-                num_pages: limits.num_pages,
-                page_size: limits.page_size,
-                max_num_seqs: limits.max_num_seqs,
-                max_num_batched_tokens: limits.max_num_batched_tokens,
-                max_model_len: limits.max_model_len,
-                max_draft_tokens: 16,
-                num_snapshots: 8,
-                ..config(best_isa(), DType::Bf16)
-            };
-            Box::new(CpuExecutor::new(spec, weights, config).unwrap())
+    compare_with_lone_runs("qwen3-5", None, 16);
+}
+
+#[test]
+fn a_model_of_8_bits_with_a_head_computes_what_it_computes_without() {
+    compare_with_lone_runs("qwen3-next", Some(WeightFormat::Int8), 5);
+}
+
+fn compare_with_lone_runs(name: &str, weight_format: Option<WeightFormat>, page_size: u32) {
+    let (spec, _) = open(name);
+    let make = |limits: &ConformanceConfig| -> Box<dyn Executor> {
+        let (spec, weights) = open(name);
+        let config = CpuConfig {
+            num_threads: limits.num_threads,
+            weight_format,
+            kv_groups: Some(KvGroups::by_window(&spec)),
+            num_pages: limits.num_pages,
+            page_size: limits.page_size,
+            max_num_seqs: limits.max_num_seqs,
+            max_num_batched_tokens: limits.max_num_batched_tokens,
+            max_model_len: limits.max_model_len,
+            max_draft_tokens: 16,
+            num_snapshots: 8,
+            ..config(best_isa(), DType::Bf16)
         };
-        conformance::run_recurrent(spec.vocab_size, page_size, make);
-    }
+        Box::new(CpuExecutor::new(spec, weights, config).unwrap())
+    };
+    conformance::run_recurrent(spec.vocab_size, page_size, make);
 }
 
 /// What one request drew, and how many guesses were checked and held.
