@@ -18,6 +18,10 @@ const F32_TOLERANCE: f32 = 1e-4;
 /// bf16 values may go either way, by 2^-8 of itself.
 const BF16_KV_TOLERANCE: f32 = 5e-3;
 
+/// The same for Gemma 4, whose scores are not divided by the width of a head: attention is sharp, and passes on more of a
+/// rounding of K.
+const SHARP_BF16_KV_TOLERANCE: f32 = 2e-2;
+
 /// The tolerance if inputs of dense layers are rounded to bf16, by up to 2^-9 of themselves.
 const BF16_ROWS_TOLERANCE: f32 = 2e-2;
 
@@ -146,12 +150,15 @@ fn a_folder_of_a_decoder_alone_is_the_same_model() {
 #[test]
 fn bf16_kv_stays_close() {
     for isa in isas() {
-        // With these sets, queries and softmax weights are rounded to bf16 as well.
-        let tolerance = match isa.rounds_rows() {
-            true => BF16_ROWS_TOLERANCE,
-            false => BF16_KV_TOLERANCE,
-        };
         for folder in folders().filter(|folder| !rounds_rows(isa, folder)) {
+            let name = folder.file_name().and_then(|name| name.to_str());
+            let is_sharp = name.is_some_and(|name| name.starts_with("gemma4"));
+            let tolerance = match isa.rounds_rows() {
+                // Queries and softmax weights are rounded to bf16 as well.
+                true => BF16_ROWS_TOLERANCE,
+                false if is_sharp => SHARP_BF16_KV_TOLERANCE,
+                false => BF16_KV_TOLERANCE,
+            };
             let model = open(&folder, isa, DType::Bf16.into());
             for (case, run) in model.run(64, Next::Golden) {
                 let name = format!(
