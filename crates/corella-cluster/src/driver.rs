@@ -1,4 +1,4 @@
-//! Drives a state machine: tells it facts and the time, and does what it asks for.
+//! A driver passes facts and the time to a state machine, and carries out its actions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub(crate) trait Driver: Send + Sync + Sized + 'static {
         self.update(state, |state, now_us| tell(Self::end(state), now_us))
     }
 
-    /// Changes the end together with the driver's own state, and does what the end asks for.
+    /// Changes the end and the driver's own state under one lock, and carries out the end's actions.
     fn update<T>(
         self: &Arc<Self>,
         state: &mut Self::State,

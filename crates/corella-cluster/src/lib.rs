@@ -8,7 +8,7 @@
 //! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
 //!
 //! * `clock`: the time as state machines want it.
-//! * `driver`: tells a state machine facts and the time, and does what it asks for.
+//! * `driver`: passes facts and the time to a state machine, and carries out its actions.
 //! * `peer_log`: limits log lines about a peer.
 //! * `tls`: secures what nodes say to each other.
 //! * `registry`: which nodes there are.

@@ -57,7 +57,7 @@ mod tests {
         assert_eq!((pace.round_trip_us(), pace.kiloblock_us()), (0, 0));
         pace.note_round_trip(Duration::from_micros(100));
         assert_eq!(pace.round_trip_us(), 200);
-        // 10 blocks in 1,200 us, of which 200 are messages.
+        // 10 blocks take 1,200 us; messages take 200 of them.
         pace.note_load(10, Duration::from_micros(1_200));
         assert_eq!(pace.kiloblock_us(), 102_400);
         pace.note_load(10, Duration::from_micros(5_200));

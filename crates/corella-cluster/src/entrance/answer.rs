@@ -16,7 +16,8 @@ pub struct Answer {
 pub type Cancelled = oneshot::Receiver<()>;
 
 impl Answer {
-    /// The answer of a request that is submitted later, its end if the reader leaves, and what the reader gets.
+    /// Returns the answer of a request that is submitted later, the signal that its reader has left, and the reader's
+    /// stream.
     pub fn new(id: RequestId) -> (Self, Cancelled, TokenStream) {
         let (cancel, cancelled) = oneshot::channel();
         let (relay, stream) = relayed_stream(id, move || drop(cancel));

@@ -471,7 +471,7 @@ impl Node {
         self.spawn(serve.instrument(span));
     }
 
-    /// What a decode node's message says of its load and of the way to it.
+    /// Records the load and link speed that a decode node reports.
     fn account(&self, key: SessionKey, node: NodeId, message: &ToPrefill, progress: &mut Progress) {
         match message {
             ToPrefill::Allocated(allocated) => {

@@ -115,7 +115,7 @@ pub fn encode(key: LoadKey, message: &BlockMessage) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The message of a frame and its payload. The error says what is wrong with them.
+/// Reads a message from its frame and payload. The error names the field that is wrong.
 pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'static str> {
     let num_blocks = frame.num_blocks;
     let has_list = matches!(frame.verb, BlockVerb::Lookup | BlockVerb::LoadBlocks);

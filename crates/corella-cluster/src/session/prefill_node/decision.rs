@@ -64,7 +64,8 @@ impl Node {
         });
     }
 
-    /// Predicts the decision before the decode node was asked. This node has most likely computed what it has sent there.
+    /// Predicts the decision before the decode node is asked. The prompt rows that this node has sent there are most
+    /// likely still cached here.
     pub(super) fn predict(&self, holder: Holder, num_prompt_tokens: u32) -> ComputePlace {
         let stats = self.engine.stats().scheduler;
         let here = ComputeSite {

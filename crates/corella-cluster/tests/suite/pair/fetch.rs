@@ -32,7 +32,7 @@ struct Node {
     entrance: Entrance,
     source: Arc<SourceNode>,
     fetcher: Arc<BlockFetcher>,
-    /// What a request says to have its blocks loaded from here.
+    /// `kv_transfer_params` that name this node as the source of blocks.
     params: Map<String, Value>,
     sender: Arc<KvSender>,
     _threads: TransferThreads,
