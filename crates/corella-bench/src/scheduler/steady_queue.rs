@@ -5,7 +5,7 @@ use corella_core::{HeadRoom, SchedulerConfig};
 use super::calls::{CallLimits, Calls};
 use super::queue_cost::QueueCost;
 use super::traffic::{
-    FCFS, LPM, NUM_PROMPT_TOKENS, PACK, PRIORITY, Policy, Traffic, request, sharing_request,
+    NUM_PROMPT_TOKENS, POLICIES, PRIORITY, Policy, Traffic, request, sharing_request,
 };
 use super::turnover;
 
@@ -13,7 +13,7 @@ const PAGE_SIZE: u32 = 16;
 
 pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) -> Vec<QueueCost> {
     let mut rows = Vec::new();
-    for policy in [FCFS, PACK, PRIORITY, LPM] {
+    for policy in POLICIES {
         for page_size in [PAGE_SIZE, 1] {
             rows.extend(turnover_costs(
                 policy,
@@ -24,7 +24,7 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
             ));
         }
     }
-    for policy in [FCFS, PACK, PRIORITY, LPM] {
+    for policy in POLICIES {
         rows.push(no_pages(policy, num_running, num_waiting, limits));
     }
     rows.push(preemption_in_vain(num_running, num_waiting, limits));

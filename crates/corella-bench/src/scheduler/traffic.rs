@@ -29,7 +29,7 @@ pub(super) const FCFS: Policy = Policy {
     admission: PrefillAdmissionPolicy::Fifo,
 };
 
-pub(super) const PACK: Policy = Policy {
+const PACK: Policy = Policy {
     name: "pack",
     scheduling: SchedulingPolicy::Fcfs,
     admission: PrefillAdmissionPolicy::Pack {
@@ -44,13 +44,24 @@ pub(super) const PRIORITY: Policy = Policy {
     admission: PrefillAdmissionPolicy::Fifo,
 };
 
-pub(super) const LPM: Policy = Policy {
+const LPM: Policy = Policy {
     name: "lpm",
     scheduling: SchedulingPolicy::LongestPrefix {
         lookahead: LOOKAHEAD,
     },
     admission: PrefillAdmissionPolicy::Fifo,
 };
+
+const SHORTEST_FIRST: Policy = Policy {
+    name: "sjf",
+    scheduling: SchedulingPolicy::ShortestFirst {
+        lookahead: LOOKAHEAD,
+    },
+    admission: PrefillAdmissionPolicy::Fifo,
+};
+
+/// Every policy that the scheduler has.
+pub(super) const POLICIES: [Policy; 5] = [FCFS, PACK, PRIORITY, LPM, SHORTEST_FIRST];
 
 impl Policy {
     /// Limits of which only slots and pages are ever reached.

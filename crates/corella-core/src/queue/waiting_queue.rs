@@ -45,7 +45,7 @@ pub(crate) struct WaitingQueue {
 
 /// The latest ticket among the requests that started in each step. A waiting request was passed
 /// over in every step whose entry is later than its own ticket. Only the largest entries are kept,
-/// as many as make a request age. Entries are added under `priority` and `lpm` only: `fcfs` starts
+/// as many as make a request age. Entries are added under policies that overtake only: `fcfs` starts
 /// requests in their order, and packing counts for itself.
 #[derive(Debug, Default)]
 struct PassingRounds(BinaryHeap<Reverse<u64>>);

@@ -17,7 +17,7 @@ pub(super) struct Turn {
     ticket: u64,
     /// The number of rounds in which packing started requests behind it.
     num_passed_over: u32,
-    /// It was passed over or preempted so often that `priority` and `lpm` start it before new
+    /// It was passed over or preempted so often that policies that overtake start it before new
     /// requests, and that no more urgent request may preempt it.
     is_aged: bool,
     /// The step by which it should start, while it has aged and waits.

@@ -2,7 +2,7 @@
 //! work.
 //!
 //! A line that begins in the first column is a comment or a command. The indented lines below a
-//! command are its outcome, which `UPDATE_SCENARIOS=1 cargo test -p corella-core --test scenario`
+//! command are its outcome, which `UPDATE_SCENARIOS=1 cargo test -p corella-core --test suite scenario`
 //! rewrites.
 //!
 //! ```text
