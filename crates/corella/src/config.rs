@@ -19,7 +19,7 @@ use crate::args::{
     BlockFetchArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs,
     GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg,
     QuantizeArgs, QuantizeFormatArg, RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg,
-    SpeculationArgs, TransportArg, WeightFormatArg,
+    SpeculationArgs, WeightFormatArg,
 };
 use crate::foreign_variable;
 use crate::load_display::load_watcher;
@@ -230,7 +230,7 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         // The command line takes all of them or none.
         _ => None,
     };
-    if args.transport == TransportArg::Nixl && tls.is_some() {
+    if !args.transport.may_encrypt() && tls.is_some() {
         return Err(Error::Config(
             "--transport nixl does not encrypt: leave out --cluster-tls-cert, --cluster-tls-key and \
              --cluster-tls-ca, or choose --transport tcp"
@@ -255,9 +255,9 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         falls_back: args.fallback == FallbackArg::Local,
         search_timeout: Duration::from_millis(args.decode_search_timeout.into()),
         load_time: Duration::from_millis(args.kv_load_timeout.into()),
-        uses_network: args.transport != TransportArg::Shm,
-        uses_host: matches!(args.transport, TransportArg::Auto | TransportArg::Shm),
-        uses_nixl: args.transport == TransportArg::Nixl,
+        uses_network: args.transport.uses_network(),
+        uses_host: args.transport.uses_host(),
+        uses_nixl: args.transport.uses_nixl(),
         max_bandwidth: args.transfer_max_bandwidth,
         num_threads: args.transfer_threads.into(),
         fetches: match args.block_fetch {

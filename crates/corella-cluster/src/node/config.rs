@@ -6,7 +6,7 @@ use std::time::Duration;
 use corella_core::PeerPolicy;
 use corella_engine::Tracer;
 
-use super::error::{NodeError, nixl_error};
+use super::error::{NodeError, transport_error};
 use crate::blocks::FetchConfig;
 use crate::entrance::Network;
 use crate::registry::{RegistryUrl, Role};
@@ -66,7 +66,7 @@ impl NodeConfig {
     pub fn load_nixl(&self) -> Result<Option<NixlLibrary>, NodeError> {
         let library = self.uses_nixl.then(NixlLibrary::find);
         let library = library.transpose();
-        library.map_err(nixl_error)
+        library.map_err(|error| transport_error("nixl", error))
     }
 
     /// By which other nodes reach this one.

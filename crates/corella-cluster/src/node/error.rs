@@ -21,6 +21,7 @@ impl fmt::Display for NodeError {
 
 impl std::error::Error for NodeError {}
 
-pub fn nixl_error(error: impl fmt::Display) -> NodeError {
-    NodeError::Config(format!("--transport nixl: {error}"))
+/// For a value of `--transport` that does not work here.
+pub fn transport_error(value: &str, error: impl fmt::Display) -> NodeError {
+    NodeError::Config(format!("--transport {value}: {error}"))
 }

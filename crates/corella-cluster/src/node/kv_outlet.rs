@@ -6,13 +6,13 @@ use std::time::Duration;
 use corella_core::session::Hello;
 
 use super::Node;
-use super::error::{NodeError, nixl_error};
+use super::error::NodeError;
 use super::host_name::host_name;
 use super::listener::NodePort;
 use crate::blocks::{LoaderNode, SourceNode, follow_facts};
 use crate::entrance::{BlockFetcher, KeepConfig, KeptPrompts, NearSource, SOCKET_PREFIX, Site};
 use crate::session::KvAddress;
-use crate::transport::{KvReceiver, KvSender, NixlAgent, PeerAddress, SenderConfig};
+use crate::transport::{KvReceiver, KvSender, PeerAddress, RowPath, SenderConfig};
 
 pub struct KvOutlet {
     pub sender: Arc<KvSender>,
@@ -27,17 +27,16 @@ impl Node {
         &self,
         listener: NodePort,
         hello: &Hello,
-        nixl: Option<&Arc<NixlAgent>>,
+        paths: &[Arc<dyn RowPath>],
     ) -> Result<KvOutlet, NodeError> {
         let config = &self.config;
         let pages = self.model.engine.kv_pages().clone();
         let mut sender_config = SenderConfig::new(hello.incarnation.0, hello.model_fingerprint);
         sender_config.max_bandwidth = config.max_bandwidth;
         sender_config.tls.clone_from(&self.tls);
-        sender_config
-            .paths
-            .extend(nixl.cloned().map(|agent| agent as _));
-        let sender = KvSender::start(sender_config, pages, &self.threads).map_err(nixl_error)?;
+        sender_config.paths.extend_from_slice(paths);
+        let sender = KvSender::start(sender_config, pages, &self.threads);
+        let sender = sender.map_err(|error| NodeError::Config(format!("KV rows by {error}")))?;
         let sender = Arc::new(sender);
         let (host, port) = (config.host(), listener.address.port());
         let address = listener.address;

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
 use super::Node;
-use super::error::{NodeError, nixl_error};
+use super::error::{NodeError, transport_error};
 use super::fetched_prefill::FetchedPrefill;
 use super::host_name::host_name;
 use super::kv_outlet::{CachedBlocks, KvOutlet};
@@ -20,7 +20,7 @@ use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
 use crate::session::{
     DecodeNode, NodeListener, NodeSite, PrefillNode, RegistryPeers, SentBlocks, serve_sessions,
 };
-use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, TransferThreads};
+use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, RowPath, TransferThreads};
 
 /// Time for a registry to take this node off its list when it leaves.
 const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -156,12 +156,12 @@ impl RunningRole {
 impl Node {
     pub fn start_unified(&self, listener: NodePort) -> Result<UnifiedRole, NodeError> {
         let (_, hello) = self.identity(Role::Unified, &listener);
-        let nixl = self.start_nixl(&hello)?;
-        let kv = self.start_outlet(listener, &hello, nixl.as_ref())?;
+        let paths = self.start_paths(&hello)?;
+        let kv = self.start_outlet(listener, &hello, &paths)?;
         let kept = self.keep_prompts(&kv, &hello);
         let following = kept.follow();
         following.map_err(|error| NodeError::Io("starting a thread".to_owned(), error))?;
-        let receiver = self.receiver(&hello, nixl);
+        let receiver = self.receiver(&hello, paths);
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let entrance = Entrance {
             kept: Some(kept.clone()),
@@ -183,10 +183,10 @@ impl Node {
             ));
         };
         let (_, hello) = self.identity(Role::Prefill, &listener);
-        let nixl = self.start_nixl(&hello)?;
-        let kv = self.start_outlet(listener, &hello, nixl.as_ref())?;
+        let paths = self.start_paths(&hello)?;
+        let kv = self.start_outlet(listener, &hello, &paths)?;
         let kept = self.keep_prompts(&kv, &hello);
-        let receiver = self.receiver(&hello, nixl);
+        let receiver = self.receiver(&hello, paths);
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let registry = Registry::start(url, None, RegistryConfig::new(Role::Decode));
         let registry = registry.map_err(|error| NodeError::Config(error.to_string()))?;
@@ -247,11 +247,11 @@ impl Node {
     pub fn start_decode(&self, listener: NodePort) -> Result<DecodeRole, NodeError> {
         let config = &self.config;
         let (reachable, hello) = self.identity(Role::Decode, &listener);
-        let nixl = self.start_nixl(&hello)?;
+        let paths = self.start_paths(&hello)?;
         // Sessions have the other port.
         let port = NodePort::beside(&listener)?;
-        let kv = self.start_outlet(port, &hello, nixl.as_ref())?;
-        let receiver = self.receiver(&hello, nixl);
+        let kv = self.start_outlet(port, &hello, &paths)?;
+        let receiver = self.receiver(&hello, paths);
         let blocks = self.start_blocks(&hello, &kv, receiver.clone())?;
         let entrance = Entrance {
             kept: None,
@@ -320,18 +320,21 @@ impl Node {
         })
     }
 
-    /// For this life of the node.
-    fn start_nixl(&self, hello: &Hello) -> Result<Option<Arc<NixlAgent>>, NodeError> {
-        let start = |library| NixlAgent::start(library, hello.incarnation.0);
-        let agent = self.nixl.as_ref().map(start).transpose();
-        agent.map_err(nixl_error)
+    /// The row paths that the operator has chosen, for this life of the node.
+    fn start_paths(&self, hello: &Hello) -> Result<Vec<Arc<dyn RowPath>>, NodeError> {
+        let mut paths: Vec<Arc<dyn RowPath>> = Vec::new();
+        if let Some(library) = &self.nixl {
+            let agent = NixlAgent::start(library, hello.incarnation.0);
+            paths.push(agent.map_err(|error| transport_error("nixl", error))?);
+        }
+        Ok(paths)
     }
 
-    fn receiver(&self, hello: &Hello, nixl: Option<Arc<NixlAgent>>) -> Arc<KvReceiver> {
+    fn receiver(&self, hello: &Hello, paths: Vec<Arc<dyn RowPath>>) -> Arc<KvReceiver> {
         let pages = self.model.engine.kv_pages().clone();
         let mut config = ReceiverConfig::new(hello.incarnation.0, hello.model_fingerprint);
         config.tls.clone_from(&self.tls);
-        config.paths.extend(nixl.map(|agent| agent as _));
+        config.paths.extend(paths);
         Arc::new(KvReceiver::new(config, pages, &self.threads))
     }
 

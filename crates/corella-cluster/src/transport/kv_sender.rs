@@ -84,7 +84,10 @@ impl KvSender {
     ) -> Result<Self, PathError> {
         let mut offers = Vec::new();
         for path in &config.paths {
-            if let Some(offer) = path.offer(&pages)? {
+            let offer = path.offer(&pages);
+            let offer =
+                offer.map_err(|PathError(why)| PathError(format!("{}: {why}", path.name())))?;
+            if let Some(offer) = offer {
                 offers.push((path.clone(), offer));
             }
         }

@@ -133,3 +133,35 @@ pub enum TransportArg {
     Shm,
     Nixl,
 }
+
+impl TransportArg {
+    /// A path that is not encrypted itself leaves the rows of a node with certificates in the open.
+    pub fn may_encrypt(self) -> bool {
+        match self {
+            Self::Auto | Self::Tcp | Self::Shm => true,
+            Self::Nixl => false,
+        }
+    }
+
+    pub fn uses_network(self) -> bool {
+        match self {
+            Self::Auto | Self::Tcp | Self::Nixl => true,
+            Self::Shm => false,
+        }
+    }
+
+    /// Rows to a node on the same host stay inside it.
+    pub fn uses_host(self) -> bool {
+        match self {
+            Self::Auto | Self::Shm => true,
+            Self::Tcp | Self::Nixl => false,
+        }
+    }
+
+    pub fn uses_nixl(self) -> bool {
+        match self {
+            Self::Nixl => true,
+            Self::Auto | Self::Tcp | Self::Shm => false,
+        }
+    }
+}
