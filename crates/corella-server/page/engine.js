@@ -125,7 +125,7 @@ export class Engine {
     this.draw();
     this.#drawFigures(snapshot);
     drawRequests(snapshot.requests);
-    this.nodes.draw(snapshot.cluster, now);
+    this.nodes.draw(snapshot.cluster, snapshot.totals, now);
     at("legend-drafts").hidden = snapshot.totals.draft_tokens === 0;
     this.#describe(now);
   }

@@ -11,8 +11,8 @@ export class NodeList {
     this.sent = [];
   }
 
-  /** `cluster` is `null` where the server serves alone. `now` is the engine's time. */
-  draw(cluster, now) {
+  /** `cluster` is `null` where the server serves alone. `totals` and `now` are the engine's. */
+  draw(cluster, totals, now) {
     at("nodes").hidden = !cluster;
     if (!cluster) {
       return;
@@ -20,6 +20,7 @@ export class NodeList {
     const becomes = cluster.changing_to ? `, becoming ${cluster.changing_to}` : "";
     at("nodes-note").textContent = `this is a ${cluster.role} node${becomes}`;
     const figures = [["Sessions", count(cluster.sessions)], ["Loads of KV rows", count(cluster.loads)]];
+    figures.push(["Blocks fetched", count(totals.fetched_blocks)]);
     if (cluster.sent_bytes !== null) {
       figures.push(["KV sent", bytes(cluster.sent_bytes)], ["KV sent per second", this.#rate(cluster.sent_bytes, now)]);
       figures.push(["Tokens that came back", count(cluster.remote_tokens)]);

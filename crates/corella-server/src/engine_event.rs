@@ -120,6 +120,8 @@ struct Totals {
     generated_tokens: u64,
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
+    /// Cached blocks that came from other nodes.
+    fetched_blocks: u64,
     draft_tokens: u64,
     accepted_draft_tokens: u64,
     preemptions: u64,
@@ -187,6 +189,7 @@ impl SnapshotEvent {
                 generated_tokens: scheduler.num_generated_tokens,
                 prefix_query_tokens: scheduler.num_prefix_query_tokens,
                 prefix_hit_tokens: scheduler.num_prefix_hit_tokens,
+                fetched_blocks: scheduler.num_fetched_blocks,
                 draft_tokens: scheduler.num_draft_tokens,
                 accepted_draft_tokens: scheduler.num_accepted_draft_tokens,
                 preemptions: scheduler.num_preemptions,
