@@ -247,9 +247,16 @@ impl DecodePeers for RegistryPeers {
         }
         let refused: Vec<PeerId> = search.tried.iter().map(|&node| peer_id(node)).collect();
         let near = search.near.map(peer_id);
+        let holder = self.holder(&request.namespace, &request.prompt);
         let cursor = self.cursor.fetch_add(1, Ordering::Relaxed);
         let chosen = self.peers.with_table(|table, now_us| {
-            let nodes = table.decode_nodes(now_us);
+            let mut nodes = table.decode_nodes(now_us);
+            if let Some(holder) = holder
+                && let Some(node) =
+                    { nodes.iter_mut() }.find(|it| it.peer_id == peer_id(holder.node))
+            {
+                node.num_cached_rows = holder.num_rows;
+            }
             let fleet = Fleet {
                 nodes: &nodes,
                 takes_locally: search.falls_back,

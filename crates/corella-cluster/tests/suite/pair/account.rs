@@ -198,6 +198,7 @@ async fn what_a_link_is_said_to_take_decides_where_requests_are_decoded() {
     assert_eq!(pair.seen().and_then(|node| node.bandwidth), None);
     pair.note_transfer(1 << 20, 1_000_000_000_000);
     assert!(!pair.goes_away(2, 200).await, "a byte a second");
+    assert!(pair.goes_away(1, 200).await, "its rows are there");
     pair.note_transfer(1 << 40, 1);
     assert!(pair.goes_away(3, 200).await, "no time at all");
 }
