@@ -10,7 +10,7 @@ import tempfile
 import urllib.request
 
 from patience import PATIENCE_S, wait_until
-from server_process import ServerProcess, free_port
+from server_process import BINARY, ServerProcess, free_port
 from tcp_proxy import TcpProxy
 
 # Portable kernels take seconds for a long request, so that it still runs when the test looks.
@@ -25,6 +25,9 @@ STOP_TOKENS = list(range(300, 2000, 8))
 
 # A decode node's connections for the KV rows of one prefill node.
 KV_CONNECTIONS = 2
+
+# Where `cargo xtask set-up` installs NIXL.
+NIXL_LIBRARY = BINARY.parents[1] / "nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so"
 
 # What nodes hold for requests, which must all be 0 when nobody asks for anything.
 HOLDINGS = (
@@ -163,14 +166,14 @@ def wait_for_decode_nodes(prefill, num_nodes):
     )
 
 
-def wait_at_rest(*nodes):
+def wait_at_rest(*nodes, holdings=HOLDINGS):
     """Waits until nodes hold nothing for anybody."""
     for node in nodes:
 
-        def holdings():
-            return {name: num for name in HOLDINGS if (num := node.metric(name)) != 0}
+        def held():
+            return {name: num for name in holdings if (num := node.metric(name)) != 0}
 
-        wait_until(lambda: not holdings(), lambda: f"it lets go of {holdings()}\n{node.log()}")
+        wait_until(lambda: not held(), lambda: f"it lets go of {held()}\n{node.log()}")
 
 
 def reported_free_pages(prefill):

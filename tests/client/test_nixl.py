@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 from fleet import (
+    NIXL_LIBRARY,
     THREADS,
     Fleet,
     complete,
@@ -17,14 +18,13 @@ from fleet import (
 from patience import PATIENCE_S
 from server_process import BINARY, ServerProcess
 
-LIBRARY = BINARY.parents[1] / "nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so"
 BY_NIXL = ("--transport", "nixl", *THREADS)
 
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch):
-    assert LIBRARY.exists(), "NIXL is missing: cargo xtask set-up installs it"
-    monkeypatch.setenv("CORELLA_NIXL_LIBRARY", str(LIBRARY))
+    assert NIXL_LIBRARY.exists(), "NIXL is missing: cargo xtask set-up installs it"
+    monkeypatch.setenv("CORELLA_NIXL_LIBRARY", str(NIXL_LIBRARY))
 
 
 # UCX chooses among all networks by itself, or is held to TCP.

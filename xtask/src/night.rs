@@ -23,7 +23,7 @@ pub struct Part {
 /// Takes as long as many other files of `tests/client` together.
 const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
 
-pub const PARTS: [Part; 19] = [
+pub const PARTS: [Part; 20] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",
@@ -108,6 +108,17 @@ pub const PARTS: [Part; 19] = [
         "memory",
         "by how much one node and a pair grow in an hour of mixed traffic each, or in CORELLA_SOAK_SECONDS",
         |repository| client_script(repository, &["tests/client/memory.py"]),
+    ),
+    long_part(
+        "wander",
+        "1,000 turns of conversations over pairs and over unified nodes by each transport, with and without windows",
+        |repository| {
+            for model in ["built-in", "gemma3"] {
+                let program = ["tests/client/wander.py", "--transport", "tcp,shm,nixl"];
+                client_script(repository, &[&program[..], &["--model", model]].concat())?;
+            }
+            Ok(())
+        },
     ),
     long_part(
         "fuzz-long",
@@ -274,7 +285,7 @@ fn client_script(repository: &Repository, arguments: &[&str]) -> Result<(), Stri
     let python = python::environment(repository)?;
     let mut command = repository.command(&python, arguments);
     command.env("CORELLA_BIN", repository.binary());
-    run(&mut command, "the soak failed, above")
+    run(&mut command, "the script failed, above")
 }
 
 /// Sends the binary what `/openapi.json` allows and rules out: the same requests every time, or new ones for a while.

@@ -398,11 +398,12 @@ impl LoaderNode {
             return;
         };
         let stats = &mut state.stats;
+        let mut num_loaded = 0;
         match end {
             LoadEnd::Loaded { num_blocks } => {
                 stats.num_loaded += 1;
                 let num_found = load.grant.map_or(0, |grant| grant.num_found);
-                let num_loaded = num_blocks - num_found;
+                num_loaded = num_blocks - num_found;
                 stats.num_blocks += u64::from(num_loaded);
                 if let Some(since) = load.loading_since {
                     state.pace.note_load(num_loaded, since.elapsed());
@@ -417,7 +418,7 @@ impl LoaderNode {
             | LoadEnd::Failed(_)
             | LoadEnd::SourceLost => stats.num_failed += 1,
         }
-        tracing::debug!(source = %load.source, ?end, "a load of cached blocks has ended");
+        tracing::debug!(source = %load.source, num_loaded, ?end, "a load of cached blocks has ended");
         if let Some(starting) = load.starting.take() {
             starting.send(FetchStart::Ended(end)).ok();
         }
