@@ -21,7 +21,7 @@ mod wire;
 pub use decode_node::{DecodeNode, NodeSite};
 pub use decode_peers::RegistryPeers;
 pub use node_listener::NodeListener;
-pub use prefill_node::{PrefillNode, PrefillNodeStats};
+pub use prefill_node::{PrefillNode, PrefillNodeStats, PrefillParts};
 pub use search::{Choice, DecodePeers, Holder, Search};
 pub use sent_blocks::SentBlocks;
 pub use service::serve_sessions;

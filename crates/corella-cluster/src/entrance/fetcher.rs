@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use corella_core::RequestId;
 use corella_core::session::LoadEnd;
+use corella_core::{Namespace, RequestId, TokenId};
 use corella_engine::{
     BlockExchange, Engine, EngineState, Generate, Submission, SubmitError, TokenStream,
 };
@@ -160,11 +160,10 @@ impl BlockFetcher {
             EngineState::Draining => return Err(SubmitError::Draining),
             EngineState::Lost(reason) => return Err(SubmitError::Lost(reason)),
         }
-        let is_suitable = submission.namespace.lora.is_none()
-            && submission.adapter.is_none()
-            && !submission.sampling.is_told_of_prompt();
-        if !is_suitable || submission.prompt.len() <= self.exchange.page_size() as usize {
-            self.note(FetchOutcome::Unsuitable, &submission);
+        let is_suitable = submission.adapter.is_none() && !submission.sampling.is_told_of_prompt();
+        let prefix = Prefix::of(&submission);
+        if !is_suitable || !self.takes(prefix) {
+            self.note(FetchOutcome::Unsuitable, prefix);
             return local.submit(submission);
         }
         let mut answers = Vec::with_capacity(submission.num_choices as usize);
@@ -176,17 +175,31 @@ impl BlockFetcher {
         }
         let (fetcher, local) = (self.clone(), local.clone());
         self.runtime.spawn(async move {
+            let prefix = Prefix::of(&submission);
             let outcome = match source {
-                Source::Known(address) => fetcher.fetch_from(&submission, address).await,
-                Source::Named(site) => fetcher.fetch(&submission, &site).await,
+                Source::Known(address) => fetcher.fetch_from(prefix, address).await,
+                Source::Named(site) => fetcher.fetch(prefix, &site).await,
             };
-            fetcher.note(outcome, &submission);
+            fetcher.note(outcome, prefix);
             fetcher.relay(submission, &*local, answers);
         });
         Ok(streams)
     }
 
-    async fn fetch(&self, submission: &Submission, site: &Site) -> FetchOutcome {
+    /// Begins to fetch what `source` has of a prompt. Requests with that prompt wait for its blocks.
+    pub(crate) async fn begin(&self, prefix: Prefix<'_>, source: PeerAddress) {
+        let outcome = match self.takes(prefix) {
+            true => self.fetch_from(prefix, source).await,
+            false => FetchOutcome::Unsuitable,
+        };
+        self.note(outcome, prefix);
+    }
+
+    fn takes(&self, prefix: Prefix<'_>) -> bool {
+        prefix.namespace.lora.is_none() && prefix.prompt.len() > self.exchange.page_size() as usize
+    }
+
+    async fn fetch(&self, prefix: Prefix<'_>, site: &Site) -> FetchOutcome {
         let address = site.address(self.machine.as_deref(), &self.allowed);
         let source = match tokio::time::timeout(self.config.greeting, address).await {
             Ok(Ok(source)) => source,
@@ -196,14 +209,14 @@ impl BlockFetcher {
             }
             Err(_) => return FetchOutcome::Failed,
         };
-        self.fetch_from(submission, source).await
+        self.fetch_from(prefix, source).await
     }
 
-    async fn fetch_from(&self, submission: &Submission, source: PeerAddress) -> FetchOutcome {
+    async fn fetch_from(&self, prefix: Prefix<'_>, source: PeerAddress) -> FetchOutcome {
         // The last token's logits are wanted, so that it is computed in any case.
-        let num_tokens = submission.prompt.len() - 1;
-        let tokens = &submission.prompt[..num_tokens];
-        let list = self.exchange.list(&submission.namespace, tokens);
+        let num_tokens = prefix.prompt.len() - 1;
+        let tokens = &prefix.prompt[..num_tokens];
+        let list = self.exchange.list(prefix.namespace, tokens);
         let prefill_us = self.engine.stats().scheduler.prefill_us;
         // Measured for 1,024 tokens.
         let computing_us = prefill_us.saturating_mul(num_tokens as u64) / 1024;
@@ -239,10 +252,28 @@ impl BlockFetcher {
         }
     }
 
-    fn note(&self, outcome: FetchOutcome, submission: &Submission) {
+    fn note(&self, outcome: FetchOutcome, prefix: Prefix<'_>) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
-        let (id, outcome) = (submission.trace_id.as_deref(), outcome.as_str());
+        let (id, outcome) = (prefix.trace_id, outcome.as_str());
         tracing::debug!(id, outcome, "blocks of a prompt are fetched");
+    }
+}
+
+/// The prompt whose blocks are fetched.
+#[derive(Clone, Copy)]
+pub(crate) struct Prefix<'a> {
+    pub namespace: &'a Namespace,
+    pub prompt: &'a [TokenId],
+    pub trace_id: Option<&'a str>,
+}
+
+impl<'a> Prefix<'a> {
+    fn of(submission: &'a Submission) -> Self {
+        Self {
+            namespace: &submission.namespace,
+            prompt: &submission.prompt,
+            trace_id: submission.trace_id.as_deref(),
+        }
     }
 }
 

@@ -18,7 +18,8 @@ use super::listener::NodePort;
 use crate::entrance::{AllowedPeers, Entrance, KeptPrompts, Network, Puller, Site};
 use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
 use crate::session::{
-    DecodeNode, NodeListener, NodeSite, PrefillNode, RegistryPeers, SentBlocks, serve_sessions,
+    DecodeNode, NodeListener, NodeSite, PrefillNode, PrefillParts, RegistryPeers, SentBlocks,
+    serve_sessions,
 };
 use crate::transport::{KvReceiver, NixlAgent, ReceiverConfig, RowPath, TransferThreads};
 
@@ -216,10 +217,13 @@ impl Node {
             session,
             hello,
             self.model.engine.clone(),
-            kv.sender.clone(),
-            kv.address.clone(),
-            peers,
-            Some(kept.clone()),
+            PrefillParts {
+                sender: kv.sender.clone(),
+                kv_address: kv.address.clone(),
+                peers,
+                kept: Some(kept.clone()),
+                fetcher: blocks.fetcher.clone(),
+            },
         );
         let node = node.map_err(|error| NodeError::Config(error.to_string()))?;
         let entrance = Entrance {

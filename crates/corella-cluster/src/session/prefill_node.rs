@@ -32,7 +32,7 @@ use super::stage_times::PrefillTimes;
 use super::stay::{StayCounts, StayReason};
 use super::wire::{self, Envelope, KvAddress};
 use crate::driver::{Driver, Shared};
-use crate::entrance::KeptPrompts;
+use crate::entrance::{BlockFetcher, KeptPrompts};
 use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, PeerAddress, TransferAccount};
 
@@ -72,6 +72,7 @@ pub(super) struct Node {
     times: PrefillTimes,
     stays: StayCounts,
     decisions: DecisionCounts,
+    fetcher: Option<Arc<BlockFetcher>>,
     shared: Shared<State>,
 }
 
@@ -102,18 +103,33 @@ impl Progress {
     }
 }
 
+/// The parts of a prefill node that other subjects share.
+pub struct PrefillParts {
+    pub sender: Arc<KvSender>,
+    /// Where others find `sender`.
+    pub kv_address: KvAddress,
+    pub peers: Arc<dyn DecodePeers>,
+    /// Hears of the engine's facts about prompts that are kept for nodes without a session.
+    pub kept: Option<Arc<KeptPrompts>>,
+    /// Fetches what a decode node has of a prompt that is to be computed here.
+    pub fetcher: Option<Arc<BlockFetcher>>,
+}
+
 impl PrefillNode {
-    /// Runs on the caller's tokio runtime. `kv_address` is where others find `sender`. `kept` hears of
-    /// the engine's facts about prompts that are kept for nodes without a session.
+    /// Runs on the caller's tokio runtime.
     pub fn start(
         config: SessionConfig,
         hello: Hello,
         engine: Engine,
-        sender: Arc<KvSender>,
-        kv_address: KvAddress,
-        peers: Arc<dyn DecodePeers>,
-        kept: Option<Arc<KeptPrompts>>,
+        parts: PrefillParts,
     ) -> Result<Self, SessionConfigError> {
+        let PrefillParts {
+            sender,
+            kv_address,
+            peers,
+            kept,
+            fetcher,
+        } = parts;
         let falls_back = config.starts_locally;
         let kv_bytes_per_token = config.row_bytes;
         let end = PrefillEnd::new(config, hello.clone())?;
@@ -139,6 +155,7 @@ impl PrefillNode {
             stays: StayCounts::default(),
             engine,
             decisions: DecisionCounts::default(),
+            fetcher,
             shared,
         });
         super::export::start_thread(&node, node.engine.subscribe_kv_facts(), kept);

@@ -3,6 +3,7 @@
 
 mod account;
 mod adapter;
+mod blocks;
 mod computed_there;
 mod constraint;
 mod entrance;

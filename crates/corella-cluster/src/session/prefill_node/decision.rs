@@ -9,6 +9,7 @@ use corella_core::{ComputeCost, ComputePlace, ComputeSite, NodeId};
 use super::super::search::Holder;
 use super::{Node, State};
 use crate::driver::Driver;
+use crate::entrance::Prefix;
 
 /// Decisions since the start, by the node that computes the prompt.
 #[derive(Debug, Default)]
@@ -44,10 +45,13 @@ impl Node {
             return;
         };
         let num_prompt_tokens = request.prompt.len() as u32;
+        let (namespace, prompt) = (request.namespace.clone(), request.prompt.clone());
+        let client = state.sessions.client(key.session);
+        let trace_id = client.and_then(|client| client.trace_id.clone());
         let blocks = self.engine.block_exchange();
-        let list = blocks.list(&request.namespace, &request.prompt);
         let this = self.clone();
         self.spawn(async move {
+            let list = blocks.list(&namespace, &prompt);
             let num_blocks = blocks.look_up(list).await.unwrap_or(0);
             let num_cached_here = num_blocks * blocks.page_size();
             let stats = this.engine.stats().scheduler;
@@ -60,8 +64,29 @@ impl Node {
             let place = cost.place();
             tracing::debug!(%key, %node, ?place, ?cost, "it is decided which node computes a prompt");
             this.decisions.count(place).fetch_add(1, Ordering::Relaxed);
+            // Less than a block is not fetched.
+            let has_more = num_cached_here + blocks.page_size() <= num_cached_rows;
+            if place == ComputePlace::Here && has_more {
+                let prefix = Prefix {
+                    namespace: &namespace,
+                    prompt: &prompt,
+                    trace_id: trace_id.as_deref(),
+                };
+                this.fetch_from(node, prefix).await;
+            }
             this.with(|end, now_us| end.handle_decision(key, place, now_us));
         });
+    }
+
+    /// Begins to fetch what the decode node has of a prompt that is to be computed here.
+    async fn fetch_from(&self, node: NodeId, prefix: Prefix<'_>) {
+        let Some(fetcher) = &self.fetcher else {
+            return;
+        };
+        let source = self.peers.kv_address(node);
+        if let Some(source) = source.and_then(|source| source.reach(fetcher.machine())) {
+            fetcher.begin(prefix, source).await;
+        }
     }
 
     /// Predicts the decision before the decode node is asked. The prompt rows that this node has sent there are most

@@ -3,11 +3,13 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use corella_core::{ComputePlace, FinishReason, SamplingParams, TokenId};
+use corella_cluster::session::KvAddress;
+use corella_core::{ComputePlace, FinishReason, NodeId, SamplingParams, TokenId};
 use corella_engine::StreamEvent;
-use corella_model::{CostModel, MockConfig};
+use corella_model::{CostModel, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
 
+use crate::pair::blocks::{Blocks, Way};
 use crate::pair::constraint::EvenTokens;
 use crate::pair::fixture::*;
 
@@ -68,6 +70,43 @@ async fn the_next_turn_is_computed_where_the_last_one_was_decoded() {
     let after = decode.engine.stats().scheduler;
     let num_computed = after.num_scheduled_tokens - before.num_scheduled_tokens;
     assert_eq!(num_computed, 42 - 38 + 7);
+}
+
+/// The decode node has more of the prompt, and too much to do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_prompt_that_stays_lacks_is_fetched() {
+    let model = timed_model();
+    let decode = Decode::start(&model, 11).await;
+    let there = Blocks::start(&decode.engine, 11, Way::Tcp);
+    let mut peers = FixedPeers::new(&[&decode], Some(NodeId(0)));
+    peers.num_running = 9;
+    peers.kv_address = Some(KvAddress {
+        address: there.address.to_string(),
+        ..KvAddress::default()
+    });
+    let started = start_engine(Box::new(MockExecutor::new(model.clone())));
+    let here = Blocks::start(&started.0, PREFILL_INCARNATION, Way::Tcp);
+    let fetcher = Some(here.fetcher.clone());
+    let prefill = Prefill::start_on(started, Arc::new(peers), None, fetcher);
+    let mut prompt = first_turn(&prefill, &decode, &model).await;
+    prompt.extend([4, 2, 4]);
+    let computed = prefill.engine.stats().scheduler.num_scheduled_tokens;
+
+    let expected = model.lone_tokens(&prompt, &seeded(2), 8);
+    let asked = submission(prompt.clone(), 8, seeded(2));
+    let answer = finish(prefill.submit(asked).remove(0)).await;
+    assert_eq!(answer, (expected, FinishReason::Length));
+    at_rest(&prefill.engine).await;
+    at_rest(&decode.engine).await;
+    here.at_rest().await;
+    there.at_rest().await;
+
+    // 14 of 42 tokens against 4, which ten requests wait for.
+    assert_eq!(prefill.node.num_decisions(ComputePlace::Here), 2);
+    // Seven of the decode node's nine blocks are here.
+    assert_eq!(here.num_blocks(), 2);
+    let stats = prefill.engine.stats().scheduler;
+    assert_eq!(stats.num_scheduled_tokens - computed, 42 - 36);
 }
 
 /// The decode node also draws the first token as the constraint demands.

@@ -1,108 +1,42 @@
 //! Nodes that load each other's cached blocks. The mock executor notices every wrong row of a page.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
-use corella_cluster::blocks::{FetchConfig, LoaderNode, SourceNode, follow_facts};
-use corella_cluster::entrance::{AllowedPeers, BlockFetcher, Entrance, FetchOutcome};
-use corella_cluster::transport::{
-    KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
-};
-use corella_core::{FinishReason, Incarnation, SamplingParams, TokenId};
+use corella_cluster::entrance::{Entrance, FetchOutcome};
+use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, Submission};
 use corella_model::{MockConfig, MockExecutor};
-use corella_test::wait_until_async;
-use serde_json::{Map, Value, json};
 
+use crate::pair::blocks::{Blocks, Way};
 use crate::pair::fixture::*;
-
-/// No passing test comes near them.
-const CONFIG: FetchConfig = FetchConfig {
-    is_forced: true,
-    greeting: CONNECT_TIMEOUT,
-    lookup: CONNECT_TIMEOUT,
-    stall: CONNECT_TIMEOUT,
-    wait: CONNECT_TIMEOUT,
-    limit: Duration::from_mins(2),
-};
 
 struct Node {
     engine: Engine,
     entrance: Entrance,
-    source: Arc<SourceNode>,
-    fetcher: Arc<BlockFetcher>,
-    /// `kv_transfer_params` that name this node as the source of blocks.
-    params: Map<String, Value>,
-    sender: Arc<KvSender>,
-    _threads: TransferThreads,
-}
-
-#[derive(Clone, Copy)]
-enum Way {
-    Tcp,
-    /// Inside the host: rows are read from the other process's memory.
-    Shm,
+    blocks: Blocks,
 }
 
 impl Node {
     fn start(model: &MockConfig, incarnation: u64, way: Way) -> Self {
         let executor = Box::new(MockExecutor::new(model.clone()));
-        let (engine, pages) = start_engine(executor);
-        let threads = TransferThreads::start(1).expect("threads start");
-        let config = SenderConfig::new(incarnation, FINGERPRINT);
-        let sender = Arc::new(KvSender::start(config, pages.clone(), &threads).unwrap());
-        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
-        let PeerAddress::Tcp(address) = sender.listen(local).expect("a port is free") else {
-            panic!("a TCP address was asked for");
-        };
-        let process = std::process::id();
-        let socket = format!(
-            "corella-kv-{process}-fetch-{}-{incarnation:x}",
-            address.port()
-        );
-        let site = match way {
-            Way::Tcp => json!({"host": "127.0.0.1", "port": address.port()}),
-            Way::Shm => {
-                let listening = sender.listen(PeerAddress::Unix(socket.clone()));
-                listening.expect("the name is free");
-                json!({"host": "127.0.0.1", "port": 0, "socket": socket, "machine": "here"})
-            }
-        };
-        let config = ReceiverConfig {
-            connect_timeout: CONNECT_TIMEOUT,
-            ..ReceiverConfig::new(incarnation, FINGERPRINT)
-        };
-        let receiver = Arc::new(KvReceiver::new(config, pages.clone(), &threads));
-        let (life, geometry) = (Incarnation(incarnation), pages.geometry());
-        let source = SourceNode::start(life, engine.block_exchange(), &sender, geometry);
-        let loader = LoaderNode::start(life, engine.clone(), receiver, geometry, CONFIG);
-        follow_facts(engine.subscribe_block_facts(), &source, &loader).expect("a thread starts");
-        let machine = Some("here".to_owned());
-        let allowed = AllowedPeers::new([]);
-        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, CONFIG);
+        let (engine, _) = start_engine(executor);
+        let blocks = Blocks::start(&engine, incarnation, way);
         let entrance = Entrance {
             kept: None,
             puller: None,
-            fetcher: Some(fetcher.clone()),
+            fetcher: Some(blocks.fetcher.clone()),
             local: Arc::new(engine.clone()),
         };
-        let mut params = Map::new();
-        params.insert("cached_blocks".to_owned(), site);
         Self {
             engine,
             entrance,
-            source,
-            fetcher,
-            params,
-            sender,
-            _threads: threads,
+            blocks,
         }
     }
 
     /// The tokens of each choice of a request that names `site`.
     async fn answer(&self, site: &Self, submission: Submission) -> Vec<Vec<TokenId>> {
-        let call = self.entrance.begin(&site.params, "a-test");
+        let call = self.entrance.begin(&site.blocks.params, "a-test");
         let call = call.expect("it is valid").expect("it asks for something");
         let mut answers = Vec::new();
         for stream in call.submit(submission).expect("it is taken") {
@@ -114,20 +48,16 @@ impl Node {
     }
 
     fn num(&self, outcome: FetchOutcome) -> u64 {
-        self.fetcher.num_requests(outcome)
+        self.blocks.fetcher.num_requests(outcome)
     }
 
     fn num_blocks(&self) -> u64 {
-        self.fetcher.loader().stats().num_blocks
+        self.blocks.num_blocks()
     }
 
     async fn at_rest(&self) {
         at_rest(&self.engine).await;
-        wait_until_async("loads have ended", || {
-            self.source.num_loads() + self.fetcher.loader().num_loads() == 0
-                && self.sender.stats().num_stored == 0
-        })
-        .await;
+        self.blocks.at_rest().await;
     }
 }
 
@@ -231,7 +161,7 @@ async fn a_request_that_names_no_source_is_computed() {
     let model = model(256);
     let node = Node::start(&model, 7, Way::Tcp);
     let gone = Node::start(&model, 11, Way::Tcp);
-    let params = gone.params.clone();
+    let params = gone.blocks.params.clone();
     drop(gone);
     let prompt: Vec<TokenId> = (0..30).map(|i| i * i % 50).collect();
     let expected = model.lone_tokens(&prompt, &seeded(1), 6);

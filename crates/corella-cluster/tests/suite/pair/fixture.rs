@@ -6,18 +6,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use corella_cluster::entrance::BlockFetcher;
 use corella_cluster::node::ModelFacts;
 use corella_cluster::session::{
     Choice, DecodeNode, DecodePeers, Holder, KvAddress, NodeListener, NodeSite, PrefillNode,
-    Search, StayReason, serve_sessions,
+    PrefillParts, Search, StayReason, serve_sessions,
 };
 use corella_cluster::transport::{
     KvReceiver, KvSender, ReceiverConfig, SenderConfig, TransferThreads,
 };
 use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    FinishReason, Incarnation, KvGroup, LostKv, Namespace, NodeId, PromptLogprob, SamplingParams,
-    SchedulerConfig, StoppingCriteria, TokenId,
+    DecodeNode as PeerView, FinishReason, Incarnation, KvGroup, LoadReport, LostKv, Namespace,
+    NodeId, PeerId, PeerStanding, PromptLogprob, SamplingParams, SchedulerConfig, StoppingCriteria,
+    TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -163,14 +165,18 @@ impl Decode {
 }
 
 /// The nodes in turn.
-struct FixedPeers {
+pub struct FixedPeers {
     nodes: Vec<(Peer, Channel)>,
     next: AtomicUsize,
     holder: Option<NodeId>,
+    /// Where each node's blocks are loaded from.
+    pub kv_address: Option<KvAddress>,
+    /// Requests that each node is said to decode.
+    pub num_running: u32,
 }
 
 impl FixedPeers {
-    fn new(decode: &[&Decode], holder: Option<NodeId>) -> Self {
+    pub fn new(decode: &[&Decode], holder: Option<NodeId>) -> Self {
         let nodes = decode.iter().enumerate().map(|(i, decode)| {
             let peer = Peer {
                 node: NodeId(i as u32),
@@ -183,6 +189,8 @@ impl FixedPeers {
             nodes: nodes.collect(),
             next: AtomicUsize::new(0),
             holder,
+            kv_address: None,
+            num_running: 0,
         }
     }
 }
@@ -204,6 +212,27 @@ impl DecodePeers for FixedPeers {
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
         Some(self.nodes[node.0 as usize].1.clone())
+    }
+
+    fn kv_address(&self, _: NodeId) -> Option<KvAddress> {
+        self.kv_address.clone()
+    }
+
+    fn facts(&self, node: NodeId) -> Option<PeerView> {
+        Some(PeerView {
+            peer_id: PeerId(node.0.into()),
+            standing: PeerStanding::Healthy,
+            page_size: PAGE_SIZE,
+            max_prompt_tokens: u32::MAX,
+            report: Some(LoadReport {
+                num_running: self.num_running,
+                ..LoadReport::default()
+            }),
+            report_age_us: 0,
+            num_unreported_pages: 0,
+            bandwidth: None,
+            num_cached_rows: 0,
+        })
     }
 
     fn mark_suspect(&self, _: NodeId) {}
@@ -241,7 +270,15 @@ impl Prefill {
         peers: Arc<dyn DecodePeers>,
         max_bandwidth: Option<u64>,
     ) -> Self {
-        let (engine, pages) = start_engine(executor);
+        Self::start_on(start_engine(executor), peers, max_bandwidth, None)
+    }
+
+    pub fn start_on(
+        (engine, pages): (Engine, Arc<dyn KvPages>),
+        peers: Arc<dyn DecodePeers>,
+        max_bandwidth: Option<u64>,
+        fetcher: Option<Arc<BlockFetcher>>,
+    ) -> Self {
         let hello = hello("prefill", PREFILL_INCARNATION, &*pages);
         let threads = TransferThreads::start(1).expect("threads start");
         let mut config = SenderConfig::new(PREFILL_INCARNATION, FINGERPRINT);
@@ -253,13 +290,16 @@ impl Prefill {
             session_config(),
             hello,
             engine.clone(),
-            Arc::new(sender),
-            KvAddress {
-                address: kv_address.to_string(),
-                ..KvAddress::default()
+            PrefillParts {
+                sender: Arc::new(sender),
+                kv_address: KvAddress {
+                    address: kv_address.to_string(),
+                    ..KvAddress::default()
+                },
+                peers,
+                kept: None,
+                fetcher,
             },
-            peers,
-            None,
         );
         Self {
             engine,

@@ -1,0 +1,106 @@
+//! How a node loads other nodes' cached blocks, and serves its own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use corella_cluster::blocks::{FetchConfig, LoaderNode, SourceNode, follow_facts};
+use corella_cluster::entrance::{AllowedPeers, BlockFetcher};
+use corella_cluster::transport::{
+    KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
+};
+use corella_core::Incarnation;
+use corella_engine::Engine;
+use corella_test::wait_until_async;
+use serde_json::{Map, Value, json};
+
+use crate::pair::fixture::*;
+
+/// No passing test comes near them.
+const CONFIG: FetchConfig = FetchConfig {
+    is_forced: true,
+    greeting: CONNECT_TIMEOUT,
+    lookup: CONNECT_TIMEOUT,
+    stall: CONNECT_TIMEOUT,
+    wait: CONNECT_TIMEOUT,
+    limit: Duration::from_mins(2),
+};
+
+#[derive(Clone, Copy)]
+pub enum Way {
+    Tcp,
+    /// Inside the host: rows are read from the other process's memory.
+    Shm,
+}
+
+pub struct Blocks {
+    pub fetcher: Arc<BlockFetcher>,
+    /// Where they are loaded from over TCP.
+    pub address: SocketAddr,
+    /// `kv_transfer_params` that name the node as the source of blocks.
+    pub params: Map<String, Value>,
+    source: Arc<SourceNode>,
+    sender: Arc<KvSender>,
+    _threads: TransferThreads,
+}
+
+impl Blocks {
+    pub fn start(engine: &Engine, incarnation: u64, way: Way) -> Self {
+        let pages = engine.kv_pages().clone();
+        let threads = TransferThreads::start(1).expect("threads start");
+        let config = SenderConfig::new(incarnation, FINGERPRINT);
+        let sender = Arc::new(KvSender::start(config, pages.clone(), &threads).unwrap());
+        let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
+        let PeerAddress::Tcp(address) = sender.listen(local).expect("a port is free") else {
+            panic!("a TCP address was asked for");
+        };
+        let process = std::process::id();
+        let socket = format!(
+            "corella-kv-{process}-fetch-{}-{incarnation:x}",
+            address.port()
+        );
+        let site = match way {
+            Way::Tcp => json!({"host": "127.0.0.1", "port": address.port()}),
+            Way::Shm => {
+                let listening = sender.listen(PeerAddress::Unix(socket.clone()));
+                listening.expect("the name is free");
+                json!({"host": "127.0.0.1", "port": 0, "socket": socket, "machine": "here"})
+            }
+        };
+        let config = ReceiverConfig {
+            connect_timeout: CONNECT_TIMEOUT,
+            ..ReceiverConfig::new(incarnation, FINGERPRINT)
+        };
+        let receiver = Arc::new(KvReceiver::new(config, pages.clone(), &threads));
+        let (life, geometry) = (Incarnation(incarnation), pages.geometry());
+        let source = SourceNode::start(life, engine.block_exchange(), &sender, geometry);
+        let loader = LoaderNode::start(life, engine.clone(), receiver, geometry, CONFIG);
+        follow_facts(engine.subscribe_block_facts(), &source, &loader).expect("a thread starts");
+        let machine = Some("here".to_owned());
+        let allowed = AllowedPeers::new([]);
+        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, CONFIG);
+        let mut params = Map::new();
+        params.insert("cached_blocks".to_owned(), site);
+        Self {
+            fetcher,
+            address,
+            params,
+            source,
+            sender,
+            _threads: threads,
+        }
+    }
+
+    /// Blocks that came from other nodes.
+    pub fn num_blocks(&self) -> u64 {
+        self.fetcher.loader().stats().num_blocks
+    }
+
+    pub async fn at_rest(&self) {
+        wait_until_async("loads have ended", || {
+            self.source.num_loads() + self.fetcher.loader().num_loads() == 0
+                && self.sender.stats().num_stored == 0
+        })
+        .await;
+    }
+}
