@@ -17,7 +17,7 @@ use corella_server::{AllowedOrigins, KvEventsConfig};
 use crate::api_key_file::KeySource;
 use crate::args::{
     BlockFetchArg, CacheArgs, ClusterArgs, DeviceArg, DeviceArgs, FallbackArg, FilesArgs,
-    GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg,
+    GenerateArgs, GroupLen, InspectArgs, IsaArg, KvFormatArg, LogFormatArg, MethodArg, NextTurnArg,
     QuantizeArgs, QuantizeFormatArg, RoleArg, SamplingArgs, ServeArgs, ServerArgs, SpeculateArg,
     SpeculationArgs, WeightFormatArg,
 };
@@ -237,6 +237,13 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
                 .to_owned(),
         ));
     }
+    if args.block_fetch == BlockFetchArg::Always && args.next_turn == NextTurnArg::Decode {
+        return Err(Error::Config(
+            "with --next-turn decode no blocks come back to the prefill node: leave out --block-fetch always, or \
+             choose --next-turn prefill"
+                .to_owned(),
+        ));
+    }
     Ok(NodeConfig {
         role,
         listens: role != Role::Unified || args.cluster_listen.is_some(),
@@ -252,6 +259,7 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
         node_id: args.node_id,
         policy: args.peer_policy.into(),
         min_tokens: args.disaggregate_min_tokens,
+        compute_place: args.next_turn.into(),
         falls_back: args.fallback == FallbackArg::Local,
         search_timeout: Duration::from_millis(args.decode_search_timeout.into()),
         load_time: Duration::from_millis(args.kv_load_timeout.into()),

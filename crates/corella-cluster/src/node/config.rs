@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use corella_core::PeerPolicy;
+use corella_core::{ComputePlace, PeerPolicy};
 use corella_engine::Tracer;
 
 use super::error::{NodeError, transport_error};
@@ -36,6 +36,8 @@ pub struct NodeConfig {
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
+    /// Computes the rest of prompts that a decode node has a part of. `None` compares the costs.
+    pub compute_place: Option<ComputePlace>,
     /// A prefill node decodes requests that every decode node refuses.
     pub falls_back: bool,
     /// Limits the search for a decode node that takes a request.

@@ -194,6 +194,7 @@ impl Node {
         let placement = PlacementConfig {
             policy: config.policy,
             disaggregate_min_tokens: config.min_tokens,
+            compute_place: config.compute_place,
             ..PlacementConfig::default()
         };
         let limits = self.model.engine.limits();

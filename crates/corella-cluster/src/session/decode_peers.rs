@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use corella_core::session::{Hello, Mismatch, Peer};
 use corella_core::{
-    DecodeNode, Fleet, Incarnation, LoadReport, Namespace, NodeId, PeerFacts, PeerId, PeerStanding,
-    Placement, PlacementConfig, PlacementRequest, Request, ReservationId, SessionId, TokenId,
+    ComputePlace, DecodeNode, Fleet, Incarnation, LoadReport, Namespace, NodeId, PeerFacts, PeerId,
+    PeerStanding, Placement, PlacementConfig, PlacementRequest, Request, ReservationId, SessionId,
+    TokenId,
 };
 use corella_engine::rare_line;
 use tokio::sync::mpsc;
@@ -325,6 +326,10 @@ impl DecodePeers for RegistryPeers {
 
     fn kv_address(&self, node: NodeId) -> Option<KvAddress> {
         self.lock().kv_addresses.get(&peer_id(node)).cloned()
+    }
+
+    fn compute_place(&self) -> Option<ComputePlace> {
+        self.config.compute_place
     }
 
     fn facts(&self, node: NodeId) -> Option<DecodeNode> {

@@ -270,7 +270,9 @@ impl PrefillNode {
             .fetch_add(num_choices.into(), Ordering::Relaxed);
         let siblings = (num_choices > 1).then(|| node.session(number));
         // The decode node has no pages yet for choices that wait for the first one.
-        let asks_holder = asks_holder && num_choices == 1;
+        let asks_holder = asks_holder
+            && num_choices == 1
+            && node.peers.compute_place() != Some(ComputePlace::Here);
         let holder = asks_holder.then(|| node.peers.holder(&first.namespace, &first.prompt));
         let holder = holder.flatten().map(|holder| holder.node);
         let mut near = holder;

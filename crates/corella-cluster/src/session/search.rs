@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use corella_core::session::{Mismatch, Peer};
-use corella_core::{DecodeNode, Namespace, NodeId, Request, SessionId, TokenId};
+use corella_core::{ComputePlace, DecodeNode, Namespace, NodeId, Request, SessionId, TokenId};
 use tonic::transport::Channel;
 
 use super::stay::StayReason;
@@ -44,6 +44,11 @@ pub trait DecodePeers: Send + Sync + 'static {
 
     /// The node that is likely to have the most of a prompt, such as the one that decoded the turn before.
     fn holder(&self, _namespace: &Namespace, _prompt: &[TokenId]) -> Option<Holder> {
+        None
+    }
+
+    /// The node that computes the rest of every prompt that a decode node has a part of; `None` if costs decide.
+    fn compute_place(&self) -> Option<ComputePlace> {
         None
     }
 

@@ -7,7 +7,7 @@
 
 use alloc::vec::Vec;
 
-use crate::PeerId;
+use crate::{ComputePlace, PeerId};
 
 /// The rule that chooses one of the decode nodes with room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct PlacementConfig {
     pub policy: PeerPolicy,
     /// A shorter prompt decodes where it was prefilled: it does not disturb other requests for long.
     pub disaggregate_min_tokens: u32,
+    /// Computes the rest of every prompt that a decode node has a part of. `None` compares the costs.
+    pub compute_place: Option<ComputePlace>,
     /// An older report counts as none.
     pub max_report_age_us: u64,
     /// While fewer of the healthy nodes report, they take turns: weights would send everything to
@@ -35,6 +37,7 @@ impl Default for PlacementConfig {
         Self {
             policy: PeerPolicy::Weighted,
             disaggregate_min_tokens: 0,
+            compute_place: None,
             max_report_age_us: 3_000_000,
             min_reporting_percent: 80,
         }

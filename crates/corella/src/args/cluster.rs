@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use corella_cluster::RegistryUrl;
 use corella_cluster::entrance::Network;
-use corella_core::PeerPolicy;
+use corella_core::{ComputePlace, PeerPolicy};
 
 #[derive(Args)]
 #[command(next_help_heading = "Cluster")]
@@ -68,6 +68,10 @@ pub struct ClusterArgs {
     /// Decode requests with a shorter prompt on the prefill node itself
     #[arg(long, value_name = "TOKENS", value_parser = super::parse_count, default_value_t = 0)]
     pub disaggregate_min_tokens: u32,
+    /// Which node computes the rest of a prompt that a decode node has most of, such as the next turn of a
+    /// conversation: the one that delays requests less (auto), the prefill node, or the decode node
+    #[arg(long, value_name = "NODE", default_value = "auto")]
+    pub next_turn: NextTurnArg,
     /// How KV rows reach another node: over TCP, inside the host where both nodes are on the same one
     /// (shm), whichever of these two is possible (auto), or by NIXL, which must be installed, and over
     /// TCP to nodes without it
@@ -94,6 +98,23 @@ pub enum BlockFetchArg {
     Auto,
     Always,
     Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NextTurnArg {
+    Auto,
+    Prefill,
+    Decode,
+}
+
+impl From<NextTurnArg> for Option<ComputePlace> {
+    fn from(node: NextTurnArg) -> Self {
+        match node {
+            NextTurnArg::Auto => None,
+            NextTurnArg::Prefill => Some(ComputePlace::Here),
+            NextTurnArg::Decode => Some(ComputePlace::There),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -61,7 +61,7 @@ impl Node {
                 prefill_us: stats.prefill_us,
             };
             let cost = this.cost(node, num_prompt_tokens, num_cached_rows, here);
-            let place = cost.place();
+            let place = this.place(&cost);
             tracing::debug!(%key, %node, ?place, ?cost, "it is decided which node computes a prompt");
             this.decisions.count(place).fetch_add(1, Ordering::Relaxed);
             // Less than a block is not fetched.
@@ -99,7 +99,12 @@ impl Node {
             prefill_us: stats.prefill_us,
         };
         let cost = self.cost(holder.node, num_prompt_tokens, holder.num_rows, here);
-        cost.place()
+        self.place(&cost)
+    }
+
+    /// The operator may have fixed the place.
+    fn place(&self, cost: &ComputeCost) -> ComputePlace {
+        (self.peers.compute_place()).unwrap_or_else(|| cost.place())
     }
 
     fn cost(

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use corella_cluster::session::KvAddress;
 use corella_core::{ComputePlace, FinishReason, NodeId, SamplingParams, TokenId};
-use corella_engine::StreamEvent;
+use corella_engine::{Engine, StreamEvent};
 use corella_model::{CostModel, MockConfig, MockExecutor};
 use corella_test::wait_until_async;
 
@@ -107,6 +107,34 @@ async fn what_a_prompt_that_stays_lacks_is_fetched() {
     assert_eq!(here.num_blocks(), 2);
     let stats = prefill.engine.stats().scheduler;
     assert_eq!(stats.num_scheduled_tokens - computed, 42 - 36);
+}
+
+/// Costs would have the first prompt computed by the prefill node, because no node has a row of it, and the second one by
+/// the decode node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fixed_node_computes_every_prompt_whatever_it_costs() {
+    for place in [ComputePlace::Here, ComputePlace::There] {
+        let model = timed_model();
+        let decode = Decode::start(&model, 11).await;
+        let prefill = Prefill::start_placing(&model, &[&decode], Some(place));
+        let mut prompt: Vec<TokenId> = (0..30).collect();
+        for _ in 0..2 {
+            let expected = model.lone_tokens(&prompt, &seeded(1), 9);
+            let asked = submission(prompt.clone(), 9, seeded(1));
+            let answer = finish(prefill.submit(asked).remove(0)).await;
+            assert_eq!(answer, (expected, FinishReason::Length));
+            at_rest(&prefill.engine).await;
+            at_rest(&decode.engine).await;
+            prompt.extend(answer.0);
+            prompt.extend([4, 2, 4]);
+        }
+        // The decode node always draws all tokens but the first, 8 for each prompt.
+        let num_computed = |engine: &Engine| engine.stats().scheduler.num_scheduled_tokens;
+        let is_here = place == ComputePlace::Here;
+        assert_eq!(num_computed(&prefill.engine) > 0, is_here);
+        assert_eq!(num_computed(&decode.engine) == 16, is_here);
+        assert_eq!(prefill.node.stats().num_bytes_sent > 0, is_here);
+    }
 }
 
 /// The decode node also draws the first token as the constraint demands.

@@ -17,9 +17,9 @@ use corella_cluster::transport::{
 };
 use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
 use corella_core::{
-    DecodeNode as PeerView, FinishReason, Incarnation, KvGroup, LoadReport, LostKv, Namespace,
-    NodeId, PeerId, PeerStanding, PromptLogprob, SamplingParams, SchedulerConfig, StoppingCriteria,
-    TokenId,
+    ComputePlace, DecodeNode as PeerView, FinishReason, Incarnation, KvGroup, LoadReport, LostKv,
+    Namespace, NodeId, PeerId, PeerStanding, PromptLogprob, SamplingParams, SchedulerConfig,
+    StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -173,6 +173,7 @@ pub struct FixedPeers {
     pub kv_address: Option<KvAddress>,
     /// Requests that each node is said to decode.
     pub num_running: u32,
+    compute_place: Option<ComputePlace>,
 }
 
 impl FixedPeers {
@@ -191,6 +192,7 @@ impl FixedPeers {
             holder,
             kv_address: None,
             num_running: 0,
+            compute_place: None,
         }
     }
 }
@@ -208,6 +210,10 @@ impl DecodePeers for FixedPeers {
     fn holder(&self, _: &Namespace, _: &[TokenId]) -> Option<Holder> {
         let num_rows = 0;
         self.holder.map(|node| Holder { node, num_rows })
+    }
+
+    fn compute_place(&self) -> Option<ComputePlace> {
+        self.compute_place
     }
 
     fn channel(&self, node: NodeId) -> Option<Channel> {
@@ -260,7 +266,19 @@ impl Prefill {
 
     /// Asks the first decode node how much of a prompt it has, before it computes the prompt.
     pub fn start_asking(model: &MockConfig, decode: &[&Decode]) -> Self {
-        let peers = FixedPeers::new(decode, Some(NodeId(0)));
+        Self::start_placing(model, decode, None)
+    }
+
+    /// The same, where the operator has fixed which node computes the rest of a prompt.
+    pub fn start_placing(
+        model: &MockConfig,
+        decode: &[&Decode],
+        compute_place: Option<ComputePlace>,
+    ) -> Self {
+        let peers = FixedPeers {
+            compute_place,
+            ..FixedPeers::new(decode, Some(NodeId(0)))
+        };
         let executor = Box::new(MockExecutor::new(model.clone()));
         Self::start_among(executor, Arc::new(peers), None)
     }
