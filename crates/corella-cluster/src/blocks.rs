@@ -31,7 +31,8 @@ pub struct FetchConfig {
     pub lookup: Duration,
     /// For the next rows.
     pub stall: Duration,
-    /// Requests wait at least this long for blocks, or as long as computing them would take.
+    /// Requests wait at least this long for blocks, or as long as computing them would take; up to `limit` while that is
+    /// not known.
     pub wait: Duration,
     /// For all blocks.
     pub limit: Duration,

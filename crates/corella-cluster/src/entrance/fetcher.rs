@@ -222,7 +222,11 @@ impl BlockFetcher {
         let computing_us = prefill_us.saturating_mul(num_tokens as u64) / 1024;
         let computing = Duration::from_micros(computing_us);
         let FetchConfig { wait, limit, .. } = self.config;
-        let wait = computing.max(wait).min(limit);
+        let wait = match prefill_us {
+            // As long as no prompt was computed, nothing says how long that takes. A load that stalls ends long before.
+            0 => limit,
+            _ => computing.max(wait).min(limit),
+        };
         self.loader.fetch(list, source, wait, limit).await.into()
     }
 

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::pair::fixture::*;
 
 /// No passing test comes near them.
-const CONFIG: FetchConfig = FetchConfig {
+pub const FETCHES: FetchConfig = FetchConfig {
     is_forced: true,
     greeting: CONNECT_TIMEOUT,
     lookup: CONNECT_TIMEOUT,
@@ -46,9 +46,22 @@ pub struct Blocks {
 
 impl Blocks {
     pub fn start(engine: &Engine, incarnation: u64, way: Way) -> Self {
+        Self::start_with(engine, incarnation, way, FETCHES, None)
+    }
+
+    pub fn start_with(
+        engine: &Engine,
+        incarnation: u64,
+        way: Way,
+        fetches: FetchConfig,
+        max_bandwidth: Option<u64>,
+    ) -> Self {
         let pages = engine.kv_pages().clone();
         let threads = TransferThreads::start(1).expect("threads start");
-        let config = SenderConfig::new(incarnation, FINGERPRINT);
+        let config = SenderConfig {
+            max_bandwidth,
+            ..SenderConfig::new(incarnation, FINGERPRINT)
+        };
         let sender = Arc::new(KvSender::start(config, pages.clone(), &threads).unwrap());
         let local: SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let PeerAddress::Tcp(address) = sender.listen(local).expect("a port is free") else {
@@ -74,11 +87,11 @@ impl Blocks {
         let receiver = Arc::new(KvReceiver::new(config, pages.clone(), &threads));
         let (life, geometry) = (Incarnation(incarnation), pages.geometry());
         let source = SourceNode::start(life, engine.block_exchange(), &sender, geometry);
-        let loader = LoaderNode::start(life, engine.clone(), receiver, geometry, CONFIG);
+        let loader = LoaderNode::start(life, engine.clone(), receiver, geometry, fetches);
         follow_facts(engine.subscribe_block_facts(), &source, &loader).expect("a thread starts");
         let machine = Some("here".to_owned());
         let allowed = AllowedPeers::new([]);
-        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, CONFIG);
+        let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, fetches);
         let mut params = Map::new();
         params.insert("cached_blocks".to_owned(), site);
         Self {

@@ -1,13 +1,15 @@
 //! Nodes that load each other's cached blocks. The mock executor notices every wrong row of a page.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use corella_cluster::blocks::FetchConfig;
 use corella_cluster::entrance::{Entrance, FetchOutcome};
 use corella_core::{FinishReason, SamplingParams, TokenId};
 use corella_engine::{Engine, Generate, Submission};
 use corella_model::{MockConfig, MockExecutor};
 
-use crate::pair::blocks::{Blocks, Way};
+use crate::pair::blocks::{Blocks, FETCHES, Way};
 use crate::pair::fixture::*;
 
 struct Node {
@@ -18,9 +20,19 @@ struct Node {
 
 impl Node {
     fn start(model: &MockConfig, incarnation: u64, way: Way) -> Self {
+        Self::start_with(model, incarnation, way, FETCHES, None)
+    }
+
+    fn start_with(
+        model: &MockConfig,
+        incarnation: u64,
+        way: Way,
+        fetches: FetchConfig,
+        max_bandwidth: Option<u64>,
+    ) -> Self {
         let executor = Box::new(MockExecutor::new(model.clone()));
         let (engine, _) = start_engine(executor);
-        let blocks = Blocks::start(&engine, incarnation, way);
+        let blocks = Blocks::start_with(&engine, incarnation, way, fetches, max_bandwidth);
         let entrance = Entrance {
             kept: None,
             puller: None,
@@ -111,6 +123,29 @@ async fn the_next_turn_brings_its_blocks_from_the_node_of_the_last() {
             second.at_rest().await;
         }
     }
+}
+
+/// The node has computed nothing yet, so that it cannot tell how long the blocks would take to compute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_without_a_prompt_behind_it_waits_as_long_as_blocks_come() {
+    let fetches = FetchConfig {
+        wait: Duration::ZERO,
+        ..FETCHES
+    };
+    // The blocks take about half a second.
+    let (way, slow) = (Way::Tcp, Some(20_000));
+    let model = model(256);
+    let first = Node::start_with(&model, 7, way, FETCHES, slow);
+    let second = Node::start_with(&model, 11, way, fetches, None);
+    let prompt: Vec<TokenId> = (0..160).map(|i| i * i % 50).collect();
+    let turn = submission(prompt.clone(), 8, seeded(1));
+    let expected = [model.lone_tokens(&prompt, &seeded(1), 8)];
+    assert_eq!(first.answer(&second, turn.clone()).await, expected);
+    at_rest(&first.engine).await;
+    assert_eq!(second.answer(&first, turn).await, expected);
+    assert_eq!(second.engine.stats().scheduler.num_prefix_hit_tokens, 156);
+    first.at_rest().await;
+    second.at_rest().await;
 }
 
 /// Conversations wander over three nodes, several at a time, and each turn names the node of the last.
