@@ -86,8 +86,8 @@ def small_32k():
 
 
 def small_24l():
-    """A model of 24 layers, to measure how well transfers hide behind the layers that are still computed."""
-    return qwen3(24, 256, 768, 4, 2, 64, 8192, 8192, (8189, 8190, 8191))
+    """A model of 24 layers and 21 M parameters, to measure transfers beside the layers that are still computed."""
+    return qwen3(24, 256, 768, 4, 2, 64, 8192, 32768, (8189, 8190, 8191))
 
 
 def llama32_1b():
