@@ -20,6 +20,7 @@ import contextlib
 import itertools
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -142,6 +143,8 @@ def main():
     options = parser.parse_args()
     if options.quick:
         options.requests, options.pages = 2000, [6000]
+    # Servers end with this program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     requests = read(options.trace, options.requests)
     ways = {
         "one node": (1, (), False),

@@ -23,6 +23,7 @@ import argparse
 import contextlib
 import json
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -232,6 +233,8 @@ def main():
         options.rounds, options.prompts, options.answers, model = 1, [128, 512], [20, 100], []
     else:
         make(options.model)
+    # Servers end with this program.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {}
