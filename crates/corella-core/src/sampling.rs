@@ -88,3 +88,24 @@ pub enum Pooling {
     /// The largest value of each element over all tokens. The sequence is computed by one span.
     Max,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_penalty_alone_makes_logits_depend_on_tokens_before() {
+        assert!(!SamplingParams::GREEDY.has_penalties());
+        for (presence_penalty, frequency_penalty, repetition_penalty) in
+            [(0.5, 0.0, 1.0), (0.0, -0.5, 1.0), (0.0, 0.0, 1.1)]
+        {
+            let params = SamplingParams {
+                presence_penalty,
+                frequency_penalty,
+                repetition_penalty,
+                ..SamplingParams::GREEDY
+            };
+            assert!(params.has_penalties(), "{params:?}");
+        }
+    }
+}

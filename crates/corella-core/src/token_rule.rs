@@ -91,4 +91,17 @@ mod tests {
         assert_eq!(banned(&[1, 2, 1]), [7]);
         assert_eq!(banned(&[9, 1, 2]), [7, 3, 4]);
     }
+    /// Each kind of rule counts alone, and a ban of an empty sequence is none. Allowing nothing is a rule, too.
+    #[test]
+    fn rules_are_empty_if_none_of_a_kind_is_there() {
+        let empty = TokenRules::new().with_banned(vec![vec![]]);
+        assert!(empty.is_empty());
+        let biased = TokenRules::new().with_bias(vec![(3, 0.5)]);
+        assert_eq!(biased.bias(), [(3, 0.5)]);
+        let allowed = TokenRules::new().with_allowed(vec![]);
+        let banned = TokenRules::new().with_banned(vec![vec![4]]);
+        for rules in [biased, allowed, banned] {
+            assert!(!rules.is_empty(), "{rules:?}");
+        }
+    }
 }

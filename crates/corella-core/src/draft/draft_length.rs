@@ -184,4 +184,16 @@ mod tests {
         length.note_unused(1);
         assert_eq!(length.next(1), 0);
     }
+    /// Three drafts cost half a step each, 150 in all. A loss of 400 is too much, so two more drafts after twice three lead
+    /// to a pause.
+    #[test]
+    fn each_draft_drawn_in_vain_is_paid_for() {
+        let mut length = DraftLength::new(50);
+        for _ in 0..2 {
+            length.note_unused(3);
+            assert!(length.next(8) > 0);
+        }
+        length.note_unused(2);
+        assert_eq!(length.next(8), 0);
+    }
 }

@@ -291,8 +291,8 @@ mod tests {
         state
     }
 
-    /// A request that has as many tokens as it was expected to end with, and goes on, is expected to
-    /// get at least one more.
+    /// A request that has as many tokens as it was expected to end with, and goes on, is expected to end at the next
+    /// quantile. The second one is 0.618, and at first 512 lengths are equally likely: 316 tokens.
     #[test]
     fn what_was_expected_to_have_ended_gets_a_new_expectation() {
         let outlook = Outlook::new(&config(HeadRoom::Estimate));
@@ -300,7 +300,7 @@ mod tests {
         state.push_token(7);
         state.expect_output(1);
         outlook.expect_output(&mut state);
-        assert!(state.expected_output() > 1);
+        assert!((308..=324).contains(&state.expected_output()));
         // Before that time an expectation stays as it is.
         state.expect_output(2);
         outlook.expect_output(&mut state);
