@@ -111,3 +111,60 @@ impl fmt::Display for SessionConfigError {
 }
 
 impl core::error::Error for SessionConfigError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the configuration is accepted with this change.
+    fn is_accepted(change: impl FnOnce(&mut SessionConfig)) -> bool {
+        let mut config = SessionConfig::new(1000);
+        change(&mut config);
+        config.validate().is_ok()
+    }
+
+    #[test]
+    fn times_that_would_break_off_healthy_sessions_are_refused() {
+        assert!(is_accepted(|_| {}));
+        assert!(!is_accepted(|config| config.heartbeat_us = 0));
+        let with_heartbeat = |heartbeat_us| {
+            is_accepted(|config| {
+                config.heartbeat_us = heartbeat_us;
+                config.lost_after_us = 2000;
+            })
+        };
+        assert!(with_heartbeat(1000));
+        assert!(!with_heartbeat(1001));
+        let with_lease =
+            |lease_us| is_accepted(|config| config.hold_lease_us = config.lost_after_us + lease_us);
+        assert!(with_lease(1));
+        assert!(!with_lease(0));
+        let with_tombstone =
+            |early_us| is_accepted(|config| config.tombstone_us = config.lost_after_us - early_us);
+        assert!(with_tombstone(0));
+        assert!(!with_tombstone(1));
+    }
+
+    #[test]
+    fn limits_under_which_nothing_could_be_sent_are_refused() {
+        assert!(!is_accepted(|config| config.allocate_budget_us = 0));
+        assert!(!is_accepted(|config| config.max_asked_peers = 0));
+        assert!(!is_accepted(|config| config.min_bandwidth_bytes_per_s = 0));
+        assert!(is_accepted(|config| config.allocate_budget_us = 1));
+        assert!(is_accepted(|config| config.max_asked_peers = 1));
+        assert!(is_accepted(|config| config.min_bandwidth_bytes_per_s = 1));
+    }
+
+    #[test]
+    fn every_session_has_room_to_be_remembered() {
+        let with_room = |max_sessions, max_tombstones| {
+            is_accepted(|config| {
+                config.max_sessions = max_sessions;
+                config.max_tombstones = max_tombstones;
+            })
+        };
+        assert!(with_room(8, 8));
+        assert!(!with_room(8, 7));
+        assert!(!with_room(0, 8));
+    }
+}
