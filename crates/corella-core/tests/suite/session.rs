@@ -5,4 +5,6 @@ mod cache_store;
 mod compute;
 mod decode_end;
 mod fixture;
+mod greeting;
+mod local_run;
 mod prefill_end;

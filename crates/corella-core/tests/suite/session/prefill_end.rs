@@ -15,7 +15,7 @@ use crate::session::fixture::{
 const SESSION: SessionId = SessionId(1);
 
 /// All actions. The engine takes every run, and gives it the run's number as its id.
-fn actions(end: &mut PrefillEnd) -> Vec<PrefillAction> {
+pub fn actions(end: &mut PrefillEnd) -> Vec<PrefillAction> {
     let mut actions = Vec::new();
     end.check_invariants();
     while let Some(action) = end.poll_action() {
@@ -53,7 +53,7 @@ fn fail_export(end: &mut PrefillEnd, now_us: u64) {
     end.handle_kv_fact(&fact, now_us);
 }
 
-fn say(
+pub fn say(
     end: &mut PrefillEnd,
     key: SessionKey,
     message: ToPrefill,
@@ -64,7 +64,7 @@ fn say(
 }
 
 /// Allocation has been asked for.
-fn opened() -> PrefillEnd {
+pub fn opened() -> PrefillEnd {
     let mut end = PrefillEnd::new(config(), hello(5)).expect("valid times");
     end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
     let did = actions(&mut end);
@@ -77,7 +77,7 @@ fn opened() -> PrefillEnd {
 }
 
 /// The prompt is being computed.
-fn prefilling() -> PrefillEnd {
+pub fn prefilling() -> PrefillEnd {
     let mut end = opened();
     let did = allocated(&mut end, key(1, 0), 0);
     let [
@@ -93,7 +93,7 @@ fn prefilling() -> PrefillEnd {
     end
 }
 
-fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<PrefillAction> {
+pub fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<PrefillAction> {
     say(end, key, ToPrefill::Hello(Box::new(hello(5))), now_us);
     let message = ToPrefill::Allocated(Allocated {
         num_cached_rows: 4,
@@ -103,7 +103,7 @@ fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<PrefillA
 }
 
 /// The first token has been drawn, and told to client and decode node.
-fn transferring() -> PrefillEnd {
+pub fn transferring() -> PrefillEnd {
     let mut end = prefilling();
     end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 0);
     let did = actions(&mut end);
@@ -127,7 +127,7 @@ fn emitted(did: &[PrefillAction]) -> Vec<u32> {
     events.map(|sample| sample.token).collect()
 }
 
-fn finish(did: &[PrefillAction]) -> Option<&SessionFinish> {
+pub fn finish(did: &[PrefillAction]) -> Option<&SessionFinish> {
     did.iter().find_map(|action| match action {
         PrefillAction::Emit { event, .. } => event.finish.as_ref(),
         _ => None,
@@ -135,7 +135,7 @@ fn finish(did: &[PrefillAction]) -> Option<&SessionFinish> {
 }
 
 /// The tokens behind which a run of the whole request begins.
-fn runs_locally(did: &[PrefillAction]) -> Option<&[u32]> {
+pub fn runs_locally(did: &[PrefillAction]) -> Option<&[u32]> {
     did.iter().find_map(|action| match action {
         PrefillAction::SubmitLocally { request, .. } if !request.exports_kv => {
             Some(&request.output[..])
@@ -149,7 +149,7 @@ fn fallbacks(end: &PrefillEnd) -> Vec<(&'static str, u64)> {
     counts.map(|(&reason, &count)| (reason, count)).collect()
 }
 
-fn tries_next(did: &[PrefillAction]) -> Option<&[NodeId]> {
+pub fn tries_next(did: &[PrefillAction]) -> Option<&[NodeId]> {
     did.iter().find_map(|action| match action {
         PrefillAction::TryNext { tried, .. } => Some(&tried[..]),
         _ => None,
