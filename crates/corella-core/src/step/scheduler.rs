@@ -505,34 +505,39 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{BatchOutput, HeadRoom, RequestError};
+    use crate::{BatchOutput, HeadRoom, KvGroup, RequestError};
 
     fn request(id: u64, num_prompt_tokens: u32, max_tokens: u32) -> Request {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)
+    }
+
+    /// Each span that draws draws the same token.
+    fn return_step(scheduler: &mut Scheduler, batch: &Batch) {
+        let samples = batch
+            .spans
+            .iter()
+            .filter(|span| span.yields.draws())
+            .map(|span| {
+                let sample = Sample {
+                    token: 7,
+                    logprobs: None,
+                };
+                (span.slot, sample)
+            });
+        scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples: samples.collect(),
+            logprobs: Vec::new(),
+            hidden_states: Vec::new(),
+            undrawn: Vec::new(),
+        });
     }
 
     /// Runs until nothing is left and returns how each request ended.
     fn run(scheduler: &mut Scheduler) -> Vec<(RequestId, Option<FinishReason>)> {
         let mut ends = Vec::new();
         while let Some(batch) = scheduler.schedule(0) {
-            let samples = batch
-                .spans
-                .iter()
-                .filter(|span| span.yields.draws())
-                .map(|span| {
-                    let sample = Sample {
-                        token: 7,
-                        logprobs: None,
-                    };
-                    (span.slot, sample)
-                });
-            scheduler.update_from_output(&BatchOutput {
-                step: batch.step,
-                samples: samples.collect(),
-                logprobs: Vec::new(),
-                hidden_states: Vec::new(),
-                undrawn: Vec::new(),
-            });
+            return_step(scheduler, &batch);
             while let Some(output) = scheduler.poll_output() {
                 if output.finish.is_some() {
                     ends.push((output.request, output.finish));
@@ -565,5 +570,41 @@ mod tests {
         scheduler.add_requests(requests).unwrap();
         let end = Some(FinishReason::Length);
         assert_eq!(run(&mut scheduler), [(RequestId(1), end)]);
+    }
+
+    /// Pages behind a window are taken chunk by chunk, so a prompt may lack some when it has begun.
+    #[test]
+    fn a_prompt_that_gets_no_more_pages_ends() {
+        let mut config = SchedulerConfig::new(6, 4, 64);
+        config.kv_groups = vec![KvGroup { window: Some(8) }];
+        config.max_prefill_tokens = 8;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        scheduler.add_requests(vec![request(0, 40, 2)]).unwrap();
+        let batch = scheduler.schedule(0).unwrap();
+        let num_available = scheduler.kv.num_available();
+        assert!(scheduler.kv.try_allocate(num_available, &mut Vec::new()));
+        return_step(&mut scheduler, &batch);
+        let error = RequestError::PoolExhausted { num_pages: 6 };
+        let end = Some(FinishReason::Error(error));
+        assert_eq!(run(&mut scheduler), [(RequestId(0), end)]);
+        assert!(!scheduler.has_unfinished());
+    }
+
+    /// Four of eight tokens are a middle chunk, for which no logits are computed.
+    #[test]
+    #[should_panic(expected = "a reason for a span that yields nothing")]
+    fn what_yields_nothing_cannot_fail() {
+        let mut config = SchedulerConfig::new(4, 4, 64);
+        config.max_prefill_tokens = 4;
+        let mut scheduler = Scheduler::new(config).unwrap();
+        scheduler.add_requests(vec![request(0, 8, 1)]).unwrap();
+        let batch = scheduler.schedule(0).unwrap();
+        scheduler.update_from_output(&BatchOutput {
+            step: batch.step,
+            samples: Vec::new(),
+            logprobs: Vec::new(),
+            hidden_states: Vec::new(),
+            undrawn: vec![(batch.spans[0].slot, "no number".into())],
+        });
     }
 }

@@ -61,7 +61,9 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{Request, RequestId, RequestStatus, SchedulerConfig};
+    use crate::{
+        FetchEnd, FetchRequest, Namespace, Request, RequestId, RequestStatus, SchedulerConfig,
+    };
 
     fn scheduler(num_pages: u32) -> Scheduler {
         Scheduler::new(SchedulerConfig::new(num_pages, 4, 64)).unwrap()
@@ -169,5 +171,24 @@ mod tests {
         assert_eq!(views[0].num_prompt_tokens, 9);
         assert_eq!(views[0].max_tokens, 8);
         assert_eq!(scheduler.request_views(2), views[..2]);
+    }
+    /// Nothing but the fetch concerns other nodes.
+    #[test]
+    fn fetched_pages_are_received_until_the_fetch_has_ended() {
+        let mut scheduler = scheduler(10);
+        let request = FetchRequest {
+            namespace: Namespace::default(),
+            tokens: (0..8).collect(),
+            soft_us: 10,
+            hard_us: 20,
+        };
+        let grant = scheduler.begin_fetch(request).unwrap();
+        let map = scheduler.page_map(10);
+        assert_eq!(count(&map, PageState::Received), 2);
+        assert_eq!(map.num_received, 2);
+        assert!(scheduler.handle_fetch_ended(grant.id, FetchEnd::Done));
+        let map = scheduler.page_map(10);
+        assert_eq!(count(&map, PageState::Cached), 2);
+        assert_eq!(map.num_received, 0);
     }
 }
