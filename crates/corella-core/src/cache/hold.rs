@@ -330,4 +330,11 @@ mod tests {
         holds.stop_export(&mut first);
         assert!(holds.begin_export(&mut second, (16, 4), 4));
     }
+    #[test]
+    #[should_panic(expected = "exporting pages")]
+    fn exporting_pages_are_those_of_requests() {
+        let mut holds = Holds::default();
+        assert!(holds.begin_export(&mut Export::default(), (4, 1), 8));
+        holds.check_invariants(0);
+    }
 }

@@ -559,3 +559,21 @@ impl KvCache {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "the ends of paths are counted wrong")]
+    fn an_end_that_no_request_has_is_noticed() {
+        let mut cache = KvCache::new(4, 4, &[KvGroup::default()]);
+        let mut pages = Vec::new();
+        assert!(cache.try_allocate(1, &mut pages));
+        let namespace = Namespace::default();
+        let parent = Parent::Root(&namespace);
+        let block = cache.publish(parent, &[1, 2, 3, 4], |_| Some(pages[0]), StepId(0));
+        cache.move_end(None, block.ok());
+        cache.check_ends(core::iter::empty());
+    }
+}

@@ -338,14 +338,11 @@ impl PageForecast {
     /// # Panics
     /// When the sums are not those of the requests, or a request ends outside of its cohort's time.
     pub fn check_invariants<'a>(&self, requests: impl Iterator<Item = (&'a Contribution, usize)>) {
-        let mut again = Self {
-            clock: self.clock,
-            ..Self::new(
-                self.page_size as u32,
-                self.num_growing_groups as u32,
-                self.is_timed,
-            )
-        };
+        let mut again = Self::new(
+            self.page_size as u32,
+            self.num_growing_groups as u32,
+            self.is_timed,
+        );
         for (request, num_held_pages) in requests {
             let at = self.cohort_at(request.window_end);
             let cohort = at.map(|at| self.cohorts[at]).unwrap_or_default();
