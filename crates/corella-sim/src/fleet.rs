@@ -8,9 +8,7 @@
 mod fleet_load;
 mod fleet_totals;
 mod node;
-mod part_store;
 mod run;
-mod whole_load;
 mod world;
 
 pub use fleet_load::FleetLoad;

@@ -6,7 +6,9 @@
 //! run. The idea comes from FoundationDB and TigerBeetle: years of bad luck, played in seconds and
 //! repeatable.
 
+mod blocks;
 mod checker;
+mod count;
 mod executor;
 mod fetcher;
 mod fleet;

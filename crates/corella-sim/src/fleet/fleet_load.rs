@@ -6,6 +6,7 @@ use corella_core::{
     SamplingParams, SchedulerConfig, StoppingCriteria, TokenId,
 };
 
+use crate::blocks::block_net::{Links, load_config};
 use crate::pair::pair_load::{NodePlan, lone_run};
 use crate::random::Random;
 
@@ -21,24 +22,6 @@ pub struct FleetLoad {
     /// How long it takes until all nodes know that one was started again.
     pub(super) registry_delay_us: u64,
     pub(super) steps_fail_once_in: u64,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Links {
-    pub max_latency_us: u64,
-    /// 0 means never.
-    pub loses_once_in: u64,
-    pub repeats_once_in: u64,
-    /// Loading nodes read the other's memory by themselves.
-    pub reads_memory: bool,
-    /// The transport has its own order of rows and its own credit.
-    pub loads_whole: bool,
-    /// How long it takes to read or to write one part.
-    pub max_part_us: u64,
-    /// One part of so many is torn. 0 means never.
-    pub tears_once_in: u64,
-    /// How long an engine takes to answer.
-    pub max_answer_us: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -88,24 +71,8 @@ impl FleetLoad {
         let nodes: Vec<_> = nodes.collect();
         let num_layers = groups.iter().map(|_| 1 + random.below(3) as u32);
         let num_layers: Vec<_> = num_layers.collect();
-        let config = LoadConfig {
-            max_loads: random.pick(&[2, 8, 64]),
-            lookup_us: random.pick(&[5_000, 50_000]),
-            stall_us: random.pick(&[3_000, 50_000]),
-            lease_us: random.pick(&[2_000, 20_000, 1_000_000]),
-            credit_blocks: random.pick(&[1, 2, 8]),
-            tombstone_us: 50_000,
-            ..LoadConfig::new(page_size, num_layers)
-        };
-        let links = links(&mut random);
-        let config = match links.loads_whole {
-            // As in production: the source hears of the end alone.
-            true => LoadConfig {
-                credit_blocks: u32::MAX,
-                ..config
-            },
-            false => config,
-        };
+        let config = load_config(page_size, num_layers, &mut random);
+        let links = Links::drawn(&mut random);
         let has_crashes = random.once_in(2);
         let registry_delay_us = random.pick(&[0, 1_000, 50_000]);
         let steps_fail_once_in = random.pick(&[0, 0, 20]);
@@ -172,19 +139,6 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
         copies_fail_once_in: 0,
         is_compatible: true,
         knows_compute: true,
-    }
-}
-
-fn links(random: &mut Random) -> Links {
-    Links {
-        max_latency_us: random.pick(&[10, 100, 2_000]),
-        loses_once_in: random.pick(&[0, 0, 100, 20]),
-        repeats_once_in: random.pick(&[0, 20, 3]),
-        reads_memory: random.once_in(2),
-        loads_whole: random.once_in(2),
-        max_part_us: random.pick(&[1, 20, 100, 1_000]),
-        tears_once_in: random.pick(&[0, 0, 100]),
-        max_answer_us: random.pick(&[0, 50, 1_000]),
     }
 }
 

@@ -4,17 +4,18 @@ use std::collections::BTreeMap;
 
 use corella_core::{FinishReason, Incarnation, NodeId, RequestId, RequestOutput, TokenId};
 
+use crate::blocks::block_net::{BlockEvent, LocalEvent as BlockLocal, Surroundings};
 use crate::fleet::fleet_load::FleetLoad;
 use crate::fleet::fleet_totals::FleetTotals;
 use crate::fleet::node::Node;
-use crate::fleet::world::{Event, LocalEvent, PartRows, World};
+use crate::fleet::world::{Event, World};
 use crate::violation::Violation;
 
 /// Plays a load to its end. Executors and the machines' own assertions panic.
 pub fn simulate_fleet(load: &FleetLoad, seed: u64) -> Result<FleetTotals, Violation> {
     let mut run = Run::new(load, seed);
     run.play()?;
-    Ok(run.world.totals)
+    Ok(run.world.into_totals())
 }
 
 struct Run<'a> {
@@ -71,7 +72,7 @@ impl<'a> Run<'a> {
             if !leftovers.is_empty() {
                 return Err(self.world.violation("nothing is left", leftovers));
             }
-            self.world.totals.num_fetched_blocks += node.engine.stats().num_fetched_blocks;
+            self.world.net().totals.num_fetched_blocks += node.engine.stats().num_fetched_blocks;
         }
         Ok(())
     }
@@ -79,7 +80,7 @@ impl<'a> Run<'a> {
     /// Returns the node that has something to do because of it.
     fn happen(&mut self, event: Event) -> Result<Option<NodeId>, Violation> {
         let world = &mut self.world;
-        let load = world.load;
+        let (load, now_us) = (world.load, world.now_us);
         match event {
             Event::Call(index) => {
                 let call = &load.calls[index];
@@ -110,7 +111,7 @@ impl<'a> Run<'a> {
                 let crash = &load.crashes[index];
                 if let Some(node) = self.nodes[crash.node.0 as usize].take() {
                     world.totals.num_crashes += 1;
-                    world.totals.num_loaders_lost += node.num_open_loads();
+                    world.net().totals.num_loaders_lost += node.exchange.num_open_loads();
                     world.push(world.now_us + crash.down_us, Event::Start(crash.node));
                     let num_before = self.clients.len();
                     let is_elsewhere = |id: &RequestId, _: &mut Vec<TokenId>| {
@@ -128,75 +129,60 @@ impl<'a> Run<'a> {
             Event::Registered(node, incarnation) => {
                 let known = world.registry.entry(node).or_insert(incarnation);
                 *known = incarnation.max(*known);
-                let now_us = world.now_us;
                 for other in self.nodes.iter_mut().flatten() {
-                    other.handle_incarnation(node, incarnation, now_us);
+                    other.exchange.handle_incarnation(node, incarnation, now_us);
                 }
                 for index in 0..self.nodes.len() {
                     self.settle(NodeId(index as u32))?;
                 }
                 Ok(None)
             }
-            Event::Arrive {
-                from,
-                to,
-                key,
-                packet,
-            } => {
-                if let Some(node) = &mut self.nodes[to.0 as usize] {
-                    node.arrive(from, key, packet, world);
+            Event::Block(event) => match *event {
+                BlockEvent::Arrive {
+                    from,
+                    to,
+                    key,
+                    packet,
+                } => {
+                    if let Some(node) = &mut self.nodes[to.0 as usize] {
+                        let engine = &mut node.engine;
+                        node.exchange.arrive(from, key, packet, engine, world);
+                    }
+                    Ok(Some(to))
                 }
-                Ok(Some(to))
-            }
-            Event::Local(node, incarnation, event) => {
-                self.local(node, incarnation, event);
-                Ok(Some(node))
+                BlockEvent::Local(id, incarnation, event) => {
+                    self.load(id, incarnation, event);
+                    Ok(Some(id))
+                }
+            },
+            Event::Local(id, incarnation, event) => {
+                if let Some(node) = self.present(id, incarnation) {
+                    node.local(event, now_us);
+                }
+                Ok(Some(id))
             }
         }
     }
 
-    fn local(&mut self, id: NodeId, incarnation: Incarnation, event: LocalEvent) {
-        let is_alive = |node: &Option<Box<Node>>| {
-            node.as_ref()
-                .is_some_and(|node| node.incarnation == incarnation)
-        };
-        if !is_alive(&self.nodes[id.0 as usize]) {
-            return;
-        }
-        let LocalEvent::PartLanded {
-            from,
-            key,
-            part,
-            page,
-            rows,
-        } = event
-        else {
-            if let Some(node) = &mut self.nodes[id.0 as usize] {
-                node.local(event, &mut self.world);
-            }
-            return;
-        };
-        let tears_once_in = self.world.load.links.tears_once_in;
-        let is_torn = tears_once_in > 0 && self.world.random.once_in(tears_once_in);
-        self.world.totals.num_torn_parts += u64::from(is_torn);
-        let mut is_late = false;
-        let rows = match rows {
-            PartRows::Sent(rows) => Some(rows),
+    fn present(&mut self, id: NodeId, incarnation: Incarnation) -> Option<&mut Node> {
+        let node = self.nodes[id.0 as usize].as_deref_mut();
+        node.filter(|node| node.incarnation == incarnation)
+    }
+
+    /// A load goes on at one of its ends.
+    fn load(&mut self, id: NodeId, incarnation: Incarnation, event: BlockLocal) {
+        let source = event.source().and_then(|(from, of)| {
+            let source = self.nodes[from.0 as usize].as_deref();
             // A read of a process that is gone fails.
-            PartRows::InMemory(page) => { self.nodes[from.0 as usize].as_ref() }
-                .filter(|node| node.incarnation == key.source)
-                .map(|node| {
-                    is_late = node.has_released((id, key));
-                    node.page_rows(page)
-                }),
+            source.filter(|source| source.incarnation == of)
+        });
+        let read = source.and_then(|node| node.exchange.read_part(id, &event, &node.engine));
+        let Some(node) = self.nodes[id.0 as usize].as_deref_mut() else {
+            return;
         };
-        let rows = rows.filter(|_| !is_torn);
-        if let Some(node) = &mut self.nodes[id.0 as usize] {
-            if is_late {
-                self.world.totals.num_read_late += 1;
-                node.note_read_late(key, part);
-            }
-            node.land(key, part, page, rows, &mut self.world);
+        if node.incarnation == incarnation {
+            let (exchange, engine) = (&mut node.exchange, &mut node.engine);
+            exchange.local(event, read, engine, &mut self.world);
         }
     }
 
@@ -204,7 +190,7 @@ impl<'a> Run<'a> {
         let incarnation = &mut self.incarnations[id.0 as usize];
         incarnation.0 += 1;
         let incarnation = *incarnation;
-        let node = Node::new(id, incarnation, &self.world);
+        let node = Node::new(id, incarnation, &mut self.world);
         self.nodes[id.0 as usize] = Some(Box::new(node));
         let known_us = self.world.now_us + self.world.load.registry_delay_us;
         self.world

@@ -4,14 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::collections::BinaryHeap;
 
-use corella_core::session::{BlockPart, LoadId, LoadKey, ToLoader, ToSource};
-use corella_core::{BlockList, FetchRequest, HoldId, Incarnation, NodeId, PageId};
+use corella_core::{Incarnation, NodeId};
 
-use crate::executor::Row;
+use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::fleet::fleet_load::FleetLoad;
-use crate::fleet::fleet_totals::FleetTotals;
+use crate::fleet::fleet_totals::{CallTotals, FleetTotals};
 use crate::random::Random;
-use crate::violation::Violation;
 
 pub enum Event {
     Call(usize),
@@ -21,49 +19,14 @@ pub enum Event {
     Start(NodeId),
     /// All nodes know of a start.
     Registered(NodeId, Incarnation),
-    Arrive {
-        from: NodeId,
-        to: NodeId,
-        key: LoadKey,
-        packet: Packet,
-    },
+    Block(Box<BlockEvent>),
     /// A matter of one process.
     Local(NodeId, Incarnation, LocalEvent),
-}
-
-#[derive(Clone, Debug)]
-pub enum Packet {
-    ToSource(ToSource),
-    ToLoader(ToLoader),
-    /// Rows of one layer, or where they are in the source's memory.
-    Rows(BlockPart, PartRows),
-}
-
-#[derive(Clone, Debug)]
-pub enum PartRows {
-    Sent(Vec<Row>),
-    InMemory(PageId),
 }
 
 pub enum LocalEvent {
     Wake,
     StepReturns,
-    /// The engine comes to what it was asked for.
-    LookUp(LoadId, BlockList),
-    Hold(LoadId, BlockList, u64),
-    Release(LoadId, HoldId, bool),
-    Choose(LoadKey, u32),
-    BeginFetch(LoadKey, FetchRequest),
-    /// A reader of a source has read a part.
-    PartRead(LoadId),
-    /// A part has been written.
-    PartLanded {
-        from: NodeId,
-        key: LoadKey,
-        part: BlockPart,
-        page: PageId,
-        rows: PartRows,
-    },
 }
 
 pub struct World<'a> {
@@ -74,7 +37,8 @@ pub struct World<'a> {
     events: BinaryHeap<Reverse<(u64, u64)>>,
     queued: BTreeMap<u64, Event>,
     num_events: u64,
-    pub totals: FleetTotals,
+    net: BlockNet,
+    pub totals: CallTotals,
 }
 
 impl<'a> World<'a> {
@@ -87,7 +51,8 @@ impl<'a> World<'a> {
             events: BinaryHeap::new(),
             queued: BTreeMap::new(),
             num_events: 0,
-            totals: FleetTotals::default(),
+            net: BlockNet::new(&load.links, &load.config),
+            totals: CallTotals::default(),
         }
     }
 
@@ -108,44 +73,29 @@ impl<'a> World<'a> {
         self.num_events
     }
 
-    /// A message goes out. It may be lost or repeated, and may overtake others.
-    pub fn send(&mut self, from: NodeId, to: NodeId, key: LoadKey, packet: Packet) {
-        let links = &self.load.links;
-        let happens = |random: &mut Random, once_in: u64| once_in > 0 && random.once_in(once_in);
-        if happens(&mut self.random, links.loses_once_in) {
-            self.totals.num_messages_lost += 1;
-            return;
-        }
-        let mut copies = vec![packet];
-        if happens(&mut self.random, links.repeats_once_in) {
-            self.totals.num_messages_repeated += 1;
-            copies.push(copies[0].clone());
-        }
-        for packet in copies {
-            let at_us = self.now_us + 1 + self.random.below(links.max_latency_us);
-            let event = Event::Arrive {
-                from,
-                to,
-                key,
-                packet,
-            };
-            self.push(at_us, event);
+    /// What the run has come to.
+    pub fn into_totals(self) -> FleetTotals {
+        FleetTotals {
+            calls: self.totals,
+            loads: self.net.totals,
         }
     }
+}
 
-    pub fn part_us(&mut self) -> u64 {
-        1 + self.random.below(self.load.links.max_part_us)
+impl Surroundings for World<'_> {
+    fn now_us(&self) -> u64 {
+        self.now_us
     }
 
-    pub fn answer_us(&mut self) -> u64 {
-        self.random.below(self.load.links.max_answer_us + 1)
+    fn random(&mut self) -> &mut Random {
+        &mut self.random
     }
 
-    pub fn violation(&self, rule: &'static str, what: String) -> Violation {
-        Violation {
-            at_us: self.now_us,
-            rule,
-            what,
-        }
+    fn net(&mut self) -> &mut BlockNet {
+        &mut self.net
+    }
+
+    fn push_block_event(&mut self, at_us: u64, event: BlockEvent) {
+        self.push(at_us, Event::Block(Box::new(event)));
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{
-    AdmissionError, Batch, KvFact, KvGroup, PageId, Request, RequestId, RequestOutput, Reservation,
-    Scheduler, SchedulerStats, SlotId, StepId,
+    AdmissionError, Batch, BlockHasher, KvFact, KvGroup, PageId, Request, RequestId, RequestOutput,
+    Reservation, Scheduler, SchedulerStats, SlotId, StepId,
 };
 
 use crate::executor::{CheckingExecutor, Returned, Row, root_row};
@@ -119,6 +119,10 @@ impl Engine {
 
     pub fn page_size(&self) -> u32 {
         self.plan.config.page_size
+    }
+
+    pub fn block_hasher(&self) -> &BlockHasher {
+        &self.plan.config.block_hasher
     }
 
     /// Begins the next step, if there is one.

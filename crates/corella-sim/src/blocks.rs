@@ -1,0 +1,10 @@
+//! Loads of cached blocks between nodes, whatever their role: the real machines of both ends, over a network that loses,
+//! repeats and reorders what it carries.
+
+pub mod block_net;
+pub mod exchange;
+pub mod load_totals;
+mod part_reader;
+mod part_store;
+mod serving;
+mod whole_load;

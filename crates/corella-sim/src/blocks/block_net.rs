@@ -1,0 +1,193 @@
+//! The network that blocks are loaded over, and the world as both ends of a load see it.
+
+use corella_core::session::{BlockPart, LoadConfig, LoadId, LoadKey, ToLoader, ToSource};
+use corella_core::{BlockList, FetchRequest, HoldId, Incarnation, NodeId, PageId};
+
+use crate::blocks::load_totals::LoadTotals;
+use crate::executor::Row;
+use crate::random::Random;
+use crate::violation::Violation;
+
+#[derive(Clone, Debug)]
+pub struct Links {
+    pub max_latency_us: u64,
+    /// 0 means never.
+    pub loses_once_in: u64,
+    pub repeats_once_in: u64,
+    /// Loading nodes read the other's memory by themselves.
+    pub reads_memory: bool,
+    /// The transport has its own order of rows and its own credit.
+    pub loads_whole: bool,
+    /// How long it takes to read or to write one part.
+    pub max_part_us: u64,
+    /// One part of so many is torn. 0 means never.
+    pub tears_once_in: u64,
+    /// How long an engine takes to answer.
+    pub max_answer_us: u64,
+}
+
+impl Links {
+    pub fn drawn(random: &mut Random) -> Self {
+        Self {
+            max_latency_us: random.pick(&[10, 100, 2_000]),
+            loses_once_in: random.pick(&[0, 0, 100, 20]),
+            repeats_once_in: random.pick(&[0, 20, 3]),
+            reads_memory: random.once_in(2),
+            loads_whole: random.once_in(2),
+            max_part_us: random.pick(&[1, 20, 100, 1_000]),
+            tears_once_in: random.pick(&[0, 0, 100]),
+            max_answer_us: random.pick(&[0, 50, 1_000]),
+        }
+    }
+}
+
+/// Draws the times and limits of loads over such links.
+pub fn load_config(page_size: u32, num_layers: Vec<u32>, random: &mut Random) -> LoadConfig {
+    LoadConfig {
+        max_loads: random.pick(&[2, 8, 64]),
+        lookup_us: random.pick(&[5_000, 50_000]),
+        stall_us: random.pick(&[3_000, 50_000]),
+        lease_us: random.pick(&[2_000, 20_000, 1_000_000]),
+        credit_blocks: random.pick(&[1, 2, 8]),
+        tombstone_us: 50_000,
+        ..LoadConfig::new(page_size, num_layers)
+    }
+}
+
+pub struct BlockNet {
+    pub links: Links,
+    pub config: LoadConfig,
+    pub totals: LoadTotals,
+}
+
+impl BlockNet {
+    pub fn new(links: &Links, config: &LoadConfig) -> Self {
+        let mut config = config.clone();
+        if links.loads_whole {
+            // As in production: the source hears of the end alone.
+            config.credit_blocks = u32::MAX;
+        }
+        Self {
+            links: links.clone(),
+            config,
+            totals: LoadTotals::default(),
+        }
+    }
+}
+
+pub enum BlockEvent {
+    Arrive {
+        from: NodeId,
+        to: NodeId,
+        key: LoadKey,
+        packet: Packet,
+    },
+    /// A matter of one process.
+    Local(NodeId, Incarnation, LocalEvent),
+}
+
+#[derive(Clone, Debug)]
+pub enum Packet {
+    ToSource(ToSource),
+    ToLoader(ToLoader),
+    /// Rows of one layer, or where they are in the source's memory.
+    Rows(BlockPart, PartRows),
+}
+
+#[derive(Clone, Debug)]
+pub enum PartRows {
+    Sent(Vec<Row>),
+    InMemory(PageId),
+}
+
+pub enum LocalEvent {
+    /// The engine comes to what it was asked for.
+    LookUp(LoadId, BlockList),
+    Hold(LoadId, BlockList, u64),
+    Release(LoadId, HoldId, bool),
+    Choose(LoadKey, u32),
+    BeginFetch(LoadKey, FetchRequest),
+    /// A reader of a source has read a part.
+    PartRead(LoadId),
+    /// A part has been written.
+    PartLanded {
+        from: NodeId,
+        key: LoadKey,
+        part: BlockPart,
+        page: PageId,
+        rows: PartRows,
+    },
+}
+
+impl LocalEvent {
+    /// The node, and its start, whose rows are written.
+    pub fn source(&self) -> Option<(NodeId, Incarnation)> {
+        match self {
+            Self::PartLanded { from, key, .. } => Some((*from, key.source)),
+            _ => None,
+        }
+    }
+}
+
+/// The world as both ends of a load see it.
+pub trait Surroundings {
+    fn now_us(&self) -> u64;
+
+    fn random(&mut self) -> &mut Random;
+
+    fn net(&mut self) -> &mut BlockNet;
+
+    fn push_block_event(&mut self, at_us: u64, event: BlockEvent);
+
+    /// A message goes out. It may be lost or repeated, and may overtake others.
+    fn send(&mut self, from: NodeId, to: NodeId, key: LoadKey, packet: Packet) {
+        let Links {
+            max_latency_us,
+            loses_once_in,
+            repeats_once_in,
+            ..
+        } = self.net().links;
+        if self.happens(loses_once_in) {
+            self.net().totals.num_messages_lost += 1;
+            return;
+        }
+        let mut copies = vec![packet];
+        if self.happens(repeats_once_in) {
+            self.net().totals.num_messages_repeated += 1;
+            copies.push(copies[0].clone());
+        }
+        for packet in copies {
+            let at_us = self.now_us() + 1 + self.random().below(max_latency_us);
+            let event = BlockEvent::Arrive {
+                from,
+                to,
+                key,
+                packet,
+            };
+            self.push_block_event(at_us, event);
+        }
+    }
+
+    /// 0 means never.
+    fn happens(&mut self, once_in: u64) -> bool {
+        once_in > 0 && self.random().once_in(once_in)
+    }
+
+    fn part_us(&mut self) -> u64 {
+        let max_part_us = self.net().links.max_part_us;
+        1 + self.random().below(max_part_us)
+    }
+
+    fn answers_us(&mut self) -> u64 {
+        let max_answer_us = self.net().links.max_answer_us;
+        self.now_us() + self.random().below(max_answer_us + 1)
+    }
+
+    fn violation(&self, rule: &'static str, what: String) -> Violation {
+        Violation {
+            at_us: self.now_us(),
+            rule,
+            what,
+        }
+    }
+}

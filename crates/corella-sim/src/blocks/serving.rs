@@ -1,0 +1,112 @@
+//! The end of loads that other nodes make: what is read for them, and what they are told.
+
+use corella_core::session::{LoadId, SourceAction, ToLoader};
+
+use crate::blocks::block_net::{LocalEvent, Packet, PartRows, Surroundings};
+use crate::blocks::exchange::{Exchange, page_rows};
+use crate::pair::engine::Engine;
+use crate::violation::Violation;
+
+impl Exchange {
+    pub(super) fn act_as_source(
+        &mut self,
+        action: SourceAction,
+        world: &mut impl Surroundings,
+    ) -> Result<(), Violation> {
+        let answers_us = world.answers_us();
+        match action {
+            SourceAction::Send { load, message } => {
+                let confirms = matches!(message, ToLoader::Complete { .. });
+                if confirms && self.not_held.contains(&load) {
+                    let what = format!("{load:?}: {message:?}");
+                    let rule = "blocks are confirmed that were held throughout";
+                    return Err(world.violation(rule, what));
+                }
+                let (node, key) = load;
+                world.send(self.id, node, key, Packet::ToLoader(message));
+            }
+            SourceAction::LookUp { load, list } => {
+                self.push(answers_us, LocalEvent::LookUp(load, list), world);
+            }
+            SourceAction::Hold {
+                load,
+                list,
+                until_us,
+            } => self.push(answers_us, LocalEvent::Hold(load, list, until_us), world),
+            SourceAction::Release {
+                load,
+                hold,
+                is_asked,
+            } => self.push(answers_us, LocalEvent::Release(load, hold, is_asked), world),
+            SourceAction::Read {
+                load,
+                tables,
+                blocks,
+                rows,
+            } => {
+                let reader = self.readers.entry(load).or_default();
+                reader.add(&tables, blocks, rows.layers, &world.net().config.num_layers);
+                self.read_next(load, world);
+            }
+            SourceAction::Stop { load } => {
+                let reader = self.readers.entry(load).or_default();
+                reader.has_to_stop = true;
+                if !reader.is_reading {
+                    self.readers.remove(&load);
+                    self.source.handle_stopped(load, world.now_us());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read_next(&mut self, load: LoadId, world: &mut impl Surroundings) {
+        let Some(reader) = self.readers.get_mut(&load) else {
+            return;
+        };
+        if reader.is_reading || reader.left.is_empty() {
+            return;
+        }
+        reader.is_reading = true;
+        let at_us = world.now_us()
+            + match world.net().links.reads_memory {
+                true => 0,
+                false => world.part_us(),
+            };
+        self.push(at_us, LocalEvent::PartRead(load), world);
+    }
+
+    /// A part has been read: its rows, or where they are, go to the node that loads them.
+    pub(super) fn part_read(
+        &mut self,
+        load: LoadId,
+        engine: &Engine,
+        world: &mut impl Surroundings,
+    ) {
+        let Some(reader) = self.readers.get_mut(&load) else {
+            return;
+        };
+        reader.is_reading = false;
+        let has_to_stop = reader.has_to_stop;
+        let next = reader.left.pop_front();
+        if let Some((part, page)) = next {
+            let reads_memory = world.net().links.reads_memory;
+            assert!(
+                reads_memory || !self.released.contains(&load),
+                "page {page} is read and may belong to somebody else"
+            );
+            let rows = match reads_memory {
+                true => PartRows::InMemory(page),
+                false => PartRows::Sent(page_rows(page, engine)),
+            };
+            let (node, key) = load;
+            world.send(self.id, node, key, Packet::Rows(part, rows));
+        }
+        if has_to_stop {
+            self.readers.remove(&load);
+            self.source.handle_stopped(load, world.now_us());
+        } else {
+            self.read_next(load, world);
+        }
+    }
+}
