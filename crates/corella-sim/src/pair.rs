@@ -15,6 +15,7 @@ mod prefill_node;
 mod row_sender;
 mod session_watch;
 mod step_progress;
+mod told_tokens;
 mod wire;
 mod world;
 

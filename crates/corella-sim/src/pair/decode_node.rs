@@ -13,6 +13,7 @@ use corella_core::{
 use crate::executor::Row;
 use crate::pair::engine::Engine;
 use crate::pair::session_watch::DECODE;
+use crate::pair::told_tokens::ToldTokens;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
 use crate::violation::Violation;
@@ -29,6 +30,7 @@ pub struct DecodeNode {
     /// Reservations that the scheduler has not come to yet.
     asked: BTreeMap<SessionKey, (Box<Allocate>, u64)>,
     loads: BTreeMap<SessionKey, Load>,
+    told: ToldTokens,
     wake_us: Option<u64>,
 }
 
@@ -69,6 +71,7 @@ impl DecodeNode {
             keys: BTreeMap::new(),
             asked: BTreeMap::new(),
             loads: BTreeMap::new(),
+            told: ToldTokens::default(),
             wake_us: None,
         }
     }
@@ -174,12 +177,20 @@ impl DecodeNode {
                 if output.finish.is_some() && !self.loads.contains_key(&key) {
                     self.keys.remove(&output.request);
                 }
+                if output.sample.is_some() && !world.sessions.is_open(DECODE, key) {
+                    let what = format!("{key} gets another token");
+                    let rule = "nothing is computed for a session that is over";
+                    return Err(world.violation(rule, what));
+                }
                 let error = match &output.finish {
                     Some(FinishReason::Error(error)) => Some(error),
                     _ => None,
                 };
                 let is_back = matches!(error, Some(RequestError::KvNotKept(_)));
                 world.totals.num_handed_back += u64::from(is_back);
+                if output.finish.is_some() && world.sessions.is_open(DECODE, key) {
+                    self.told.finish(key);
+                }
                 self.end.handle_local_output(key, output, now_us);
             } else if let Some(step) = self.engine.try_step(now_us, &mut world.random) {
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
@@ -222,6 +233,8 @@ impl DecodeNode {
                     let what = format!("{key} is given up by its decode node");
                     return Err(world.violation("these nodes break no protocol", what));
                 }
+                let verdict = self.told.send(key, &message);
+                verdict.map_err(|what| world.violation("each token is told once", what))?;
                 if let ToPrefill::Allocated(allocated) = &message {
                     world.sessions.allocated(DECODE, key, now_us);
                     let waits = allocated.granted_as.is_none();
@@ -231,6 +244,8 @@ impl DecodeNode {
                 world.send(control(key), Direction::ToPrefill, packet);
             }
             DecodeAction::CloseStream { key } => {
+                let verdict = self.told.close(key);
+                verdict.map_err(|what| world.violation("the end of a request is told", what))?;
                 world.close(control(key), Direction::ToPrefill);
                 world.sessions.closed(DECODE, key);
             }

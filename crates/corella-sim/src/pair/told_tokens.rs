@@ -1,0 +1,52 @@
+//! What a decode node tells of each session: every token once and in order, and the end of its request.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use corella_core::session::{SessionKey, ToPrefill};
+
+use crate::checker::{Verdict, ensure};
+
+#[derive(Default)]
+pub struct ToldTokens {
+    /// The end of the positions whose tokens were sent.
+    ends: BTreeMap<SessionKey, u32>,
+    /// Sessions whose request has ended here, which the other end does not know.
+    untold: BTreeSet<SessionKey>,
+}
+
+impl ToldTokens {
+    /// The network may repeat messages; the node itself does not.
+    pub fn send(&mut self, key: SessionKey, message: &ToPrefill) -> Verdict {
+        match message {
+            ToPrefill::Tokens(tokens) => {
+                let first_position = tokens.first_position;
+                // The first token may be the other node's.
+                let is_first = first_position <= 1;
+                let end = self.ends.get(&key).copied();
+                let is_next = end.map_or(is_first, |end| end == first_position);
+                ensure(is_next && !tokens.samples.is_empty(), || {
+                    format!("{key} sends position {first_position} after {end:?}")
+                })?;
+                let num_tokens = tokens.samples.len() as u32;
+                self.ends.insert(key, first_position + num_tokens);
+                Ok(())
+            }
+            ToPrefill::Finish(_) | ToPrefill::Abort(_) => {
+                self.untold.remove(&key);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub fn finish(&mut self, key: SessionKey) {
+        self.untold.insert(key);
+    }
+
+    pub fn close(&mut self, key: SessionKey) -> Verdict {
+        self.ends.remove(&key);
+        ensure(!self.untold.remove(&key), || {
+            format!("{key} closes without a word of its end")
+        })
+    }
+}
