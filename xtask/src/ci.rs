@@ -48,7 +48,7 @@ pub const STAGES: [Stage; 12] = [
     },
     Stage {
         name: "sim",
-        about: "simulated runs of one node, of pairs and of fleets, with faults, in virtual time: `--seeds N`, or `--seed N` to repeat one, of pairs with `--pairs`, of fleets with `--fleets`",
+        about: "simulated runs of one node, of pairs and of fleets, with faults, in virtual time: `--seeds N`, or `--seed N` to repeat one, of pairs with `--pairs`, of fleets with `--fleets`, of fleets of prefill and decode nodes with `--roles`",
         takes_arguments: true,
         run: sim,
     },
@@ -112,15 +112,21 @@ pub fn run_all(repository: &Repository) -> Result<(), String> {
     Ok(())
 }
 
-/// Plays simulated runs. Without arguments it plays the first 2,000 of one node, of pairs and of fleets.
+/// Plays simulated runs. Without arguments it plays the first 2,000 of one node, of pairs and of fleets, and 500 of fleets
+/// with roles.
 pub fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     if !arguments.is_empty() {
         return play(repository, arguments);
     }
-    let first = ["--seeds", "2000"].map(String::from);
-    play(repository, &first)?;
-    play(repository, &[&["--pairs".into()], &first[..]].concat())?;
-    play(repository, &[&["--fleets".into()], &first[..]].concat())
+    let play_first = |kind: &[&str], num_seeds: &str| {
+        let arguments = [kind, &["--seeds", num_seeds]].concat();
+        let arguments: Vec<_> = arguments.into_iter().map(String::from).collect();
+        play(repository, &arguments)
+    };
+    play_first(&[], "2000")?;
+    play_first(&["--pairs"], "2000")?;
+    play_first(&["--fleets"], "2000")?;
+    play_first(&["--roles"], "500")
 }
 
 /// Plays simulated runs with these arguments of the simulator.

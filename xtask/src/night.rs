@@ -85,6 +85,11 @@ pub const PARTS: [Part; 20] = [
         |repository| seeds(repository, &["--fleets"]),
     ),
     part(
+        "sim-roles",
+        "4,000 simulated runs of prefill and decode nodes that find and load each other's blocks",
+        |repository| play_seeds(repository, &["--roles"], 4_000),
+    ),
+    part(
         "fuzz",
         "20 s for each parser that meets bytes from outside",
         |repository| fuzz(repository, 20),
@@ -132,7 +137,7 @@ pub const PARTS: [Part; 20] = [
         "sim-long",
         "100,000 simulated runs of one node, and as many of pairs and of fleets",
         |repository| {
-            for kind in [&[][..], &["--pairs"], &["--fleets"]] {
+            for kind in [&[][..], &["--pairs"], &["--fleets"], &["--roles"]] {
                 play_seeds(repository, kind, 100_000)?;
             }
             Ok(())

@@ -1,6 +1,6 @@
 //! `corella-sim --seeds N [--first SEED]` plays N seeds, `corella-sim --seed SEED` plays one.
-//! `--pairs` plays prefill and decode nodes over a network that fails, instead of one scheduler, and `--fleets` nodes that
-//! load each other's cached blocks.
+//! `--pairs` plays prefill and decode nodes over a network that fails, instead of one scheduler, `--fleets` nodes that
+//! load each other's cached blocks, and `--roles` prefill and decode nodes that find and load each other's blocks.
 //! `--speculate ngram` or `draft` makes all of them speculate, and `--speculate off` none; without
 //! the option the seed decides.
 
@@ -17,7 +17,7 @@ use corella_sim::{
 };
 
 const USAGE: &str = "usage: corella-sim (--seeds N [--first SEED] [--keep FOLDER] | --seed SEED) \
-                     [--pairs | --fleets] [--speculate ngram|draft|off]";
+                     [--pairs | --fleets | --roles] [--speculate ngram|draft|off]";
 
 struct Options {
     first: u64,
@@ -33,6 +33,7 @@ enum Kind {
     One,
     Pairs,
     Fleets,
+    Roles,
 }
 
 impl Options {
@@ -62,6 +63,8 @@ fn main() -> ExitCode {
             Kind::One => play(|| simulate(&options.load(seed), seed)).map(|run| totals.add(&run)),
             Kind::Pairs => play(|| simulate_pair(&PairLoad::from_seed(seed), seed))
                 .map(|run| pair_totals.add(&run)),
+            Kind::Roles => play(|| simulate_pair(&PairLoad::fleet_from_seed(seed), seed))
+                .map(|run| pair_totals.add(&run)),
             Kind::Fleets => play(|| simulate_fleet(&FleetLoad::from_seed(seed), seed))
                 .map(|run| fleet_totals.add(&run)),
         };
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
                 Kind::One => "",
                 Kind::Pairs => " --pairs",
                 Kind::Fleets => " --fleets",
+                Kind::Roles => " --roles",
             };
             eprintln!("to play it again: cargo xtask sim --seed {seed}{kind}");
             return ExitCode::FAILURE;
@@ -82,9 +86,9 @@ fn main() -> ExitCode {
             println!("{totals:#?}");
             totals.missing()
         }
-        Kind::Pairs => {
+        Kind::Pairs | Kind::Roles => {
             println!("{pair_totals:#?}");
-            pair_totals.missing()
+            pair_totals.missing(matches!(options.kind, Kind::Roles))
         }
         Kind::Fleets => {
             println!("{fleet_totals:#?}");
@@ -129,6 +133,7 @@ fn keep(options: &Options, seed: u64, what: &str) {
     let text = match options.kind {
         Kind::One => format!("{what}\n\n{:#?}\n", options.load(seed)),
         Kind::Pairs => format!("{what}\n\n{:#?}\n", PairLoad::from_seed(seed)),
+        Kind::Roles => format!("{what}\n\n{:#?}\n", PairLoad::fleet_from_seed(seed)),
         Kind::Fleets => format!("{what}\n\n{:#?}\n", FleetLoad::from_seed(seed)),
     };
     match std::fs::create_dir_all(&options.keep).and_then(|()| std::fs::write(&path, text)) {
@@ -146,11 +151,14 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Options, String>
         kind: Kind::One,
     };
     while let Some(name) = arguments.next() {
-        if name == "--pairs" || name == "--fleets" {
-            options.kind = match name.as_str() {
-                "--pairs" => Kind::Pairs,
-                _ => Kind::Fleets,
-            };
+        let kind = match name.as_str() {
+            "--pairs" => Some(Kind::Pairs),
+            "--fleets" => Some(Kind::Fleets),
+            "--roles" => Some(Kind::Roles),
+            _ => None,
+        };
+        if let Some(kind) = kind {
+            options.kind = kind;
             continue;
         }
         let value = arguments.next().ok_or(format!("{name} needs a value"))?;

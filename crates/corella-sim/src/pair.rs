@@ -7,10 +7,14 @@
 
 mod client_watch;
 mod decode_node;
+mod directory;
 pub(crate) mod engine;
 mod fleet;
+mod fleet_event;
+mod fleet_plan;
 pub(crate) mod pair_load;
 mod pair_totals;
+mod peer_search;
 mod prefill_node;
 mod row_sender;
 mod session_watch;

@@ -94,6 +94,12 @@ impl Exchange {
         }
     }
 
+    /// A load has neither pages yet nor ended.
+    pub fn is_undecided(&self, load: LoadKey) -> bool {
+        let mut fetches = self.fetches.values();
+        self.open.contains_key(&load) && fetches.all(|fetched| fetched.key != load)
+    }
+
     pub fn num_open_loads(&self) -> u64 {
         self.open.len() as u64
     }

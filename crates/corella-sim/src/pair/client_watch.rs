@@ -188,5 +188,7 @@ fn max_silence_us(load: &PairLoad) -> u64 {
     let attempt_us = sessions.allocate_budget_us + sessions.lost_after_us;
     // A choice may wait for another one's rows before it loads its own.
     let load_us = sessions.load_timeout_us(60);
-    2 * num_tokens * token_us.unwrap_or(0) + 2 * attempt_us + 2 * load_us
+    // Requests wait for blocks that their node loads.
+    let blocks_us = { load.fleet.as_ref() }.map_or(0, |_| 1_000_000);
+    2 * num_tokens * token_us.unwrap_or(0) + 2 * attempt_us + 2 * load_us + blocks_us
 }

@@ -7,11 +7,14 @@ use corella_core::session::{
     ToPrefill,
 };
 use corella_core::{
-    AdmissionError, FinishReason, Incarnation, LostKv, NodeId, PageTable, RequestError, RequestId,
+    AdmissionError, FinishReason, Incarnation, LoadReport, LostKv, NodeId, PageTable, RequestError,
+    RequestId,
 };
 
+use crate::blocks::exchange::Exchange;
 use crate::executor::Row;
 use crate::pair::engine::Engine;
+use crate::pair::fleet_plan::Answer;
 use crate::pair::session_watch::DECODE;
 use crate::pair::told_tokens::ToldTokens;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
@@ -23,6 +26,7 @@ pub struct DecodeNode {
     pub incarnation: Incarnation,
     pub engine: Engine,
     pub end: DecodeEnd,
+    is_draining: bool,
     num_layers: u32,
     num_requests: u64,
     requests: BTreeMap<SessionKey, Receipt>,
@@ -31,6 +35,8 @@ pub struct DecodeNode {
     asked: BTreeMap<SessionKey, (Box<Allocate>, u64)>,
     loads: BTreeMap<SessionKey, Load>,
     told: ToldTokens,
+    /// Only in a fleet.
+    pub exchange: Option<Exchange>,
     wake_us: Option<u64>,
 }
 
@@ -55,7 +61,7 @@ struct GroupLoad {
 }
 
 impl DecodeNode {
-    pub fn new(id: NodeId, incarnation: Incarnation, world: &World<'_>) -> Self {
+    pub fn new(id: NodeId, incarnation: Incarnation, world: &mut World<'_>) -> Self {
         let load = world.load;
         let plan = &load.nodes[id.0 as usize];
         let hello = load.hello(id, incarnation);
@@ -65,6 +71,7 @@ impl DecodeNode {
             incarnation,
             engine: Engine::new(plan, load.alphabet, load.fails_once_in),
             end: DecodeEnd::new(sessions, hello).expect("loads have valid times"),
+            is_draining: false,
             num_layers: load.num_layers,
             num_requests: 0,
             requests: BTreeMap::new(),
@@ -72,6 +79,7 @@ impl DecodeNode {
             asked: BTreeMap::new(),
             loads: BTreeMap::new(),
             told: ToldTokens::default(),
+            exchange: { load.fleet.as_ref() }.map(|_| Exchange::new(id, incarnation, world)),
             wake_us: None,
         }
     }
@@ -135,8 +143,15 @@ impl DecodeNode {
         let now_us = world.now_us;
         match event {
             LocalEvent::Wake => {
+                if self.wake_us != Some(now_us) {
+                    // An earlier one came instead.
+                    return Ok(());
+                }
                 self.wake_us = None;
                 self.end.handle_timeout(now_us);
+                if let Some(exchange) = &mut self.exchange {
+                    exchange.handle_timeout(now_us);
+                }
             }
             LocalEvent::StepReturns => self.engine.return_step(),
             LocalEvent::CopyEnds => {
@@ -196,6 +211,10 @@ impl DecodeNode {
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
             } else if let Some(copy_us) = self.engine.begin_copy() {
                 self.push(now_us + copy_us, LocalEvent::CopyEnds, world);
+            } else if let Some(exchange) = &mut self.exchange
+                && exchange.settle(&mut self.engine, world)?
+            {
+                continue;
             } else {
                 break;
             }
@@ -214,10 +233,12 @@ impl DecodeNode {
             && engine.num_running + engine.num_waiting == 0
             && engine.num_receiving + engine.num_arrived == 0
             && self.engine.has_empty_host()
+            && engine.num_fetching_pages + engine.num_served_pages == 0
             && self.loads.is_empty();
-        match is_clean {
+        let blocks = { self.exchange.as_ref() }.map_or_else(String::new, Exchange::leftovers);
+        match is_clean && blocks.is_empty() {
             true => String::new(),
-            false => format!("{end:?} {engine:?}"),
+            false => format!("{end:?} {engine:?} {blocks}"),
         }
     }
 
@@ -427,6 +448,29 @@ impl DecodeNode {
         Ok(())
     }
 
+    /// What it says of itself when it is probed.
+    pub fn answer(&self, world: &World<'_>) -> Answer {
+        let stats = self.engine.stats();
+        Answer {
+            incarnation: self.incarnation.0,
+            page_size: self.engine.page_size(),
+            is_compatible: world.load.nodes[self.id.0 as usize].is_compatible,
+            report: LoadReport {
+                num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
+                num_running: stats.num_running as u32,
+                num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
+                num_reservations: stats.num_reservations,
+                is_draining: self.is_draining,
+                prefill_us: stats.prefill_us,
+            },
+        }
+    }
+
+    pub fn set_draining(&mut self, is_draining: bool) {
+        self.is_draining = is_draining;
+        self.end.set_draining(is_draining);
+    }
+
     fn push(&self, at_us: u64, event: LocalEvent, world: &mut World<'_>) {
         world.push(at_us, Event::Local(self.id, self.incarnation, event));
     }
@@ -434,6 +478,7 @@ impl DecodeNode {
     fn plan_wake(&mut self, world: &mut World<'_>) {
         let deadlines = [
             self.end.poll_timeout(),
+            { self.exchange.as_ref() }.and_then(Exchange::poll_timeout),
             // Past deadlines wait for the step that holds the scheduler up.
             self.engine
                 .scheduler()
@@ -443,6 +488,7 @@ impl DecodeNode {
         let Some(at_us) = deadlines.into_iter().flatten().min() else {
             return;
         };
+        let at_us = at_us.max(world.now_us);
         if self.wake_us.is_none_or(|wake_us| at_us < wake_us) {
             self.wake_us = Some(at_us);
             self.push(at_us, LocalEvent::Wake, world);

@@ -2,7 +2,10 @@
 
 use corella_core::{Incarnation, NodeId};
 
+use crate::blocks::block_net::Surroundings;
+use crate::blocks::exchange::Exchange;
 use crate::pair::decode_node::DecodeNode;
+use crate::pair::engine::Engine;
 use crate::pair::pair_load::{FaultKind, PairLoad};
 use crate::pair::pair_totals::PairTotals;
 use crate::pair::prefill_node::PrefillNode;
@@ -14,21 +17,21 @@ use crate::violation::Violation;
 pub fn simulate_pair(load: &PairLoad, seed: u64) -> Result<PairTotals, Violation> {
     let mut fleet = Fleet::new(load, seed);
     fleet.run()?;
-    Ok(fleet.world.totals)
+    Ok(fleet.world.into_totals())
 }
 
-struct Fleet<'a> {
-    world: World<'a>,
-    nodes: Vec<Option<Node>>,
+pub(super) struct Fleet<'a> {
+    pub(super) world: World<'a>,
+    pub(super) nodes: Vec<Option<Node>>,
 }
 
-enum Node {
+pub(super) enum Node {
     Prefill(Box<PrefillNode>),
     Decode(Box<DecodeNode>),
 }
 
 impl Node {
-    fn incarnation(&self) -> Incarnation {
+    pub(super) fn incarnation(&self) -> Incarnation {
         match self {
             Self::Prefill(node) => node.incarnation,
             Self::Decode(node) => node.incarnation,
@@ -42,11 +45,20 @@ impl Node {
         }
     }
 
-    fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
+    pub(super) fn settle(&mut self, world: &mut World<'_>) -> Result<(), Violation> {
         match self {
             Self::Prefill(node) => node.settle(world),
             Self::Decode(node) => node.settle(world),
         }
+    }
+
+    /// What it does for loads of blocks, with its engine.
+    pub(super) fn exchange(&mut self) -> Option<(&mut Exchange, &mut Engine)> {
+        let (exchange, engine) = match self {
+            Self::Prefill(node) => (&mut node.exchange, &mut node.engine),
+            Self::Decode(node) => (&mut node.exchange, &mut node.engine),
+        };
+        Some((exchange.as_mut()?, engine))
     }
 }
 
@@ -68,6 +80,12 @@ impl<'a> Fleet<'a> {
             nodes: load.nodes.iter().map(|_| None).collect(),
             world,
         };
+        if let Some(plan) = &load.fleet {
+            for (index, pull) in plan.pulls.iter().enumerate() {
+                fleet.world.push(pull.at_us, Event::Pull(index));
+            }
+            fleet.world.push(1, Event::List);
+        }
         for index in 0..load.nodes.len() {
             let id = NodeId(index as u32);
             fleet.start(id, Incarnation(1));
@@ -89,10 +107,13 @@ impl<'a> Fleet<'a> {
         let verdict = self.world.clients.check_ended();
         verdict.map_err(|what| self.world.violation("every request ends", what))?;
         for node in self.nodes.iter_mut().flatten() {
-            let leftovers = match node {
-                Node::Prefill(node) => node.leftovers(),
-                Node::Decode(node) => node.leftovers(),
+            let (leftovers, stats) = match node {
+                Node::Prefill(node) => (node.leftovers(), node.engine.stats()),
+                Node::Decode(node) => (node.leftovers(), node.engine.stats()),
             };
+            if self.world.load.fleet.is_some() {
+                self.world.net().totals.num_fetched_blocks += stats.num_fetched_blocks;
+            }
             if !leftovers.is_empty() {
                 return Err(self
                     .world
@@ -142,12 +163,15 @@ impl<'a> Fleet<'a> {
                                 .handle_incarnation(node, incarnation, world.now_us);
                         }
                     }
+                    if let Some((exchange, _)) = other.exchange() {
+                        exchange.handle_incarnation(node, incarnation, world.now_us);
+                    }
                     other.settle(world)?;
                 }
             }
             Event::EndDrain(node) => {
                 if let Some(Node::Decode(node)) = &mut self.nodes[node.0 as usize] {
-                    node.end.set_draining(false);
+                    node.set_draining(false);
                 }
             }
             Event::Arrive(id, direction, packet) => {
@@ -162,6 +186,16 @@ impl<'a> Fleet<'a> {
                     }
                 }
             }
+            Event::List => self.list()?,
+            Event::Probe { by, peer, node } => self.probe(by, peer, node),
+            Event::Probed {
+                by,
+                peer,
+                node,
+                answer,
+            } => self.probed(by, peer, node, answer)?,
+            Event::Pull(index) => self.pull(index)?,
+            Event::Block(event) => self.load(*event)?,
             Event::Place(id, incarnation, session, tried) => {
                 if let Some(Node::Prefill(node)) = &mut self.nodes[id.0 as usize]
                     && node.incarnation == incarnation
@@ -223,8 +257,11 @@ impl<'a> Fleet<'a> {
                 down_us,
                 is_told,
             } => {
-                if self.nodes[node.0 as usize].take().is_none() {
+                let Some(mut lost) = self.nodes[node.0 as usize].take() else {
                     return Ok(());
+                };
+                if let Some((exchange, _)) = lost.exchange() {
+                    world.net().totals.num_loaders_lost += exchange.num_open_loads();
                 }
                 world.totals.num_crashes += 1;
                 world.totals.num_clients_lost += world.clients.node_lost(node);
@@ -280,7 +317,7 @@ impl<'a> Fleet<'a> {
             }
             FaultKind::Drain { node, for_us } => {
                 if let Some(Node::Decode(node)) = &mut self.nodes[node.0 as usize] {
-                    node.end.set_draining(true);
+                    node.set_draining(true);
                 }
                 world.push(now_us + for_us, Event::EndDrain(node));
             }

@@ -8,6 +8,7 @@ use corella_core::{
 };
 
 use crate::executor::{CheckingExecutor, root_row};
+use crate::pair::fleet_plan::FleetPlan;
 use crate::random::Random;
 
 /// Everything that a run consists of, known before it begins.
@@ -27,6 +28,8 @@ pub struct PairLoad {
     /// How long after a node starts the registry tells the other nodes about it. If `None`, nodes
     /// learn of a restart only from each other.
     pub registry_delay_us: Option<u64>,
+    /// How nodes find each other and load blocks. Without it, decode nodes are drawn.
+    pub fleet: Option<FleetPlan>,
 }
 
 #[derive(Clone, Debug)]
@@ -110,7 +113,28 @@ pub enum FaultKind {
 
 impl PairLoad {
     pub fn from_seed(seed: u64) -> Self {
-        Writer::new(seed).write(seed)
+        let mut writer = Writer::new(seed);
+        let is_fleet = !writer.random.once_in(3);
+        let has_many = Random(seed ^ 0x4de5).once_in(4);
+        let (num_prefill_nodes, num_decode_nodes) = match is_fleet {
+            true if has_many => (1, 4),
+            true => (2, 2),
+            false => (1, 1),
+        };
+        writer.write(num_prefill_nodes, num_decode_nodes, seed)
+    }
+
+    /// Two to eight nodes that find each other by the real peer table and placement, serve conversations, and load each
+    /// other's blocks.
+    pub fn fleet_from_seed(seed: u64) -> Self {
+        let mut random = Random(seed ^ 0xf1ee_7401);
+        let num_prefill_nodes = 1 + random.below(4) as usize;
+        let num_decode_nodes = 1 + random.below(4) as usize;
+        let seed = random.next();
+        let mut load = Writer::new(seed).write(num_prefill_nodes, num_decode_nodes, seed);
+        sort_by_time(&mut load.calls);
+        load.fleet = Some(FleetPlan::drawn(&mut load, &mut random));
+        load
     }
 
     pub fn hello(&self, node: NodeId, incarnation: Incarnation) -> Hello {
@@ -164,17 +188,10 @@ impl Writer {
         }
     }
 
-    fn write(mut self, seed: u64) -> PairLoad {
-        let is_fleet = !self.random.once_in(3);
-        let has_many = Random(seed ^ 0x4de5).once_in(4);
-        let (num_prefill_nodes, num_decode_nodes) = match is_fleet {
-            true if has_many => (1, 4),
-            true => (2, 2),
-            false => (1, 1),
-        };
+    fn write(mut self, num_prefill_nodes: usize, num_decode_nodes: usize, seed: u64) -> PairLoad {
         let num_nodes = num_prefill_nodes + num_decode_nodes;
         let mut nodes: Vec<_> = (0..num_nodes).map(|_| self.node()).collect();
-        if is_fleet && self.random.once_in(10) {
+        if num_nodes > 2 && self.random.once_in(10) {
             nodes[num_nodes - 1].is_compatible = false;
         }
         if self.spill.once_in(3) {
@@ -208,6 +225,7 @@ impl Writer {
             num_prefill_nodes,
             nodes,
             calls,
+            fleet: None,
         };
         if !self.random.once_in(5) {
             let num_faults = 1 + self.random.below(5);
@@ -391,6 +409,19 @@ impl Writer {
             at_us: self.random.below(self.span_us * 2),
             kind,
         }
+    }
+}
+
+/// Has later turns of a conversation come later: prompts were written in their order.
+fn sort_by_time(calls: &mut [PairCall]) {
+    let mut times_us: Vec<_> = calls.iter().map(|call| call.at_us).collect();
+    times_us.sort_unstable();
+    for (call, at_us) in calls.iter_mut().zip(times_us) {
+        let moved = |time_us: u64| (time_us + at_us).saturating_sub(call.at_us);
+        call.deadline_us = call.deadline_us.map(moved);
+        call.cancel_us = call.cancel_us.map(moved);
+        call.request.arrival_us = at_us;
+        call.at_us = at_us;
     }
 }
 

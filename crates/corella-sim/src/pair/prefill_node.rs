@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use corella_core::session::{
-    AbortReason, CacheStore, CacheStoreConfig, ExportTask, PrefillAction, PrefillEnd, SessionKey,
-    Submission, SubmissionError, ToDecode, ToPrefill,
+    AbortReason, CacheStore, CacheStoreConfig, ExportTask, LoadKey, Peer, PrefillAction,
+    PrefillEnd, SessionKey, Submission, SubmissionError, ToDecode, ToPrefill,
 };
-use corella_core::{ComputePlace, Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
+use corella_core::{Incarnation, KvFact, NodeId, RequestId, SessionId, StepId};
 
+use crate::blocks::exchange::Exchange;
+use crate::pair::directory::Directory;
 use crate::pair::engine::{Engine, PlannedStep};
 use crate::pair::row_sender::{Load, Offer, Sender};
 use crate::pair::session_watch::PREFILL;
@@ -31,14 +33,19 @@ pub struct PrefillNode {
     leases: BTreeMap<RequestId, u64>,
     pub(super) senders: BTreeMap<SessionKey, Sender>,
     wake_us: Option<u64>,
-    /// Sessions whose prompt may be left to a decode node.
-    undecided: BTreeMap<SessionId, SessionKey>,
+    /// Only in a fleet.
+    pub exchange: Option<Exchange>,
+    pub(super) directory: Option<Directory>,
+    /// Calls that are submitted when their load has begun or ended.
+    pub(super) pulling: BTreeMap<LoadKey, usize>,
+    /// Sessions whose prompt may be left to a decode node, and how many rows that has.
+    undecided: BTreeMap<SessionId, (SessionKey, u32)>,
     /// Sessions whose prompt was left to a decode node, and whether it still has it.
     left: BTreeMap<SessionId, bool>,
 }
 
 impl PrefillNode {
-    pub fn new(id: NodeId, incarnation: Incarnation, world: &World<'_>) -> Self {
+    pub fn new(id: NodeId, incarnation: Incarnation, world: &mut World<'_>) -> Self {
         let load = world.load;
         let plan = &load.nodes[id.0 as usize];
         let hello = load.hello(id, incarnation);
@@ -63,6 +70,12 @@ impl PrefillNode {
             leases: BTreeMap::new(),
             senders: BTreeMap::new(),
             wake_us: None,
+            exchange: { load.fleet.as_ref() }.map(|_| Exchange::new(id, incarnation, world)),
+            directory: { load.fleet.as_ref() }.map(|fleet| {
+                let (hasher, page_size) = (&plan.config.block_hasher, plan.config.page_size);
+                Directory::new(fleet, hasher, page_size, load.sessions.starts_locally)
+            }),
+            pulling: BTreeMap::new(),
             undecided: BTreeMap::new(),
             left: BTreeMap::new(),
         }
@@ -70,11 +83,26 @@ impl PrefillNode {
 
     pub fn call(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
         let call = &world.load.calls[index];
-        let session = SessionId(index as u128);
+        world.totals.num_requests += 1;
+        if world.load.fleet.is_some() {
+            return self.call_in_fleet(index, world);
+        }
         let peer = match call.goes_remote {
             true => world.place(self.id, &[]),
             false => None,
         };
+        self.submit(index, peer, call.asks_first, world)
+    }
+
+    pub(super) fn submit(
+        &mut self,
+        index: usize,
+        peer: Option<Peer>,
+        asks_first: bool,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let call = &world.load.calls[index];
+        let session = SessionId(index as u128);
         let submission = Submission {
             session,
             request: call.request.clone(),
@@ -84,27 +112,26 @@ impl PrefillNode {
             adapter: None,
             constraint: None,
             trace_id: None,
-            asks_first: call.asks_first,
+            asks_first,
         };
         let was_cancelled = call
             .cancel_us
-            .is_some_and(|cancel_us| cancel_us < call.at_us);
-        world.totals.num_requests += 1;
+            .is_some_and(|cancel_us| cancel_us <= world.now_us);
         match self.end.submit(submission, peer, world.now_us) {
             Ok(()) => {
                 world.clients.submitted(session, index, world.now_us);
-                Ok(())
+                return Ok(());
             }
             Err(SubmissionError::TooManySessions { .. }) => {
                 world.totals.num_too_many_sessions += 1;
-                Ok(())
             }
             Err(SubmissionError::Ended) if was_cancelled => {
                 world.totals.num_cancelled_before += 1;
-                Ok(())
             }
-            Err(error) => Err(world.violation("a call is taken", error.to_string())),
+            Err(error) => return Err(world.violation("a call is taken", error.to_string())),
         }
+        self.leave(session);
+        Ok(())
     }
 
     pub fn cancel(&mut self, index: usize, world: &mut World<'_>) -> Result<(), Violation> {
@@ -133,6 +160,7 @@ impl PrefillNode {
                 if matches!(message, ToPrefill::Allocated(_)) {
                     world.sessions.allocated(PREFILL, key, now_us);
                 }
+                self.account(key, &message, world);
                 world.totals.num_refusals += u64::from(matches!(message, ToPrefill::Refused(_)));
                 world.totals.num_aborts += u64::from(matches!(message, ToPrefill::Abort(_)));
                 let may_end = matches!(message, ToPrefill::Tokens(_) | ToPrefill::Finish(_));
@@ -159,9 +187,14 @@ impl PrefillNode {
         let now_us = world.now_us;
         match event {
             LocalEvent::Wake => {
+                if self.wake_us != Some(now_us) {
+                    // An earlier one came instead.
+                    return Ok(());
+                }
                 self.wake_us = None;
                 self.end.handle_timeout(now_us);
                 self.time_out_loads(world)?;
+                self.handle_fleet_timeout(world);
             }
             LocalEvent::StepReturns => self.engine.return_step(),
             LocalEvent::LayerDone { step, layer } => {
@@ -184,8 +217,7 @@ impl PrefillNode {
         tried: &[NodeId],
         world: &mut World<'_>,
     ) -> Result<(), Violation> {
-        let peer = world.place(self.id, tried);
-        self.end.handle_placement(session, peer, world.now_us);
+        self.try_next(session, tried, world)?;
         self.settle(world)
     }
 
@@ -214,6 +246,8 @@ impl PrefillNode {
                     self.plan_layers(id, &step, world);
                 }
                 self.push(step.returns_us, LocalEvent::StepReturns, world);
+            } else if self.settle_fleet(world)? {
+                continue;
             } else {
                 break;
             }
@@ -234,10 +268,14 @@ impl PrefillNode {
             && store == Default::default()
             && engine.num_in_use_pages + engine.num_held_pages == 0
             && engine.num_running + engine.num_waiting == 0
-            && self.senders.is_empty();
-        match is_clean {
+            && engine.num_fetching_pages + engine.num_served_pages == 0
+            && self.senders.is_empty()
+            && self.pulling.is_empty();
+        let blocks = { self.exchange.as_ref() }.map_or_else(String::new, Exchange::leftovers);
+        let placed = { self.directory.as_ref() }.map_or_else(String::new, Directory::leftovers);
+        match is_clean && blocks.is_empty() && placed.is_empty() {
             true => String::new(),
-            false => format!("{end:?} {store:?} {engine:?}"),
+            false => format!("{end:?} {store:?} {engine:?} {blocks} {placed}"),
         }
     }
 
@@ -256,10 +294,7 @@ impl PrefillNode {
                     let event = Event::Place(self.id, self.incarnation, session, tried);
                     world.push(at_us, event);
                 }
-                _ => {
-                    let peer = world.place(self.id, &tried);
-                    self.end.handle_placement(session, peer, now_us);
-                }
+                _ => self.try_next(session, &tried, world)?,
             },
             PrefillAction::OpenStream { key, node } => {
                 world.totals.num_attempts += 1;
@@ -287,11 +322,16 @@ impl PrefillNode {
                 }
                 world.close(control(key), Direction::ToDecode);
                 world.sessions.closed(PREFILL, key);
+                self.leave(key.session);
             }
-            PrefillAction::Decide { key, .. } => {
+            PrefillAction::Decide {
+                key,
+                num_cached_rows,
+                ..
+            } => {
                 world.totals.num_asked_first += 1;
                 world.sessions.undecided(key);
-                self.undecided.insert(key.session, key);
+                self.undecided.insert(key.session, (key, num_cached_rows));
                 match world.random.below(10) {
                     // The node may never come to an answer.
                     0 => {}
@@ -308,7 +348,7 @@ impl PrefillNode {
                 is_accepted,
                 mut request,
             } => {
-                if let Some(key) = self.undecided.remove(&session) {
+                if let Some((key, _)) = self.undecided.remove(&session) {
                     world.sessions.decided(key);
                 }
                 if self.left.get(&session) == Some(&true) {
@@ -342,18 +382,25 @@ impl PrefillNode {
                 })?;
                 if let Some(finish) = &event.finish {
                     world.totals.count_end(finish);
+                    self.leave(session);
                 }
             }
             PrefillAction::MarkSuspect { node } => {
                 world.totals.num_suspects += 1;
-                world.suspect(self.id, node);
+                self.suspect(node, world);
             }
             PrefillAction::MarkRestarted { node, incarnation } => {
                 world.totals.num_restarts_noticed += 1;
                 world.note_incarnation(node, incarnation);
+                if let Some(directory) = &mut self.directory {
+                    directory.mark_suspect(node, now_us);
+                }
             }
             PrefillAction::MarkIncompatible { node, .. } => {
                 world.totals.num_incompatible += 1;
+                if let Some(directory) = &mut self.directory {
+                    directory.mark_incompatible(node, now_us);
+                }
                 if world.load.nodes[node.0 as usize].is_compatible {
                     let what = format!("node {node} is said to be incompatible");
                     return Err(world.violation("nodes know who they can work with", what));
@@ -363,12 +410,10 @@ impl PrefillNode {
         Ok(())
     }
 
-    /// Draws which node computes the prompt, also when that is known already.
     fn decide(&mut self, key: SessionKey, world: &mut World<'_>) {
-        let place = match world.random.once_in(3) {
-            true => ComputePlace::Here,
-            false => ComputePlace::There,
-        };
+        let undecided = self.undecided.get(&key.session);
+        let num_cached_rows = undecided.map_or(0, |&(_, num_rows)| num_rows);
+        let place = self.compute_place(key, num_cached_rows, world);
         self.end.handle_decision(key, place, world.now_us);
     }
 
@@ -488,6 +533,7 @@ impl PrefillNode {
         let deadlines = [
             self.end.poll_timeout(),
             self.store.poll_timeout(),
+            self.fleet_timeout(),
             // Past deadlines wait for the step that holds the scheduler up.
             self.engine
                 .scheduler()
@@ -497,6 +543,7 @@ impl PrefillNode {
         let Some(at_us) = deadlines.into_iter().flatten().min() else {
             return;
         };
+        let at_us = at_us.max(world.now_us);
         if self.wake_us.is_none_or(|wake_us| at_us < wake_us) {
             self.wake_us = Some(at_us);
             self.push(at_us, LocalEvent::Wake, world);

@@ -4,18 +4,19 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use corella_core::session::{Peer, SessionKey};
-use corella_core::{Incarnation, NodeId, SessionId, StepId};
+use corella_core::{Incarnation, NodeId, PeerId, SessionId, StepId};
 
+use crate::blocks::block_net::{BlockEvent, BlockNet, Surroundings};
 use crate::pair::client_watch::ClientWatch;
+use crate::pair::fleet_plan::Answer;
 use crate::pair::pair_load::{LinkPlan, PairLoad};
-use crate::pair::pair_totals::PairTotals;
+use crate::pair::pair_totals::{PairTotals, PlacementTotals, SessionTotals};
 use crate::pair::session_watch::SessionWatch;
 use crate::pair::wire::{Connection, ConnectionId, Direction, Network, Packet, Wire};
 use crate::random::Random;
 use crate::violation::Violation;
 
 /// Something that happens at a time.
-#[derive(Clone, Debug)]
 pub enum Event {
     Call(usize),
     Cancel(usize),
@@ -28,6 +29,24 @@ pub enum Event {
     Arrive(ConnectionId, Direction, Box<Packet>),
     /// A blocked link works again.
     Unblock(NodeId, NodeId),
+    /// The registry lists the decode nodes.
+    List,
+    /// A prefill node's probe comes to a decode node.
+    Probe {
+        by: (NodeId, Incarnation),
+        peer: PeerId,
+        node: NodeId,
+    },
+    /// The answer comes back, or none does.
+    Probed {
+        by: (NodeId, Incarnation),
+        peer: PeerId,
+        node: NodeId,
+        answer: Option<Box<Answer>>,
+    },
+    /// A node is to load blocks.
+    Pull(usize),
+    Block(Box<BlockEvent>),
     /// Placement answers late.
     Place(NodeId, Incarnation, SessionId, Vec<NodeId>),
     /// The rest are matters of one process.
@@ -69,7 +88,10 @@ pub struct World<'a> {
     num_events: u64,
     pub clients: ClientWatch<'a>,
     pub sessions: SessionWatch,
-    pub totals: PairTotals,
+    pub totals: SessionTotals,
+    pub placement: PlacementTotals,
+    /// Only in a fleet.
+    net: Option<BlockNet>,
 }
 
 /// Ordered by time and number only.
@@ -108,7 +130,18 @@ impl<'a> World<'a> {
             num_events: 0,
             clients: ClientWatch::new(load),
             sessions: SessionWatch::new(load.sessions.clone()),
-            totals: PairTotals::default(),
+            totals: SessionTotals::default(),
+            placement: PlacementTotals::default(),
+            net: { load.fleet.as_ref() }.map(|fleet| BlockNet::new(&fleet.links, &fleet.loads)),
+        }
+    }
+
+    /// What the run has come to.
+    pub fn into_totals(self) -> PairTotals {
+        PairTotals {
+            sessions: self.totals,
+            placement: self.placement,
+            loads: self.net.map(|net| net.totals).unwrap_or_default(),
         }
     }
 
@@ -137,7 +170,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn latency_us(&mut self) -> u64 {
+    pub fn latency_us(&mut self) -> u64 {
         let LinkPlan {
             min_latency_us,
             max_latency_us,
@@ -293,5 +326,25 @@ impl<'a> World<'a> {
 
     pub fn num_events(&self) -> u64 {
         self.num_events
+    }
+}
+
+impl Surroundings for World<'_> {
+    fn now_us(&self) -> u64 {
+        self.now_us
+    }
+
+    fn random(&mut self) -> &mut Random {
+        &mut self.random
+    }
+
+    fn net(&mut self) -> &mut BlockNet {
+        self.net
+            .as_mut()
+            .expect("only nodes of a fleet load blocks")
+    }
+
+    fn push_block_event(&mut self, at_us: u64, event: BlockEvent) {
+        self.push(at_us, Event::Block(Box::new(event)));
     }
 }

@@ -2,5 +2,6 @@
 
 mod fleets;
 mod pairs;
+mod roles;
 mod seeds;
 mod throughput;

@@ -1,0 +1,180 @@
+//! What happens in a fleet besides its sessions: the registry lists nodes, nodes are probed, and blocks are loaded.
+
+use corella_core::session::Peer;
+use corella_core::{Incarnation, NodeId, PeerId, PeerRecord};
+
+use crate::blocks::block_net::{BlockEvent, Surroundings};
+use crate::blocks::exchange::Wanted;
+use crate::pair::directory::Directory;
+use crate::pair::fleet::{Fleet, Node};
+use crate::pair::fleet_plan::Answer;
+use crate::pair::world::Event;
+use crate::violation::Violation;
+
+/// How long a node may take to answer a probe.
+const PROBE_TIMEOUT_US: u64 = 1_000_000;
+
+impl Fleet<'_> {
+    /// The registry lists the decode nodes, or is out of order.
+    pub(super) fn list(&mut self) -> Result<(), Violation> {
+        let world = &mut self.world;
+        let Some(plan) = &world.load.fleet else {
+            return Ok(());
+        };
+        let now_us = world.now_us;
+        let next_us = now_us + plan.list_interval_us;
+        if next_us < plan.until_us {
+            world.push(next_us, Event::List);
+        }
+        let knows_starts = world.load.registry_delay_us.is_some();
+        let records = world.load.decode_nodes().map(|node| PeerRecord {
+            instance_id: Directory::instance(node),
+            incarnation: knows_starts.then(|| world.registry[&node].0),
+            max_prompt_tokens: u32::MAX,
+            is_draining: false,
+        });
+        let records: Vec<_> = records.collect();
+        world.placement.num_lists += 1;
+        for index in 0..world.load.num_prefill_nodes {
+            let is_out = world.happens(plan.lists_fail_once_in);
+            let is_empty = !is_out && world.happens(plan.lists_fail_once_in);
+            world.placement.num_outages += u64::from(is_out);
+            world.placement.num_empty_lists += u64::from(is_empty);
+            let listed: &[PeerRecord] = match is_empty {
+                true => &[],
+                false => &records[..],
+            };
+            let listed = (!is_out).then_some(listed);
+            if let Some(Node::Prefill(node)) = &mut self.nodes[index]
+                && let Some(directory) = &mut node.directory
+            {
+                directory.handle_list(listed, now_us);
+                node.settle(world)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A probe comes to a decode node, which answers if it is there.
+    pub(super) fn probe(&mut self, by: (NodeId, Incarnation), peer: PeerId, node: NodeId) {
+        let world = &mut self.world;
+        let is_blocked = world.network.is_blocked(by.0, node, world.now_us);
+        let answer = match &self.nodes[node.0 as usize] {
+            Some(Node::Decode(there)) if !is_blocked => Some(Box::new(there.answer(world))),
+            _ => None,
+        };
+        let answers_us = match answer {
+            Some(_) => world.now_us + world.latency_us(),
+            None => world.now_us + PROBE_TIMEOUT_US,
+        };
+        let event = Event::Probed {
+            by,
+            peer,
+            node,
+            answer,
+        };
+        world.push(answers_us, event);
+    }
+
+    /// The answer to a probe comes back, unless the link is blocked.
+    pub(super) fn probed(
+        &mut self,
+        by: (NodeId, Incarnation),
+        peer: PeerId,
+        node: NodeId,
+        answer: Option<Box<Answer>>,
+    ) -> Result<(), Violation> {
+        let world = &mut self.world;
+        if answer.is_some() && world.network.is_blocked(node, by.0, world.now_us) {
+            let event = Event::Probed {
+                by,
+                peer,
+                node,
+                answer: None,
+            };
+            world.push(world.now_us + PROBE_TIMEOUT_US, event);
+            return Ok(());
+        }
+        if let Some(Node::Prefill(prefill)) = &mut self.nodes[by.0.0 as usize]
+            && prefill.incarnation == by.1
+            && let Some(directory) = &mut prefill.directory
+        {
+            world.placement.num_silent_probes += u64::from(answer.is_none());
+            directory.handle_answer(peer, answer.map(|answer| *answer), world.now_us);
+            prefill.settle(world)?;
+        }
+        Ok(())
+    }
+
+    /// A node loads the blocks of a prompt from any other.
+    pub(super) fn pull(&mut self, index: usize) -> Result<(), Violation> {
+        let world = &mut self.world;
+        let Some(plan) = &world.load.fleet else {
+            return Ok(());
+        };
+        let pull = &plan.pulls[index];
+        let request = &world.load.calls[pull.call].request;
+        let wanted = Wanted {
+            source: Peer {
+                node: pull.from,
+                incarnation: world.registry[&pull.from],
+            },
+            namespace: request.namespace.clone(),
+            tokens: request.prompt.clone(),
+            soft_us: world.now_us + pull.soft_us,
+            hard_us: world.now_us + pull.hard_us,
+        };
+        let Some(node) = &mut self.nodes[pull.node.0 as usize] else {
+            return Ok(());
+        };
+        if let Some((exchange, engine)) = node.exchange() {
+            world.placement.num_other_pulls += 1;
+            exchange.start_load(wanted, engine, world);
+        }
+        node.settle(world)
+    }
+
+    /// A load of blocks goes on.
+    pub(super) fn load(&mut self, event: BlockEvent) -> Result<(), Violation> {
+        let (id, incarnation) = match &event {
+            BlockEvent::Arrive { to, .. } => (*to, None),
+            BlockEvent::Local(id, incarnation, _) => (*id, Some(*incarnation)),
+        };
+        let source = match &event {
+            BlockEvent::Local(_, _, event) => event.source(),
+            BlockEvent::Arrive { from, to, .. } => {
+                if self.world.network.is_blocked(*from, *to, self.world.now_us) {
+                    return Ok(());
+                }
+                None
+            }
+        };
+        let source = source.and_then(|(from, of)| {
+            let source = self.nodes[from.0 as usize].as_mut();
+            // A read of a process that is gone fails.
+            source.filter(|source| source.incarnation() == of)
+        });
+        let read = match (source.and_then(Node::exchange), &event) {
+            (Some((exchange, engine)), BlockEvent::Local(_, _, event)) => {
+                exchange.read_part(id, event, engine)
+            }
+            _ => None,
+        };
+        let Some(node) = &mut self.nodes[id.0 as usize] else {
+            return Ok(());
+        };
+        if incarnation.is_some_and(|incarnation| incarnation != node.incarnation()) {
+            return Ok(());
+        }
+        let world = &mut self.world;
+        if let Some((exchange, engine)) = node.exchange() {
+            match event {
+                BlockEvent::Arrive {
+                    from, key, packet, ..
+                } => exchange.arrive(from, key, packet, engine, world),
+                BlockEvent::Local(_, _, event) => exchange.local(event, read, engine, world),
+            }
+        }
+        node.settle(world)
+    }
+}

@@ -1,0 +1,119 @@
+//! What a seed says of a fleet whose nodes find each other by the real peer table and placement, and load each other's
+//! cached blocks.
+
+use corella_core::session::LoadConfig;
+use corella_core::{
+    BlockHasher, LoadReport, NodeId, PeerPolicy, PeerTableConfig, PlacementConfig, SchedulerConfig,
+};
+
+use crate::blocks::block_net::{Links, load_config};
+use crate::pair::pair_load::PairLoad;
+use crate::random::Random;
+
+#[derive(Clone, Debug)]
+pub struct FleetPlan {
+    pub placement: PlacementConfig,
+    pub peer_table: PeerTableConfig,
+    /// The most entries in a prefill node's map of blocks that it has sent.
+    pub max_sent: usize,
+    /// The pause between two lists of the registry.
+    pub list_interval_us: u64,
+    /// One list of so many cannot be had, and one of as many is empty.
+    pub lists_fail_once_in: u64,
+    /// Nodes are listed and probed until then. Later calls use what is known.
+    pub until_us: u64,
+    /// Prompts of decode nodes are brought back, whatever is quicker.
+    pub pulls_always: bool,
+    pub kv_bytes_per_token: u64,
+    pub links: Links,
+    pub loads: LoadConfig,
+    /// Loads between any two nodes.
+    pub pulls: Vec<Pull>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Pull {
+    pub at_us: u64,
+    pub node: NodeId,
+    pub from: NodeId,
+    /// The call whose prompt it is.
+    pub call: usize,
+    pub soft_us: u64,
+    pub hard_us: u64,
+}
+
+/// A decode node's answer to a probe.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub incarnation: u64,
+    pub page_size: u32,
+    pub is_compatible: bool,
+    pub report: LoadReport,
+}
+
+impl FleetPlan {
+    /// Draws how the nodes of a load find each other, and makes them load blocks.
+    pub fn drawn(load: &mut PairLoad, random: &mut Random) -> Self {
+        let page_size = load.nodes[0].config.page_size;
+        for node in &mut load.nodes {
+            exchange_blocks(&mut node.config, page_size, random);
+        }
+        let num_groups = load.nodes[0].config.kv_groups.len();
+        let num_layers = vec![load.num_layers; num_groups];
+        let lives_us = { load.calls.iter().map(|call| call.at_us) }
+            .chain(load.faults.iter().map(|fault| fault.at_us))
+            .max();
+        let num_pulls = random.below(12);
+        Self {
+            placement: PlacementConfig {
+                policy: random.pick(&[PeerPolicy::Weighted, PeerPolicy::RoundRobin]),
+                disaggregate_min_tokens: random.pick(&[0, 0, 8]),
+                ..PlacementConfig::default()
+            },
+            peer_table: PeerTableConfig {
+                outage_grace_us: random.pick(&[100_000, 15_000_000]),
+                bandwidth_lifetime_us: random.pick(&[500_000, 60_000_000]),
+                ..PeerTableConfig::default()
+            },
+            max_sent: random.pick(&[1, 8, 1_000]),
+            list_interval_us: random.pick(&[200_000, 1_000_000]),
+            lists_fail_once_in: random.pick(&[0, 0, 6]),
+            until_us: lives_us.unwrap_or(0) + 5_000_000,
+            pulls_always: random.once_in(4),
+            // Links are measured by transfers of a megabyte and more.
+            kv_bytes_per_token: 1 << 20,
+            loads: load_config(page_size, num_layers, random),
+            links: Links::drawn(random),
+            pulls: (0..num_pulls).map(|_| Pull::drawn(load, random)).collect(),
+        }
+    }
+}
+
+impl Pull {
+    fn drawn(load: &PairLoad, random: &mut Random) -> Self {
+        let num_nodes = load.nodes.len() as u64;
+        let node = random.below(num_nodes);
+        let from = (node + 1 + random.below(num_nodes - 1)) % num_nodes;
+        let call = random.below(load.calls.len() as u64) as usize;
+        let soft_us = random.pick(&[0, 1_000, 20_000, 200_000]);
+        Self {
+            at_us: load.calls[call].at_us + random.below(200_000),
+            node: NodeId(node as u32),
+            from: NodeId(from as u32),
+            call,
+            soft_us,
+            hard_us: soft_us + random.pick(&[1, 20_000, 1_000_000]),
+        }
+    }
+}
+
+/// All nodes have blocks of one size, and few hashes.
+fn exchange_blocks(config: &mut SchedulerConfig, page_size: u32, random: &mut Random) {
+    config.page_size = page_size;
+    let num_groups = config.kv_groups.len() as u32;
+    let num_least_pages = num_groups * config.max_model_len.div_ceil(page_size);
+    config.num_pages = config.num_pages.max(num_least_pages);
+    config.max_fetched_pages = random.pick(&[config.num_pages, config.num_pages / 2]);
+    config.max_served_pages = random.pick(&[config.num_pages, config.num_pages / 3]);
+    config.block_hasher = BlockHasher::truncated(7, 8);
+}

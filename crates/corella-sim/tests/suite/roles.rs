@@ -1,0 +1,24 @@
+//! The first seeds of fleets of prefill and decode nodes, and that they see everything that can befall them.
+
+use corella_sim::{PairLoad, PairTotals, simulate_pair};
+
+#[test]
+fn first_seeds_break_no_rule() {
+    let mut totals = PairTotals::default();
+    for seed in 0..200 {
+        match simulate_pair(&PairLoad::fleet_from_seed(seed), seed) {
+            Ok(run) => totals.add(&run),
+            Err(violation) => panic!("seed {seed}: {violation}"),
+        }
+    }
+    assert_eq!(totals.missing(true), [""; 0], "{totals:?}");
+}
+
+/// A failing seed is worth something only when it fails again.
+#[test]
+fn a_seed_plays_the_same_run_again() {
+    for seed in 0..20 {
+        let play = || simulate_pair(&PairLoad::fleet_from_seed(seed), seed).unwrap();
+        assert_eq!(play(), play());
+    }
+}
