@@ -47,7 +47,7 @@ impl Exporter {
                 layers,
                 num_rows,
             } => self.sender.handle_rows_readable(&key, layers, num_rows),
-            ExportTask::Finish { key } => {
+            ExportTask::Finish { key, .. } => {
                 self.sender.finish(&key);
             }
             ExportTask::Delete { key } => {

@@ -12,8 +12,8 @@ use std::sync::Arc;
 
 use corella_core::{
     Batch, BatchOutput, HiddenState, InputToken, Logprobs, Namespace, PageId, Pooling,
-    PromptLogprob, Request, RequestId, Sample, SchedulerConfig, SlotId, Span, StepId, TokenId,
-    Yield,
+    PromptLogprob, Request, RequestId, Sample, SchedulerConfig, SlotId, SnapshotId, Span, StepId,
+    TokenId, Yield,
 };
 use corella_model::{BatchCheck, MeanPool};
 
@@ -68,6 +68,8 @@ struct Inflight {
     fails: bool,
     requests: BTreeSet<RequestId>,
     undrawn: BTreeSet<RequestId>,
+    /// Snapshots that the step takes or restores.
+    snapshots: Vec<SnapshotId>,
 }
 
 /// The outcome of the oldest step in flight. The set names the requests for which nothing was
@@ -120,6 +122,29 @@ impl CheckingExecutor {
         self.pages[page.0 as usize][at] = row;
     }
 
+    /// A snapshot as another node reads it, when no step in flight takes it.
+    pub fn read_state(&self, id: SnapshotId) -> Row {
+        self.check_at_rest(id);
+        self.states.as_ref().and_then(|states| states.read(id))
+    }
+
+    /// Writes a snapshot from outside, which no step in flight may name.
+    pub fn write_state(&mut self, id: SnapshotId, state: Row) {
+        self.check_at_rest(id);
+        let states = self.states.as_mut();
+        states
+            .expect("the model has recurrent layers")
+            .write(id, state);
+    }
+
+    fn check_at_rest(&self, id: SnapshotId) {
+        let mut named = self.inflight.iter().flat_map(|step| &step.snapshots);
+        assert!(
+            !named.any(|&named| named == id),
+            "snapshot {id} is read or written from outside, and a step in flight names it"
+        );
+    }
+
     /// Runs a batch. `undrawn` is the index of a span whose logits are to be undefined: so is then
     /// everything that its request has computed since it took its slot.
     pub fn submit(&mut self, batch: &Batch, fails: bool, undrawn: Option<usize>) {
@@ -169,7 +194,10 @@ impl CheckingExecutor {
         let request = |(slot, _): &(SlotId, Box<str>)| self.slots[slot].request;
         let undrawn_requests = failed.iter().map(request).collect();
         let named = batch.spans.iter().map(|span| &self.slots[&span.slot]);
+        let taken = batch.snapshots.iter().map(|taken| taken.to);
+        let restored = batch.started.iter().filter_map(|start| start.snapshot);
         let inflight = Inflight {
+            snapshots: taken.chain(restored).collect(),
             output: BatchOutput {
                 step: batch.step,
                 samples,

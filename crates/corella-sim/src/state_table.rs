@@ -25,10 +25,13 @@ struct SlotStates {
 }
 
 struct Snapshot {
-    /// The start of the slot whose state it is.
+    /// The start of the slot whose state it is, or `OUTSIDE`.
     start: u64,
     state: Row,
 }
+
+/// The start of a state that another node has computed.
+const OUTSIDE: u64 = u64::MAX;
 
 impl StateTable {
     pub fn new(recurrent: &RecurrentState) -> Self {
@@ -114,6 +117,18 @@ impl StateTable {
             };
             self.snapshots.insert(to, snapshot);
         }
+    }
+
+    /// A snapshot as somebody else reads it.
+    pub fn read(&self, id: SnapshotId) -> Row {
+        self.snapshots[&id].state
+    }
+
+    /// Writes a snapshot from outside.
+    pub fn write(&mut self, id: SnapshotId, state: Row) {
+        assert!(id.0 < self.num_snapshots, "there is no snapshot {id}");
+        let start = OUTSIDE;
+        self.snapshots.insert(id, Snapshot { start, state });
     }
 
     fn slot(&mut self, slot: SlotId) -> &mut SlotStates {

@@ -12,7 +12,7 @@ use alloc::vec::Vec;
 use crate::cache::block_hold::BlockHolds;
 use crate::cache::fetch::Fetches;
 use crate::cache::page_table::PageTables;
-use crate::{KvGroup, PageId, PageTable, RequestId, StepId};
+use crate::{KvGroup, PageId, PageTable, RequestId, SnapshotId, StepId};
 
 /// News about KV, for the driver that moves it to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,13 @@ pub enum KvFact {
     /// No more rows will be exported. The first `num_rows` have been computed by steps that have
     /// returned; the pages stay as they are until
     /// [`Scheduler::release_hold`](crate::Scheduler::release_hold).
-    ExportEnded { request: RequestId, num_rows: u32 },
+    ExportEnded {
+        request: RequestId,
+        num_rows: u32,
+        /// The recurrent state behind all rows that were to be exported, in a snapshot that stays as it is until then.
+        /// `None` for models without recurrent layers, and when rows are missing.
+        state: Option<SnapshotId>,
+    },
     /// The hold's lease is over, or a running request needs the pages. Whoever reads them must stop
     /// and call [`Scheduler::release_hold`](crate::Scheduler::release_hold); the pages stay held until then.
     LeaseEnded { request: RequestId },
@@ -76,6 +82,8 @@ pub(crate) struct Export {
     num_rows: u32,
     /// All rows that are to be exported.
     end_row: u32,
+    /// The snapshot of the recurrent state behind them.
+    state: Option<SnapshotId>,
 }
 
 impl Export {
@@ -85,6 +93,19 @@ impl Export {
 
     pub fn end_row(&self) -> u32 {
         self.end_row
+    }
+
+    pub fn state(&self) -> Option<SnapshotId> {
+        self.state
+    }
+
+    /// The snapshot in which the state behind all rows is to be taken.
+    pub fn set_state(&mut self, snapshot: Option<SnapshotId>) {
+        self.state = snapshot;
+    }
+
+    pub fn take_state(&mut self) -> Option<SnapshotId> {
+        self.state.take()
     }
 
     /// The part of each group's table that has the rows behind the announced ones, up to `end_row`, as far as other
@@ -107,6 +128,7 @@ impl Export {
 #[derive(Debug)]
 struct Hold {
     pages: Vec<PageId>,
+    state: Option<SnapshotId>,
     /// `None` when the lease is over, or when there is none.
     lease_us: Option<u64>,
 }
@@ -158,23 +180,40 @@ impl Holds {
             .copied()
     }
 
-    /// Keeps the pages, each with the lock that its table had, for `request`.
-    pub fn insert(&mut self, request: RequestId, pages: Vec<PageId>, lease_us: Option<u64>) {
+    /// The snapshots that are held, too.
+    pub fn states(&self) -> impl Iterator<Item = SnapshotId> {
+        self.by_request.values().filter_map(|hold| hold.state)
+    }
+
+    /// Keeps the pages, each with the lock that its table had, and the snapshot of a recurrent state for `request`.
+    pub fn insert(
+        &mut self,
+        request: RequestId,
+        (pages, state): (Vec<PageId>, Option<SnapshotId>),
+        lease_us: Option<u64>,
+    ) {
         self.num_pages += pages.len();
         self.by_lease
             .extend(lease_us.map(|lease_us| (lease_us, request)));
-        let before = self.by_request.insert(request, Hold { pages, lease_us });
+        let before = self.by_request.insert(
+            request,
+            Hold {
+                pages,
+                state,
+                lease_us,
+            },
+        );
         assert!(before.is_none(), "request {request} holds pages twice");
     }
 
-    /// The pages of a hold that is over.
-    pub fn remove(&mut self, request: RequestId) -> Option<Vec<PageId>> {
+    /// The pages and the snapshot of a hold that is over.
+    pub fn remove(&mut self, request: RequestId) -> Option<(Vec<PageId>, Option<SnapshotId>)> {
         let hold = self.by_request.remove(&request)?;
         if let Some(lease_us) = hold.lease_us {
             self.by_lease.remove(&(lease_us, request));
         }
         self.num_pages -= hold.pages.len();
-        Some(hold.pages)
+        Some((hold.pages, hold.state))
     }
 
     pub fn pop_fact(&mut self) -> Option<KvFact> {
@@ -256,11 +295,14 @@ impl Holds {
         lease_us: u64,
     ) {
         self.stop_export(export);
+        let num_rows = num_computed_rows.min(export.num_rows);
+        let state = export.take_state();
         self.facts.push_back(KvFact::ExportEnded {
             request,
-            num_rows: num_computed_rows.min(export.num_rows),
+            num_rows,
+            state: state.filter(|_| num_rows == export.end_row),
         });
-        self.insert(request, pages, Some(lease_us));
+        self.insert(request, (pages, state), Some(lease_us));
     }
 
     /// Tells of the leases that are over by `now_us`.
@@ -303,7 +345,8 @@ mod tests {
     #[test]
     fn a_lease_ends_once_and_is_not_renewed_then() {
         let mut holds = Holds::default();
-        holds.insert(RequestId(1), vec![PageId(3), PageId(4)], Some(10));
+        let pages = vec![PageId(3), PageId(4)];
+        holds.insert(RequestId(1), (pages.clone(), Some(SnapshotId(2))), Some(10));
         assert!(holds.renew(RequestId(1), 20));
         holds.end_leases(19);
         assert_eq!(holds.pop_fact(), None);
@@ -316,7 +359,7 @@ mod tests {
         // The pages stay until the reader has stopped.
         assert_eq!(holds.num_pages(), 2);
         holds.check_invariants(0);
-        assert_eq!(holds.remove(request), Some(vec![PageId(3), PageId(4)]));
+        assert_eq!(holds.remove(request), Some((pages, Some(SnapshotId(2)))));
         assert!(holds.is_empty());
     }
 

@@ -75,6 +75,27 @@ impl Snapshots {
         idle.find(|&id| self.entry(id).named_by < Some(step))
     }
 
+    /// The snapshot that can be kept for a state to come: no step after `last_returned` names it, so others may write
+    /// to it from now on.
+    pub fn next_at_rest(&self, last_returned: Option<StepId>) -> Option<SnapshotId> {
+        let mut idle = self.idle.iter().map(|&(_, id)| id);
+        idle.find(|&id| self.entry(id).named_by <= last_returned)
+    }
+
+    /// Keeps a snapshot for a request. It must have been taken from its block.
+    pub fn reserve(&mut self, id: SnapshotId) {
+        self.idle.remove(&(self.entry(id).last_used, id));
+        let entry = &mut self.entries[id.0 as usize];
+        debug_assert_eq!(entry.owner, Owner::Nobody);
+        entry.owner = Owner::Request;
+    }
+
+    /// `step` takes or restores a request's snapshot.
+    pub fn name(&mut self, id: SnapshotId, step: StepId) {
+        debug_assert_eq!(self.entry(id).owner, Owner::Request);
+        self.entries[id.0 as usize].named_by = Some(step);
+    }
+
     /// Gives a request a snapshot that `step` takes. It must have been taken from its block.
     pub fn take(&mut self, id: SnapshotId, step: StepId) {
         self.idle.remove(&(self.entry(id).last_used, id));

@@ -28,6 +28,8 @@ pub(super) struct Place {
     /// Pages of host memory that are set aside for it while it is leaving.
     num_spill_pages: u32,
     export: Export,
+    /// The snapshot for the recurrent state that comes from another node with its rows.
+    received_state: Option<SnapshotId>,
     /// The block whose snapshot its slot started with.
     restored_block: Option<BlockId>,
     /// The newest snapshot that it has taken, until its block is in the prefix tree.
@@ -60,6 +62,7 @@ impl Default for Place {
             came_with_kv: false,
             num_spill_pages: 0,
             export: Export::default(),
+            received_state: None,
             restored_block: None,
             snapshot: None,
             branch: 0,
@@ -84,6 +87,7 @@ impl RequestState {
         receipt_deadline_us: u64,
         came_with_kv: bool,
         num_spill_pages: u32,
+        received_state: Option<SnapshotId>,
         restored_block: Option<BlockId>,
         snapshot: Option<HeldSnapshot>,
         branch: u32,
@@ -174,6 +178,14 @@ impl RequestState {
 
     pub fn receive_until(&mut self, deadline_us: u64) {
         self.place.receipt_deadline_us = deadline_us;
+    }
+
+    pub fn receive_state(&mut self, snapshot: Option<SnapshotId>) {
+        self.place.received_state = snapshot;
+    }
+
+    pub fn take_received_state(&mut self) -> Option<SnapshotId> {
+        self.place.received_state.take()
     }
 
     pub fn note_kv_of_other_node(&mut self) {

@@ -75,11 +75,10 @@ impl SnapshotPoints {
 }
 
 impl SchedulerConfig {
-    /// Makes it the configuration of a model with recurrent layers. Nothing is kept in host memory for it, or held for
-    /// other nodes.
+    /// Makes it the configuration of a model with recurrent layers. Nothing is kept in host memory for it, and cached
+    /// blocks are neither fetched nor held for other nodes.
     pub fn set_recurrent_state(&mut self, state: RecurrentState) {
         self.recurrent_state = Some(state);
-        self.max_held_pages = 0;
         self.max_fetched_pages = 0;
         self.max_served_pages = 0;
         self.max_spilled_pages = 0;
@@ -102,11 +101,6 @@ impl SchedulerConfig {
                 "max_spilled_pages",
                 self.max_spilled_pages,
                 "keep the KV of preempted requests in host memory",
-            ),
-            (
-                "max_held_pages",
-                self.max_held_pages,
-                "keep KV for other nodes",
             ),
             (
                 "max_fetched_pages",

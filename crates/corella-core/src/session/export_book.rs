@@ -14,7 +14,7 @@ use core::mem::take;
 use core::ops::Range;
 
 use crate::session::SessionKey;
-use crate::{KvFact, PageTable, RequestId, SessionId, StepId};
+use crate::{KvFact, PageTable, RequestId, SessionId, SnapshotId, StepId};
 
 pub use kept_prompt::KeptEnd;
 use row_table::RowTable;
@@ -64,8 +64,12 @@ pub enum ExportTask {
         layers: Range<u32>,
         num_rows: u32,
     },
-    /// The steps that computed an offer's rows have returned, so that all of them are valid.
-    Finish { key: SessionKey },
+    /// The steps that computed an offer's rows have returned, so that all of them are valid. The recurrent state behind
+    /// them may be read from now on.
+    Finish {
+        key: SessionKey,
+        state: Option<SnapshotId>,
+    },
     /// Takes back an offer. When nothing reads the rows for it any more, the book is told by
     /// [`handle_deleted`](ExportBook::handle_deleted).
     Delete { key: SessionKey },
@@ -274,11 +278,14 @@ impl ExportBook {
                 }
                 return None;
             }
-            KvFact::ExportEnded { num_rows, .. } if *num_rows == run.num_rows => {
-                run.rows.finish();
+            KvFact::ExportEnded {
+                num_rows, state, ..
+            } if *num_rows == run.num_rows => {
+                let state = *state;
+                run.rows.finish(state);
                 let readers = run.readers.iter();
                 self.tasks
-                    .extend(readers.map(|&key| ExportTask::Finish { key }));
+                    .extend(readers.map(|&key| ExportTask::Finish { key, state }));
                 self.offer_kept(at);
                 return None;
             }

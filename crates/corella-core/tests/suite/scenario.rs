@@ -451,9 +451,10 @@ impl World {
             Ok(reservation) => {
                 self.names.insert(id, words[0].into());
                 self.say(&format!(
-                    "pages {}, {} rows are there",
+                    "pages {}, {} rows are there{}",
                     page_list(&reservation.tables, self.scheduler.config()),
-                    reservation.num_cached_rows
+                    reservation.num_cached_rows,
+                    moved_kv::state_place(reservation.state)
                 ));
             }
             Err(error) => self.say(&format!("refused: {error}")),

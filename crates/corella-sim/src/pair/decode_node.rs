@@ -8,7 +8,7 @@ use corella_core::session::{
 };
 use corella_core::{
     AdmissionError, FinishReason, Incarnation, LoadReport, LostKv, NodeId, PageTable, RequestError,
-    RequestId,
+    RequestId, SnapshotId,
 };
 
 use crate::blocks::exchange::Exchange;
@@ -20,6 +20,9 @@ use crate::pair::told_tokens::ToldTokens;
 use crate::pair::wire::{ConnectionId, Direction, Packet, Wire};
 use crate::pair::world::{Event, LocalEvent, World};
 use crate::violation::Violation;
+
+/// The hash of no sequence.
+const NOT_LANDED: u64 = u64::MAX;
 
 pub struct DecodeNode {
     pub id: NodeId,
@@ -44,12 +47,14 @@ struct Receipt {
     request: RequestId,
     /// By KV group.
     tables: Vec<PageTable>,
+    state: Option<SnapshotId>,
 }
 
 /// A load that may write.
 struct Load {
     groups: Vec<GroupLoad>,
     num_left: usize,
+    needs_state: bool,
     is_cancelled: bool,
 }
 
@@ -132,6 +137,7 @@ impl DecodeNode {
                 rows,
                 content,
             } => self.write(key, (group, layer), rows.zip(content), world)?,
+            Packet::State(state) => self.write_state(key, state, world)?,
             Packet::ToPrefill(_) | Packet::LoadRequest { .. } => {
                 unreachable!("sent to a decode node")
             }
@@ -307,6 +313,7 @@ impl DecodeNode {
                 self.loads.insert(
                     key,
                     Load {
+                        needs_state: self.engine.is_recurrent(),
                         num_left: groups.iter().map(|group| group.rows.len()).sum(),
                         groups,
                         is_cancelled: false,
@@ -386,7 +393,12 @@ impl DecodeNode {
             let receipt = Receipt {
                 request: id,
                 tables: reservation.tables,
+                state: reservation.state,
             };
+            if let Some(state) = receipt.state {
+                // A slot that starts with it has the state of another sequence.
+                self.engine.write_state(state, Some(NOT_LANDED));
+            }
             self.requests.insert(key, receipt);
             self.keys.insert(id, key);
             world.totals.num_cached_rows += u64::from(reservation.num_cached_rows);
@@ -438,14 +450,41 @@ impl DecodeNode {
             self.engine
                 .write_row(page, (row % page_size) as usize, value);
         }
-        if load.num_left == 0 && !load.is_cancelled {
+        self.end_whole_load(key, world);
+        Ok(())
+    }
+
+    /// The state behind all rows has come.
+    fn write_state(
+        &mut self,
+        key: SessionKey,
+        state: Row,
+        world: &mut World<'_>,
+    ) -> Result<(), Violation> {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return Ok(());
+        };
+        let to = self.requests[&key].state;
+        let Some(to) = to.filter(|_| std::mem::take(&mut load.needs_state)) else {
+            let what = format!("{key} gets a state that it does not wait for");
+            return Err(world.violation("what was sent is not sent again", what));
+        };
+        self.engine.write_state(to, state);
+        self.end_whole_load(key, world);
+        Ok(())
+    }
+
+    /// Ends a load whose rows and state are all there.
+    fn end_whole_load(&mut self, key: SessionKey, world: &mut World<'_>) {
+        let load = self.loads.get(&key);
+        let is_whole = |load: &Load| load.num_left == 0 && !load.needs_state && !load.is_cancelled;
+        if load.is_some_and(is_whole) {
             world.totals.num_loads_done += 1;
             self.loads.remove(&key);
             let wire = Wire::Data;
             world.close(ConnectionId { key, wire }, Direction::ToPrefill);
             self.end.handle_load_done(key, world.now_us);
         }
-        Ok(())
     }
 
     /// What it says of itself when it is probed.

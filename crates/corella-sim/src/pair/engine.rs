@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{
     AdmissionError, Batch, BlockHasher, KvFact, KvGroup, PageId, Request, RequestId, RequestOutput,
-    Reservation, Scheduler, SchedulerStats, SlotId, StepId,
+    Reservation, Scheduler, SchedulerStats, SlotId, SnapshotId, StepId,
 };
 
 use crate::executor::{CheckingExecutor, Returned, Row, root_row};
@@ -111,6 +111,20 @@ impl Engine {
 
     pub fn write_row(&mut self, page: PageId, at: usize, row: Row) {
         self.executor.write_row(page, at, row);
+    }
+
+    /// The state that another node wants. It must have been computed.
+    pub fn read_state(&self, snapshot: SnapshotId) -> Row {
+        self.executor.read_state(snapshot)
+    }
+
+    pub fn write_state(&mut self, snapshot: SnapshotId, state: Row) {
+        self.executor.write_state(snapshot, state);
+    }
+
+    /// Whether the model has recurrent layers.
+    pub fn is_recurrent(&self) -> bool {
+        self.plan.config.recurrent_state.is_some()
     }
 
     pub fn groups(&self) -> &[KvGroup] {

@@ -3,8 +3,8 @@
 
 use corella_core::session::{Hello, KvShape, SessionConfig};
 use corella_core::{
-    FinishReason, HeadRoom, Incarnation, KvGroup, NodeId, Request, RequestId, SamplingParams,
-    SchedulerConfig, SessionId, StoppingCriteria, TokenId,
+    FinishReason, HeadRoom, Incarnation, KvGroup, NodeId, RecurrentState, Request, RequestId,
+    SamplingParams, SchedulerConfig, SessionId, StoppingCriteria, TokenId,
 };
 
 use crate::executor::{CheckingExecutor, root_row};
@@ -203,6 +203,7 @@ impl Writer {
         if groups.once_in(3) {
             split_layers(&mut nodes, &mut groups);
         }
+        keep_states(&mut nodes, seed);
         let mut sessions = self.sessions();
         sessions.starts_locally = !Random(seed ^ 0x57a7).once_in(6);
         let num_calls = 2 + self.random.below(30);
@@ -445,6 +446,22 @@ fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
         config.num_pages *= num_groups;
         config.max_held_pages *= num_groups;
         config.max_spilled_pages *= num_groups;
+    }
+}
+
+/// Gives some models recurrent layers, from a generator of its own. Nodes have few snapshots, so that some have none left
+/// for a prompt.
+fn keep_states(nodes: &mut [NodePlan], seed: u64) {
+    let mut random = Random(seed ^ 0x57a7e);
+    if !random.once_in(4) {
+        return;
+    }
+    for node in nodes {
+        node.config.set_recurrent_state(RecurrentState {
+            num_snapshots: random.below(12) as u32,
+            snapshot_interval: 1 + random.below(5) as u32,
+            least_distance: 1 + random.below(3) as u32,
+        });
     }
 }
 

@@ -41,6 +41,8 @@ counts! {
         num_loads_done,
         num_loads_failed,
         num_loads_cancelled,
+        /// Recurrent states that went to decode nodes.
+        num_states_sent,
         /// Rows written by loads of sessions that were over.
         num_late_rows,
         num_load_timeouts,

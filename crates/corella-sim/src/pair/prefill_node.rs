@@ -178,7 +178,9 @@ impl PrefillNode {
                 self.end.handle_stream_closed(key, now_us);
             }
             Packet::Closed => self.handle_load_closed(key, world),
-            Packet::ToDecode(_) | Packet::Rows { .. } => unreachable!("sent to a prefill node"),
+            Packet::ToDecode(_) | Packet::Rows { .. } | Packet::State(_) => {
+                unreachable!("sent to a prefill node")
+            }
         }
         self.settle(world)
     }
@@ -437,11 +439,17 @@ impl PrefillNode {
                     self.wake_sender(key, world);
                 }
             }
-            ExportTask::Finish { key } => {
-                let offer = self.offer_of(key);
-                if offer.is_some_and(|offer| !offer.borrow().is_readable()) {
-                    let what = format!("{key} is finished");
-                    return Err(world.violation("rows are readable before they are valid", what));
+            ExportTask::Finish { key, state } => {
+                if let Some(offer) = self.offer_of(key) {
+                    if !offer.borrow().is_readable()
+                        || state.is_some() != self.engine.is_recurrent()
+                    {
+                        let what = format!("{key} is finished with state {state:?}");
+                        let rule = "rows are readable before they are valid";
+                        return Err(world.violation(rule, what));
+                    }
+                    offer.borrow_mut().set_state(state);
+                    self.wake_sender(key, world);
                 }
             }
             ExportTask::Delete { key } => self.delete(key, world),
@@ -466,7 +474,9 @@ impl PrefillNode {
         match fact {
             KvFact::Exported { .. } => {}
             KvFact::Declined { .. } => world.totals.num_exports_declined += 1,
-            KvFact::ExportEnded { request, num_rows } => {
+            KvFact::ExportEnded {
+                request, num_rows, ..
+            } => {
                 let (session, _) = self.runs[&request];
                 let prompt = &world.load.calls[session.0 as usize].request.prompt;
                 let is_whole = num_rows as usize == prompt.len();

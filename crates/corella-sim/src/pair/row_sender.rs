@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use corella_core::session::{Loaded, OfferEnd, SessionKey};
-use corella_core::{PageTable, SessionId};
+use corella_core::{PageTable, SessionId, SnapshotId};
 
 use crate::executor::{Row, in_group, root_row, rows_of};
 use crate::pair::prefill_node::PrefillNode;
@@ -22,6 +22,8 @@ pub struct Offer {
     tables: Vec<PageTable>,
     /// By layer, the rows from 0 on that may be read.
     num_readable: Vec<u32>,
+    /// The recurrent state behind all rows, once it may be read.
+    state: Option<SnapshotId>,
 }
 
 impl Offer {
@@ -36,6 +38,10 @@ impl Offer {
             let num_readable = &mut self.num_readable[layer as usize];
             *num_readable = num_rows.max(*num_readable);
         }
+    }
+
+    pub fn set_state(&mut self, state: Option<SnapshotId>) {
+        self.state = state;
     }
 
     /// Whether all rows may be read.
@@ -58,6 +64,8 @@ pub struct Sender {
     decode_index: usize,
     /// By KV group and layer, the next row to send.
     next: Vec<u32>,
+    /// A recurrent state is still to be sent.
+    owes_state: bool,
     /// When rows were last read.
     progress_us: Option<u64>,
     is_reading: bool,
@@ -68,7 +76,7 @@ pub struct Sender {
 impl Sender {
     fn has_sent_all(&self) -> bool {
         let num_rows = self.offer.borrow().rows.len() as u32;
-        self.next.iter().all(|&row| row >= num_rows)
+        !self.owes_state && self.next.iter().all(|&row| row >= num_rows)
     }
 }
 
@@ -81,6 +89,7 @@ impl PrefillNode {
             rows: rows_of(root_row(&request.namespace), &request.prompt),
             tables: vec![PageTable::default(); self.engine.groups().len()],
             num_readable: vec![0; self.num_layers as usize],
+            state: None,
         }));
         assert_eq!(offer.borrow().rows.len() as u32, num_rows, "rows of {key}");
         let stored = self.store.store(key, offer.clone(), now_us);
@@ -117,6 +126,7 @@ impl PrefillNode {
         let sender = Sender {
             decode_index: load.decode_index,
             next: next.collect(),
+            owes_state: self.engine.is_recurrent(),
             progress_us: None,
             offer,
             is_reading: false,
@@ -151,7 +161,7 @@ impl PrefillNode {
             .map(|(at, (&first_row, &end_row))| (at, first_row..end_row))
         else {
             sender.is_reading = false;
-            return Ok(());
+            return self.read_state(key, world);
         };
         sender.next[at] = rows.end;
         sender.progress_us = Some(world.now_us);
@@ -195,6 +205,33 @@ impl PrefillNode {
             },
         );
         self.push(world.now_us + transfer_us, LocalEvent::Read(key), world);
+        self.end.handle_load_progress(key, world.now_us);
+        Ok(())
+    }
+
+    /// Sends the state behind all rows, if it is there and still to be sent.
+    fn read_state(&mut self, key: SessionKey, world: &mut World<'_>) -> Result<(), Violation> {
+        let Some(sender) = self.senders.get_mut(&key) else {
+            return Ok(());
+        };
+        let offer = sender.offer.borrow();
+        let Some(state) = offer.state.filter(|_| sender.owes_state) else {
+            return Ok(());
+        };
+        let found = self.engine.read_state(state);
+        let should = offer.rows.last().copied().flatten();
+        let has_failed = self.engine.has_failed_steps();
+        if found != should && !(found.is_none() && has_failed) {
+            let what = format!("{key} reads state {found:?} instead of {should:?}");
+            return Err(world.violation("what is read is what was offered", what));
+        }
+        drop(offer);
+        sender.owes_state = false;
+        sender.progress_us = Some(world.now_us);
+        world.totals.sessions.num_states_sent += 1;
+        let wire = Wire::Data;
+        let id = ConnectionId { key, wire };
+        world.send(id, Direction::ToDecode, Packet::State(found));
         self.end.handle_load_progress(key, world.now_us);
         Ok(())
     }

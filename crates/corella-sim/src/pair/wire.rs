@@ -42,6 +42,8 @@ pub enum Packet {
         rows: Range<u32>,
         content: Vec<Row>,
     },
+    /// The recurrent state behind all rows.
+    State(Row),
     /// The other end has closed, or this is how its host says that there is no such connection.
     Closed,
 }

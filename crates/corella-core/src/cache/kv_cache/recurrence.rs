@@ -48,6 +48,25 @@ impl KvCache {
         Some(id)
     }
 
+    /// A snapshot for the state that a request sends to another node, or receives from one. The caller drops it. `None`
+    /// when all of them have to stay, or steps after `last_returned` name them.
+    pub(crate) fn try_reserve_snapshot(
+        &mut self,
+        last_returned: Option<StepId>,
+    ) -> Option<SnapshotId> {
+        let id = self.residency.snapshots()?.next_at_rest(last_returned)?;
+        self.drop_snapshot(id);
+        self.residency.snapshots_mut()?.reserve(id);
+        Some(id)
+    }
+
+    /// `step` takes or restores a snapshot that is reserved for a request.
+    pub(crate) fn name_snapshot(&mut self, id: SnapshotId, step: StepId) {
+        if let Some(snapshots) = self.residency.snapshots_mut() {
+            snapshots.name(id, step);
+        }
+    }
+
     /// Gives a block a snapshot. If it has one, that one stays and the other is dropped.
     pub(crate) fn give_snapshot(&mut self, id: SnapshotId, block: BlockId) {
         if self.has_snapshot(block) {

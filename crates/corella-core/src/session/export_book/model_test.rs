@@ -7,7 +7,7 @@ use core::ops::Range;
 
 use super::{ExportBook, ExportTask};
 use crate::session::{KeptEnd, SessionKey};
-use crate::{Incarnation, KvFact, PageId, PageTable, RequestId, SessionId, StepId};
+use crate::{Incarnation, KvFact, PageId, PageTable, RequestId, SessionId, SnapshotId, StepId};
 
 const PAGE_SIZE: u32 = 4;
 const NUM_LAYERS: u32 = 3;
@@ -31,6 +31,7 @@ struct Reader {
     tables: [PageTable; NUM_GROUPS],
     num_readable: [u32; NUM_LAYERS as usize],
     is_finished: bool,
+    state: Option<SnapshotId>,
     is_deleted: bool,
 }
 
@@ -71,6 +72,11 @@ fn part(request: RequestId, group: usize, rows: Range<u32>, num_rows: u32) -> Pa
         num_gone: pages.start as usize,
         pages: pages.map(page).collect(),
     }
+}
+
+/// The snapshot that has the state behind a run's rows.
+fn state_of(request: RequestId) -> SnapshotId {
+    SnapshotId(request.0 as u32 * 100 + 99)
 }
 
 impl Model {
@@ -165,7 +171,12 @@ impl Model {
                     run.num_readable = [num_rows; NUM_LAYERS as usize];
                 }
                 self.book.handle_ended(session, 0);
-                let fact = KvFact::ExportEnded { request, num_rows };
+                let state = is_whole.then_some(state_of(request));
+                let fact = KvFact::ExportEnded {
+                    request,
+                    num_rows,
+                    state,
+                };
                 let fault = self.book.handle_fact(&fact);
                 assert_eq!(fault.is_some(), !is_whole && !run.is_kept);
                 if fault.is_some() {
@@ -227,8 +238,9 @@ impl Model {
                         *num_readable = num_rows;
                     }
                 }
-                ExportTask::Finish { key } => {
-                    self.readers.get_mut(&key).expect("stored").is_finished = true;
+                ExportTask::Finish { key, state } => {
+                    let reader = self.readers.get_mut(&key).expect("stored");
+                    (reader.is_finished, reader.state) = (true, state);
                 }
                 ExportTask::Delete { key } => {
                     if let Some(reader) = self.readers.get_mut(&key) {
@@ -262,6 +274,8 @@ impl Model {
                 }
                 assert_eq!(reader.num_readable, run.num_readable, "rows of {key}");
                 assert_eq!(reader.is_finished, run.is_finished, "the end of {key}");
+                let state = run.is_finished.then_some(state_of(request));
+                assert_eq!(reader.state, state, "the state of {key}");
             }
         }
     }

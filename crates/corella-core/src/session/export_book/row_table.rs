@@ -5,8 +5,8 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::ExportTask;
-use crate::PageTable;
 use crate::session::SessionKey;
+use crate::{PageTable, SnapshotId};
 
 #[derive(Debug)]
 pub(super) struct RowTable {
@@ -17,6 +17,8 @@ pub(super) struct RowTable {
     num_readable: Vec<u32>,
     /// The steps that computed the rows have returned.
     is_complete: bool,
+    /// The recurrent state behind all rows, once they are complete.
+    state: Option<SnapshotId>,
 }
 
 impl RowTable {
@@ -26,6 +28,7 @@ impl RowTable {
             num_announced: 0,
             num_readable: vec![0; num_layers as usize],
             is_complete: false,
+            state: None,
         }
     }
 
@@ -44,8 +47,9 @@ impl RowTable {
     }
 
     /// The steps that computed all rows have returned.
-    pub fn finish(&mut self) {
+    pub fn finish(&mut self, state: Option<SnapshotId>) {
         self.is_complete = true;
+        self.state = state;
     }
 
     /// All rows may be read. The layers of a prompt that is offered as a whole are not followed.
@@ -72,7 +76,10 @@ impl RowTable {
             }
         }
         if self.is_complete {
-            tasks.push_back(ExportTask::Finish { key });
+            tasks.push_back(ExportTask::Finish {
+                key,
+                state: self.state,
+            });
         }
     }
 

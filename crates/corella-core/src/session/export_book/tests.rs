@@ -44,7 +44,11 @@ fn exported(step: u64, first_row: u32, end_row: u32) -> KvFact {
 
 fn ended(num_rows: u32) -> KvFact {
     let request = REQUEST;
-    KvFact::ExportEnded { request, num_rows }
+    KvFact::ExportEnded {
+        request,
+        num_rows,
+        state: None,
+    }
 }
 
 fn add_pages(attempt: u32, pages: &[u32]) -> ExportTask {
@@ -76,7 +80,7 @@ fn store(attempt: u32) -> ExportTask {
 
 fn finish(attempt: u32) -> ExportTask {
     let key = key(attempt);
-    ExportTask::Finish { key }
+    ExportTask::Finish { key, state: None }
 }
 
 const RELEASE: ExportTask = ExportTask::ReleaseHold { request: REQUEST };

@@ -73,6 +73,8 @@ impl Scheduler {
         self.running.note_left();
         let state = &mut self.requests[index];
         self.kv.unlock_all(state.take_pages());
+        let snapshot = state.take_received_state();
+        self.drop_snapshot(snapshot);
         self.requests[index].leave_path(&mut self.kv);
         let state = &mut self.requests[index];
         state.set_restored_block(None);

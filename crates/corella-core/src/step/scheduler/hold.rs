@@ -2,17 +2,18 @@
 
 use crate::request_state::RequestIndex;
 use crate::step::step_plan::InflightSpan;
-use crate::{RequestId, Scheduler, StepId};
+use crate::{RequestId, Scheduler, SnapshotId, StepId};
 
 impl Scheduler {
     /// Reports that nobody reads or writes the request's held pages any more, and releases them. If
     /// the request is still exporting, it stops doing so and its pages will not be held; returns
     /// false if nothing is held or exported for it.
     pub fn release_hold(&mut self, request: RequestId) -> bool {
-        let Some(pages) = self.holds.remove(request) else {
+        let Some((pages, state)) = self.holds.remove(request) else {
             return self.stop_exporting(request);
         };
         self.kv.unlock_all(pages);
+        self.drop_snapshot(state);
         true
     }
 
@@ -23,6 +24,8 @@ impl Scheduler {
         let state = &mut self.requests[index];
         self.holds.stop_export(state.export_mut());
         let was_exporting = state.stop_exporting();
+        let snapshot = state.export_mut().take_state();
+        self.drop_snapshot(snapshot);
         self.give_back_pages(index);
         was_exporting
     }
@@ -33,7 +36,8 @@ impl Scheduler {
         self.holds.renew(request, lease_us)
     }
 
-    /// A request that exports its KV has taken its pages.
+    /// A request that exports its KV has taken its pages. The snapshot for the state behind them is reserved now, so that
+    /// there is one when its prompt is computed.
     pub(super) fn begin_export(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let config = &self.config;
@@ -41,15 +45,28 @@ impl Scheduler {
         let num_pages = config.num_exported_pages(num_rows);
         // The token that is drawn last has no row.
         let num_final_rows = (state.num_prompt_tokens() + state.max_tokens()).saturating_sub(1);
-        let is_held = config.has_room_beside_export(num_rows, num_final_rows)
+        let has_pages = config.has_room_beside_export(num_rows, num_final_rows)
             && self.holds.begin_export(
                 state.export_mut(),
                 (num_rows, num_pages),
                 config.max_held_pages,
             );
-        if !is_held {
+        let last_returned = self.inflight.last_returned();
+        let snapshot = match has_pages {
+            true => self.kv.try_reserve_snapshot(last_returned),
+            false => None,
+        };
+        state.export_mut().set_state(snapshot);
+        if !has_pages || self.kv.is_recurrent() && snapshot.is_none() {
+            self.holds.stop_export(state.export_mut());
             self.holds.decline(state.id());
             state.stop_exporting();
+        }
+    }
+
+    pub(super) fn drop_snapshot(&mut self, snapshot: Option<SnapshotId>) {
+        if let Some(id) = snapshot {
+            self.kv.drop_snapshot(id);
         }
     }
 

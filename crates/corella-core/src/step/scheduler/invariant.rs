@@ -20,8 +20,12 @@ impl Scheduler {
         fetches.check_invariants(&self.kv);
         let ends = self.requests.iter().filter_map(|state| state.path_end());
         self.kv.check_ends(ends.chain(fetches.ends()));
-        let held = self.requests.iter().filter_map(|state| state.snapshot());
-        self.kv.check_held_snapshots(held.map(|held| held.id));
+        let of_requests = self.requests.iter().flat_map(|state| {
+            let held = state.snapshot().map(|held| held.id);
+            [held, state.export().state(), state.received_state()]
+        });
+        let held = of_requests.flatten().chain(self.holds.states());
+        self.kv.check_held_snapshots(held);
     }
 
     /// A page has one lock for each table, each hold, of a request or of blocks, each fetch and each copy to or from host memory that names

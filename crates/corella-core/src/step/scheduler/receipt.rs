@@ -21,7 +21,8 @@ use crate::cache::kv_cache::FoundPrefix;
 use crate::request_state::{RequestIndex, Stage};
 use crate::step::step_plan::StepPlan;
 use crate::{
-    AdmissionError, FinishReason, PageTable, Request, RequestError, RequestId, Scheduler, TokenId,
+    AdmissionError, FinishReason, PageTable, Request, RequestError, RequestId, Scheduler,
+    SnapshotId, TokenId,
 };
 
 /// The pages that a request was given for KV to come.
@@ -29,6 +30,8 @@ use crate::{
 pub struct Reservation {
     /// The page table of each KV group, up to the request's last token. Pages that it does not read are left out.
     pub tables: Vec<PageTable>,
+    /// For models with recurrent layers, where the state behind all rows is to be written.
+    pub state: Option<SnapshotId>,
     /// The first rows, in whole pages, are there already and must not be written.
     pub num_cached_rows: u32,
     /// The number of this reservation among all that were granted, counted from 1.
@@ -57,21 +60,22 @@ impl Scheduler {
     ///
     /// [`AdmissionError::NoRoom`] says that another node may have room, and
     /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because log-probabilities or a
-    /// hidden state of the prompt are wanted, which only the node that computes it has, or because the model has recurrent
-    /// layers.
+    /// hidden state of the prompt are wanted, which only the node that computes it has.
     pub fn reserve(
         &mut self,
         request: Request,
         deadline_us: u64,
     ) -> Result<Reservation, AdmissionError> {
-        if request.sampling.is_told_of_prompt() || self.kv.is_recurrent() {
+        if request.sampling.is_told_of_prompt() {
             return Err(AdmissionError::NoDecodeNode);
         }
         let max_tokens = self.config.check_request(&request)?;
         let state = self.new_state(request, max_tokens, 0)?;
         let index = self.requests.insert(state);
         let num_rows = self.requests[index].num_known_tokens();
-        let found = self.ready_prefix(index, num_rows);
+        // A recurrent state comes with the last row.
+        let is_recurrent = self.kv.is_recurrent();
+        let found = self.ready_prefix(index, num_rows - u32::from(is_recurrent));
         let num_cached_rows = found.num_rows(self.config.page_size);
         let state = &mut self.requests[index];
         self.outlook.expect_output(state);
@@ -85,8 +89,13 @@ impl Scheduler {
         let num_needed_pages = num_new_pages + peak;
         let num_available_pages = self.kv.num_available();
         let is_full = self.receipts.len() >= self.config.max_queued_requests as usize;
-        if num_needed_pages > num_available_pages || num_new_pages > num_available_pages || is_full
-        {
+        let has_room = num_needed_pages.max(num_new_pages) <= num_available_pages && !is_full;
+        let last_returned = self.inflight.last_returned();
+        let snapshot = match has_room {
+            true => self.kv.try_reserve_snapshot(last_returned),
+            false => None,
+        };
+        if !has_room || is_recurrent && snapshot.is_none() {
             self.requests.remove(index);
             return Err(AdmissionError::NoRoom {
                 num_needed_pages,
@@ -96,12 +105,14 @@ impl Scheduler {
         self.hold_first_pages(&candidate);
         let state = &mut self.requests[index];
         state.prefill_to(num_rows);
+        state.receive_state(snapshot);
         let tables = state.tables().to_vec();
         self.begin_receiving(index, deadline_us);
         let num_reservations = &mut self.journal.counters().num_reservations;
         *num_reservations += 1;
         Ok(Reservation {
             tables,
+            state: snapshot,
             num_cached_rows,
             granted_as: *num_reservations,
         })
@@ -151,7 +162,8 @@ impl Scheduler {
     }
 
     /// Reports that all rows of a reserved request are in its pages, and that no token was drawn after
-    /// them: its last known token is computed again, and the next one is drawn here. The return value
+    /// them: its last known token is computed again, and the next one is drawn here. With recurrent layers, more tokens
+    /// are computed again, because the state before the last one has not come. The return value
     /// is that of [`handle_kv_arrived`](Self::handle_kv_arrived).
     pub fn handle_rows_arrived(&mut self, id: RequestId) -> bool {
         let Some(index) = self.receiving(id) else {
@@ -159,7 +171,9 @@ impl Scheduler {
         };
         let state = &self.requests[index];
         let num_rows = state.num_known_tokens();
-        if state.num_published_blocks() * self.config.page_size == num_rows {
+        if self.kv.is_recurrent()
+            || state.num_published_blocks() * self.config.page_size == num_rows
+        {
             // The row to compute again is in a page that others may read at this moment. The request
             // starts like any other whose tokens are all cached, from a copy.
             self.stop_receiving(index);
@@ -204,7 +218,9 @@ impl Scheduler {
         state.enter(Stage::Waiting);
         state.forget_rows();
         state.leave_path(&mut self.kv);
+        let snapshot = state.take_received_state();
         self.waiting.add(index, state, &self.pace);
+        self.drop_snapshot(snapshot);
     }
 
     /// Removes a request that is leaving from the receipts. If its KV had not arrived yet, late
@@ -222,7 +238,10 @@ impl Scheduler {
         let request = state.id();
         match self.spills.is_restoring(request) {
             true => self.spills.keep_for_writer(request, pages),
-            false => self.holds.insert(request, pages, None),
+            false => {
+                let snapshot = state.take_received_state();
+                self.holds.insert(request, (pages, snapshot), None);
+            }
         }
         state.leave_path(&mut self.kv);
     }
@@ -292,8 +311,14 @@ impl Scheduler {
         state.start(slot, plan.batch.step);
         state.prefill_to(state.num_scheduled_tokens());
         self.give_back_pages(index);
+        let state = &mut self.requests[index];
+        let snapshot = state.take_received_state();
+        if let Some(id) = snapshot {
+            self.kv.name_snapshot(id, plan.batch.step);
+        }
+        self.drop_snapshot(snapshot);
         let state = &self.requests[index];
-        plan.start_slot(state, slot, None);
+        plan.start_slot(state, slot, snapshot);
         plan.start_tables(state, slot);
         self.note_admitted(index);
         self.running.insert(index, &self.requests);

@@ -126,6 +126,9 @@ impl Scheduler {
     /// Takes a snapshot behind the request's span if that ends where one is due. If all snapshots have to stay, none is
     /// taken.
     pub(super) fn take_snapshot(&mut self, index: RequestIndex, plan: &mut StepPlan) {
+        if self.take_exported_state(index, plan) {
+            return;
+        }
         let Some(points) = self.snapshot_points(&self.requests[index]) else {
             return;
         };
@@ -164,6 +167,23 @@ impl Scheduler {
             Some(block) => self.kv.give_snapshot(id, block),
             None => state.hold_snapshot(HeldSnapshot { id, num_blocks }),
         }
+    }
+
+    /// Takes the snapshot that another node wants, if the request's span ends where its exported rows do. A span has one
+    /// snapshot, so no block gets one there.
+    fn take_exported_state(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
+        let state = &self.requests[index];
+        let export = state.export();
+        let Some(id) = export.state() else {
+            return false;
+        };
+        if state.num_scheduled_tokens() != export.end_row() {
+            return false;
+        }
+        let slot = state.held_slot();
+        plan.batch.snapshots.push(StateSnapshot { slot, to: id });
+        self.kv.name_snapshot(id, plan.batch.step);
+        true
     }
 
     /// Returns the leader that is about to take a snapshot further on than `found`, and the number of blocks up to

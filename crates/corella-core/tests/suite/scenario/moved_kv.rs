@@ -2,7 +2,7 @@
 
 use corella_core::{
     BlockList, FetchEnd, FetchRefusal, FetchRequest, HoldId, KvFact, Namespace, PageId, PageTable,
-    SpillTask, TokenId,
+    SnapshotId, SpillTask, TokenId,
 };
 
 use super::World;
@@ -28,8 +28,13 @@ impl World {
                 KvFact::Declined { request } => {
                     format!("{}: nothing is exported", self.names[&request])
                 }
-                KvFact::ExportEnded { request, num_rows } => {
-                    format!("{}: {num_rows} rows, and no more", self.names[&request])
+                KvFact::ExportEnded {
+                    request,
+                    num_rows,
+                    state,
+                } => {
+                    let (name, state) = (&self.names[&request], state_place(state));
+                    format!("{name}: {num_rows} rows, and no more{state}")
                 }
                 KvFact::LeaseEnded { request } => {
                     format!("{}: the lease is over", self.names[&request])
@@ -175,6 +180,12 @@ impl World {
             self.say(&line);
         }
     }
+}
+
+/// The snapshot of the recurrent state behind rows, if there is one.
+pub fn state_place(state: Option<SnapshotId>) -> String {
+    let place = state.map(|id| format!(", their state in S{id}"));
+    place.unwrap_or_default()
 }
 
 /// The tables of all groups.

@@ -49,6 +49,7 @@ fn fail_export(end: &mut PrefillEnd, now_us: u64) {
     let fact = KvFact::ExportEnded {
         request: RequestId(0),
         num_rows: 0,
+        state: None,
     };
     end.handle_kv_fact(&fact, now_us);
 }
@@ -310,6 +311,7 @@ fn a_decode_node_is_told_at_once_that_rows_are_missing() {
     let cut_short = KvFact::ExportEnded {
         request,
         num_rows: 8,
+        state: None,
     };
     end.handle_kv_fact(&cut_short, 2);
     let message = ToDecode::Abort(AbortReason::LoadFailed);
