@@ -16,7 +16,7 @@ use corella_model::{
 
 use crate::kernels::{Isa, choose_kernels};
 use crate::kv::{PipelinePages, RowShape, place_bytes};
-use crate::recurrent::StateLimits;
+use crate::recurrent::{PipelineStates, StateLimits};
 use crate::step::{
     AdapterStore, Command, DraftHead, DraftHeadParts, Forward, ForwardParts, Output, Profile, Stage,
 };
@@ -308,17 +308,22 @@ impl CpuExecutor {
             .collect();
         let forwards = forwards?;
         let kv = forwards.iter().map(|forward| Arc::clone(&forward.kv));
+        let states = forwards
+            .iter()
+            .filter_map(|forward| forward.states.as_ref());
+        let states = PipelineStates::new(states.map(|states| Arc::clone(states.snapshots())));
+        let kv_pages = PipelinePages::new(
+            KvLayers::new(&kv_groups, stage_layers(spec.layers.len(), num_stages)),
+            config.num_pages,
+            kv.collect(),
+        );
 
         let (commands, mut receiver) = sync_channel(QUEUE_LEN);
         let (results_sender, results) = sync_channel(QUEUE_LEN);
         let mut executor = Self {
             info,
             kv_layout,
-            kv_pages: Arc::new(PipelinePages::new(
-                KvLayers::new(&kv_groups, stage_layers(spec.layers.len(), num_stages)),
-                config.num_pages,
-                kv.collect(),
-            )),
+            kv_pages: Arc::new(kv_pages.with_states(states)),
             adapters,
             has_draft_head,
             commands,

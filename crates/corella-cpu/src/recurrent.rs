@@ -8,10 +8,13 @@
 mod convolution_input;
 mod convolution_layer;
 mod delta_layer;
+mod pipeline_states;
 mod record;
+mod snapshot_memory;
 mod state_memory;
 
 pub use self::convolution_layer::ConvolutionLayer;
 pub use self::delta_layer::{DeltaLayer, DeltaScratch};
+pub use self::pipeline_states::PipelineStates;
 pub use self::record::state_bytes;
 pub use self::state_memory::{SpanState, StateLimits, StateMemory};

@@ -73,6 +73,7 @@ pub fn run_recurrent(
     suite.run_common(&expected);
     suite.kept_states_equal_computed_ones();
     suite.states_are_kept_while_others_run();
+    suite.states_can_be_moved();
 }
 
 struct Suite<'a> {

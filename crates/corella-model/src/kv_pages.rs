@@ -7,7 +7,7 @@ use std::time::Duration;
 use corella_core::{PageId, StepId};
 
 use crate::element_order::{to_canonical, to_native};
-use crate::{DecoderSpec, ElementOrder, KvFormat, KvGroups, KvLayers};
+use crate::{DecoderSpec, ElementOrder, KvFormat, KvGroups, KvLayers, StateRecords};
 
 /// What two executors have to know of each other's pages. Whether they run the same model is
 /// another question.
@@ -129,6 +129,11 @@ pub unsafe trait KvPages: Send + Sync {
 
     /// Somebody has filled a page, so it will be used soon. `write` says so itself.
     fn note_written(&self, _page: PageId) {}
+
+    /// The recurrent states behind the rows. `None` for models without recurrent layers.
+    fn states(&self) -> Option<&dyn StateRecords> {
+        None
+    }
 
     /// How many layers, counted from the first, have all keys and values of the step. All of them
     /// count when the executor has finished with the step, even if it has failed. From then on

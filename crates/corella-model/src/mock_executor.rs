@@ -17,7 +17,6 @@ use corella_core::{
 };
 
 use crate::mock_adapters::MockAdapters;
-use crate::mock_executor::state::Snapshots;
 pub use crate::mock_executor::step_gate::StepGate;
 use crate::mock_executor::step_time::{StepClock, StepTime};
 use crate::mock_executor::step_timer::StepTimer;
@@ -30,7 +29,6 @@ pub struct MockExecutor {
     kv: Arc<MockKv>,
     adapters: Arc<MockAdapters>,
     slots: Vec<Option<Slot>>,
-    snapshots: Snapshots,
     inflight: VecDeque<Inflight>,
     check: BatchCheck,
     clock: StepClock,
@@ -74,7 +72,6 @@ impl MockExecutor {
             kv: Arc::new(MockKv::new(&config)),
             adapters: Arc::default(),
             slots: Vec::new(),
-            snapshots: Snapshots::new(config.num_snapshots),
             inflight: VecDeque::new(),
             check: BatchCheck::new(config.page_size, &config.kv_groups),
             clock: StepClock::new(Instant::now()),
@@ -175,7 +172,7 @@ impl MockExecutor {
 
     fn restore(&mut self, start: &SlotStart, precedes_bad_news: bool) -> Result<(), String> {
         let slot = slot_mut(&mut self.slots, start.slot)?;
-        slot.undefined = self.snapshots.restore(start, &slot.sequence)?;
+        slot.undefined = self.kv.snapshots.restore(start, &slot.sequence)?;
         match slot.undefined && !precedes_bad_news {
             true => Err(format!(
                 "slot {} starts with a state that is undefined",
@@ -268,7 +265,7 @@ impl MockExecutor {
             for &taken in &batch.snapshots {
                 let slot = slot_mut(&mut this.slots, taken.slot)?;
                 let (sequence, is_undefined) = (&slot.sequence, slot.undefined);
-                this.snapshots.take(taken, sequence, is_undefined)?;
+                this.kv.snapshots.take(taken, sequence, is_undefined)?;
             }
             Ok(rows)
         };
@@ -560,7 +557,7 @@ impl MockExecutor {
             }
         }
         for taken in &batch.snapshots {
-            self.snapshots.undo(taken.to);
+            self.kv.snapshots.undo(taken.to);
         }
         for later in &mut self.inflight {
             later.precedes_bad_news = true;
@@ -606,7 +603,7 @@ fn row_index(slot: &Slot, group: usize, position: usize, page_size: u32) -> Resu
 
 mod face;
 mod scoring;
-mod state;
+pub(crate) mod state;
 mod step_gate;
 mod step_time;
 mod step_timer;

@@ -7,9 +7,10 @@ use std::time::Duration;
 use corella_core::{PageId, StepId, TokenId};
 
 use crate::generator::mix;
+use crate::mock_executor::state::Snapshots;
 use crate::{
     DType, ElementOrder, KvFormat, KvGeometry, KvLayers, KvPages, LayerCounter, LayerProgress,
-    MockConfig,
+    MockConfig, StateRecords,
 };
 
 /// The KV of one position in the first layer.
@@ -78,6 +79,7 @@ pub(crate) struct MockKv {
     /// Written by other threads too, so that nothing here is unsafe.
     cells: Box<[AtomicU32]>,
     pub counter: LayerCounter,
+    pub snapshots: Snapshots,
 }
 
 impl MockKv {
@@ -97,6 +99,7 @@ impl MockKv {
             geometry,
             cells: (0..num_cells).map(|_| AtomicU32::new(0)).collect(),
             counter: LayerCounter::default(),
+            snapshots: Snapshots::new(config.num_snapshots),
         };
         for layer in 0..kv.num_layers() {
             let num_rows = kv.geometry.num_pages as usize * kv.page_size();
@@ -189,6 +192,10 @@ unsafe impl KvPages for MockKv {
         let cells = &self.cells[first..][..geometry.layer_bytes() / size_of::<u32>()];
         let bytes = NonNull::from(cells).cast::<u8>();
         [geometry.layer_bytes(), 0].map(|len| NonNull::slice_from_raw_parts(bytes, len))
+    }
+
+    fn states(&self) -> Option<&dyn StateRecords> {
+        self.snapshots.records()
     }
 
     fn num_layers_done(&self, step: StepId) -> u32 {

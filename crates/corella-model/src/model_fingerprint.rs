@@ -5,6 +5,7 @@ use std::fmt;
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::generator::mix;
+use crate::state_record::RECORD_VERSION;
 use crate::{DecoderSpec, DecoderWeights, Tensor};
 
 /// A digest of a checkpoint: its shape, and some of every tensor as it is stored. The same weights in
@@ -27,6 +28,9 @@ impl ModelFingerprint {
         };
         // Any difference counts, those of fields that are yet to come too.
         hasher.update(format!("{spec:?}").as_bytes());
+        if spec.is_recurrent() {
+            hasher.update(&RECORD_VERSION.to_le_bytes());
+        }
         let mut scratch = Vec::new();
         for (index, (name, tensor)) in tensors(weights).enumerate() {
             // Which are there is part of it.

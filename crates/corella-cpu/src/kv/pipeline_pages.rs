@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_core::{PageId, StepId};
-use corella_model::{KvGeometry, KvLayers, KvPages, LayerProgress};
+use corella_model::{KvGeometry, KvLayers, KvPages, LayerProgress, StateRecords};
 
 use super::memory::KvMemory;
 
@@ -13,6 +13,7 @@ pub struct PipelinePages {
     geometry: KvGeometry,
     /// In the order of their layers.
     stages: Vec<Arc<KvMemory>>,
+    states: Option<Box<dyn StateRecords>>,
 }
 
 impl PipelinePages {
@@ -32,7 +33,17 @@ impl PipelinePages {
             format: kv.format,
             order: kv.order,
         };
-        Self { geometry, stages }
+        Self {
+            geometry,
+            stages,
+            states: None,
+        }
+    }
+
+    /// Adds the states of recurrent layers.
+    pub fn with_states(mut self, states: Option<impl StateRecords + 'static>) -> Self {
+        self.states = states.map(|states| Box::new(states) as _);
+        self
     }
 
     /// The stage of a layer, and its number there.
@@ -69,6 +80,10 @@ unsafe impl KvPages for PipelinePages {
         for kv in &self.stages {
             kv.note_used(page.0 as usize);
         }
+    }
+
+    fn states(&self) -> Option<&dyn StateRecords> {
+        self.states.as_deref()
     }
 
     fn num_layers_done(&self, step: StepId) -> u32 {

@@ -1,5 +1,7 @@
 //! The layout of a sequence's recurrent state.
 
+use std::ops::Range;
+
 use corella_model::{DecoderSpec, GatedDeltaSpec, RecurrentSpec};
 
 use crate::kernels::DELTA_CHUNK;
@@ -25,11 +27,14 @@ pub struct InputRing {
     first: usize,
     num_channels: usize,
     num_tokens: usize,
+    /// The tokens before a token whose inputs it reads.
+    num_before: usize,
 }
 
 /// Where the state of a gated delta network is in a record.
 #[derive(Clone, Copy)]
 pub struct DeltaPlaces {
+    num_heads: usize,
     /// `[value head][key_dim][value_dim]`: the matrices at the start of the chunk.
     state: usize,
     state_len: usize,
@@ -83,6 +88,26 @@ impl RecordLayout {
         }
     }
 
+    /// The layers with a state.
+    pub fn recurrent_layers(&self) -> impl Iterator<Item = usize> {
+        let layers = self.layers.iter().enumerate();
+        layers.filter_map(|(index, places)| places.is_some().then_some(index))
+    }
+
+    /// Visits the parts of a record that a layer needs to go on behind so many tokens, in an order and of sizes that do
+    /// not depend on the number of drafts.
+    pub fn visit_needed(
+        &self,
+        layer: usize,
+        num_tokens: usize,
+        mut visit: impl FnMut(Range<usize>),
+    ) {
+        if let Some(LayerPlaces::Delta(places)) = &self.layers[layer] {
+            places.visit_needed(num_tokens, &mut visit);
+        }
+        self.inputs(layer).visit_needed(num_tokens, &mut visit);
+    }
+
     /// The inputs that a layer's convolution keeps.
     pub fn inputs(&self, layer: usize) -> &InputRing {
         match &self.layers[layer] {
@@ -108,6 +133,15 @@ impl InputRing {
             first: take(end, num_tokens * num_channels),
             num_channels,
             num_tokens,
+            num_before: kernel_len - 1,
+        }
+    }
+
+    /// Visits the inputs that the token behind `num_tokens` tokens reads.
+    fn visit_needed(&self, num_tokens: usize, visit: &mut impl FnMut(Range<usize>)) {
+        for position in num_tokens.saturating_sub(self.num_before)..num_tokens {
+            let first = self.at(position);
+            visit(first..first + self.num_channels);
         }
     }
 
@@ -127,6 +161,7 @@ impl DeltaPlaces {
         let num_tokens = (DELTA_CHUNK + max_drafts).next_multiple_of(DELTA_CHUNK);
         let state_len = spec.key_dim * spec.value_dim;
         Self {
+            num_heads: heads,
             state: take(heads * state_len),
             state_len,
             updates: take(heads * num_tokens * spec.value_dim),
@@ -137,6 +172,22 @@ impl DeltaPlaces {
             num_tokens,
             inputs: InputRing::new([spec.num_channels(), spec.kernel_len], max_drafts, end),
         }
+    }
+
+    /// Visits the matrices, which are zero in the first chunk and not read there, and the rows of the open chunk.
+    fn visit_needed(&self, num_tokens: usize, visit: &mut impl FnMut(Range<usize>)) {
+        let chunk = num_tokens / DELTA_CHUNK * DELTA_CHUNK;
+        let num_open = num_tokens - chunk;
+        let mut visit = |first: usize, len: usize| visit(first..first + len);
+        if chunk > 0 {
+            visit(self.state, self.num_heads * self.state_len);
+        }
+        for head in 0..self.num_heads {
+            // A chunk is in one piece.
+            visit(self.update(head, chunk), num_open * self.value_dim);
+            visit(self.decay(head, chunk), num_open);
+        }
+        visit(self.keys(chunk), num_open * self.key_len);
     }
 
     pub fn state(&self, head: usize) -> usize {

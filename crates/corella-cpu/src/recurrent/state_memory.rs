@@ -1,7 +1,7 @@
-//! The states of all slots, and copies of states for sequences that begin alike. A record takes memory
-//! when it is first used.
+//! The states of all slots. A record takes memory when it is first used.
 
 use std::io;
+use std::sync::Arc;
 
 use corella_core::{Batch, SlotId, SnapshotId, Span};
 use corella_model::DecoderSpec;
@@ -10,13 +10,14 @@ use crate::kernels::DELTA_CHUNK;
 use crate::system::Region;
 
 use super::record::{DeltaPlaces, InputRing, RecordLayout};
+use super::snapshot_memory::SnapshotMemory;
 
 pub struct StateMemory {
-    layout: RecordLayout,
+    layout: Arc<RecordLayout>,
     limits: StateLimits,
     /// One for each slot, and one for warm-up.
     slots: Vec<Record>,
-    snapshots: Vec<Record>,
+    snapshots: Arc<SnapshotMemory>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -29,19 +30,30 @@ pub struct StateLimits {
 
 /// The states of one sequence.
 #[derive(Default)]
-struct Record {
-    region: Option<Region>,
-    place: Place,
+pub struct Record {
+    pub(super) region: Option<Region>,
+    pub(super) place: Place,
 }
 
 /// How far a record is.
 #[derive(Clone, Copy, Default)]
-struct Place {
+pub(super) struct Place {
     /// The tokens that the matrices have taken up: whole chunks.
     start: usize,
     /// The number of tokens without drafts, and with those of the last span.
-    num_known: usize,
-    num_tokens: usize,
+    pub num_known: usize,
+    pub num_tokens: usize,
+}
+
+impl Place {
+    /// The place behind so many tokens, none of which is a draft.
+    pub fn behind(num_tokens: usize) -> Self {
+        Self {
+            start: num_tokens / DELTA_CHUNK * DELTA_CHUNK,
+            num_known: num_tokens,
+            num_tokens,
+        }
+    }
 }
 
 /// The state with which a span begins.
@@ -64,13 +76,19 @@ impl SpanState {
 impl StateMemory {
     /// `None` for models without recurrent layers.
     pub fn new(spec: &DecoderSpec, limits: StateLimits) -> Option<Self> {
-        let records = |count| (0..count).map(|_| Record::default()).collect();
+        let layout = Arc::new(RecordLayout::new(spec, limits.max_drafts)?);
+        let snapshots = SnapshotMemory::new(Arc::clone(&layout), limits.num_snapshots);
+        let slots = (0..=limits.max_num_seqs).map(|_| Record::default());
         Some(Self {
-            layout: RecordLayout::new(spec, limits.max_drafts)?,
-            slots: records(limits.max_num_seqs + 1),
-            snapshots: records(limits.num_snapshots),
+            layout,
+            slots: slots.collect(),
+            snapshots: Arc::new(snapshots),
             limits,
         })
+    }
+
+    pub fn snapshots(&self) -> &Arc<SnapshotMemory> {
+        &self.snapshots
     }
 
     /// Where a record has the state of a gated delta network.
@@ -117,9 +135,7 @@ impl StateMemory {
 
     fn restore(&mut self, slot: SlotId, from: SnapshotId, num_cached: usize) -> Result<(), String> {
         let len = self.layout.len();
-        let limits = self.limits;
-        let snapshot = self.snapshots.get(from.0 as usize);
-        let snapshot = snapshot.ok_or_else(|| beyond_snapshots(from, limits))?;
+        let snapshot = self.snapshots.record(from)?;
         if snapshot.place.num_tokens != num_cached {
             return Err(format!(
                 "snapshot {from} is behind {} tokens, and slot {slot} starts behind {num_cached}",
@@ -128,7 +144,7 @@ impl StateMemory {
         }
         let record = { self.slots.get_mut(slot.0 as usize) };
         let record = record.ok_or_else(|| format!("slot {slot} is beyond the executor's"))?;
-        record.copy(snapshot, len)
+        record.copy(&snapshot, len)
     }
 
     /// Plans a span, behind which the record will be where the span ends, even if the step fails: steps
@@ -168,11 +184,9 @@ impl StateMemory {
     /// Plans the snapshots of a step, which will be where their slots are then, even if the step fails: steps
     /// in flight may restore them, and what those compute is discarded.
     pub fn plan_snapshots(&mut self, batch: &Batch) -> Result<(), String> {
-        let limits = self.limits;
         for kept in &batch.snapshots {
             let place = self.slot_mut(kept.slot)?.place;
-            let to = self.snapshots.get_mut(kept.to.0 as usize);
-            to.ok_or_else(|| beyond_snapshots(kept.to, limits))?.place = place;
+            self.snapshots.record(kept.to)?.place = place;
         }
         Ok(())
     }
@@ -190,14 +204,12 @@ impl StateMemory {
 
     /// Keeps the states behind a step.
     pub fn keep(&mut self, batch: &Batch) -> Result<(), String> {
-        let (len, limits) = (self.layout.len(), self.limits);
+        let len = self.layout.len();
         for kept in &batch.snapshots {
             let slot = self.slots.get(kept.slot.0 as usize);
             let slot =
                 slot.ok_or_else(|| format!("slot {} is beyond the executor's", kept.slot))?;
-            let to = self.snapshots.get_mut(kept.to.0 as usize);
-            to.ok_or_else(|| beyond_snapshots(kept.to, limits))?
-                .copy(slot, len)?;
+            self.snapshots.record(kept.to)?.copy(slot, len)?;
         }
         Ok(())
     }
@@ -209,7 +221,7 @@ impl StateMemory {
 }
 
 impl Record {
-    fn commit(&mut self, len: usize) -> Result<(), String> {
+    pub(super) fn commit(&mut self, len: usize) -> Result<(), String> {
         if self.region.is_none() {
             let no_memory = |error: io::Error| format!("no memory for recurrent states: {error}");
             let region = Region::new(len * size_of::<f32>()).map_err(no_memory)?;
@@ -233,11 +245,4 @@ impl Record {
         }
         Ok(())
     }
-}
-
-fn beyond_snapshots(snapshot: SnapshotId, limits: StateLimits) -> String {
-    format!(
-        "snapshot {snapshot} is beyond the {} of this executor",
-        limits.num_snapshots
-    )
 }

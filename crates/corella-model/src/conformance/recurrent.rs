@@ -1,7 +1,10 @@
 //! Conformance rules about recurrent states that are kept, for requests that begin alike.
 
+use corella_core::SnapshotId;
+
 use super::driver::{Driver, Script, Sequence};
 use super::{SamplingParams, Suite, assert_same};
+use crate::PageForm;
 
 /// The place that a rule keeps a state in.
 const PLACE: u32 = 7;
@@ -60,11 +63,66 @@ impl Suite<'_> {
         );
     }
 
+    /// A request goes on in another executor, from pages and states that were read out and written there. A prompt may
+    /// end anywhere.
+    pub fn states_can_be_moved(&self) {
+        for num_cached in [1, 5, self.page_size, 31, 64, 67, 150] {
+            let (leader, follower) = self.leader_and_follower(num_cached);
+            let expected = self.alone(&follower);
+            let mut source = self.driver();
+            source.keeps_pages = true;
+            source.shuffle_pages();
+            let mut first = source.begin(0, &leader);
+            keep_behind(&mut source, &mut first, num_cached);
+            let tables = first.first_pages(num_cached.div_ceil(self.page_size));
+            let pages = tables.iter();
+            let pages = pages.map(|pages| source.read_pages(pages, PageForm::Native));
+            let pages: Vec<_> = pages.collect();
+            let records = read_records(&source, num_cached as u32);
+
+            let mut target = self.driver();
+            let tables = target.take_tables(num_cached.div_ceil(self.page_size));
+            for (table, pages) in tables.iter().zip(&pages) {
+                target.write_pages(table, PageForm::Native, pages);
+            }
+            write_records(&target, num_cached as u32, &records);
+            let mut moved = target.begin_from(0, &follower, &tables, &follower.prompt, num_cached);
+            target.batch.restore_state(PLACE);
+            target.finish(&mut moved);
+            let way = format!("from a state behind {num_cached} tokens of another executor");
+            assert_same(&way, &expected, &moved.samples);
+        }
+    }
+
     fn leader_and_follower(&self, num_cached: usize) -> (Script, Script) {
         let leader = self.script(21, num_cached + 5, SamplingParams::GREEDY);
         let mut follower = self.script(22, num_cached + 3, SamplingParams::GREEDY);
         follower.prompt[..num_cached].copy_from_slice(&leader.prompt[..num_cached]);
         (leader, follower)
+    }
+}
+
+/// The records of all layers.
+fn read_records(driver: &Driver, num_tokens: u32) -> Vec<Vec<u8>> {
+    let pages = driver.executor.kv_pages();
+    let states = pages.states().expect("the model has recurrent layers");
+    let wrong = states.read(0, SnapshotId(PLACE), num_tokens + 1, &mut []);
+    assert!(wrong.is_err(), "a state is read behind another token");
+    let read = |layer| {
+        let mut bytes = vec![0; states.num_bytes(layer, num_tokens)];
+        let read = states.read(layer, SnapshotId(PLACE), num_tokens, &mut bytes);
+        read.expect("the state is there");
+        bytes
+    };
+    (0..states.num_layers()).map(read).collect()
+}
+
+fn write_records(driver: &Driver, num_tokens: u32, records: &[Vec<u8>]) {
+    let pages = driver.executor.kv_pages();
+    let states = pages.states().expect("the model has recurrent layers");
+    for (layer, bytes) in records.iter().enumerate() {
+        let written = states.write(layer as u32, SnapshotId(PLACE), num_tokens, bytes);
+        written.expect("there is room for the state");
     }
 }
 

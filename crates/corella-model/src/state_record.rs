@@ -1,0 +1,70 @@
+//! Recurrent states that others read and write while the executor runs.
+
+use std::fmt;
+
+use corella_core::SnapshotId;
+
+/// The version of the layout of records. Nodes with different versions do not exchange states: it is part of the
+/// fingerprint of models with recurrent layers.
+pub(crate) const RECORD_VERSION: u32 = 1;
+
+/// The recurrent states in an executor's snapshots. A snapshot has a record for each recurrent layer, which holds what
+/// the layer needs to go on behind a number of tokens. Records depend on the model and that number only, so executors
+/// with other limits, pipeline stages or options have the same.
+///
+/// Layers are counted among the recurrent ones of the model.
+pub trait StateRecords: Send + Sync {
+    fn num_layers(&self) -> u32;
+
+    /// The bytes of a layer's record behind so many tokens.
+    fn num_bytes(&self, layer: u32, num_tokens: u32) -> usize;
+
+    /// Copies a layer's record out of a snapshot, which must be behind `num_tokens` tokens. The step that takes the
+    /// snapshot has returned, and the core keeps it until the call is complete.
+    fn read(
+        &self,
+        layer: u32,
+        snapshot: SnapshotId,
+        num_tokens: u32,
+        out: &mut [u8],
+    ) -> Result<(), StateError>;
+
+    /// The reverse of `read`. The core has reserved the snapshot for what is written here: no step in flight names it.
+    fn write(
+        &self,
+        layer: u32,
+        snapshot: SnapshotId,
+        num_tokens: u32,
+        bytes: &[u8],
+    ) -> Result<(), StateError>;
+
+    /// The bytes of the largest record behind so many tokens.
+    fn max_bytes(&self, num_tokens: u32) -> usize {
+        let layers = 0..self.num_layers();
+        let bytes = layers.map(|layer| self.num_bytes(layer, num_tokens));
+        bytes.max().unwrap_or(0)
+    }
+
+    /// The first layer from `layer` on that has a record behind so many tokens.
+    fn next_layer(&self, layer: u32, num_tokens: u32) -> Option<u32> {
+        (layer..self.num_layers()).find(|&layer| self.num_bytes(layer, num_tokens) > 0)
+    }
+
+    /// The bytes of all records behind so many tokens.
+    fn total_bytes(&self, num_tokens: u32) -> usize {
+        let layers = 0..self.num_layers();
+        { layers.map(|layer| self.num_bytes(layer, num_tokens)) }.sum()
+    }
+}
+
+/// Why a state cannot be read or written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateError(pub String);
+
+impl fmt::Display for StateError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for StateError {}
