@@ -47,7 +47,10 @@ impl Exporter {
                 layers,
                 num_rows,
             } => self.sender.handle_rows_readable(&key, layers, num_rows),
-            ExportTask::Finish { key, .. } => {
+            ExportTask::Finish { key, state } => {
+                if let Some(snapshot) = state {
+                    self.sender.set_state(&key, snapshot);
+                }
                 self.sender.finish(&key);
             }
             ExportTask::Delete { key } => {

@@ -57,7 +57,7 @@ pub use block_server::{BlockReply, BlockServer};
 pub use connection_queue::ConnectionId;
 pub use frame::{
     BlockFrame, BlockVerb, FRAME_BYTES, Frame, FrameError, LoadFrame, PageRun, PathFrame, Refusal,
-    TRAILER_BYTES, Trailer,
+    StateRun, TRAILER_BYTES, Trailer,
 };
 pub use hello::{Hello, Incompatibility};
 pub use incoming::{LoadFailure, LoadStatus};

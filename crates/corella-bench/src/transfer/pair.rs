@@ -146,6 +146,7 @@ impl Pair {
             first_row: 0,
             num_rows,
             tables: vec![PageTable::whole(table.to.clone())],
+            state: None,
             deadline: Instant::now() + DEADLINE,
         };
         // SAFETY: a table's pages are in no other, and its sessions follow each other.

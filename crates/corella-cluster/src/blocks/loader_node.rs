@@ -354,6 +354,7 @@ impl LoaderNode {
             first_row: grant.num_found * self.page_size,
             num_rows: num_blocks * self.page_size,
             tables: grant.tables.clone(),
+            state: None,
             deadline: self.clock().instant(load.hard_us),
         };
         // SAFETY: the scheduler has reserved the pages for this fetch. It keeps them from all others until

@@ -160,6 +160,11 @@ impl Puller {
         if submission.sampling.is_told_of_prompt() {
             return Err("log-probabilities or a hidden state of the prompt are wanted");
         }
+        if self.engine.kv_pages().states().is_some() {
+            return Err(
+                "the model has recurrent layers, whose states `kv_transfer_params` do not move yet",
+            );
+        }
         let rows = source.rows.ok_or("it is another kind of engine")?;
         let digest = prompt_digest(&submission.namespace, &submission.prompt);
         let adapter = submission.adapter.as_ref();
@@ -294,6 +299,7 @@ impl Pull {
                     first_row: num_cached_rows,
                     num_rows,
                     tables: reservation.tables,
+                    state: reservation.state,
                     deadline,
                 };
                 // SAFETY: the engine has reserved these pages for this request, and keeps them from

@@ -94,6 +94,9 @@ impl Node {
         let exchange = engine.block_exchange();
         let source = SourceNode::start(incarnation, exchange, &outlet.sender, geometry);
         let fetches = self.config.fetches.unwrap_or_default();
+        // Blocks are of no use without the recurrent states behind them, which only sessions move.
+        let has_states = engine.kv_pages().states().is_some();
+        let fetches_blocks = self.config.fetches.is_some() && !has_states;
         let loader = LoaderNode::start(incarnation, engine.clone(), receiver, geometry, fetches);
         let following = follow_facts(engine.subscribe_block_facts(), &source, &loader);
         following.map_err(|error| NodeError::Io("starting a thread".to_owned(), error))?;
@@ -102,7 +105,7 @@ impl Node {
         let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, fetches);
         Ok(CachedBlocks {
             source,
-            fetcher: self.config.fetches.is_some().then_some(fetcher),
+            fetcher: fetches_blocks.then_some(fetcher),
         })
     }
 }

@@ -78,11 +78,20 @@ impl ServedModel {
     }
 
     pub fn session_config(&self, config: &NodeConfig) -> SessionConfig {
+        let session = SessionConfig::new(self.row_bytes());
+        // A recurrent state is as much to send behind a short prompt as behind a long one.
+        let state_us = self.state_bytes() * 1_000_000 / session.min_bandwidth_bytes_per_s.max(1);
         SessionConfig {
-            load_base_us: config.load_time.as_micros() as u64,
+            load_base_us: config.load_time.as_micros() as u64 + state_us,
             hold_lease_us: self.engine.limits().hold_lease_us,
-            ..SessionConfig::new(self.row_bytes())
+            ..session
         }
+    }
+
+    /// The recurrent state of one sequence at its largest, in the middle of a chunk.
+    fn state_bytes(&self) -> u64 {
+        let states = self.engine.kv_pages().states();
+        states.map_or(0, |states| states.total_bytes(u32::MAX) as u64)
     }
 
     /// K and V of one token in all layers.

@@ -10,7 +10,7 @@ use corella_core::session::{
     Allocated, DecodeAction, DecodeEnd, Hello, Refusal, SessionConfig, SessionKey, ToDecode,
     ToPrefill,
 };
-use corella_core::{AdmissionError, LostKv, NodeId, PageTable, RequestId};
+use corella_core::{AdmissionError, LostKv, NodeId, PageTable, RequestId, SnapshotId};
 use corella_engine::{
     ConstraintMaker, Engine, EngineState, KvExchange, OutputMeter, Receipt, SpanKind, StreamEvent,
     Submission, SubmitError, TraceScope, rare_line,
@@ -79,6 +79,8 @@ struct LocalRequest {
     id: RequestId,
     /// The pages of its prompt by KV group, once they are reserved.
     tables: Vec<PageTable>,
+    /// Where its recurrent state belongs.
+    state: Option<SnapshotId>,
     asked_at: Instant,
     /// Whether its KV has arrived, or none comes. Until then, `Release` says when its pages may be freed.
     has_arrived: bool,
@@ -283,6 +285,7 @@ impl DecodeNode {
                 let request = LocalRequest {
                     id,
                     tables: Vec::new(),
+                    state: None,
                     asked_at: Instant::now(),
                     has_arrived: false,
                     start: None,
@@ -352,6 +355,7 @@ impl DecodeNode {
             first_row,
             num_rows,
             tables: request.tables.clone(),
+            state: request.state,
             deadline: self.clock().instant(deadline_us),
         };
         // SAFETY: the engine has reserved these pages for this request, and keeps them from everybody
@@ -392,6 +396,7 @@ impl DecodeNode {
                     let mut state = self.lock();
                     if let Some(request) = state.requests.get_mut(&key) {
                         request.tables = reservation.tables;
+                        request.state = reservation.state;
                         let seconds = request.asked_at.elapsed().as_secs_f64();
                         self.times.reserve.observe(seconds);
                     }

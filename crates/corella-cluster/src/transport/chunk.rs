@@ -4,11 +4,11 @@ use std::io;
 use std::ptr::NonNull;
 use std::time::Duration;
 
-use corella_core::PageId;
+use corella_core::{PageId, SnapshotId};
 use corella_model::PageForm;
 
 use super::checksum::Checksum;
-use super::frame::{Frame, PageRun, TRAILER_BYTES, Trailer};
+use super::frame::{Frame, PageRun, StateRun, TRAILER_BYTES, Trailer};
 use super::io_parts::IoParts;
 use super::outgoing::Outgoing;
 use super::place::{PLACE_BYTES, Place};
@@ -20,7 +20,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 /// Writes whole frames; one for a connection.
 pub struct ChunkWriter {
     parts: IoParts,
-    /// For pages in their canonical form, and for places.
+    /// For pages in their canonical form, for places and for recurrent states.
     copy: Vec<u8>,
     hasher: Checksum,
     /// The receiver reads native pages from this node's memory.
@@ -89,6 +89,37 @@ impl ChunkWriter {
         self.parts.clear();
         push_rest(&mut self.parts, &header, rest, num_bytes - header.len());
         self.parts.push_slice(&trailer);
+        // SAFETY: bytes that stay for this call.
+        unsafe { self.send(socket, None, 0).await }.map(drop)
+    }
+
+    /// Sends a copy of a layer's state. If the session has ended, nothing is sent.
+    pub async fn write_state(
+        &mut self,
+        socket: &Socket,
+        outgoing: &Outgoing,
+        run: StateRun,
+        snapshot: SnapshotId,
+    ) -> io::Result<()> {
+        let Some(states) = outgoing.pages.states() else {
+            return Ok(());
+        };
+        let copy = &mut self.copy;
+        copy.resize(run.num_bytes as usize, 0);
+        let read = || states.read(run.layer, snapshot, run.num_rows, copy);
+        let Some(read) = outgoing.gate.enter(read) else {
+            return Ok(());
+        };
+        read.map_err(io::Error::other)?;
+        self.hasher.reset();
+        self.hasher.update(&self.copy);
+        let checksum = self.hasher.value();
+        let header = Frame::State(run).encode();
+        let trailer = Trailer::Whole { checksum }.encode();
+        self.parts.clear();
+        for bytes in [&header[..], &self.copy, &trailer] {
+            self.parts.push_slice(bytes);
+        }
         // SAFETY: bytes that stay for this call.
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }

@@ -16,6 +16,8 @@ pub const FRAME_BYTES: usize = 64;
 pub const TRAILER_BYTES: usize = 16;
 /// The most bytes that may follow a frame, unless a single page is larger.
 pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
+/// The most bytes of a layer's recurrent state: more than any model has.
+pub const MAX_STATE_BYTES: usize = 256 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Frame {
@@ -40,6 +42,18 @@ pub enum Frame {
     Path(PathFrame),
     /// A message about a load of cached blocks (`block_message.rs`), in either direction.
     Blocks(BlockFrame),
+    /// Sender to receiver, behind all rows. Layers come in their order.
+    State(StateRun),
+}
+
+/// A recurrent layer's state behind all rows, which follows. It never comes by another row path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateRun {
+    pub load_id: u64,
+    /// By its number among the recurrent layers of the model.
+    pub layer: u32,
+    pub num_rows: u32,
+    pub num_bytes: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +221,7 @@ const RECEIVED: u8 = 6;
 const CANCEL: u8 = 7;
 const PATH: u8 = 8;
 const BLOCKS: u8 = 9;
+const STATE: u8 = 10;
 
 const FORMS: [PageForm; 2] = [PageForm::Native, PageForm::Canonical];
 
@@ -266,6 +281,12 @@ impl Frame {
                 out.u32(blocks.num_bytes);
                 out.index(&BLOCK_VERBS, &blocks.verb);
             }
+            Self::State(run) => {
+                out.kind(STATE, run.load_id);
+                out.u32(run.layer);
+                out.u32(run.num_rows);
+                out.u32(run.num_bytes);
+            }
         }
         bytes
     }
@@ -279,7 +300,7 @@ impl Frame {
             fields.zeroes()?;
             return Ok(Self::Hello(hello));
         }
-        if kind == 0 || kind > BLOCKS {
+        if kind == 0 || kind > STATE {
             return Err(FrameError::Kind(kind));
         }
         if fields.take::<3>() != [0; 3] {
@@ -325,6 +346,12 @@ impl Frame {
             PATH => Self::Path(PathFrame {
                 name: PathName(load_id.to_le_bytes()),
                 data: fields.take(),
+                num_bytes: fields.u32(),
+            }),
+            STATE => Self::State(StateRun {
+                load_id,
+                layer: fields.u32(),
+                num_rows: fields.u32(),
                 num_bytes: fields.u32(),
             }),
             _ => Self::Blocks(BlockFrame {

@@ -7,12 +7,12 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use corella_core::{PageId, PageTable};
-use corella_model::{KvPages, PageConversion, PageForm};
+use corella_core::{PageId, PageTable, SnapshotId};
+use corella_model::{KvPages, PageConversion, PageForm, StateRecords};
 use tokio::sync::{Notify, watch};
 
 use super::connection_queue::ConnectionQueue;
-use super::frame::{Frame, LoadFrame, PageRun, Refusal};
+use super::frame::{Frame, LoadFrame, PageRun, Refusal, StateRun};
 use super::gate::Gate;
 use super::load_request::LoadRequest;
 use super::outgoing::first_row_sent;
@@ -95,6 +95,8 @@ struct State {
     connection: Option<Arc<ConnectionQueue>>,
     /// For each layer of the model, the rows from 0 on that are there or are not read.
     num_received: Vec<u32>,
+    /// The recurrent layers, from the first on, whose states are there.
+    num_states_received: u32,
     /// Bytes that the sender may send before it hears that any have come.
     window: u64,
     /// Bytes that it may still send.
@@ -110,6 +112,7 @@ impl State {
         Self {
             connection: None,
             num_received,
+            num_states_received: 0,
             window,
             credit: window,
             num_unacknowledged: 0,
@@ -164,7 +167,7 @@ impl Incoming {
         }
         let geometry = &sender.geometry;
         let layer_bytes = u32::try_from(geometry.layer_bytes()).unwrap_or(u32::MAX);
-        let credit_bytes = window_bytes.max(layer_bytes);
+        let credit_bytes = window_bytes.max(layer_bytes).max(self.credit_for_states());
         let layers = &self.pages.geometry().layers;
         let own_page_size = self.pages.geometry().page_size;
         let first_row = |layer| {
@@ -196,6 +199,59 @@ impl Incoming {
             connection.send(&Frame::Cancel {
                 load_id: self.load_id,
             });
+        }
+    }
+
+    /// The states that come with the rows, and where they belong.
+    fn states(&self) -> Option<(&dyn StateRecords, SnapshotId)> {
+        Some((self.pages.states()?, self.request.state?))
+    }
+
+    /// A window from which a state can be sent while a part of it waits to be given back.
+    fn credit_for_states(&self) -> u32 {
+        let states = self.states();
+        let most = states.map_or(0, |(states, _)| states.max_bytes(self.request.num_rows));
+        u32::try_from(2 * most).unwrap_or(u32::MAX)
+    }
+
+    /// Checks that a state is the next one, and takes its bytes from the credit. The error says what is wrong with it.
+    pub fn check_state(&self, run: &StateRun) -> Result<(), &'static str> {
+        let Some((states, _)) = self.states() else {
+            return Err("a recurrent state that nobody asked for");
+        };
+        let num_rows = self.request.num_rows;
+        let mut state = self.state();
+        if states.next_layer(state.num_states_received, num_rows) != Some(run.layer) {
+            return Err("recurrent states out of their order");
+        }
+        let num_bytes = states.num_bytes(run.layer, num_rows);
+        if run.num_rows != num_rows || run.num_bytes as usize != num_bytes {
+            return Err("a recurrent state behind other rows");
+        }
+        match state.credit.checked_sub(num_bytes as u64) {
+            Some(credit) => state.credit = credit,
+            None => return Err("more bytes than it has credit for"),
+        }
+        state.account.first_byte_at.get_or_insert_with(Instant::now);
+        Ok(())
+    }
+
+    /// Writes a state that has come as a whole, if the load is not over.
+    pub fn handle_state(&self, run: &StateRun, bytes: &[u8]) {
+        let Some((states, snapshot)) = self.states() else {
+            return;
+        };
+        let write = || states.write(run.layer, snapshot, run.num_rows, bytes);
+        match self.gate.enter(write) {
+            None => {}
+            Some(Err(error)) => {
+                tracing::warn!(%error, "a recurrent state cannot be kept");
+                self.fail(LoadFailure::Corrupt);
+            }
+            Some(Ok(())) => {
+                self.state().num_states_received = run.layer + 1;
+                self.note_bytes(bytes.len(), 0);
+            }
         }
     }
 
@@ -284,9 +340,13 @@ impl Incoming {
 
     /// A run is in its pages. Gives credit back by and by.
     pub fn handle_run(&self, run: &PageRun, num_bytes: usize, num_pages: usize) {
+        self.state().num_received[run.layer as usize] += run.num_rows;
+        self.note_bytes(num_bytes, num_pages);
+    }
+
+    fn note_bytes(&self, num_bytes: usize, num_pages: usize) {
         let now = Instant::now();
         let mut state = self.state();
-        state.num_received[run.layer as usize] += run.num_rows;
         state.account.add(num_bytes, num_pages, now);
         state.num_unacknowledged += num_bytes as u64;
         let due = state.num_unacknowledged;
@@ -316,7 +376,14 @@ impl Incoming {
         let is_whole = {
             let state = self.state();
             let mut rows = state.num_received.iter();
-            num_rows == self.request.num_rows && rows.all(|&num| num == num_rows)
+            let is_left = |(states, _): (&dyn StateRecords, _)| {
+                states
+                    .next_layer(state.num_states_received, num_rows)
+                    .is_some()
+            };
+            num_rows == self.request.num_rows
+                && rows.all(|&num| num == num_rows)
+                && !self.states().is_some_and(is_left)
         };
         if !is_whole {
             return Err("an end before all rows have come");

@@ -8,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use corella_core::PageTable;
 use corella_core::session::{OfferEnd, SessionKey};
+use corella_core::{PageTable, SnapshotId};
 use corella_engine::rare_line;
 use corella_model::KvPages;
 use tokio::runtime::Handle;
@@ -216,6 +216,14 @@ impl KvSender {
     pub fn handle_rows_readable(&self, key: &SessionKey, layers: Range<u32>, num_rows: u32) {
         if let Some(outgoing) = self.state.stored(key) {
             outgoing.handle_rows_readable(layers, num_rows);
+        }
+    }
+
+    /// Declares that the recurrent state behind all rows may be read from a snapshot, until `delete` or `fail` has
+    /// returned. Comes before `finish`.
+    pub fn set_state(&self, key: &SessionKey, snapshot: SnapshotId) {
+        if let Some(outgoing) = self.state.stored(key) {
+            outgoing.set_state(snapshot);
         }
     }
 

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use corella_core::PageTable;
 use corella_core::session::SessionKey;
+use corella_core::{PageTable, SnapshotId};
 
 use super::PeerAddress;
 
@@ -18,6 +18,8 @@ pub struct LoadRequest {
     /// The session's own pages, by KV group. A table has those of all rows, or of those that are read behind its
     /// group's window.
     pub tables: Vec<PageTable>,
+    /// Where the recurrent state behind all rows belongs, if there is one.
+    pub state: Option<SnapshotId>,
     /// When the load fails if it is not done by then.
     pub deadline: Instant,
 }

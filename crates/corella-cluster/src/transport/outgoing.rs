@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use corella_core::session::SessionKey;
-use corella_core::{KvGroup, PageId, PageTable};
+use corella_core::{KvGroup, PageId, PageTable, SnapshotId};
 use corella_model::{KvPages, PageForm};
 use tokio::sync::watch;
 
 use super::TransferAccount;
 use super::connection_queue::{ConnectionId, ConnectionQueue};
-use super::frame::{Frame, LoadFrame, PageRun, Refusal};
+use super::frame::{Frame, LoadFrame, PageRun, Refusal, StateRun};
 use super::gate::Gate;
 
 /// The state of a stored session. `Over` means that its owner has ended it.
@@ -46,6 +46,8 @@ struct State {
     /// For each layer of a page, the rows from 0 on that may be read.
     num_readable: Box<[u32]>,
     is_finished: bool,
+    /// The recurrent state behind all rows.
+    recurrent: Option<SnapshotId>,
     feed: Option<Feed>,
     account: TransferAccount,
 }
@@ -60,6 +62,8 @@ struct Feed {
     num_unacknowledged: u64,
     /// For each layer of the model, the rows from 0 on that went out or that the receiver has or never reads.
     num_sent: Box<[u32]>,
+    /// The recurrent layers, from the first on, whose states went out.
+    num_states_sent: u32,
     /// The connection's writer has it in its queue.
     is_queued: bool,
     /// Not everything that could be sent has been.
@@ -82,6 +86,8 @@ pub fn first_row_sent(group: KvGroup, page_size: u32, rows: Range<u32>) -> u32 {
 pub enum Next {
     /// The pages are in the caller's vector.
     Data(PageRun),
+    /// A layer's state in a snapshot.
+    State(StateRun, SnapshotId),
     Frame(Frame),
     /// Until there are more rows or credit. It is no longer queued.
     Nothing,
@@ -100,6 +106,7 @@ impl Outgoing {
                 tables: vec![PageTable::default(); num_groups],
                 num_readable: vec![0; num_layers].into(),
                 is_finished: false,
+                recurrent: None,
                 feed: None,
                 account: TransferAccount::default(),
             }),
@@ -167,6 +174,11 @@ impl Outgoing {
         self.queue(&mut state);
     }
 
+    /// The recurrent state behind all rows may be read from a snapshot.
+    pub fn set_state(&self, snapshot: SnapshotId) {
+        self.state().recurrent = Some(snapshot);
+    }
+
     /// Declares the rows valid. Returns false if some were never declared readable.
     pub fn finish(&self) -> bool {
         let mut state = self.state();
@@ -217,6 +229,7 @@ impl Outgoing {
             credit: u64::from(load.credit_bytes),
             num_unacknowledged: 0,
             num_sent,
+            num_states_sent: 0,
             is_queued: false,
             has_work: false,
             is_complete: false,
@@ -302,6 +315,7 @@ impl Outgoing {
             tables,
             num_readable,
             is_finished,
+            recurrent,
             feed,
             account,
         } = &mut *state;
@@ -356,6 +370,29 @@ impl Outgoing {
             });
         }
         let is_through = feed.num_sent.iter().all(|&num| num == self.num_rows);
+        if *is_finished
+            && is_through
+            && let (Some(states), Some(snapshot)) = (self.pages.states(), *recurrent)
+            && let Some(layer) = states.next_layer(feed.num_states_sent, self.num_rows)
+        {
+            let num_bytes = states.num_bytes(layer, self.num_rows);
+            if feed.credit < num_bytes as u64 {
+                feed.is_queued = false;
+                return Next::Nothing;
+            }
+            feed.num_states_sent = layer + 1;
+            feed.credit -= num_bytes as u64;
+            let now = Instant::now();
+            feed.handle_sent(num_bytes as u64, now);
+            account.first_byte_at.get_or_insert(now);
+            let run = StateRun {
+                load_id,
+                layer,
+                num_rows: self.num_rows,
+                num_bytes: num_bytes as u32,
+            };
+            return Next::State(run, snapshot);
+        }
         if *is_finished && is_through && !feed.is_complete {
             feed.is_complete = true;
             let num_rows = self.num_rows;

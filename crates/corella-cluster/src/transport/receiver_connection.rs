@@ -15,7 +15,7 @@ use super::block_message::BlockMessage;
 use super::checksum::Checksum;
 use super::chunk::ChunkWriter;
 use super::connection_queue::{ConnectionId, ConnectionQueue};
-use super::frame::{Frame, MAX_PAYLOAD_BYTES, PageRun, Trailer};
+use super::frame::{Frame, MAX_PAYLOAD_BYTES, MAX_STATE_BYTES, PageRun, StateRun, Trailer};
 use super::frame_reader::{FrameReader, violation};
 use super::incoming::{Incoming, LoadFailure};
 use super::io_parts::IoParts;
@@ -127,6 +127,8 @@ struct RunReader<'a> {
     memory: Option<SenderMemory>,
     parts: IoParts,
     places: Vec<u8>,
+    /// A layer's recurrent state on its way to a snapshot.
+    state: Vec<u8>,
     hasher: Checksum,
 }
 
@@ -144,6 +146,7 @@ impl<'a> RunReader<'a> {
             memory,
             parts: IoParts::default(),
             places: Vec::new(),
+            state: Vec::new(),
             hasher: Checksum::new(),
         }
     }
@@ -153,6 +156,7 @@ impl<'a> RunReader<'a> {
             let frame = self.frames.next(&self.connection.socket).await?;
             let (load_id, result) = match frame {
                 Frame::Data(run) => (run.load_id, self.read_run(run).await?),
+                Frame::State(run) => (run.load_id, self.read_state(run).await?),
                 Frame::Complete { load_id, num_rows } => {
                     let load = self.load(load_id);
                     (
@@ -268,6 +272,49 @@ impl<'a> RunReader<'a> {
             receiver.count_read(memory.path, num_bytes as u64);
         }
         load.handle_run(&run, num_bytes, num_pages);
+        Ok(Ok(()))
+    }
+
+    /// A recurrent state follows. The inner error is the sender's mistake.
+    async fn read_state(&mut self, run: StateRun) -> io::Result<Result<(), &'static str>> {
+        let num_bytes = run.num_bytes as usize;
+        if num_bytes > MAX_STATE_BYTES {
+            return Ok(Err("a larger recurrent state than any model has"));
+        }
+        let load = self.load(run.load_id);
+        self.parts.clear();
+        match load.as_deref().map(|load| load.check_state(&run)) {
+            Some(Err(what)) => return Ok(Err(what)),
+            Some(Ok(())) => {
+                self.state.resize(num_bytes, 0);
+                self.parts.push(NonNull::from(self.state.as_mut_slice()));
+            }
+            None => {
+                let num_unknown = &self.receiver.num_unknown_frames;
+                num_unknown.fetch_add(1, Ordering::Relaxed);
+                self.frames.push_rubbish(&mut self.parts, num_bytes);
+            }
+        }
+        let socket = &self.connection.socket;
+        let (parts, hasher) = (&mut self.parts, &mut self.hasher);
+        // SAFETY: own memory.
+        let trailer = unsafe {
+            self.frames
+                .read_payload(socket, parts, None, hasher)
+                .await?
+        };
+        let (Some(load), Trailer::Whole { checksum }) = (load, trailer) else {
+            return Ok(Ok(()));
+        };
+        if checksum != self.hasher.value() {
+            let num_corrupt = &self.receiver.num_corrupt_frames;
+            num_corrupt.fetch_add(1, Ordering::Relaxed);
+            load.fail(LoadFailure::Corrupt);
+            return Err(violation(
+                "a recurrent state that does not have its checksum",
+            ));
+        }
+        load.handle_state(&run, &self.state);
         Ok(Ok(()))
     }
 

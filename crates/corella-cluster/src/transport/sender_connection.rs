@@ -221,6 +221,18 @@ impl SenderConnection {
                     // Sockets inside a host may never block: others have their turn.
                     tokio::task::yield_now().await;
                 }
+                Next::State(run, snapshot) => {
+                    let num_bytes = run.num_bytes as usize;
+                    let wait = sender.take_bandwidth(num_bytes);
+                    if !wait.is_zero() {
+                        tokio::time::sleep(wait).await;
+                    }
+                    let socket = &self.socket;
+                    chunks.write_state(socket, &outgoing, run, snapshot).await?;
+                    outgoing.note_sent(num_bytes, 0);
+                    self.queue.requeue(load_id);
+                    tokio::task::yield_now().await;
+                }
                 Next::Frame(frame) => {
                     self.queue.send(&frame);
                     self.queue.requeue(load_id);

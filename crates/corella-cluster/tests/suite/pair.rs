@@ -9,6 +9,7 @@ mod constraint;
 mod entrance;
 mod fetch;
 mod fixture;
+mod hybrid;
 mod loss;
 mod mixed;
 mod oracle;

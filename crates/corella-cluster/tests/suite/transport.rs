@@ -11,6 +11,7 @@ mod nixl;
 mod nixl_process;
 mod raw_peer;
 mod round_trip;
+mod state;
 mod tls;
 mod waiting;
 mod withdrawal;

@@ -228,7 +228,7 @@ impl PrefillNode {
         drop(offer);
         sender.owes_state = false;
         sender.progress_us = Some(world.now_us);
-        world.totals.sessions.num_states_sent += 1;
+        world.totals.num_states_sent += 1;
         let wire = Wire::Data;
         let id = ConnectionId { key, wire };
         world.send(id, Direction::ToDecode, Packet::State(found));

@@ -55,6 +55,7 @@ fn loads_of_a_connection_share_its_attempts() {
                 first_row: 0,
                 num_rows: 32,
                 tables: vec![PageTable::whole(vec![PageId(0), PageId(1)])],
+                state: None,
                 deadline: Instant::now() + Duration::from_hours(1),
             };
             // SAFETY: no load writes to the pages, because the peer sends no rows.

@@ -18,8 +18,8 @@ use corella_cluster::transport::{
 use corella_core::session::{Hello, Mismatch, Peer, SessionConfig};
 use corella_core::{
     ComputePlace, DecodeNode as PeerView, FinishReason, Incarnation, KvGroup, LoadReport, LostKv,
-    Namespace, NodeId, PeerId, PeerStanding, PromptLogprob, SamplingParams, SchedulerConfig,
-    StoppingCriteria, TokenId,
+    Namespace, NodeId, PeerId, PeerStanding, PromptLogprob, RecurrentState, SamplingParams,
+    SchedulerConfig, StoppingCriteria, TokenId,
 };
 use corella_engine::{
     Engine, EngineConfig, Generate, Receipt, StreamEvent, Submission, TokenStream,
@@ -86,17 +86,35 @@ pub fn session_config() -> SessionConfig {
 pub const MAX_SEQS: u32 = 16;
 pub const MAX_STEP_TOKENS: u32 = 64;
 pub const MAX_CONTEXT: u32 = 256;
+/// The snapshots of models with recurrent layers.
+pub const NUM_SNAPSHOTS: u32 = 24;
 
 pub fn start_engine(executor: Box<dyn Executor>) -> (Engine, Arc<dyn KvPages>) {
+    start_engine_with(executor, |_| {})
+}
+
+/// `set` changes the limits.
+pub fn start_engine_with(
+    executor: Box<dyn Executor>,
+    set: impl FnOnce(&mut SchedulerConfig),
+) -> (Engine, Arc<dyn KvPages>) {
     let pages = executor.kv_pages();
     let geometry = pages.geometry();
-    let limits = SchedulerConfig {
+    let mut limits = SchedulerConfig {
         max_num_seqs: MAX_SEQS,
         max_num_batched_tokens: MAX_STEP_TOKENS,
         max_prefill_tokens: 32,
         kv_groups: geometry.layers.groups().to_vec(),
         ..SchedulerConfig::new(geometry.num_pages, geometry.page_size, MAX_CONTEXT)
     };
+    if pages.states().is_some() {
+        limits.set_recurrent_state(RecurrentState {
+            num_snapshots: NUM_SNAPSHOTS,
+            snapshot_interval: 4,
+            least_distance: 1,
+        });
+    }
+    set(&mut limits);
     let engine = Engine::start(EngineConfig::new(limits), executor);
     (engine.expect("the engine starts"), pages)
 }
@@ -117,7 +135,16 @@ impl Decode {
     }
 
     pub async fn start_with(executor: Box<dyn Executor>, incarnation: u64) -> Self {
-        let (engine, pages) = start_engine(executor);
+        Self::start_limited(executor, incarnation, |_| {}).await
+    }
+
+    /// `set` changes the limits of its engine.
+    pub async fn start_limited(
+        executor: Box<dyn Executor>,
+        incarnation: u64,
+        set: impl FnOnce(&mut SchedulerConfig),
+    ) -> Self {
+        let (engine, pages) = start_engine_with(executor, set);
         let hello = hello(&format!("decode-{incarnation}"), incarnation, &*pages);
         let threads = TransferThreads::start(1).expect("threads start");
         let config = ReceiverConfig {

@@ -179,6 +179,7 @@ fn loads_that_cannot_be_are_not_begun() {
         first_row,
         num_rows,
         tables: whole(&page_ids(pages.iter().copied())).to_vec(),
+        state: None,
         deadline: Instant::now() + HOUR,
     };
     // SAFETY: no load writes anything: nobody listens.

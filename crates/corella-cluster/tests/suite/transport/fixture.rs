@@ -209,6 +209,7 @@ impl ReceivingNode {
             first_row,
             num_rows,
             tables: whole(table).to_vec(),
+            state: None,
             deadline,
         };
         // SAFETY: tests give every load pages of its own.

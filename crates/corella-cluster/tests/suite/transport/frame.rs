@@ -2,7 +2,7 @@
 
 use corella_cluster::transport::{
     BlockFrame, BlockVerb, FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, PathFrame, PathName,
-    PathSet, Refusal, TRAILER_BYTES, Trailer,
+    PathSet, Refusal, StateRun, TRAILER_BYTES, Trailer,
 };
 use corella_core::session::{LoadKey, SessionKey};
 use corella_core::{Incarnation, SessionId};
@@ -114,7 +114,7 @@ fn small() -> impl Strategy<Value = Frame> {
         Refusal::Superseded,
     ];
     const VERBS: [BlockVerb; 3] = [BlockVerb::Lookup, BlockVerb::Landed, BlockVerb::Unknown];
-    (0..7, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
+    (0..8, any::<u64>(), any::<u32>(), 0..REASONS.len()).prop_map(
         |(kind, load_id, number, reason)| match kind {
             0 => Frame::Credit {
                 load_id,
@@ -142,6 +142,12 @@ fn small() -> impl Strategy<Value = Frame> {
                 },
                 verb: VERBS[reason % VERBS.len()],
                 num_blocks: number,
+                num_bytes: !number,
+            }),
+            6 => Frame::State(StateRun {
+                load_id,
+                layer: reason as u32,
+                num_rows: number,
                 num_bytes: !number,
             }),
             _ => Frame::Cancel { load_id },

@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use corella_cluster::transport::{Frame, LoadFailure, LoadHandle, LoadStatus, PageRun, Refusal};
+use corella_cluster::transport::{
+    Frame, LoadFailure, LoadHandle, LoadStatus, PageRun, Refusal, StateRun,
+};
 use corella_model::PageForm;
 use corella_test::wait_until;
 use xxhash_rust::xxh3::xxh3_64;
@@ -129,6 +131,26 @@ fn rows_that_nobody_asked_for_fail_the_load() {
         let load_id = scene.load_id;
         // Without the payload: it must not be waited for.
         scene.peer.send(&Frame::Data(PageRun { load_id, ..wrong }));
+        scene.assert_fails(LoadFailure::Violation(what));
+    }
+}
+
+#[test]
+fn a_state_that_nobody_asked_for_fails_the_load() {
+    let cases = [
+        (16, "a recurrent state that nobody asked for"),
+        (u32::MAX, "a larger recurrent state than any model has"),
+    ];
+    for (num_bytes, what) in cases {
+        let mut scene = Scene::new();
+        let run = StateRun {
+            load_id: scene.load_id,
+            layer: 0,
+            num_rows: NUM_ROWS,
+            num_bytes,
+        };
+        // Without the payload: it must not be waited for.
+        scene.peer.send(&Frame::State(run));
         scene.assert_fails(LoadFailure::Violation(what));
     }
 }
