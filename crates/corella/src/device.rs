@@ -19,7 +19,7 @@ use crate::recurrent_limit;
 use crate::shared_kv_limit;
 use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
-use crate::{Device, Error, LlmOptions, LoadWatcher, TokenCost};
+use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
 
 /// One in so many pages may be held for nodes that load blocks from this one, and as many be reserved for blocks that it
 /// loads. Requests that need such pages get them, but the loads are then in vain, and prompts that are here already
@@ -311,21 +311,27 @@ pub(crate) fn load(
         encoder_limit::set_demand(&mut demand);
     }
     let block_bytes = page_bytes * scheduler.kv_groups.len() as u64;
-    recurrent_limit::set_snapshots(&mut scheduler, &mut demand, state_bytes, block_bytes);
+    let sizes = (state_bytes, block_bytes);
+    recurrent_limit::set_snapshots(&mut scheduler, &mut demand, sizes, options.exchanges_kv);
     let plan = KvPlan::new(&demand)?;
     scheduler.num_pages = plan.num_pages;
-    let has_movable_kv = !is_encoder && scheduler.recurrent_state.is_none();
-    scheduler.max_held_pages = match has_movable_kv {
-        true => plan.num_pages / 2,
-        false => 0,
+    scheduler.max_held_pages = match is_encoder {
+        true => 0,
+        false => plan.num_pages / 2,
     };
-    let num_loaded_pages = match has_movable_kv && options.exchanges_kv {
+    let is_recurrent = scheduler.recurrent_state.is_some();
+    let has_movable_blocks = !is_encoder && !is_recurrent;
+    let num_loaded_pages = match has_movable_blocks && options.exchanges_kv {
         true => plan.num_pages / SHARE_OF_LOADS,
         false => 0,
     };
     scheduler.max_served_pages = num_loaded_pages;
     scheduler.max_fetched_pages = num_loaded_pages;
-    scheduler.max_spilled_pages = plan.max_spilled_pages(options.kv_spill, page_bytes, &demand)?;
+    let spill = match is_recurrent {
+        true => KvSpill::Bytes(0),
+        false => options.kv_spill,
+    };
+    scheduler.max_spilled_pages = plan.max_spilled_pages(spill, page_bytes, &demand)?;
     scheduler.max_model_len = plan.max_model_len;
     if !options.pinned_prefixes.is_empty() {
         let num_pages = f64::from(plan.num_pages) * options.max_pinned_share;

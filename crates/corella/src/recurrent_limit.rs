@@ -31,12 +31,11 @@ pub(crate) fn check_options(
 ) -> Result<(), Error> {
     let refused = [
         (
-            options.exchanges_kv,
-            "its states are not sent between the nodes of a cluster yet: start it without \
-             --role, --registry and --cluster-listen",
-        ),
-        (
-            !matches!(options.kv_spill, KvSpill::Bytes(0)),
+            // A node keeps nothing by default.
+            !matches!(
+                options.kv_spill,
+                KvSpill::Bytes(0) | KvSpill::QuarterOfCache
+            ),
             "--kv-spill-memory does not keep its states yet: leave it out",
         ),
         (
@@ -97,17 +96,19 @@ pub(crate) fn set_limits(
 
 /// Takes a part of the memory of the KV cache for snapshots: copies of states, from which requests that begin
 /// alike go on. A block's keys and values take `block_bytes`.
+///
+/// A node of a cluster sends and receives states in them, too, and has at least as many as two requests take.
 pub(crate) fn set_snapshots(
     scheduler: &mut SchedulerConfig,
     demand: &mut KvDemand,
-    state_bytes: u64,
-    block_bytes: u64,
+    (state_bytes, block_bytes): (u64, u64),
+    exchanges_kv: bool,
 ) {
     let page_size = scheduler.page_size;
     let Some(state) = scheduler.recurrent_state.as_mut() else {
         return;
     };
-    if !scheduler.enable_prefix_caching {
+    if !scheduler.enable_prefix_caching && !exchanges_kv {
         return;
     }
     state.snapshot_interval = snapshot_interval(state_bytes, block_bytes, page_size);
@@ -117,7 +118,9 @@ pub(crate) fn set_snapshots(
     let of_requests = u64::from(scheduler.max_num_seqs).saturating_mul(SNAPSHOTS_OF_REQUEST);
     let of_rows = cache_bytes / block_bytes.max(1) / u64::from(state.snapshot_interval);
     let useful = of_requests.saturating_add(of_rows);
+    let least = if exchanges_kv { 2 } else { 0 };
     let num_snapshots = (cache_bytes / SHARE_OF_SNAPSHOTS / state_bytes).min(useful);
+    let num_snapshots = num_snapshots.max(least);
     state.num_snapshots = u32::try_from(num_snapshots).unwrap_or(u32::MAX);
     let taken = u64::from(state.num_snapshots) * state_bytes;
     demand.default_bytes = demand.default_bytes.saturating_sub(taken);
@@ -180,10 +183,10 @@ mod tests {
         let refusal = check_options(&options, None).unwrap_err().to_string();
         assert!(refusal.contains("--kv-spill-memory"), "{refusal}");
         options = LlmOptions::default();
+        // What a node of a cluster has by default.
         options.exchanges_kv = true;
-        let refusal = check_options(&options, None).unwrap_err().to_string();
-        assert!(refusal.contains("nodes of a cluster"), "{refusal}");
-        options = LlmOptions::default();
+        options.kv_spill = KvSpill::QuarterOfCache;
+        assert!(check_options(&options, None).is_ok());
         options.max_adapter_rank = Some(8);
         let refusal = check_options(&options, None).unwrap_err().to_string();
         assert!(refusal.contains("--enable-lora"), "{refusal}");
