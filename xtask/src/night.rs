@@ -23,7 +23,7 @@ pub struct Part {
 /// Takes as long as many other files of `tests/client` together.
 const FUZZED_REQUESTS: &str = "tests/client/test_fuzz.py";
 
-pub const PARTS: [Part; 20] = [
+pub const PARTS: [Part; 21] = [
     part(
         "release",
         "the release build from nothing, its time, its size, and an answer of the binary",

@@ -36,7 +36,7 @@ pub use bench::{
 };
 use byte_size::{parse_size, parse_size_or_zero};
 pub use chat::ChatArgs;
-pub use cluster::{BlockFetchArg, ClusterArgs, FallbackArg, NextTurnArg, RoleArg, TransportArg};
+pub use cluster::{BlockFetchArg, ClusterArgs, FallbackArg, NextTurnArg, RoleArg};
 pub use config_file::ConfigFileArgs;
 pub use files::FilesArgs;
 pub use format_choice::FormatChoice;
