@@ -11,6 +11,7 @@
 
 mod account;
 mod bandwidth_meter;
+mod block_client;
 mod block_message;
 mod block_server;
 mod checksum;
@@ -52,6 +53,7 @@ mod token_bucket;
 mod transfer_threads;
 
 pub use account::TransferAccount;
+pub use block_client::BlockClient;
 pub use block_message::session_key;
 pub use block_server::{BlockReply, BlockServer};
 pub use connection_queue::ConnectionId;

@@ -1,7 +1,7 @@
 //! The side that wants the blocks: carries facts into a [`BlockLoader`] and its actions out.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use corella_core::session::{
@@ -19,7 +19,8 @@ use super::load_pace::LoadPace;
 use super::{FetchConfig, OTHER_END, load_config, whole_rows};
 use crate::driver::{Driver, Shared};
 use crate::transport::{
-    KvReceiver, LoadHandle, LoadRequest as RowRequest, LoadStatus, PeerAddress, session_key,
+    BlockClient, KvReceiver, LoadHandle, LoadRequest as RowRequest, LoadStatus, PeerAddress,
+    session_key,
 };
 
 /// Brings blocks of other nodes into a node's prefix cache.
@@ -112,13 +113,8 @@ impl LoaderNode {
             }),
         });
         node.start_timer();
-        let weak = Arc::downgrade(&node);
-        node.receiver
-            .take_block_answers(Box::new(move |key, message| {
-                if let Some(node) = weak.upgrade() {
-                    node.handle_answer(key, message);
-                }
-            }));
+        let client = Client(Arc::downgrade(&node));
+        node.receiver.load_blocks_for(Box::new(client));
         node
     }
 
@@ -190,9 +186,39 @@ impl LoaderNode {
     pub fn handle_fetch_cancelled(self: &Arc<Self>, fetch: FetchId) {
         self.with(|end, _| end.handle_fetch_cancelled(fetch));
     }
+}
 
-    fn handle_answer(self: &Arc<Self>, key: LoadKey, message: ToLoader) {
-        self.with(|end, now_us| end.handle_message(OTHER_END, key, message, now_us));
+/// The node as its receiver sees it, which outlives the node.
+struct Client(Weak<LoaderNode>);
+
+impl BlockClient for Client {
+    fn handle_answer(&self, key: LoadKey, answer: ToLoader) {
+        if let Some(node) = self.0.upgrade() {
+            node.with(|end, now_us| end.handle_message(OTHER_END, key, answer, now_us));
+        }
+    }
+
+    fn handle_unsent(&self, key: LoadKey) {
+        if let Some(node) = self.0.upgrade() {
+            node.with(|end, _| end.handle_source_lost(key));
+        }
+    }
+
+    fn handle_lost(&self, source: &PeerAddress) {
+        let Some(node) = self.0.upgrade() else {
+            return;
+        };
+        let mut state = node.lock();
+        let of_source = state
+            .loads
+            .iter()
+            .filter(|(_, load)| load.source == *source);
+        let lost: Vec<_> = of_source.map(|(&key, _)| key).collect();
+        node.tell(&mut state, |end, _| {
+            for key in lost {
+                end.handle_source_lost(key);
+            }
+        });
     }
 }
 

@@ -9,6 +9,7 @@ use corella_core::{Incarnation, KvGroup, PageTable};
 use corella_model::KvPages;
 use tokio::sync::watch;
 
+use super::block_client::BlockClient;
 use super::block_message::{self, BlockMessage};
 use super::incoming::{Incoming, LoadFailure, LoadStatus};
 use super::load_request::LoadRequest;
@@ -17,7 +18,7 @@ use super::path_name::PathName;
 use super::peer_table::PeerTable;
 use super::receiver_config::ReceiverConfig;
 use super::receiver_connection::ReceiverConnection;
-use super::receiver_state::{BlockAnswers, ReceiverState};
+use super::receiver_state::ReceiverState;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
 /// Why a load was not begun.
@@ -99,9 +100,9 @@ impl KvReceiver {
         }
     }
 
-    /// Has `handle` take the answers of sources of cached blocks.
-    pub fn take_block_answers(&self, handle: BlockAnswers) {
-        self.state.block_answers.set(handle).ok();
+    /// Has `client` hear of loads of cached blocks.
+    pub fn load_blocks_for(&self, client: Box<dyn BlockClient>) {
+        self.state.block_client.set(client).ok();
     }
 
     /// Connects to a node, and returns the incarnation that it greets with.
@@ -110,7 +111,7 @@ impl KvReceiver {
             let reason = LoadRejection::TooManyPeers.to_string();
             return Err(LoadFailure::Unreachable(reason));
         };
-        let slot = peer.first_slot();
+        let slot = peer.message_slot();
         let incarnation_of = |connection: &ReceiverConnection| connection.hello.incarnation;
         if let Some(connection) = slot.ready_connection() {
             return Ok(Incarnation(incarnation_of(&connection)));
@@ -129,21 +130,32 @@ impl KvReceiver {
     }
 
     /// Sends a message to a source of cached blocks. Messages to one node keep their order, and are lost with the
-    /// connection. Returns false for a message that cannot be sent.
+    /// connection, which [`BlockClient`] hears of. Returns false for a message that cannot be sent.
     pub fn send_blocks(&self, address: &PeerAddress, key: LoadKey, message: ToSource) -> bool {
         let bytes = block_message::encode(key, &BlockMessage::ToSource(message));
         let (Some(bytes), Some(peer)) = (bytes, self.peers.get(address)) else {
             return false;
         };
-        let slot = peer.first_slot();
+        let slot = peer.message_slot();
+        // The address may have another life of the node by now, which would not know of the load.
+        let is_source =
+            move |connection: &ReceiverConnection| connection.hello.incarnation == key.source.0;
         if let Some(connection) = slot.ready_connection() {
-            connection.send_blocks(&bytes);
-            return true;
+            let is_source = is_source(&connection);
+            if is_source {
+                connection.send_blocks(&bytes);
+            }
+            return is_source;
         }
         let state = self.state.clone();
         self.threads.get(slot.index()).spawn(async move {
-            if let Ok(connection) = slot.connection(&state).await {
-                connection.send_blocks(&bytes);
+            match slot.connection(&state).await {
+                Ok(connection) if is_source(&connection) => connection.send_blocks(&bytes),
+                Ok(_) | Err(_) => {
+                    if let Some(client) = state.block_client.get() {
+                        client.handle_unsent(key);
+                    }
+                }
             }
         });
         true

@@ -24,6 +24,9 @@ use super::{Hello, Incompatibility, PeerAddress};
 /// From one attempt to the next, where a peer refuses at once.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
+/// Its connection has the messages about cached blocks.
+const MESSAGE_SLOT: usize = 0;
+
 /// They are made when the sender becomes known, or when they are needed, and kept between loads.
 pub struct Peer {
     address: PeerAddress,
@@ -114,8 +117,8 @@ impl Peer {
     }
 
     /// The connection of messages about cached blocks, which keeps their order.
-    pub fn first_slot(self: &Arc<Self>) -> SlotGuard {
-        self.take_slot(0)
+    pub fn message_slot(self: &Arc<Self>) -> SlotGuard {
+        self.take_slot(MESSAGE_SLOT)
     }
 
     /// Chooses the connection with the fewest loads, and takes turns among equals.
@@ -179,7 +182,9 @@ impl SlotGuard {
         if let Some(connection) = attempt.connection.as_ref().filter(|open| !open.is_closed()) {
             return Ok(connection.clone());
         }
-        attempt.connection = None;
+        if attempt.connection.take().is_some() {
+            self.tell_lost(receiver);
+        }
         if let Some((at, failure)) = &attempt.failure
             && *at > asked_at
         {
@@ -194,6 +199,15 @@ impl SlotGuard {
                 attempt.failure = Some((Instant::now(), failure.clone()));
                 Err(failure)
             }
+        }
+    }
+
+    /// Tells of a lost connection while the slot is locked, so that no message has gone over the next one.
+    fn tell_lost(&self, receiver: &ReceiverState) {
+        if self.index == MESSAGE_SLOT
+            && let Some(client) = receiver.block_client.get()
+        {
+            client.handle_lost(&self.peer.address);
         }
     }
 
@@ -293,10 +307,12 @@ impl SlotGuard {
             // There may never be another load from this peer, and without this a socket would stay
             // open for each peer that has gone.
             if let Some(peer) = peer.upgrade() {
+                let slot = peer.take_slot(index);
                 let mut attempt = peer.slots[index].connection.lock().await;
-                attempt
-                    .connection
-                    .take_if(|kept| Arc::ptr_eq(kept, &connection));
+                let is_own = |kept: &mut Arc<_>| Arc::ptr_eq(kept, &connection);
+                if attempt.connection.take_if(is_own).is_some() {
+                    slot.tell_lost(&receiver);
+                }
             }
         });
     }

@@ -202,8 +202,8 @@ impl<'a> RunReader<'a> {
         {
             return Err(violation("the key of another node's load"));
         }
-        if let Some(handle) = self.receiver.block_answers.get() {
-            handle(key, message);
+        if let Some(client) = self.receiver.block_client.get() {
+            client.handle_answer(key, message);
         }
         Ok(())
     }

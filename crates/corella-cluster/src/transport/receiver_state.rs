@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use corella_core::session::{LoadKey, ToLoader};
 use tokio::sync::watch;
 
 use super::Hello;
+use super::block_client::BlockClient;
 use super::incoming::{Incoming, LoadTable};
 use super::path_name::PathName;
 use super::receiver_config::ReceiverConfig;
@@ -21,12 +21,8 @@ pub struct ReceiverState {
     pub stopped: watch::Sender<bool>,
     pub next_load_id: AtomicU64,
     pub loads: Arc<LoadTable>,
-    /// Takes the answers of sources of cached blocks.
-    pub block_answers: OnceLock<BlockAnswers>,
+    pub block_client: OnceLock<Box<dyn BlockClient>>,
 }
-
-/// Takes an answer about a load of cached blocks. Returns at once.
-pub type BlockAnswers = Box<dyn Fn(LoadKey, ToLoader) + Send + Sync>;
 
 impl ReceiverState {
     pub fn new(config: ReceiverConfig, hello: Hello) -> Self {
@@ -39,7 +35,7 @@ impl ReceiverState {
             stopped: watch::Sender::new(false),
             next_load_id: AtomicU64::new(1),
             loads: Arc::default(),
-            block_answers: OnceLock::new(),
+            block_client: OnceLock::new(),
         }
     }
 

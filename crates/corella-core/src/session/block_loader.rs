@@ -78,7 +78,7 @@ pub enum LoadEnd {
     RowsLost,
     /// The source says so.
     Failed(LoadFailure),
-    /// The source was started again.
+    /// The source was started again, or the way to it is lost.
     SourceLost,
 }
 
@@ -426,6 +426,11 @@ impl BlockLoader {
         for key in lost {
             self.end(key, LoadEnd::SourceLost);
         }
+    }
+
+    /// The way to the source of a load is lost, with all that was sent in either direction.
+    pub fn handle_source_lost(&mut self, key: LoadKey) {
+        self.end(key, LoadEnd::SourceLost);
     }
 
     pub fn poll_action(&mut self) -> Option<LoaderAction> {

@@ -486,3 +486,38 @@ fn loads_and_lookups_are_bounded() {
     };
     assert_eq!(source_actions(&mut source), [found]);
 }
+
+/// As much as the stage of a load needs is undone, and the source, which is out of reach, is told nothing.
+#[test]
+fn a_load_ends_with_the_way_to_its_source() {
+    let end = ended(LoadEnd::SourceLost);
+    let lost = [end_fetch(FetchEnd::Lost), end.clone()];
+    let mut loader = choosing();
+    loader.handle_source_lost(key());
+    assert_eq!(loader_actions(&mut loader), [end]);
+
+    // Nothing is being written, or something is.
+    let mut loader = granted();
+    loader.handle_source_lost(key());
+    assert_eq!(loader_actions(&mut loader), lost);
+    let mut loader = granted();
+    assert!(loader.begin_rows(key()));
+    loader.handle_source_lost(key());
+    let stop = LoaderAction::StopRows { key: key() };
+    assert_eq!(loader_actions(&mut loader), [stop]);
+    loader.end_rows(key(), true, 40);
+    assert_eq!(loader_actions(&mut loader), lost);
+
+    // All rows are there, and their confirmation was on its way.
+    let mut loader = granted();
+    assert!(loader.begin_rows(key()));
+    loader.end_rows(key(), true, 40);
+    let landed = sent(ToSource::Landed { num_blocks: 3 });
+    assert_eq!(loader_actions(&mut loader), [landed]);
+    loader.handle_source_lost(key());
+    assert_eq!(loader_actions(&mut loader), lost);
+    let complete = ToLoader::Complete { num_blocks: 3 };
+    loader.handle_message(SOURCE, key(), complete, 50);
+    loader.handle_source_lost(key());
+    assert_eq!(loader_actions(&mut loader), []);
+}
