@@ -9,7 +9,7 @@ mod loader_node;
 mod source_node;
 
 pub use loader_node::{FetchStart, LoadStats, LoaderNode};
-pub use source_node::SourceNode;
+pub use source_node::{SourceNode, SourceStats};
 
 use std::io;
 use std::sync::Arc;

@@ -28,6 +28,33 @@ pub(crate) struct State {
     end: BlockSource,
     /// The connection over which each loading node has asked last.
     replies: HashMap<Incarnation, BlockReply>,
+    stats: SourceStats,
+}
+
+/// Answers to loading nodes, since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SourceStats {
+    /// Answered lookups.
+    pub num_found: u64,
+    /// Lookups and loads that were refused: too many are under way, or they make no sense.
+    pub num_refused: u64,
+    /// Loads whose blocks were kept until they were read.
+    pub num_complete: u64,
+    /// Loads that have failed behind their lookup.
+    pub num_failed: u64,
+}
+
+impl SourceStats {
+    fn count(&mut self, answer: ToLoader) {
+        let num = match answer {
+            ToLoader::Found { .. } => &mut self.num_found,
+            ToLoader::Failed(LoadFailure::Refused) => &mut self.num_refused,
+            ToLoader::Complete { .. } => &mut self.num_complete,
+            ToLoader::Failed(_) => &mut self.num_failed,
+            ToLoader::Data(_) => return,
+        };
+        *num += 1;
+    }
 }
 
 impl SourceNode {
@@ -50,6 +77,7 @@ impl SourceNode {
             shared: Shared::new(State {
                 end,
                 replies: HashMap::new(),
+                stats: SourceStats::default(),
             }),
         });
         node.start_timer();
@@ -60,6 +88,10 @@ impl SourceNode {
     /// Loads whose blocks are held.
     pub fn num_loads(&self) -> usize {
         self.lock().end.num_loads()
+    }
+
+    pub fn stats(&self) -> SourceStats {
+        self.lock().stats
     }
 
     /// The scheduler has ended a hold.
@@ -76,9 +108,12 @@ impl BlockServer for Server {
         let Some(node) = self.0.upgrade() else {
             return from.send(key, ToLoader::Failed(LoadFailure::Refused));
         };
+        let mut state = node.lock();
         let message = match message {
             ToSource::LoadBlocks(load) if load.rows != node.rows => {
-                return from.send(key, ToLoader::Failed(LoadFailure::Refused));
+                let refused = ToLoader::Failed(LoadFailure::Refused);
+                state.stats.count(refused);
+                return from.send(key, refused);
             }
             ToSource::LoadBlocks(mut load) => {
                 load.credit = u32::MAX;
@@ -86,7 +121,6 @@ impl BlockServer for Server {
             }
             message => message,
         };
-        let mut state = node.lock();
         state.replies.insert(key.loader, from.clone());
         node.tell(&mut state, |end, now_us| {
             end.handle_message(OTHER_END, key, message, now_us);
@@ -128,6 +162,7 @@ impl Driver for SourceNode {
                 load: (_, key),
                 message,
             } => {
+                state.stats.count(message);
                 if let Some(reply) = state.replies.get(&key.loader) {
                     reply.send(key, message);
                 }

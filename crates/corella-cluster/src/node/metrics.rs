@@ -13,6 +13,7 @@ use prometheus_client::registry::Unit;
 
 use super::ClusterNode;
 use super::role::{DecodeRole, PrefillRole, RunningRole};
+use crate::blocks::SourceStats;
 use crate::entrance::{Entrance, FetchOutcome, KeptEnd, PullOutcome};
 use crate::session::StayReason;
 
@@ -39,11 +40,26 @@ impl Collector for NodeMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let role = self.0.running_role();
         encode_role(&role, &mut encoder)?;
+        if let Some(source) = role.block_source() {
+            encode_source(source.stats(), &mut encoder)?;
+        }
         match role.entrance() {
             Some(entrance) => encode_entrance(entrance, &mut encoder),
             None => Ok(()),
         }
     }
+}
+
+/// Encodes metrics of cached blocks that other nodes load.
+fn encode_source(stats: SourceStats, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let answers = [
+        ("found", stats.num_found),
+        ("refused", stats.num_refused),
+        ("complete", stats.num_complete),
+        ("failed", stats.num_failed),
+    ];
+    let help = "Lookups and loads of this node's cached blocks by other nodes, by the answer";
+    outcomes(encoder, "corella_block_answers", help, &answers)
 }
 
 /// Encodes metrics of requests that proxies paired.

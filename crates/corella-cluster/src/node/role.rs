@@ -15,6 +15,7 @@ use super::fetched_prefill::FetchedPrefill;
 use super::host_name::host_name;
 use super::kv_outlet::{CachedBlocks, KvOutlet};
 use super::listener::NodePort;
+use crate::blocks::SourceNode;
 use crate::entrance::{AllowedPeers, Entrance, KeptPrompts, Network, Puller, Site};
 use crate::registry::{NodeRecord, Registry, RegistryConfig, Role};
 use crate::session::{
@@ -86,6 +87,11 @@ impl RunningRole {
             Self::Prefill(role) => Some(&role.outlet),
             Self::Decode(role) => Some(&role.outlet),
         }
+    }
+
+    /// Lends cached blocks to other nodes.
+    pub fn block_source(&self) -> Option<&SourceNode> {
+        self.outlet().map(|outlet| &*outlet.blocks.source)
     }
 
     /// Where other nodes load KV rows from.

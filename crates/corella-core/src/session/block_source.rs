@@ -136,7 +136,7 @@ impl BlockSource {
     fn look_up(&mut self, load: LoadId, list: BlockList) {
         let has_room = self.lookups.len() < self.config.max_loads as usize;
         if !has_room {
-            self.send(load, ToLoader::Found { num_blocks: 0 });
+            self.send(load, ToLoader::Failed(LoadFailure::Refused));
         } else if self.lookups.insert(load) {
             self.actions.push_back(SourceAction::LookUp { load, list });
         }

@@ -474,11 +474,11 @@ fn loads_and_lookups_are_bounded() {
     }
     let actions = source_actions(&mut source);
     assert!(matches!(actions[1], SourceAction::LookUp { .. }));
-    let nothing = SourceAction::Send {
+    let refused = SourceAction::Send {
         load: (LOADER, numbered(2)),
-        message: ToLoader::Found { num_blocks: 0 },
+        message: ToLoader::Failed(LoadFailure::Refused),
     };
-    assert_eq!(actions[2], nothing);
+    assert_eq!(actions[2], refused);
     source.handle_looked_up((LOADER, numbered(0)), 2, 0);
     let found = SourceAction::Send {
         load: (LOADER, numbered(0)),
