@@ -11,7 +11,7 @@ use corella_core::session::{
 use corella_core::{
     BlockList, FetchCost, FetchEnd, FetchGrant, FetchId, FetchRefusal, FetchRequest, Incarnation,
 };
-use corella_engine::{BlockExchange, Engine};
+use corella_engine::{BlockExchange, Engine, rare_line};
 use corella_model::KvGeometry;
 use tokio::sync::oneshot;
 
@@ -19,8 +19,8 @@ use super::load_pace::LoadPace;
 use super::{FetchConfig, OTHER_END, load_config, whole_rows};
 use crate::driver::{Driver, Shared};
 use crate::transport::{
-    BlockClient, KvReceiver, LoadHandle, LoadRequest as RowRequest, LoadStatus, PeerAddress,
-    session_key,
+    BlockClient, KvReceiver, LoadFailure as RowFailure, LoadHandle, LoadRequest as RowRequest,
+    LoadStatus, PeerAddress, session_key,
 };
 
 /// Brings blocks of other nodes into a node's prefix cache.
@@ -140,7 +140,11 @@ impl LoaderNode {
         let incarnation = match tokio::time::timeout(self.config.greeting, greeting).await {
             Ok(Ok(incarnation)) => incarnation,
             Ok(Err(failure)) => {
-                tracing::debug!("no blocks from {source}: {failure}");
+                if let RowFailure::Incompatible(what) = failure {
+                    rare_line!(warn, "no cached blocks come from {source}: {what}");
+                } else {
+                    tracing::debug!("no blocks from {source}: {failure}");
+                }
                 return FetchStart::Unreachable;
             }
             Err(_) => return FetchStart::Unreachable,

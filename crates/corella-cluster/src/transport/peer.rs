@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use corella_engine::rare_line;
 use corella_model::PageForm;
 use tokio::sync::Mutex as AsyncMutex;
 use tracing::{debug, info, warn};
@@ -298,8 +299,12 @@ impl SlotGuard {
         tokio::spawn(async move {
             let mut stopped = receiver.stopped.subscribe();
             tokio::select! {
-                result = connection.run(&receiver, memory) => if let Err(error) = result {
-                    debug!("KV connection to {address} has ended: {error}");
+                result = connection.run(&receiver, memory) => match result {
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        rare_line!(warn, "closed the KV connection to {address}: {error}");
+                    }
+                    Err(error) => debug!("KV connection to {address} has ended: {error}"),
+                    Ok(()) => {}
                 },
                 // Also when the receiver is gone.
                 _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
