@@ -13,6 +13,8 @@ use super::socket::Socket;
 
 /// For a list of blocks, which its sender has in memory.
 const PAYLOAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The memory of a longer list grows with what has come of it, because its length is only a peer's word.
+const FIRST_LIST_BYTES: usize = 64 << 10;
 
 pub fn violation(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
@@ -64,9 +66,9 @@ impl FrameReader {
         if frame.num_bytes > MAX_LIST_BYTES {
             return Err(violation("a list of blocks that is too long"));
         }
-        let mut payload = vec![0; frame.num_bytes as usize];
-        let read = tokio::time::timeout(PAYLOAD_TIMEOUT, socket.read_exact(&mut payload));
-        read.await.map_err(|_| io::ErrorKind::TimedOut)??;
+        let read =
+            tokio::time::timeout(PAYLOAD_TIMEOUT, read_list(socket, frame.num_bytes as usize));
+        let payload = read.await.map_err(|_| io::ErrorKind::TimedOut)??;
         block_message::decode(frame, &payload).map_err(violation)
     }
 
@@ -142,5 +144,18 @@ impl FrameReader {
             self.push_rubbish(parts, num_payload);
             parts.push(NonNull::from(self.ahead.as_mut_slice()));
         }
+    }
+}
+
+async fn read_list(socket: &Socket, num_bytes: usize) -> io::Result<Vec<u8>> {
+    let mut payload = vec![0; num_bytes.min(FIRST_LIST_BYTES)];
+    let mut num_read = 0;
+    loop {
+        socket.read_exact(&mut payload[num_read..]).await?;
+        num_read = payload.len();
+        if num_read == num_bytes {
+            return Ok(payload);
+        }
+        payload.resize(num_bytes.min(2 * num_read), 0);
     }
 }
