@@ -1,0 +1,236 @@
+"""Causes faults of nodes that load each other's cached blocks. Clients get what one process gives, and nodes that live
+hold nothing afterwards.
+
+Which phase a fault hits exactly is the subject of `crates/corella-cluster/tests/suite/pair/fetch_fault.rs`; here real
+processes are killed, restarted, slowed and lied to.
+"""
+
+import concurrent.futures
+import contextlib
+import itertools
+
+import pytest
+from fleet import ROW_BYTES, ask
+from patience import wait_until
+from server_process import ServerProcess, free_port
+from tcp_proxy import TcpProxy
+from test_fetch import FETCH, NODE, THREADS, answer, num_loads, site_of
+
+TCP = ("--transport", "tcp")
+GREEDY = {"max_tokens": 8, "temperature": 0}
+# Faults of one kind in a row.
+NUM_FAULTS = 6
+HOLDINGS = (
+    "corella_kv_pages_in_use",
+    "corella_kv_pages_held",
+    "corella_num_requests_running",
+    "corella_num_requests_waiting",
+)
+
+
+def prompt_of(num_tokens, seed=0):
+    return [400 + seed + at % 97 for at in range(num_tokens)]
+
+
+def wait_at_rest(*nodes):
+    for node in nodes:
+        node.wait_until(lambda: sum(node.metric(name) for name in HOLDINGS) == 0, "it holds nothing")
+
+
+def num_answers(node, outcome):
+    return node.metric("corella_block_answers_total", outcome=outcome)
+
+
+def num_failures(node):
+    """Fetches that failed before rows were asked for, and loads that failed behind that."""
+    return node.metric("corella_block_fetches_total", outcome="failed") + num_loads(node, "failed")
+
+
+@contextlib.contextmanager
+def pair():
+    """Two nodes, and a proxy before the first."""
+    with contextlib.ExitStack() as stack:
+        first, second = (stack.enter_context(ServerProcess(*NODE, *FETCH, *TCP)) for _ in range(2))
+        port = free_port()
+        target = ("127.0.0.1", site_of(first)["port"])
+        proxy = stack.enter_context(TcpProxy(("127.0.0.1", port), target))
+        yield first, second, proxy, {"host": "127.0.0.1", "port": port}
+
+
+@contextlib.contextmanager
+def in_phase(phase, first, second, proxy, site):
+    """Yields a prompt, the lone run's answer to it, and the future of another answer, whose load is in a phase.
+
+    On a busy machine a load may be over before. Then another one is made.
+    """
+    for seed in itertools.count(10):
+        prompt = prompt_of(1200, seed)
+        expected, _ = answer(first, prompt, **GREEDY)
+        reached = phase(first, proxy)
+        pool = concurrent.futures.ThreadPoolExecutor(1)
+        try:
+            answered = pool.submit(answer, second, prompt, site, **GREEDY)
+            wait_until(lambda: reached() or answered.done(), "the load is in this phase")
+            if reached():
+                yield prompt, expected, answered
+                return
+            assert answered.result()[0] == expected
+        finally:
+            proxy.is_held = False
+            pool.shutdown(wait=False)
+
+
+def is_looked_up(first, proxy):
+    proxy.is_held = True
+    before = num_answers(first, "found")
+    return lambda: num_answers(first, "found") > before
+
+
+def is_on_its_way(first, proxy):
+    proxy.hold_after(100 * ROW_BYTES)
+    return lambda: proxy.is_held
+
+
+def is_slow(first, proxy):
+    """A megabyte a second, for rows of 3.7 MB."""
+    proxy.bytes_per_s = 1e6
+    end = proxy.num_bytes + 10 * ROW_BYTES
+    return lambda: proxy.num_bytes > end
+
+
+PHASES = pytest.mark.parametrize("phase", [is_looked_up, is_on_its_way], ids=["looked-up", "rows-on-their-way"])
+
+
+def load(first, second, site, seeds):
+    """Has the second node load what the first has, and returns the prompt. A busy machine may be too late for some."""
+
+    def is_loaded():
+        prompt = prompt_of(300, next(seeds))
+        expected, _ = answer(first, prompt, **GREEDY)
+        tokens, num_cached = answer(second, prompt, site, **GREEDY)
+        assert tokens == expected
+        assert num_cached in (0, 288)
+        return prompt if num_cached else None
+
+    return second.wait_until(is_loaded, "blocks are loaded")
+
+
+@PHASES
+def test_52_a_source_that_is_killed_costs_a_prompt(phase):
+    with pair() as (first, second, proxy, site):
+        known = load(first, second, site, itertools.count())
+        with in_phase(phase, first, second, proxy, site) as (prompt, expected, answered):
+            before = num_failures(second)
+            first.kill()
+            proxy.cut()
+            assert answered.result()[0] == expected
+        # It may have failed before, by its deadline.
+        second.wait_until(lambda: num_failures(second) >= max(before, 1), "the load has failed")
+        wait_at_rest(second)
+        # What was published stays.
+        assert answer(second, known, **GREEDY)[1] >= 288
+        assert answer(second, prompt, **GREEDY)[0] == expected
+
+
+@PHASES
+def test_52_a_loader_that_is_killed_leaves_nothing_with_the_source(phase):
+    with pair() as (first, second, proxy, site):
+        load(first, second, site, itertools.count())
+        with in_phase(phase, first, second, proxy, site) as (_, _, answered):
+            second.kill()
+            wait_at_rest(first)
+            assert answered.exception() is not None, "its client is told"
+        with ServerProcess(*NODE, *FETCH, *TCP) as third:
+            load(first, third, site_of(first), itertools.count())
+            wait_at_rest(first, third)
+
+
+def test_52_a_node_that_is_restarted_at_its_address_has_nothing_of_before():
+    address = ("--cluster-listen", f"127.0.0.1:{free_port()}", *THREADS, *FETCH, *TCP)
+    seeds = itertools.count()
+    with ServerProcess(*NODE, *FETCH, *TCP) as second:
+        with ServerProcess(*address) as first:
+            site = site_of(first)
+            load(first, second, site, seeds)
+            unused = prompt_of(300, next(seeds))
+            expected, _ = answer(first, unused, **GREEDY)
+            first.kill()
+        num_blocks = second.metric("corella_fetched_blocks_total")
+        with ServerProcess(*address) as first:
+            assert site_of(first)["port"] == site["port"]
+            assert answer(second, unused, site, **GREEDY) == (expected, 0)
+            assert second.metric("corella_fetched_blocks_total") == num_blocks
+            # It lends what it has computed itself.
+            load(first, second, site, seeds)
+            wait_at_rest(first, second)
+
+
+def test_51_a_link_of_a_megabyte_a_second_delays_a_request_to_its_soft_deadline():
+    with pair() as (first, second, proxy, site):
+        with in_phase(is_slow, first, second, proxy, site) as (prompt, expected, answered):
+            # Others load over a link of their own.
+            load(first, second, site_of(first), itertools.count())
+            assert answered.result()[0] == expected
+        proxy.bytes_per_s = None
+        wait_at_rest(first, second)
+        assert answer(second, prompt, **GREEDY)[0] == expected
+
+
+def test_51_a_client_that_leaves_while_blocks_land_frees_both_nodes():
+    with pair() as (first, second, proxy, site):
+        with in_phase(is_on_its_way, first, second, proxy, site) as (prompt, expected, answered):
+            with ask(second, prompt, 500):
+                second.wait_until(lambda: num_live(second) >= 2 or answered.done(), "another client waits, too")
+            proxy.is_held = False
+            assert answered.result()[0] == expected
+        wait_at_rest(first, second)
+
+
+def num_live(server):
+    return sum(server.metric(f"corella_num_requests_{state}") for state in ("running", "waiting"))
+
+
+def with_other_bytes(chunk):
+    """Changes rows, and no messages, which are shorter."""
+    return chunk if len(chunk) < 4096 else chunk[:2000] + bytes([chunk[2000] ^ 4]) + chunk[2001:]
+
+
+def test_52_damaged_rows_cost_prompts_and_a_line_a_minute():
+    with pair() as (first, second, proxy, site):
+        proxy.rewrite = with_other_bytes
+        seeds = itertools.count()
+
+        def are_told_of():
+            for _ in range(NUM_FAULTS):
+                prompt = prompt_of(300, next(seeds))
+                expected, _ = answer(first, prompt, **GREEDY)
+                assert answer(second, prompt, site, **GREEDY) == (expected, 0)
+            return "closed the KV connection" in second.log()
+
+        second.wait_until(are_told_of, "a damaged row has come")
+        wait_at_rest(first, second)
+        assert num_failures(second) == next(seeds)
+        assert second.metric("corella_fetched_blocks_total") == 0
+        assert num_lines(second, "closed the KV connection") < NUM_FAULTS
+
+
+def test_52_a_node_of_another_model_is_asked_for_nothing_and_named_once(golden_folder):
+    with ServerProcess(golden_folder, *NODE, *FETCH) as other, ServerProcess(*NODE, *FETCH) as second:
+        site = site_of(other)
+        seeds = itertools.count()
+
+        def is_told_of():
+            for _ in range(NUM_FAULTS):
+                assert answer(second, prompt_of(100, next(seeds)), site, **GREEDY)[1] == 0
+            return "no cached blocks come from" in second.log()
+
+        second.wait_until(is_told_of, "it is named")
+        assert num_failures(second) == next(seeds)
+        assert num_answers(other, "found") == 0
+        assert num_lines(second, "no cached blocks come from") < NUM_FAULTS
+        wait_at_rest(second)
+
+
+def num_lines(server, text):
+    """Once a minute, and not each time."""
+    return sum(text in line for line in server.log().splitlines())
