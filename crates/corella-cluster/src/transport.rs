@@ -54,7 +54,9 @@ mod transfer_threads;
 
 pub use account::TransferAccount;
 pub use block_client::BlockClient;
-pub use block_message::session_key;
+pub use block_message::{
+    BlockMessage, decode as decode_blocks, encode as encode_blocks, session_key,
+};
 pub use block_server::{BlockReply, BlockServer};
 pub use connection_queue::ConnectionId;
 pub use frame::{

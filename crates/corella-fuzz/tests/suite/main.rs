@@ -1,5 +1,6 @@
 //! Targets: the parsers of Corella that meet bytes from outside.
 
+mod block;
 mod body;
 mod cluster;
 mod corpus;
