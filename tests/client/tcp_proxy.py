@@ -87,7 +87,7 @@ class TcpProxy:
         with contextlib.suppress(OSError):
             while chunk := near.recv(CHUNK_BYTES):
                 far.sendall(chunk)
-        _shut(near, far)
+        shut(near, far)
 
     def _pump_from_target(self, near, far):
         with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ class TcpProxy:
                     chunk = self.rewrite(chunk)
                 self._wait_for_turn(len(chunk))
                 near.sendall(chunk)
-        _shut(near, far)
+        shut(near, far)
 
     def _wait_for_turn(self, num_bytes):
         """All connections share the link."""
@@ -117,7 +117,7 @@ class TcpProxy:
         time.sleep(max(pause_s, 0))
 
 
-def _shut(*sockets):
+def shut(*sockets):
     for connection in sockets:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)

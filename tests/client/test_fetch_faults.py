@@ -1,8 +1,7 @@
 """Causes faults of nodes that load each other's cached blocks. Clients get what one process gives, and nodes that live
 hold nothing afterwards.
 
-Which phase a fault hits exactly is the subject of `crates/corella-cluster/tests/suite/pair/fetch_fault.rs`; here real
-processes are killed, restarted, slowed and lied to.
+A fault comes while a proxy holds the next frame of a load back, so that its phase is known.
 """
 
 import concurrent.futures
@@ -11,6 +10,7 @@ import itertools
 
 import pytest
 from fleet import ROW_BYTES, ask
+from frame_proxy import BLOCKS, CONFIRMED, FOUND, ROWS, ROWS_END, FrameProxy
 from patience import wait_until
 from server_process import ServerProcess, free_port
 from tcp_proxy import TcpProxy
@@ -42,18 +42,18 @@ def num_answers(node, outcome):
 
 
 def num_failures(node):
-    """Fetches that failed before rows were asked for, and loads that failed behind that."""
+    """At least one for each fetch that failed: it counts, or its load, or both."""
     return node.metric("corella_block_fetches_total", outcome="failed") + num_loads(node, "failed")
 
 
 @contextlib.contextmanager
-def pair():
+def pair(proxy_before=TcpProxy):
     """Two nodes, and a proxy before the first."""
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(ServerProcess(*NODE, *FETCH, *TCP)) for _ in range(2))
         port = free_port()
         target = ("127.0.0.1", site_of(first)["port"])
-        proxy = stack.enter_context(TcpProxy(("127.0.0.1", port), target))
+        proxy = stack.enter_context(proxy_before(("127.0.0.1", port), target))
         yield first, second, proxy, {"host": "127.0.0.1", "port": port}
 
 
@@ -80,12 +80,6 @@ def in_phase(phase, first, second, proxy, site):
             pool.shutdown(wait=False)
 
 
-def is_looked_up(first, proxy):
-    proxy.is_held = True
-    before = num_answers(first, "found")
-    return lambda: num_answers(first, "found") > before
-
-
 def is_on_its_way(first, proxy):
     proxy.hold_after(100 * ROW_BYTES)
     return lambda: proxy.is_held
@@ -98,7 +92,25 @@ def is_slow(first, proxy):
     return lambda: proxy.num_bytes > end
 
 
-PHASES = pytest.mark.parametrize("phase", [is_looked_up, is_on_its_way], ids=["looked-up", "rows-on-their-way"])
+# Of a load: the frame that would come next, and how many of its kind have come.
+PHASES = {
+    "looked-up": (BLOCKS, FOUND),
+    "held": (ROWS,),
+    "rows-on-their-way": (ROWS, None, 2),
+    "sent": (ROWS_END,),
+    "landed": (BLOCKS, CONFIRMED),
+}
+in_each_phase = pytest.mark.parametrize("phase", PHASES)
+
+
+def reach(phase):
+    """Has a load be in a phase."""
+
+    def begin(_, proxy):
+        proxy.hold_before(*PHASES[phase])
+        return lambda: proxy.is_held
+
+    return begin
 
 
 def load(first, second, site, seeds):
@@ -115,11 +127,11 @@ def load(first, second, site, seeds):
     return second.wait_until(is_loaded, "blocks are loaded")
 
 
-@PHASES
+@in_each_phase
 def test_52_a_source_that_is_killed_costs_a_prompt(phase):
-    with pair() as (first, second, proxy, site):
+    with pair(FrameProxy) as (first, second, proxy, site):
         known = load(first, second, site, itertools.count())
-        with in_phase(phase, first, second, proxy, site) as (prompt, expected, answered):
+        with in_phase(reach(phase), first, second, proxy, site) as (prompt, expected, answered):
             before = num_failures(second)
             first.kill()
             proxy.cut()
@@ -132,11 +144,11 @@ def test_52_a_source_that_is_killed_costs_a_prompt(phase):
         assert answer(second, prompt, **GREEDY)[0] == expected
 
 
-@PHASES
+@in_each_phase
 def test_52_a_loader_that_is_killed_leaves_nothing_with_the_source(phase):
-    with pair() as (first, second, proxy, site):
+    with pair(FrameProxy) as (first, second, proxy, site):
         load(first, second, site, itertools.count())
-        with in_phase(phase, first, second, proxy, site) as (_, _, answered):
+        with in_phase(reach(phase), first, second, proxy, site) as (_, _, answered):
             second.kill()
             wait_at_rest(first)
             assert answered.exception() is not None, "its client is told"
@@ -209,7 +221,7 @@ def test_52_damaged_rows_cost_prompts_and_a_line_a_minute():
 
         second.wait_until(are_told_of, "a damaged row has come")
         wait_at_rest(first, second)
-        assert num_failures(second) == next(seeds)
+        assert num_failures(second) >= next(seeds)
         assert second.metric("corella_fetched_blocks_total") == 0
         assert num_lines(second, "closed the KV connection") < NUM_FAULTS
 
@@ -225,7 +237,7 @@ def test_52_a_node_of_another_model_is_asked_for_nothing_and_named_once(golden_f
             return "no cached blocks come from" in second.log()
 
         second.wait_until(is_told_of, "it is named")
-        assert num_failures(second) == next(seeds)
+        assert num_failures(second) >= next(seeds)
         assert num_answers(other, "found") == 0
         assert num_lines(second, "no cached blocks come from") < NUM_FAULTS
         wait_at_rest(second)

@@ -1,0 +1,60 @@
+"""Stands between two nodes and holds what one of them sends before a chosen frame."""
+
+import contextlib
+import struct
+
+from fleet import ROW_BYTES
+from tcp_proxy import TcpProxy, shut
+
+FRAME_BYTES = 64
+TRAILER_BYTES = 16
+# As in `crates/corella-cluster/src/transport/frame.rs`.
+HELLO, ROWS, ROWS_END, BLOCKS = ord("C"), 3, 4, 9
+# Of messages about cached blocks.
+FOUND, CONFIRMED = 5, 6
+
+
+class FrameProxy(TcpProxy):
+    """Like its base for whole frames of KV connections."""
+
+    def __init__(self, listen, target):
+        self._hold_before = None
+        super().__init__(listen, target)
+
+    def hold_before(self, kind, verb=None, after=0):
+        """Becomes held when such a frame is next, after so many others of its kind."""
+        self._hold_before = (kind, verb, after)
+
+    def _pump_from_target(self, near, far):
+        with contextlib.suppress(OSError), far.makefile("rb") as frames:
+            while frame := frames.read(FRAME_BYTES):
+                if frame[0] == HELLO:
+                    num_layers, _, _, page_size = struct.unpack_from("<4I", frame, 32)
+                payload = frames.read(_payload_bytes(frame, ROW_BYTES // num_layers, page_size))
+                self._note(frame)
+                self._passes.wait()
+                near.sendall(frame + payload)
+        shut(near, far)
+
+    def _note(self, frame):
+        with self._lock:
+            if self._hold_before is None:
+                return
+            kind, verb, after = self._hold_before
+            if frame[0] != kind or verb not in (None, frame[36]):
+                return
+            if after:
+                self._hold_before = kind, verb, after - 1
+                return
+            self._hold_before = None
+            self.is_held = True
+
+
+def _payload_bytes(frame, layer_row_bytes, page_size):
+    if frame[0] == ROWS:
+        (num_rows,) = struct.unpack_from("<I", frame, 20)
+        return -(-num_rows // page_size) * page_size * layer_row_bytes + TRAILER_BYTES
+    if frame[0] == BLOCKS:
+        (num_bytes,) = struct.unpack_from("<I", frame, 32)
+        return num_bytes
+    return 0
