@@ -11,7 +11,7 @@ TRAILER_BYTES = 16
 # As in `crates/corella-cluster/src/transport/frame.rs`.
 HELLO, ROWS, ROWS_END, BLOCKS = ord("C"), 3, 4, 9
 # Of messages about cached blocks.
-FOUND, CONFIRMED = 5, 6
+LANDED, FOUND, CONFIRMED, HOLD_ENDED = 3, 5, 6, 9
 
 
 class FrameProxy(TcpProxy):
@@ -19,6 +19,8 @@ class FrameProxy(TcpProxy):
 
     def __init__(self, listen, target):
         self._hold_before = None
+        # Makes another frame of one, or returns `None`. It is forgotten when it has.
+        self.change = None
         super().__init__(listen, target)
 
     def hold_before(self, kind, verb=None, after=0):
@@ -33,8 +35,16 @@ class FrameProxy(TcpProxy):
                 payload = frames.read(_payload_bytes(frame, ROW_BYTES // num_layers, page_size))
                 self._note(frame)
                 self._passes.wait()
-                near.sendall(frame + payload)
+                near.sendall(self._changed(frame) + payload)
         shut(near, far)
+
+    def _changed(self, frame):
+        with self._lock:
+            changed = self.change and self.change(frame)
+            if changed is None:
+                return frame
+            self.change = None
+            return changed
 
     def _note(self, frame):
         with self._lock:

@@ -10,7 +10,7 @@ import itertools
 
 import pytest
 from fleet import ROW_BYTES, ask
-from frame_proxy import BLOCKS, CONFIRMED, FOUND, ROWS, ROWS_END, FrameProxy
+from frame_proxy import BLOCKS, CONFIRMED, FOUND, HOLD_ENDED, LANDED, ROWS, ROWS_END, FrameProxy
 from patience import wait_until
 from server_process import ServerProcess, free_port
 from tcp_proxy import TcpProxy
@@ -200,6 +200,64 @@ def test_51_a_client_that_leaves_while_blocks_land_frees_both_nodes():
 
 def num_live(server):
     return sum(server.metric(f"corella_num_requests_{state}") for state in ("running", "waiting"))
+
+
+def changed(at, new, kind, verb=None):
+    """Writes other bytes into a frame of a kind."""
+
+    def change(frame):
+        if frame[0] != kind or verb not in (None, frame[36]):
+            return None
+        return frame[:at] + new + frame[at + len(new) :]
+
+    return change
+
+
+# What a source may say in place of what it should.
+LIES = {
+    "the key of another node's load": changed(12, bytes(8), BLOCKS, FOUND),
+    "the key of another source": changed(20, bytes(8), BLOCKS, FOUND),
+    "a request in place of an answer": changed(36, bytes([LANDED]), BLOCKS, FOUND),
+    "a list longer than any": changed(32, b"\xff" * 4, BLOCKS, FOUND),
+    "no frame": changed(0, b"\xff", BLOCKS, FOUND),
+    "rows of a layer that the model has not": changed(12, b"\x63", ROWS),
+    "rows of blocks that were not asked for": changed(17, b"\x7f", ROWS),
+    "the end of rows that have not all come": changed(0, bytes([ROWS_END]), ROWS),
+    "the end of the hold, when all bytes have come": changed(36, bytes([HOLD_ENDED]), BLOCKS, CONFIRMED),
+}
+
+
+def test_53_a_source_that_says_what_does_not_fit_costs_a_prompt_and_no_token():
+    seeds = itertools.count()
+    with pair(FrameProxy) as (first, second, proxy, site):
+
+        def has_lied():
+            prompt = prompt_of(300, next(seeds))
+            expected, _ = answer(first, prompt, **GREEDY)
+            assert answer(second, prompt, site, **GREEDY) == (expected, 0)
+            return proxy.change is None
+
+        for lie, proxy.change in LIES.items():
+            second.wait_until(has_lied, f"the source says {lie}")
+        assert num_failures(second) >= len(LIES)
+        assert second.metric("corella_fetched_blocks_total") == 0
+        load(first, second, site, seeds)
+        wait_at_rest(first, second)
+
+
+def test_52_an_answer_behind_its_deadline_is_dropped():
+    prompt = prompt_of(300)
+    with pair(FrameProxy) as (first, second, proxy, site):
+        expected, _ = answer(first, prompt, **GREEDY)
+        proxy.hold_before(BLOCKS, FOUND)
+        assert answer(second, prompt, site, **GREEDY) == (expected, 0)
+        wait_until(lambda: proxy.is_held, "the answer is late")
+        proxy.is_held = False
+        # The answer to another question comes behind it.
+        answer(second, prompt_of(300, seed=1), site, **GREEDY)
+        assert second.metric("corella_fetched_blocks_total") == 0
+        load(first, second, site, itertools.count(2))
+        wait_at_rest(first, second)
 
 
 def with_other_bytes(chunk):
