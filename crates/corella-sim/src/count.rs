@@ -1,4 +1,4 @@
-//! What runs have come to, so that nobody mistakes quiet runs for passed ones.
+//! Counts of what happened in runs. Runs in which little happened prove little.
 
 /// Declares a struct of counts that can be added up, and that names those that are 0.
 macro_rules! counts {
