@@ -54,7 +54,6 @@ pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice)
     let stats = engine.stats();
     assert!(stats.scheduler.num_preemptions > 0, "{stats:?}");
     assert!(stats.scheduler.num_evicted_pages > 0, "{stats:?}");
-    assert!(stats.scheduler.num_prefix_hit_tokens > 0, "{stats:?}");
     assert!(stats.num_finished_abort >= 6, "{stats:?}");
     assert_eq!(stats.num_finished_error, 0);
     assert_eq!(stats.num_failed_steps, 0);
