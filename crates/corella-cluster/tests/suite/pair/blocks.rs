@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use corella_cluster::blocks::{FetchConfig, LoaderNode, SourceNode, follow_facts};
+use corella_cluster::blocks::{FetchConfig, LoadStats, LoaderNode, SourceNode, follow_facts};
 use corella_cluster::entrance::{AllowedPeers, BlockFetcher};
 use corella_cluster::transport::{
     KvReceiver, KvSender, PeerAddress, ReceiverConfig, SenderConfig, TransferThreads,
@@ -39,7 +39,8 @@ pub struct Blocks {
     pub address: SocketAddr,
     /// `kv_transfer_params` that name the node as the source of blocks.
     pub params: Map<String, Value>,
-    source: Arc<SourceNode>,
+    pub source: Arc<SourceNode>,
+    pub receiver: Arc<KvReceiver>,
     sender: Arc<KvSender>,
     _threads: TransferThreads,
 }
@@ -87,26 +88,29 @@ impl Blocks {
         let receiver = Arc::new(KvReceiver::new(config, pages.clone(), &threads));
         let (life, geometry) = (Incarnation(incarnation), pages.geometry());
         let source = SourceNode::start(life, engine.block_exchange(), &sender, geometry);
-        let loader = LoaderNode::start(life, engine.clone(), receiver, geometry, fetches);
+        let loader = LoaderNode::start(life, engine.clone(), receiver.clone(), geometry, fetches);
         follow_facts(engine.subscribe_block_facts(), &source, &loader).expect("a thread starts");
         let machine = Some("here".to_owned());
         let allowed = AllowedPeers::new([]);
         let fetcher = BlockFetcher::new(engine.clone(), loader, machine, allowed, fetches);
-        let mut params = Map::new();
-        params.insert("cached_blocks".to_owned(), site);
         Self {
             fetcher,
             address,
-            params,
+            params: named(site),
             source,
+            receiver,
             sender,
             _threads: threads,
         }
     }
 
+    pub fn loads(&self) -> LoadStats {
+        self.fetcher.loader().stats()
+    }
+
     /// Blocks that came from other nodes.
     pub fn num_blocks(&self) -> u64 {
-        self.fetcher.loader().stats().num_blocks
+        self.loads().num_blocks
     }
 
     pub async fn at_rest(&self) {
@@ -116,4 +120,11 @@ impl Blocks {
         })
         .await;
     }
+}
+
+/// `kv_transfer_params` that name a node as the source of blocks.
+pub fn named(site: Value) -> Map<String, Value> {
+    let mut params = Map::new();
+    params.insert("cached_blocks".to_owned(), site);
+    params
 }

@@ -4,82 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use corella_cluster::blocks::FetchConfig;
-use corella_cluster::entrance::{Entrance, FetchOutcome};
-use corella_core::{FinishReason, SamplingParams, TokenId};
-use corella_engine::{Engine, Generate, Submission};
-use corella_model::{MockConfig, MockExecutor};
+use corella_cluster::entrance::FetchOutcome;
+use corella_core::{SamplingParams, TokenId};
 
-use crate::pair::blocks::{Blocks, FETCHES, Way};
+use crate::pair::blocks::{FETCHES, Way};
+use crate::pair::fetch_node::*;
 use crate::pair::fixture::*;
-
-struct Node {
-    engine: Engine,
-    entrance: Entrance,
-    blocks: Blocks,
-}
-
-impl Node {
-    fn start(model: &MockConfig, incarnation: u64, way: Way) -> Self {
-        Self::start_with(model, incarnation, way, FETCHES, None)
-    }
-
-    fn start_with(
-        model: &MockConfig,
-        incarnation: u64,
-        way: Way,
-        fetches: FetchConfig,
-        max_bandwidth: Option<u64>,
-    ) -> Self {
-        let executor = Box::new(MockExecutor::new(model.clone()));
-        let (engine, _) = start_engine(executor);
-        let blocks = Blocks::start_with(&engine, incarnation, way, fetches, max_bandwidth);
-        let entrance = Entrance {
-            kept: None,
-            puller: None,
-            fetcher: Some(blocks.fetcher.clone()),
-            local: Arc::new(engine.clone()),
-        };
-        Self {
-            engine,
-            entrance,
-            blocks,
-        }
-    }
-
-    /// The tokens of each choice of a request that names `site`.
-    async fn answer(&self, site: &Self, submission: Submission) -> Vec<Vec<TokenId>> {
-        let call = self.entrance.begin(&site.blocks.params, "a-test");
-        let call = call.expect("it is valid").expect("it asks for something");
-        let mut answers = Vec::new();
-        for stream in call.submit(submission).expect("it is taken") {
-            let (tokens, reason) = finish(stream).await;
-            assert_eq!(reason, FinishReason::Length);
-            answers.push(tokens);
-        }
-        answers
-    }
-
-    fn num(&self, outcome: FetchOutcome) -> u64 {
-        self.blocks.fetcher.num_requests(outcome)
-    }
-
-    fn num_blocks(&self) -> u64 {
-        self.blocks.num_blocks()
-    }
-
-    async fn at_rest(&self) {
-        at_rest(&self.engine).await;
-        self.blocks.at_rest().await;
-    }
-}
-
-fn seeded(seed: u64) -> SamplingParams {
-    SamplingParams {
-        temperature: 1.0,
-        seed,
-        ..SamplingParams::GREEDY
-    }
-}
 
 /// Numbers that look random.
 fn draw(state: &mut u64, end: u64) -> u64 {
@@ -200,11 +130,8 @@ async fn a_request_that_names_no_source_is_computed() {
     drop(gone);
     let prompt: Vec<TokenId> = (0..30).map(|i| i * i % 50).collect();
     let expected = model.lone_tokens(&prompt, &seeded(1), 6);
-    let call = node.entrance.begin(&params, "a-test");
-    let call = call.expect("it is valid").expect("it asks for something");
     let asked = submission(prompt.clone(), 6, seeded(1));
-    let mut streams = call.submit(asked).expect("it is taken");
-    assert_eq!(finish(streams.remove(0)).await.0, expected);
+    assert_eq!(node.answer_from(&params, asked).await, [expected]);
     assert_eq!(node.num(FetchOutcome::Failed), 1);
 
     // Less than a block, and several choices.
