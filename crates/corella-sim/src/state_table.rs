@@ -119,7 +119,7 @@ impl StateTable {
         }
     }
 
-    /// A snapshot as somebody else reads it.
+    /// A snapshot as another node reads it.
     pub fn read(&self, id: SnapshotId) -> Row {
         self.snapshots[&id].state
     }

@@ -114,7 +114,7 @@ impl KeptPrompts {
         ticket: &KeptTicket,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         if self.engine.kv_pages().states().is_some() {
-            // Whoever pulls the rows draws the first token, from the state before the prompt's last one.
+            // The node that pulls the rows draws the first token, from the state before the prompt's last one.
             rare_line!(
                 warn,
                 id = name,

@@ -64,7 +64,7 @@ pub trait DecodePeers: Send + Sync + 'static {
     /// The node has pages for the session, as its `granted_as`-th reservation.
     fn handle_granted(&self, _session: SessionId, _node: NodeId, _granted_as: u64) {}
 
-    /// The node that was chosen last for the session does nothing for it any more.
+    /// Forgets the node that was chosen last for the session.
     fn handle_left(&self, _session: SessionId) {}
 
     /// The node has received `num_bytes`, which takes `elapsed` at the speed of its link.

@@ -101,7 +101,7 @@ pub enum PartRows {
 }
 
 pub enum LocalEvent {
-    /// The engine comes to what it was asked for.
+    /// The engine does what it was asked for.
     LookUp(LoadId, BlockList),
     Hold(LoadId, BlockList, u64),
     Release(LoadId, HoldId, bool),

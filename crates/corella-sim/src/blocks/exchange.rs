@@ -490,7 +490,7 @@ impl Exchange {
         Ok(())
     }
 
-    /// What must not be there when nothing happens any more.
+    /// Loads, holds and fetches that were left behind.
     pub fn leftovers(&self) -> String {
         let num_left = self.open.len()
             + self.loader.num_loads()

@@ -83,7 +83,7 @@ impl Node {
         Ok(outputs)
     }
 
-    /// What must not be there when nothing happens any more.
+    /// Loads, holds and fetches that were left behind.
     pub fn leftovers(&mut self) -> String {
         let stats = self.engine.stats();
         let loads = self.exchange.leftovers();

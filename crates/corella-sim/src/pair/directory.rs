@@ -203,7 +203,7 @@ impl Directory {
         }
     }
 
-    /// The node that was chosen last for the session does nothing for it any more.
+    /// Forgets the node that was chosen last for the session.
     pub fn handle_left(&mut self, session: SessionId) {
         let reservation = self.reservations.remove(&session);
         self.release(reservation);
@@ -305,7 +305,7 @@ impl Directory {
         cost.place()
     }
 
-    /// What must be there no longer when all sessions have ended.
+    /// Reservations and choices that were left behind when all sessions had ended.
     pub fn leftovers(&self) -> String {
         let nodes = self.table.decode_nodes(0);
         let num_pages: u32 = nodes.iter().map(|node| node.num_unreported_pages).sum();

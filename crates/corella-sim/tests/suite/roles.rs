@@ -1,4 +1,4 @@
-//! The first seeds of fleets of prefill and decode nodes, and that they see everything that can befall them.
+//! The first seeds of fleets of prefill and decode nodes. They meet every fault.
 
 use corella_sim::{PairLoad, PairTotals, simulate_pair};
 

@@ -375,7 +375,7 @@ async fn a_load_without_a_client_gives_back_the_pages_of_both_ends() {
     }
 }
 
-/// Answers and rows that come behind their deadlines are nobody's.
+/// Answers and rows that come behind their deadlines are dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_comes_behind_its_deadline_is_dropped() {
     let quick = FetchConfig {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::pair::blocks::named;
 
-/// What becomes of a frame and its payload.
+/// The fate of a frame and its payload.
 #[derive(Clone, Debug)]
 pub enum Verdict {
     Pass,
@@ -103,7 +103,7 @@ impl FrameProxy {
         }
     }
 
-    /// Has `judge` see each frame of either end.
+    /// Shows each frame of either end to `judge`.
     pub fn judge(&self, judge: impl FnMut(&Passing<'_>) -> Verdict + Send + 'static) {
         self.shared.lock().judge = Some(Box::new(judge));
     }
