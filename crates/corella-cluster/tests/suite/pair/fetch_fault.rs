@@ -273,6 +273,8 @@ async fn a_request_waits_for_slow_rows_until_the_soft_deadline() {
         ..FETCHES
     };
     let scene = Scene::new(model(256), times).await;
+    // From now on the node knows how long the prompt would take.
+    scene.second.compute(request(5)).await;
     scene.hold_rows();
     scene.assert_answered(0).await;
     scene.rows_wait().await;
