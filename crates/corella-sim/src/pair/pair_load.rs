@@ -121,7 +121,9 @@ impl PairLoad {
             true => (2, 2),
             false => (1, 1),
         };
-        writer.write(num_prefill_nodes, num_decode_nodes, seed)
+        let mut load = writer.write(num_prefill_nodes, num_decode_nodes, seed);
+        keep_states(&mut load.nodes, seed);
+        load
     }
 
     /// Two to eight nodes that find each other by the real peer table and placement, serve conversations, and load each
@@ -203,7 +205,6 @@ impl Writer {
         if groups.once_in(3) {
             split_layers(&mut nodes, &mut groups);
         }
-        keep_states(&mut nodes, seed);
         let mut sessions = self.sessions();
         sessions.starts_locally = !Random(seed ^ 0x57a7).once_in(6);
         let num_calls = 2 + self.random.below(30);
@@ -450,7 +451,7 @@ fn split_layers(nodes: &mut [NodePlan], random: &mut Random) {
 }
 
 /// Gives some models recurrent layers, from a generator of its own. Nodes have few snapshots, so that some have none left
-/// for a prompt.
+/// for a prompt. Cached blocks of such models are not loaded, so fleets have none.
 fn keep_states(nodes: &mut [NodePlan], seed: u64) {
     let mut random = Random(seed ^ 0x57a7e);
     if !random.once_in(4) {
