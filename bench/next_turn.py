@@ -41,7 +41,8 @@ THINK_S = 1.5
 # The first token may come from either node, the second from the decode node.
 TURN_TOKENS = 4
 
-NODE = ("--threads", 1, "--max-num-seqs", 8, "--kv-cache-memory", "256M")
+# A node lends a quarter of its pages, which is enough for the longest turn.
+NODE = ("--threads", 1, "--max-num-seqs", 8, "--kv-cache-memory", "1G")
 # On a machine that does something else, too, an answer may be late.
 PAIR = ("--decode-search-timeout", 5000, "--kv-load-timeout", 10000)
 OPTIONS = {
