@@ -111,7 +111,7 @@ pub struct PrefillParts {
     pub peers: Arc<dyn DecodePeers>,
     /// Hears of the engine's facts about prompts that are kept for nodes without a session.
     pub kept: Option<Arc<KeptPrompts>>,
-    /// Fetches what a decode node has of a prompt that is to be computed here.
+    /// Fetches a prompt's blocks from a decode node before the prompt is computed here.
     pub fetcher: Option<Arc<BlockFetcher>>,
 }
 

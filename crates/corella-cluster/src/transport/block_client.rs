@@ -4,7 +4,7 @@ use corella_core::session::{LoadKey, ToLoader};
 
 use super::PeerAddress;
 
-/// Takes what the transport hears of loads of cached blocks. Calls return at once.
+/// Receives the answers and lost connections of loads of cached blocks from the transport. Calls return at once.
 pub trait BlockClient: Send + Sync {
     /// An answer of the node that `key` names as its source.
     fn handle_answer(&self, key: LoadKey, answer: ToLoader);

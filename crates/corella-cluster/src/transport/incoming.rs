@@ -214,7 +214,7 @@ impl Incoming {
         u32::try_from(2 * most).unwrap_or(u32::MAX)
     }
 
-    /// Checks that a state is the next one, and takes its bytes from the credit. The error says what is wrong with it.
+    /// Checks that a state is the next one, and takes its bytes from the credit. The error names the fault.
     pub fn check_state(&self, run: &StateRun) -> Result<(), &'static str> {
         let Some((states, _)) = self.states() else {
             return Err("a recurrent state that nobody asked for");

@@ -78,7 +78,7 @@ impl Node {
         });
     }
 
-    /// Begins to fetch what the decode node has of a prompt that is to be computed here.
+    /// Begins to fetch a prompt's blocks from the decode node, before the prompt is computed here.
     async fn fetch_from(&self, node: NodeId, prefix: Prefix<'_>) {
         let Some(fetcher) = &self.fetcher else {
             return;

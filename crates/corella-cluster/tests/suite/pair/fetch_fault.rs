@@ -38,7 +38,7 @@ fn lone(model: &MockConfig, seed: u32) -> Vec<TokenId> {
     model.lone_tokens(&prompt(seed), &seeded(2), NUM_TOKENS as usize)
 }
 
-/// Two nodes, of which the first has the prompt with seed 0, and a proxy before it.
+/// Two nodes with a proxy before the first one, which has cached the prompt with seed 0.
 struct Scene {
     model: MockConfig,
     first: Node,
@@ -97,7 +97,7 @@ impl Scene {
     }
 }
 
-/// A load in the middle of what its two ends say.
+/// A phase of a load, named by the frame that comes next.
 struct Phase {
     name: &'static str,
     /// The frame with which the fault comes.
@@ -178,7 +178,7 @@ async fn fail_in_each_phase(model: MockConfig, restarts: bool) {
         scene.at_rest().await;
         scene.proxy.pass_all();
         if let Some(next) = next {
-            // The next life has what it has computed itself.
+            // The restarted node lends the blocks that it has computed itself.
             next.cache(request(1)).await;
             scene.assert_answered(1).await;
             assert_eq!(scene.second.num_blocks(), NUM_BLOCKS, "{name}");
@@ -186,7 +186,7 @@ async fn fail_in_each_phase(model: MockConfig, restarts: bool) {
             next.at_rest().await;
         }
         scene.at_rest().await;
-        // What was computed in place of the load is cached like anything else.
+        // Blocks computed in place of the load are cached.
         assert_eq!(scene.num_computed_again().await, NUM_TOKENS, "{name}");
     }
 }
@@ -284,7 +284,7 @@ async fn a_request_waits_for_slow_rows_until_the_soft_deadline() {
         1,
         "{loads:?}"
     );
-    // They come, and find what was computed meanwhile.
+    // The rows come when the prompt has been computed.
     scene.proxy.release();
     scene.at_rest().await;
     assert_eq!(scene.second.blocks.loads().num_loaded, 1);
@@ -327,7 +327,7 @@ async fn a_client_that_leaves_while_blocks_land_takes_them_from_nobody() {
     scene.hold_rows();
     let leaving = scene.second.submit(&scene.proxy.params, request(0));
     scene.rows_wait().await;
-    // Over a connection of its own, because rows hold up what is behind them.
+    // This request names the node itself: behind the proxy, held rows delay later frames.
     let mut staying = scene.second.submit(&scene.first.blocks.params, request(0));
     let num_live = || scene.second.engine.stats().num_live_requests;
     wait_until_async("both wait", || num_live() == 2).await;
@@ -417,7 +417,7 @@ async fn what_comes_behind_its_deadline_is_dropped() {
     scene.loads_have_ended().await;
     assert_eq!(scene.second.blocks.loads().num_failed, 1);
     scene.at_rest().await;
-    // Its pages are those of others by now.
+    // The load's pages belong to other requests by now.
     let tokens = scene.second.compute(request(4)).await;
     assert_eq!(tokens, lone(&scene.model, 4));
     let are_late = scene.proxy.num_held() == 1;

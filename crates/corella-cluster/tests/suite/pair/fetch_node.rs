@@ -79,7 +79,7 @@ impl Node {
         finish(streams.remove(0)).await.0
     }
 
-    /// Has the blocks of a request, which others can load when this returns.
+    /// Computes a request. Other nodes can load its blocks when this returns.
     pub async fn cache(&self, submission: Submission) {
         self.compute(submission).await;
         at_rest(&self.engine).await;
