@@ -35,6 +35,9 @@ pub struct SchedulerStats {
 
     /// How long 1,024 prompt tokens take, in microseconds, smoothed; 0 before any step was timed.
     pub prefill_us: u64,
+    /// The same over steps with at least 256 prompt tokens, whose speed compares nodes: the fixed cost of a step counts
+    /// little in it. 0 before such a step was timed.
+    pub bulk_prefill_us: u64,
     /// Reservations granted since the start.
     pub num_reservations: u64,
     pub num_steps: u64,

@@ -41,6 +41,14 @@ impl LoadPace {
     pub fn kiloblock_us(&self) -> u64 {
         self.block_us.map_or(0, |us| (us * 1024.0) as u64)
     }
+
+    /// For a lookup and the blocks behind it; 0 without blocks.
+    pub fn load_us(&self, num_blocks: u32) -> u64 {
+        match num_blocks {
+            0 => 0,
+            _ => self.round_trip_us() + u64::from(num_blocks) * self.kiloblock_us() / 1024,
+        }
+    }
 }
 
 fn smooth(value: &mut Option<f64>, new: f64) {
@@ -60,6 +68,7 @@ mod tests {
         // 10 blocks take 1,200 us; messages take 200 of them.
         pace.note_load(10, Duration::from_micros(1_200));
         assert_eq!(pace.kiloblock_us(), 102_400);
+        assert_eq!((pace.load_us(0), pace.load_us(3)), (0, 500));
         pace.note_load(10, Duration::from_micros(5_200));
         assert_eq!(pace.kiloblock_us(), 204_800);
         pace.note_load(0, Duration::from_secs(9));

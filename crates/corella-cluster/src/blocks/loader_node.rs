@@ -122,6 +122,11 @@ impl LoaderNode {
         self.lock().stats
     }
 
+    /// How long a load of `num_rows` rows is likely to take, in microseconds.
+    pub fn predict_us(&self, num_rows: u32) -> u64 {
+        self.lock().pace.load_us(num_rows / self.page_size)
+    }
+
     /// Loads that are not over.
     pub fn num_loads(&self) -> usize {
         self.lock().end.num_loads()

@@ -463,7 +463,7 @@ impl DecodeNode {
             num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
             num_reservations: stats.num_reservations,
             is_draining: !self.is_serving(),
-            prefill_us: stats.prefill_us,
+            prefill_us: stats.bulk_prefill_us,
         }
     }
 

@@ -1,5 +1,9 @@
 //! Which node computes a prompt: a prefill node, or the decode node that has a part of it.
 
+use core::cmp::Ordering;
+
+use crate::stats::SchedulerStats;
+
 /// A node that computes a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ComputePlace {
@@ -20,12 +24,30 @@ pub struct ComputeSite {
     pub prefill_us: u64,
 }
 
+impl ComputeSite {
+    /// Large steps say how quickly a node computes. Before one was timed, all steps do.
+    pub fn of(stats: &SchedulerStats, num_cached_rows: u32) -> Self {
+        let prefill_us = match stats.bulk_prefill_us {
+            0 => stats.prefill_us,
+            bulk_us => bulk_us,
+        };
+        Self {
+            num_cached_rows,
+            num_queued_tokens: stats.num_queued_tokens,
+            prefill_us,
+        }
+    }
+}
+
 /// The predicted costs of computing a prompt on a prefill node and on a decode node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeCost {
     pub num_prompt_tokens: u32,
     pub here: ComputeSite,
     pub there: ComputeSite,
+    /// How long the prefill node takes to fetch the rows that it lacks and the decode node has, in microseconds; `None`
+    /// if it computes them.
+    pub fetch_us: Option<u64>,
     /// Requests that decode on the decode node. Each of them waits for the prompt.
     pub num_running_there: u32,
     pub kv_bytes_per_token: u64,
@@ -42,15 +64,28 @@ impl ComputeCost {
     /// there = (q + max(n - c, 1) (1 + r)) p
     /// ```
     ///
+    /// If that is quicker, the rows that only the decode node has are fetched, in a time F, and not computed:
+    ///
+    /// ```text
+    /// here  = F + (q + max(n - c_there, 1)) p + (n - c_there) b / B
+    /// ```
+    ///
     /// The last token is computed in any case, for its logits. A request that decodes there is delayed by the chunked
     /// prefill of the rest, and its delay counts as much as this request's. The requests of a prefill node expect
     /// prompts beside them. A decode node that has not timed a prompt is taken to be as fast as this node. Before this
-    /// node has timed one, nothing can be predicted, and the prompt is computed here, as it is when the costs are equal.
+    /// node has timed one, nothing can be predicted, and the prompt is computed here.
+    ///
+    /// Of equal costs, those of the decode node count as less if it has rows of the prompt: none are sent then.
     pub fn place(&self) -> ComputePlace {
         if self.here.prefill_us == 0 {
             return ComputePlace::Here;
         }
-        match self.there_cost() < self.here_cost() {
+        let is_there = match self.there_cost().cmp(&self.here_cost()) {
+            Ordering::Less => true,
+            Ordering::Equal => self.there.num_cached_rows > 0,
+            Ordering::Greater => false,
+        };
+        match is_there {
             true => ComputePlace::There,
             false => ComputePlace::Here,
         }
@@ -63,8 +98,15 @@ impl ComputeCost {
             prefill_us,
             ..
         } = self.here;
-        let num_computed = u128::from(num_queued_tokens) + self.num_uncached(self.here);
-        let computing = num_computed.saturating_mul(prefill_us.into());
+        let computing = |site: ComputeSite| {
+            let num_computed = u128::from(num_queued_tokens) + self.num_uncached(site);
+            num_computed.saturating_mul(prefill_us.into())
+        };
+        let fetching = self.fetch_us.map(|fetch_us| {
+            let fetching = u128::from(fetch_us) * 1024;
+            fetching.saturating_add(computing(self.there))
+        });
+        let computing = computing(self.here).min(fetching.unwrap_or(u128::MAX));
         let num_missing = { self.num_prompt_tokens }.saturating_sub(self.there.num_cached_rows);
         let num_bytes = u128::from(num_missing) * u128::from(self.kv_bytes_per_token);
         let sending = match self.bandwidth {
@@ -102,6 +144,7 @@ mod tests {
         num_prompt_tokens: 1000,
         here: site(0, 0, 1024),
         there: site(0, 0, 1024),
+        fetch_us: None,
         num_running_there: 0,
         kv_bytes_per_token: 1000,
         bandwidth: None,
@@ -121,7 +164,7 @@ mod tests {
         let is_there = |cost: ComputeCost| cost.place() == ComputePlace::There;
         // 1,000 us on both.
         assert!(!is_there(COST));
-        // 100 us there. Nine requests there make it 1,000, eight 900.
+        // 100 us there. Ten requests there make it 1,100, nine 1,000: as much as here, but no rows are sent.
         let turn = ComputeCost {
             there: site(900, 0, 1024),
             ..COST
@@ -131,15 +174,15 @@ mod tests {
             num_running_there,
             ..turn
         };
-        assert!(is_there(beside(8)));
-        assert!(!is_there(beside(9)));
-        // 100 rows of 1 KB take 1,000 us at 100 MB/s: 2,000 us here, and up to 1,900 there.
+        assert!(is_there(beside(9)));
+        assert!(!is_there(beside(10)));
+        // 100 rows of 1 KB take 1,000 us at 100 MB/s: 2,000 us here, and up to 2,000 there.
         let over_link = |num_running_there| ComputeCost {
             bandwidth: Some(100_000_000),
             ..beside(num_running_there)
         };
-        assert!(is_there(over_link(18)));
-        assert!(!is_there(over_link(19)));
+        assert!(is_there(over_link(19)));
+        assert!(!is_there(over_link(20)));
         // This node has 950 rows of its own, and computes the other 50 at once; the decode node 100.
         let cached_here = ComputeCost {
             here: site(950, 0, 1024),
@@ -152,16 +195,16 @@ mod tests {
             ..turn
         };
         assert!(is_there(queued_here));
-        // 900 queued tokens there make 1,000 us, one less makes 999.
+        // 900 queued tokens there make 1,000 us, one more makes 1,001.
         let queued_there = |num_queued_tokens| ComputeCost {
             there: site(900, num_queued_tokens, 1024),
             ..COST
         };
-        assert!(!is_there(queued_there(900)));
-        assert!(is_there(queued_there(899)));
-        // The decode node is ten times slower: 1,000 us. It has not timed a prompt: 100.
+        assert!(!is_there(queued_there(901)));
+        assert!(is_there(queued_there(900)));
+        // The decode node is eleven times slower: 1,100 us. It has not timed a prompt: 100.
         let slow = ComputeCost {
-            there: site(900, 0, 10_240),
+            there: site(900, 0, 11_264),
             ..COST
         };
         assert!(!is_there(slow));
@@ -186,7 +229,12 @@ mod tests {
             there: site(1000, 0, 1024),
             ..COST
         };
-        assert_eq!(whole.place(), ComputePlace::Here);
+        assert_eq!(whole.place(), ComputePlace::There);
+        let beside_one = ComputeCost {
+            num_running_there: 1,
+            ..whole
+        };
+        assert_eq!(beside_one.place(), ComputePlace::Here);
         let two_queued = ComputeCost {
             here: site(1000, 2, 1024),
             num_running_there: 1,
@@ -200,6 +248,29 @@ mod tests {
         assert_eq!(four_delayed.place(), ComputePlace::Here);
     }
 
+    /// The prefill node fetches the 900 rows of the decode node, if that takes less than computing those that it lacks.
+    #[test]
+    fn fetched_rows_are_not_computed() {
+        let is_there = |fetch_us, num_running_there| {
+            let cost = ComputeCost {
+                there: site(900, 0, 1024),
+                fetch_us: Some(fetch_us),
+                num_running_there,
+                ..COST
+            };
+            cost.place() == ComputePlace::There
+        };
+        // 100 us on both nodes: nothing is sent from there.
+        assert!(is_there(0, 0));
+        // Beside a request 200 us there, and 199, 200, and 201 here.
+        assert!(!is_there(99, 1));
+        assert!(is_there(100, 1));
+        assert!(is_there(101, 1));
+        // Computing all takes 1,000 us here, beside nine requests 1,000 there and beside ten 1,100.
+        assert!(is_there(10_000, 9));
+        assert!(!is_there(10_000, 10));
+    }
+
     #[test]
     fn the_largest_numbers_do_not_overflow() {
         let largest = site(0, u64::MAX, u64::MAX);
@@ -207,6 +278,7 @@ mod tests {
             num_prompt_tokens: u32::MAX,
             here: largest,
             there: largest,
+            fetch_us: Some(u64::MAX),
             num_running_there: u32::MAX,
             kv_bytes_per_token: u64::MAX,
             bandwidth: Some(0),

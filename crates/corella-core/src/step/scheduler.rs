@@ -418,6 +418,7 @@ impl Scheduler {
             num_queued_tokens: self.waiting.num_new_tokens(),
             head_room_share: self.outlook.share(),
             prefill_us: self.pace.prefill_us(1024),
+            bulk_prefill_us: self.pace.bulk_prefill_us(),
             ..self.journal.counts()
         }
     }

@@ -290,6 +290,9 @@ impl Directory {
         let facts = self.table.decode_nodes(now_us);
         let facts = facts.iter().find(|facts| Some(facts.peer_id) == peer_id);
         let report = facts.and_then(|facts| facts.report).unwrap_or_default();
+        let bandwidth = facts.and_then(|facts| facts.bandwidth);
+        let num_missing = num_cached_rows.saturating_sub(here.num_cached_rows);
+        let num_bytes = u64::from(num_missing) * self.plan.kv_bytes_per_token;
         let cost = ComputeCost {
             num_prompt_tokens,
             here,
@@ -298,9 +301,11 @@ impl Directory {
                 num_queued_tokens: u64::from(report.num_waiting) * u64::from(num_prompt_tokens),
                 prefill_us: report.prefill_us,
             },
+            // Rows are fetched over the link that they are sent by.
+            fetch_us: bandwidth.map(|bandwidth| num_bytes * 1_000_000 / bandwidth.max(1)),
             num_running_there: report.num_running,
             kv_bytes_per_token: self.plan.kv_bytes_per_token,
-            bandwidth: facts.and_then(|facts| facts.bandwidth),
+            bandwidth,
         };
         cost.place()
     }

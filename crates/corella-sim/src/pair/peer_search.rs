@@ -207,11 +207,8 @@ impl PrefillNode {
         let (page_size, stats) = (self.engine.page_size(), self.engine.stats());
         let hasher = self.engine.block_hasher();
         let list = BlockList::new(namespace.clone(), prompt.clone(), hasher, page_size);
-        let here = ComputeSite {
-            num_cached_rows: self.engine.scheduler().look_up_blocks(&list) * page_size,
-            num_queued_tokens: stats.num_queued_tokens,
-            prefill_us: stats.prefill_us,
-        };
+        let num_cached_here = self.engine.scheduler().look_up_blocks(&list) * page_size;
+        let here = ComputeSite::of(&stats, num_cached_here);
         let num_tokens = prompt.len() as u32;
         let place = directory.compute_place(node, num_tokens, num_cached_rows, here, world.now_us);
         match place {
@@ -223,12 +220,7 @@ impl PrefillNode {
 
     /// Predicts the decision before the decode node is asked: the rows that were sent there are likely here as well.
     fn predict(&self, holder: Holder, num_prompt_tokens: u32, now_us: u64) -> ComputePlace {
-        let stats = self.engine.stats();
-        let here = ComputeSite {
-            num_cached_rows: holder.num_rows,
-            num_queued_tokens: stats.num_queued_tokens,
-            prefill_us: stats.prefill_us,
-        };
+        let here = ComputeSite::of(&self.engine.stats(), holder.num_rows);
         let directory = self.directory.as_ref();
         directory.map_or(ComputePlace::Here, |directory| {
             let (node, num_rows) = (holder.peer.node, holder.num_rows);

@@ -54,12 +54,7 @@ impl Node {
             let list = blocks.list(&namespace, &prompt);
             let num_blocks = blocks.look_up(list).await.unwrap_or(0);
             let num_cached_here = num_blocks * blocks.page_size();
-            let stats = this.engine.stats().scheduler;
-            let here = ComputeSite {
-                num_cached_rows: num_cached_here,
-                num_queued_tokens: stats.num_queued_tokens,
-                prefill_us: stats.prefill_us,
-            };
+            let here = ComputeSite::of(&this.engine.stats().scheduler, num_cached_here);
             let cost = this.cost(node, num_prompt_tokens, num_cached_rows, here);
             let place = this.place(&cost);
             tracing::debug!(%key, %node, ?place, ?cost, "it is decided which node computes a prompt");
@@ -92,12 +87,7 @@ impl Node {
     /// Predicts the decision before the decode node is asked. The prompt rows that this node has sent there are most
     /// likely still cached here.
     pub(super) fn predict(&self, holder: Holder, num_prompt_tokens: u32) -> ComputePlace {
-        let stats = self.engine.stats().scheduler;
-        let here = ComputeSite {
-            num_cached_rows: holder.num_rows,
-            num_queued_tokens: stats.num_queued_tokens,
-            prefill_us: stats.prefill_us,
-        };
+        let here = ComputeSite::of(&self.engine.stats().scheduler, holder.num_rows);
         let cost = self.cost(holder.node, num_prompt_tokens, holder.num_rows, here);
         self.place(&cost)
     }
@@ -118,6 +108,8 @@ impl Node {
         let report = facts.and_then(|facts| facts.report).unwrap_or_default();
         // Nothing is known of the requests that wait there: each counts as a prompt of this length.
         let num_queued_tokens = u64::from(report.num_waiting) * u64::from(num_prompt_tokens);
+        let num_missing = num_cached_rows.saturating_sub(here.num_cached_rows);
+        let fetcher = self.fetcher.as_ref();
         ComputeCost {
             num_prompt_tokens,
             here,
@@ -126,6 +118,7 @@ impl Node {
                 num_queued_tokens,
                 prefill_us: report.prefill_us,
             },
+            fetch_us: fetcher.map(|fetcher| fetcher.loader().predict_us(num_missing)),
             num_running_there: report.num_running,
             kv_bytes_per_token: self.kv_bytes_per_token,
             bandwidth: facts.and_then(|facts| facts.bandwidth),
