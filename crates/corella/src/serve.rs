@@ -161,13 +161,14 @@ async fn serve(config: Serve) -> Result<(), Error> {
     loading.end().await;
     say(&ready_line);
     supervisor::notify("READY=1");
-    tell_of_the_drain(state.clone());
     let report = {
         let listener = socket.take_listener();
         let served = corella_server::serve(listener, state.clone(), shutdown);
-        // Nothing new comes from other nodes as soon as the server drains.
+        // Nothing new comes from other nodes as soon as the server drains. The supervisor is told here because this is
+        // awaited: an idle server ends at once, and a task of its own might never have run.
         let leaving = async {
             state.draining().await;
+            supervisor::notify("STOPPING=1");
             cluster.0.leave().await;
         };
         let (mut served, mut leaving) = (std::pin::pin!(served), std::pin::pin!(leaving));
@@ -228,13 +229,6 @@ fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
         config.max_body_bytes >> 20,
         config.max_num_choices,
     )
-}
-
-fn tell_of_the_drain(state: Arc<ServerState>) {
-    tokio::spawn(async move {
-        state.draining().await;
-        supervisor::notify("STOPPING=1");
-    });
 }
 
 /// `url` addresses the server in a curl command, without a path of the API.
