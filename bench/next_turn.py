@@ -61,15 +61,15 @@ SAME, OTHER = "same prefill node", "another prefill node"
 class Servers:
     """Nodes that serve in one mode."""
 
-    def __init__(self, binary, model, mode, num_answers, folder):
+    def __init__(self, binary, model, mode, num_others, folder):
         start = lambda name, *options: NodeProcess(binary, (*model, *NODE, *options), folder / f"{mode}-{name}.log")
         if mode == ALONE:
             self._nodes = [start("alone")]
         else:
             pair = (*PAIR, "--registry", f"file:{folder / mode}", *OPTIONS[mode])
             # One for each length of an answer has nothing of a conversation yet.
-            num_others = num_answers if mode in MODES_ELSEWHERE else 0
-            self._nodes = [start(f"prefill-{at}", "--role", "prefill", *pair) for at in range(1 + num_others)]
+            num_prefill = 1 + (num_others if mode in MODES_ELSEWHERE else 0)
+            self._nodes = [start(f"prefill-{at}", "--role", "prefill", *pair) for at in range(num_prefill)]
             self._nodes.append(start("decode", "--role", "decode", *pair))
         self.front, self.decode = self._nodes[0], self._nodes[-1]
         self.others = self._nodes[1:-1]
@@ -95,8 +95,9 @@ class Servers:
 
 
 class Bench:
-    def __init__(self, servers, prompts, answers, rounds):
+    def __init__(self, servers, places, prompts, answers, rounds):
         self.servers = servers
+        self.places = places
         self.prompts = prompts
         self.answers = answers
         self.rounds = rounds
@@ -127,6 +128,8 @@ class Bench:
             time.sleep(THINK_S)
             cell = {"round": round, "prompt": num_prompt, "answer": num_answer}
             self._measure(cell, SAME, order, turn + draw(NEW_TOKENS), lambda servers: (servers.front, {}))
+            if OTHER not in self.places:
+                continue
             others = [mode for mode in order if mode in MODES_ELSEWHERE]
 
             def another(servers):
@@ -225,6 +228,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompts", type=int, nargs="+", default=[1024, 8192], help="their lengths, in tokens")
     parser.add_argument("--answers", type=int, nargs="+", default=[50, 1000], help="their lengths, in tokens")
+    parser.add_argument("--same-node", action="store_true", help="leave out turns at another prefill node")
     parser.add_argument("--quick", action="store_true", help="one round of short prompts to the built-in model")
     parser.add_argument("--json", type=Path, help="a file for all samples")
     parser.add_argument("--svg", type=Path, help="a file for the plot")
@@ -236,21 +240,23 @@ def main():
         make(options.model)
     # Servers end with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    places = [SAME] if options.same_node else [SAME, OTHER]
+    num_others = len(options.answers) if OTHER in places else 0
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         servers = {}
         for mode in MODES:
-            servers[mode] = Servers(options.binary, model, mode, len(options.answers), folder)
+            servers[mode] = Servers(options.binary, model, mode, num_others, folder)
             stack.callback(servers[mode].stop)
         for of_mode in servers.values():
             of_mode.wait_ready()
-        bench = Bench(servers, options.prompts, options.answers, options.rounds)
+        bench = Bench(servers, places, options.prompts, options.answers, options.rounds)
         bench.run()
     if options.json:
         options.json.write_text("\n".join(map(json.dumps, bench.samples)) + "\n")
     cells = [
         Cell(bench.samples, place, num_prompt, num_answer)
-        for place in (SAME, OTHER)
+        for place in places
         for num_prompt in options.prompts
         for num_answer in options.answers
     ]
