@@ -46,7 +46,8 @@ pub struct SchedulerConfig {
     pub max_held_pages: u32,
     /// Pages that fetches under way may hold.
     pub max_fetched_pages: u32,
-    /// Pages of blocks that other nodes may be loading, each counted once for each load.
+    /// Pages of blocks that other nodes may be loading, each counted once for each load. The blocks that a node has itself
+    /// do not count.
     pub max_served_pages: u32,
     /// How blocks are named to other nodes.
     pub block_hasher: BlockHasher,

@@ -15,8 +15,14 @@ pub(crate) enum BlockCommand {
         list: BlockList,
         reply: Reply<u32>,
     },
+    LookUpLendable {
+        list: BlockList,
+        first_block: u32,
+        reply: Reply<u32>,
+    },
     Hold {
         list: BlockList,
+        first_block: u32,
         until_us: u64,
         reply: Reply<Result<HeldBlocks, HoldRefusal>>,
     },
@@ -27,6 +33,11 @@ pub(crate) enum BlockCommand {
     BeginFetch {
         request: FetchRequest,
         reply: Reply<Result<FetchGrant, FetchRefusal>>,
+    },
+    ShortenFetch {
+        id: FetchId,
+        num_blocks: u32,
+        reply: Reply<Option<FetchGrant>>,
     },
     Fetched {
         id: FetchId,
@@ -55,12 +66,21 @@ impl BlockDesk {
             BlockCommand::LookUp { list, reply } => {
                 let _ = reply.send(scheduler.look_up_blocks(&list));
             }
+            BlockCommand::LookUpLendable {
+                list,
+                first_block,
+                reply,
+            } => {
+                let _ = reply.send(scheduler.look_up_lendable(&list, first_block));
+            }
             BlockCommand::Hold {
                 list,
+                first_block,
                 until_us,
                 reply,
             } => {
-                if let Err(Ok(held)) = reply.send(scheduler.hold_blocks(&list, until_us)) {
+                let held = scheduler.hold_blocks(&list, first_block, until_us);
+                if let Err(Ok(held)) = reply.send(held) {
                     scheduler.release_blocks(held.id, now_us);
                 }
             }
@@ -73,6 +93,14 @@ impl BlockDesk {
                 if let Err(Ok(grant)) = reply.send(scheduler.begin_fetch(request)) {
                     scheduler.handle_fetch_ended(grant.id, FetchEnd::Lost);
                 }
+            }
+            BlockCommand::ShortenFetch {
+                id,
+                num_blocks,
+                reply,
+            } => {
+                // The asker ends the fetch, whatever it hears.
+                let _ = reply.send(scheduler.shorten_fetch(id, num_blocks));
             }
             BlockCommand::Fetched { id, num_blocks } => {
                 scheduler.handle_fetched(id, num_blocks);
@@ -204,6 +232,7 @@ mod tests {
             let until_us = NOW_US + 10 * LEASE_US;
             let hold = BlockCommand::Hold {
                 list,
+                first_block: 0,
                 until_us,
                 reply,
             };

@@ -66,17 +66,30 @@ impl BlockExchange {
         BlockList::new(namespace.clone(), tokens, hasher, limits.page_size)
     }
 
-    /// How many blocks from the beginning of a list could be held now.
+    /// How many blocks from the beginning of a list are settled here.
     pub async fn look_up(&self, list: BlockList) -> Option<u32> {
         let (reply, answer) = question(drop);
         self.tell(BlockCommand::LookUp { list, reply });
         answer.await
     }
 
-    /// Keeps the longest prefix of a list that is here, until `lease` from now at the latest.
+    /// How many of them there are for a node that has those before `first_block` and borrows the others from here.
+    pub async fn look_up_lendable(&self, list: BlockList, first_block: u32) -> Option<u32> {
+        let (reply, answer) = question(drop);
+        self.tell(BlockCommand::LookUpLendable {
+            list,
+            first_block,
+            reply,
+        });
+        answer.await
+    }
+
+    /// Lends the blocks from `first_block` on of the longest prefix of a list that is here, or the first of them, and keeps
+    /// them as they are until `lease` from now at the latest.
     pub async fn hold(
         &self,
         list: BlockList,
+        first_block: u32,
         lease: Duration,
     ) -> Option<Result<HeldBlocks, HoldRefusal>> {
         let until_us = self.at_us(lease);
@@ -86,6 +99,7 @@ impl BlockExchange {
         });
         self.tell(BlockCommand::Hold {
             list,
+            first_block,
             until_us,
             reply,
         });
@@ -119,6 +133,18 @@ impl BlockExchange {
             end: FetchEnd::Lost,
         });
         self.tell(BlockCommand::BeginFetch { request, reply });
+        answer.await
+    }
+
+    /// Has a fetch into whose pages nothing was written end behind the first `num_blocks` blocks. `Some(None)` if it is
+    /// cancelled. The asker ends the fetch, whatever the answer is.
+    pub async fn shorten_fetch(&self, id: FetchId, num_blocks: u32) -> Option<Option<FetchGrant>> {
+        let (reply, answer) = question(drop);
+        self.tell(BlockCommand::ShortenFetch {
+            id,
+            num_blocks,
+            reply,
+        });
         answer.await
     }
 

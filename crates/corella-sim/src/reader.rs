@@ -68,13 +68,27 @@ impl Reader {
         {
             *token += 1;
         }
-        let num_here = scheduler.look_up_blocks(&list);
+        let first_block = match self.random.once_in(2) {
+            true => self.random.below(list.hashes.len() as u64 + 1) as u32,
+            false => 0,
+        };
+        let num_lendable = scheduler.look_up_lendable(&list, first_block);
         let until_us = now_us + 1 + self.random.below(self.max_hold_us + 1);
-        let held = scheduler.hold_blocks(&list, until_us).ok()?;
-        assert_eq!(held.num_blocks, num_here, "a lookup and a hold differ");
+        let num_lent = scheduler.stats().num_served_pages;
+        let held = scheduler.hold_blocks(&list, first_block, until_us).ok()?;
+        assert_eq!(held.num_blocks, num_lendable, "a lookup and a hold differ");
+        let num_pages: usize = held.tables.iter().map(|table| table.pages.len()).sum();
+        let num_lent_then = scheduler.stats().num_served_pages;
+        assert_eq!(num_lent_then, num_lent + num_pages, "lent pages");
+        let limit = scheduler.config().max_served_pages as usize;
+        assert!(num_lent_then <= limit, "more pages are lent than may be");
         let mut pages = Vec::new();
         for (group, table) in held.tables.iter().enumerate() {
             assert_eq!(table.len(), held.num_blocks as usize);
+            assert!(
+                table.num_gone >= first_block as usize,
+                "a block is lent that the other has"
+            );
             let blocks = table.num_gone..table.len();
             let in_group = blocks.zip(&table.pages);
             pages.extend(in_group.map(|(block, &page)| (group, block, page)));

@@ -43,7 +43,9 @@ pub(crate) struct State {
 
 struct Load {
     source: PeerAddress,
-    list: BlockList,
+    num_blocks: u32,
+    /// The number of blocks that were here before the lookup.
+    num_here: u32,
     asked_at: Instant,
     /// When the rows were asked for.
     loading_since: Option<Instant>,
@@ -142,7 +144,12 @@ impl LoaderNode {
         hard: Duration,
     ) -> FetchStart {
         let greeting = self.receiver.incarnation_of(&source);
-        let incarnation = match tokio::time::timeout(self.config.greeting, greeting).await {
+        let greeting = tokio::time::timeout(self.config.greeting, greeting);
+        // A stopped engine has no cache, and begins no fetch.
+        let looked_up = self.exchange.look_up(list.clone());
+        let (greeting, num_here) = tokio::join!(greeting, looked_up);
+        let num_here = num_here.unwrap_or(0);
+        let incarnation = match greeting {
             Ok(Ok(incarnation)) => incarnation,
             Ok(Err(failure)) => {
                 if let RowFailure::Incompatible(what) = failure {
@@ -155,7 +162,7 @@ impl LoaderNode {
             Err(_) => return FetchStart::Unreachable,
         };
         let (starting, started) = oneshot::channel();
-        let asked = list.clone();
+        let num_blocks = list.hashes.len() as u32;
         let begin = |state: &mut State, now_us: u64| {
             let hard_us = now_us.saturating_add(micros(hard));
             let request = LoadRequest {
@@ -164,6 +171,7 @@ impl LoaderNode {
                     incarnation,
                 },
                 list,
+                num_here,
                 rows: self.rows.clone(),
                 soft_us: now_us.saturating_add(micros(soft)),
                 hard_us,
@@ -173,7 +181,8 @@ impl LoaderNode {
             };
             let load = Load {
                 source,
-                list: asked,
+                num_blocks,
+                num_here,
                 asked_at: Instant::now(),
                 loading_since: None,
                 hard_us,
@@ -264,15 +273,26 @@ impl Driver for LoaderNode {
         match action {
             LoaderAction::Send { key, message, .. } => self.send(state, key, message),
             LoaderAction::Choose { key, num_offered } => {
-                if let Some(load) = state.loads.get_mut(&key) {
-                    let round_trip = load.asked_at.elapsed();
-                    state.pace.note_round_trip(round_trip);
-                    let (list, pace) = (load.list.clone(), state.pace);
-                    self.spawn(self.clone().choose(key, list, pace, num_offered));
+                if let Some(load) = state.loads.get(&key) {
+                    state.pace.note_round_trip(load.asked_at.elapsed());
+                    let num_blocks = self.choose(load, state.pace, num_offered);
+                    state.end.handle_chosen(key, num_blocks);
                 }
             }
             LoaderAction::BeginFetch { key, request } => {
                 self.spawn(self.clone().begin_fetch(key, request));
+            }
+            LoaderAction::ShortenFetch {
+                key,
+                fetch,
+                num_blocks,
+            } => {
+                self.spawn(self.clone().shorten_fetch(key, fetch, num_blocks));
+            }
+            LoaderAction::Renamed { key, next } => {
+                if let Some(load) = state.loads.remove(&key) {
+                    state.loads.insert(next, load);
+                }
             }
             LoaderAction::Publish { fetch, num_blocks } => {
                 self.exchange.handle_fetched(fetch, num_blocks);
@@ -316,21 +336,13 @@ impl LoaderNode {
         }
     }
 
-    /// Decides how many of the offered blocks are worth loading.
-    async fn choose(
-        self: Arc<Self>,
-        key: LoadKey,
-        list: BlockList,
-        pace: LoadPace,
-        num_offered: u32,
-    ) {
-        let num_blocks = list.hashes.len() as u32;
-        // A stopped engine has no cache, and begins no fetch.
-        let num_here = self.exchange.look_up(list).await.unwrap_or(0);
+    /// How many of the offered blocks are worth loading.
+    fn choose(&self, load: &Load, pace: LoadPace, num_offered: u32) -> u32 {
+        let num_here = load.num_here;
         let stats = self.engine.stats().scheduler;
         let compute_us = stats.prefill_us;
         let cost = FetchCost {
-            num_blocks: num_blocks - num_here,
+            num_blocks: load.num_blocks.saturating_sub(num_here),
             num_offered: num_offered.saturating_sub(num_here),
             queue_us: stats.num_queued_tokens.saturating_mul(compute_us) / 1024,
             round_trip_us: pace.round_trip_us(),
@@ -343,13 +355,12 @@ impl LoaderNode {
             false => cost.num_to_fetch(),
         };
         tracing::debug!(?cost, num_here, num_to_fetch, "compute or fetch");
-        let num_chosen = match num_to_fetch {
+        match num_to_fetch {
             // The scheduler will say that all are here.
             0 if cost.num_offered == 0 => num_offered,
             0 => 0,
             num => num_here + num,
-        };
-        self.with(|end, _| end.handle_chosen(key, num_chosen));
+        }
     }
 
     async fn begin_fetch(self: Arc<Self>, key: LoadKey, request: FetchRequest) {
@@ -373,6 +384,21 @@ impl LoaderNode {
         {
             starting.send(FetchStart::Begun).ok();
         }
+    }
+
+    async fn shorten_fetch(self: Arc<Self>, key: LoadKey, fetch: FetchId, num_blocks: u32) {
+        // A stopped engine has no fetches.
+        let answer = self.exchange.shorten_fetch(fetch, num_blocks).await;
+        let answer = answer.flatten();
+        let mut state = self.lock();
+        if let Some(load) = state.loads.get_mut(&key)
+            && let Some(grant) = &answer
+        {
+            load.grant = Some(grant.clone());
+        }
+        self.tell(&mut state, |end, now_us| {
+            end.handle_fetch_shortened(key, answer, now_us);
+        });
     }
 
     /// Has the rows of the granted pages come. Returns false if the transport takes no further load.

@@ -167,22 +167,28 @@ impl Driver for SourceNode {
                     reply.send(key, message);
                 }
             }
-            SourceAction::LookUp { load, list } => {
+            SourceAction::LookUp {
+                load,
+                list,
+                first_block,
+            } => {
                 let node = self.clone();
                 self.spawn(async move {
-                    let num_blocks = node.exchange.look_up(list).await.unwrap_or(0);
+                    let lendable = node.exchange.look_up_lendable(list, first_block).await;
+                    let num_blocks = lendable.unwrap_or(0);
                     node.with(|end, now_us| end.handle_looked_up(load, num_blocks, now_us));
                 });
             }
             SourceAction::Hold {
                 load,
                 list,
+                first_block,
                 until_us,
             } => {
                 let node = self.clone();
                 self.spawn(async move {
                     let lease = node.clock().until(until_us);
-                    let held = node.exchange.hold(list, lease).await;
+                    let held = node.exchange.hold(list, first_block, lease).await;
                     // A stopped engine has no blocks.
                     let held = held.unwrap_or(Err(HoldRefusal::NothingHere));
                     node.with(|end, now_us| end.handle_held(load, held, now_us));

@@ -33,7 +33,7 @@ pub fn session_key(key: &LoadKey) -> SessionKey {
     }
 }
 
-/// The blocks of a lookup or a load. Fields from `first_block` on belong to loads.
+/// The blocks of a lookup or a load. Fields behind `first_block` belong to loads.
 #[derive(Clone, PartialEq, Message)]
 struct ListMessage {
     #[prost(uint32, repeated, tag = "1")]
@@ -43,6 +43,7 @@ struct ListMessage {
     hashes: Vec<u8>,
     #[prost(string, optional, tag = "3")]
     cache_salt: Option<String>,
+    /// Older nodes leave it out of lookups, and skip it there.
     #[prost(uint32, tag = "5")]
     first_block: u32,
     #[prost(uint32, tag = "6")]
@@ -64,7 +65,13 @@ struct ListMessage {
 pub fn encode(key: LoadKey, message: &BlockMessage) -> Option<Vec<u8>> {
     let (verb, num_blocks, payload) = match message {
         BlockMessage::ToSource(message) => match message {
-            ToSource::Lookup { list } => (BlockVerb::Lookup, 0, Some(list_message(list)?)),
+            ToSource::Lookup { list, first_block } => {
+                let payload = ListMessage {
+                    first_block: *first_block,
+                    ..list_message(list)?
+                };
+                (BlockVerb::Lookup, 0, Some(payload))
+            }
             ToSource::LoadBlocks(load) => {
                 let payload = ListMessage {
                     first_block: load.first_block,
@@ -125,8 +132,11 @@ pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'stat
     let failed = |failure| BlockMessage::ToLoader(ToLoader::Failed(failure));
     Ok(match frame.verb {
         BlockVerb::Lookup => {
-            let list = block_list(read(payload)?)?;
-            BlockMessage::ToSource(ToSource::Lookup { list })
+            let message = read(payload)?;
+            BlockMessage::ToSource(ToSource::Lookup {
+                first_block: message.first_block,
+                list: block_list(message)?,
+            })
         }
         BlockVerb::LoadBlocks => {
             let message = read(payload)?;

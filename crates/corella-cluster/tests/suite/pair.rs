@@ -10,6 +10,7 @@ mod entrance;
 mod fetch;
 mod fetch_fault;
 mod fetch_node;
+mod fetch_part;
 mod fixture;
 mod frame_proxy;
 mod hybrid;

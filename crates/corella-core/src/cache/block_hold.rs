@@ -5,7 +5,8 @@
 //!            └────── its readers have stopped ── release ──┘
 //! ```
 //!
-//! A hold locks the pages that a query behind its last block reads. It belongs to one load and ends at a fixed time. The
+//! A hold lends the pages that the loading node lacks of those that a query behind its last block reads. It locks the others,
+//! too, because no page is locked behind one that may be evicted. It belongs to one load and ends at a fixed time. The
 //! driver hears of its end, stops the readers in this process, and releases the pages. A node that reads this one's memory
 //! directly cannot be stopped, so a load is complete only if its hold is still live after the last read.
 
@@ -58,19 +59,20 @@ pub struct HeldBlocks {
     pub id: HoldId,
     /// The number of blocks from the beginning of the list.
     pub num_blocks: u32,
-    /// The pages of each KV group that a query behind those blocks reads. Entries are blocks, counted from the beginning
-    /// of the sequence.
+    /// The pages of each KV group that are lent: those that a query behind those blocks reads and the loading node lacks.
+    /// Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,
 }
 
 /// Why no blocks are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldRefusal {
-    /// Not even the first block is here, or its hash means something else.
+    /// Not even the first block that is wanted is here, or its hash means something else.
     NothingHere,
     /// As many holds are live as may be.
     TooMany,
-    /// Holds would have more pages than [`max_served_pages`](crate::SchedulerConfig::max_served_pages).
+    /// With the first block that is wanted, more pages would be lent than
+    /// [`max_served_pages`](crate::SchedulerConfig::max_served_pages).
     TooLarge { num_pages: usize, limit: u32 },
     /// Requests need the pages.
     NoRoom {
@@ -84,6 +86,7 @@ pub enum HoldRefusal {
 #[derive(Debug)]
 struct BlockHold {
     pages: Vec<PageId>,
+    num_lent_pages: usize,
     until_us: u64,
     is_live: bool,
 }
@@ -94,7 +97,7 @@ pub(crate) struct BlockHolds {
     /// Live holds.
     by_end: BTreeSet<(u64, HoldId)>,
     num_begun: u64,
-    num_pages: usize,
+    num_lent_pages: usize,
     /// Holds whose readers have to be told to stop.
     ended: VecDeque<HoldId>,
 }
@@ -108,9 +111,9 @@ impl BlockHolds {
         self.by_id.is_empty()
     }
 
-    /// The number of pages of all holds, each counted as often as it is held.
-    pub fn num_pages(&self) -> usize {
-        self.num_pages
+    /// The number of pages that are lent, each counted as often as it is.
+    pub fn num_lent_pages(&self) -> usize {
+        self.num_lent_pages
     }
 
     /// The pages of all holds, each as often as it is locked.
@@ -118,14 +121,15 @@ impl BlockHolds {
         self.by_id.values().flat_map(|hold| &hold.pages).copied()
     }
 
-    /// Keeps pages, each with a lock of its own, until `until_us`.
-    pub fn insert(&mut self, pages: Vec<PageId>, until_us: u64) -> HoldId {
+    /// Keeps pages, each with a lock of its own, until `until_us`. So many of them are lent.
+    pub fn insert(&mut self, pages: Vec<PageId>, num_lent_pages: usize, until_us: u64) -> HoldId {
         let id = HoldId(self.num_begun);
         self.num_begun += 1;
-        self.num_pages += pages.len();
+        self.num_lent_pages += num_lent_pages;
         self.by_end.insert((until_us, id));
         let hold = BlockHold {
             pages,
+            num_lent_pages,
             until_us,
             is_live: true,
         };
@@ -138,7 +142,7 @@ impl BlockHolds {
         let hold = self.by_id.remove(&id)?;
         self.by_end.remove(&(hold.until_us, id));
         self.ended.retain(|&other| other != id);
-        self.num_pages -= hold.pages.len();
+        self.num_lent_pages -= hold.num_lent_pages;
         Some((hold.pages, hold.is_live && now_us < hold.until_us))
     }
 
@@ -196,8 +200,13 @@ impl BlockHolds {
     /// # Panics
     /// When the bookkeeping contradicts itself.
     pub fn check_invariants(&self) {
-        let num_pages: usize = self.by_id.values().map(|hold| hold.pages.len()).sum();
-        assert_eq!(num_pages, self.num_pages, "pages of held blocks");
+        let num_lent_pages: usize = self.by_id.values().map(|hold| hold.num_lent_pages).sum();
+        assert_eq!(num_lent_pages, self.num_lent_pages, "lent pages");
+        let mut holds = self.by_id.values();
+        assert!(
+            holds.all(|hold| hold.num_lent_pages <= hold.pages.len()),
+            "a page is lent and not kept"
+        );
         let live = self.by_id.iter().filter(|(_, hold)| hold.is_live);
         let ends: BTreeSet<_> = live.map(|(&id, hold)| (hold.until_us, id)).collect();
         assert_eq!(ends, self.by_end, "ends of holds");
@@ -222,6 +231,7 @@ mod tests {
     struct Known {
         id: u64,
         pages: Vec<u32>,
+        num_lent_pages: usize,
         until_us: u64,
         has_ended: bool,
     }
@@ -243,12 +253,14 @@ mod tests {
                     0 | 1 if model.len() < MAX_BLOCK_HOLDS => {
                         let pages: Vec<_> = (0..below(random, 4) as u32).collect();
                         let until_us = now_us + below(random, 20);
-                        let id =
-                            holds.insert(pages.iter().copied().map(PageId).collect(), until_us);
+                        let num_lent_pages = below(random, pages.len() as u64 + 1) as usize;
+                        let locked = pages.iter().copied().map(PageId).collect();
+                        let id = holds.insert(locked, num_lent_pages, until_us);
                         assert_eq!(id, HoldId(num_begun));
                         model.push(Known {
                             id: num_begun,
                             pages,
+                            num_lent_pages,
                             until_us,
                             has_ended: false,
                         });
@@ -299,8 +311,8 @@ mod tests {
                     }
                 }
                 holds.check_invariants();
-                let num_pages: usize = model.iter().map(|known| known.pages.len()).sum();
-                assert_eq!(holds.num_pages(), num_pages);
+                let num_lent_pages: usize = model.iter().map(|known| known.num_lent_pages).sum();
+                assert_eq!(holds.num_lent_pages(), num_lent_pages);
                 let live = model.iter().filter(|known| !known.has_ended);
                 assert_eq!(holds.next_end_us(), live.map(|known| known.until_us).min());
                 if below(random, 4) == 0 {

@@ -249,6 +249,37 @@ impl Fetches {
         self.is_barred = false;
     }
 
+    /// How many blocks the tree had before a fetch of more than `num_blocks` that has published none and goes on.
+    pub fn num_found_before(&self, id: FetchId, num_blocks: u32, page_size: u32) -> Option<u32> {
+        let fetch = self.by_id.get(&id)?;
+        let num_all = fetch.request.tokens.len() as u32 / page_size;
+        let is_shorter = fetch.num_found < num_blocks && num_blocks < num_all;
+        let has_published = fetch.num_published > fetch.num_found;
+        let is_over = fetch.stage == FetchStage::Cancelled || fetch.is_detached;
+        (is_shorter && !has_published && !is_over).then_some(fetch.num_found)
+    }
+
+    /// Replaces the pages of a fetch by those of its first blocks. Each of the new tables has its beginning and no page.
+    /// In a group with a window, other blocks get pages, but no more than before.
+    pub fn shorten(
+        &mut self,
+        id: FetchId,
+        num_blocks: u32,
+        mut reserved: PageTables,
+        kv: &mut KvCache,
+    ) -> Option<Vec<PageTable>> {
+        let fetch = self.by_id.get_mut(&id)?;
+        self.num_pages -= fetch.reserved.num_pages();
+        kv.unlock_all(fetch.reserved.take_pages());
+        let has_pages = kv.try_extend(&mut reserved, |_| num_blocks as usize);
+        assert!(has_pages, "a shorter fetch takes more pages");
+        self.num_pages += reserved.num_pages();
+        fetch.reserved = reserved;
+        let num_tokens = num_blocks as usize * kv.page_size() as usize;
+        fetch.request.tokens.truncate(num_tokens);
+        Some(fetch.reserved.to_vec())
+    }
+
     pub fn insert(&mut self, fetch: Fetch) -> FetchId {
         let id = FetchId(self.num_begun);
         self.num_begun += 1;

@@ -1,5 +1,7 @@
 //! Loads of a node: cached blocks that it brings from other nodes.
 
+mod shortening;
+
 use alloc::collections::{BTreeMap, VecDeque};
 
 use crate::session::deadline_queue::DeadlineQueue;
@@ -17,7 +19,9 @@ use crate::{
 ///
 /// ```text
 /// start ─▶ LookingUp ── Found ─▶ Choosing ── some ─▶ Reserving ── grant ─▶ Loading ── Complete of all ─▶ done
-///              └────────────────────┴───────────────────┴──────────────────────┴─▶ (Stopping) ─▶ lost
+///              │                    │                   │          NotHere ─┘ │ ▲
+///              │                    │                   │                     ▼ │ grant of the first of them
+///              └────────────────────┴───────────────────┴─────────▶ (Stopping) ─┴─ Shortening ─▶ lost
 /// ```
 ///
 /// * Facts: `handle_*`, each with the time
@@ -26,6 +30,9 @@ use crate::{
 ///
 /// Each load ends once, with [`LoaderAction::Ended`]. Its fetch ends when no part of it is being written. Blocks are
 /// published when all of their layers have landed and the source has confirmed that it kept them meanwhile.
+///
+/// A source that can lend only the first of the blocks says how many. The load goes on with these under another key, so
+/// that no late message of the one is taken for one of the other.
 #[derive(Debug)]
 pub struct BlockLoader {
     config: LoadConfig,
@@ -49,6 +56,15 @@ pub enum LoaderAction {
     Choose { key: LoadKey, num_offered: u32 },
     /// Asks the scheduler for pages. The answer is [`BlockLoader::handle_fetch_begun`].
     BeginFetch { key: LoadKey, request: FetchRequest },
+    /// Asks the scheduler to have a fetch end behind so many blocks. The answer is
+    /// [`BlockLoader::handle_fetch_shortened`].
+    ShortenFetch {
+        key: LoadKey,
+        fetch: FetchId,
+        num_blocks: u32,
+    },
+    /// A load goes on under another key.
+    Renamed { key: LoadKey, next: LoadKey },
     /// The first blocks of a fetch are whole.
     Publish { fetch: FetchId, num_blocks: u32 },
     /// Writes no more rows of a load. [`BlockLoader::end_part`] or [`BlockLoader::end_rows`] says that they are at rest.
@@ -87,6 +103,8 @@ pub enum LoadEnd {
 pub struct LoadRequest {
     pub source: Peer,
     pub list: BlockList,
+    /// The number of blocks that are here already.
+    pub num_here: u32,
     pub rows: RowPart,
     /// Requests wait until then.
     pub soft_us: u64,
@@ -97,6 +115,8 @@ pub struct LoadRequest {
 #[derive(Debug)]
 struct Load {
     request: LoadRequest,
+    /// How often the source had fewer blocks than it was asked for.
+    num_shortened: u32,
     stage: Stage,
 }
 
@@ -113,10 +133,26 @@ enum Stage {
         end: Option<LoadEnd>,
     },
     Loading(Loading),
-    /// The load is over, and parts are still being written.
+    /// Parts are still being written.
     Stopping {
         loading: Loading,
-        end: LoadEnd,
+        next: Next,
+    },
+    /// The scheduler is asked for the pages of fewer blocks. `end` is there when the load is over before it answers.
+    Shortening {
+        fetch: FetchId,
+        num_blocks: u32,
+        end: Option<LoadEnd>,
+    },
+}
+
+/// What becomes of a load when nothing is written any more.
+#[derive(Clone, Copy, Debug)]
+enum Next {
+    End(LoadEnd),
+    /// It goes on with the first blocks.
+    Shorten {
+        num_blocks: u32,
     },
 }
 
@@ -154,13 +190,20 @@ impl BlockLoader {
             number: self.num_started,
         };
         self.num_started += 1;
-        let list = request.list.clone();
-        self.send(key, request.source.node, ToSource::Lookup { list });
+        let lookup = ToSource::Lookup {
+            list: request.list.clone(),
+            first_block: request.num_here,
+        };
+        self.send(key, request.source.node, lookup);
         let deadline_us = now_us.saturating_add(self.config.lookup_us);
         self.deadlines
             .set(key, Some(deadline_us.min(request.hard_us)));
-        let stage = Stage::LookingUp;
-        self.loads.insert(key, Load { request, stage });
+        let load = Load {
+            request,
+            num_shortened: 0,
+            stage: Stage::LookingUp,
+        };
+        self.loads.insert(key, load);
         Some(key)
     }
 
@@ -177,7 +220,15 @@ impl BlockLoader {
             ToLoader::Found { num_blocks } => self.handle_found(key, num_blocks),
             ToLoader::Data(_) => {}
             ToLoader::Complete { num_blocks } => self.handle_complete(key, num_blocks, now_us),
-            ToLoader::Failed(failure) => self.end(key, LoadEnd::Failed(failure)),
+            ToLoader::Failed(failure) => {
+                let is_shortened = match failure {
+                    LoadFailure::NotHere { num_blocks } => self.shorten(key, num_blocks, now_us),
+                    _ => false,
+                };
+                if !is_shortened {
+                    self.end(key, LoadEnd::Failed(failure));
+                }
+            }
         }
     }
 
@@ -217,14 +268,12 @@ impl BlockLoader {
             self.end(key, LoadEnd::NotWorth);
             return;
         }
-        let Load { request, stage } = load;
-        *stage = Stage::Reserving {
+        load.stage = Stage::Reserving {
             num_blocks,
             end: None,
         };
-        let num_tokens = num_blocks as usize * self.config.page_size as usize;
-        request.list.tokens.truncate(num_tokens);
-        request.list.hashes.truncate(num_blocks as usize);
+        load.truncate(num_blocks, self.config.page_size);
+        let request = &load.request;
         let fetch = FetchRequest {
             namespace: request.list.namespace.clone(),
             tokens: request.list.tokens.clone(),
@@ -262,6 +311,14 @@ impl BlockLoader {
             self.forget(key, end);
             return;
         }
+        self.load_blocks(key, grant, num_blocks, now_us);
+    }
+
+    /// Asks the source for the blocks that a grant has pages for.
+    fn load_blocks(&mut self, key: LoadKey, grant: FetchGrant, num_blocks: u32, now_us: u64) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
         let num_layers = &self.config.num_layers;
         let landing = Landing::new(grant.num_found, num_blocks, grant.tables, num_layers);
         load.stage = Stage::Loading(Loading {
@@ -310,7 +367,10 @@ impl BlockLoader {
                 loading.landing.end(part, is_whole);
                 self.end_stopped(key);
             }
-            Stage::LookingUp | Stage::Choosing { .. } | Stage::Reserving { .. } => {}
+            Stage::LookingUp
+            | Stage::Choosing { .. }
+            | Stage::Reserving { .. }
+            | Stage::Shortening { .. } => {}
         }
     }
 
@@ -350,7 +410,10 @@ impl BlockLoader {
                 loading.landing.end_all(is_whole);
                 self.end_stopped(key);
             }
-            Stage::LookingUp | Stage::Choosing { .. } | Stage::Reserving { .. } => {}
+            Stage::LookingUp
+            | Stage::Choosing { .. }
+            | Stage::Reserving { .. }
+            | Stage::Shortening { .. } => {}
         }
     }
 
@@ -371,17 +434,53 @@ impl BlockLoader {
         self.set_stall(key, now_us);
     }
 
-    /// Ends a stopped load's fetch when its rows are at rest.
-    fn end_stopped(&mut self, key: LoadKey) {
-        let Some(load) = self.loads.get(&key) else {
+    /// Has a load go on with `next` when its rows are at rest.
+    fn stop_rows(&mut self, key: LoadKey, next: Next) {
+        let Some(load) = self.loads.remove(&key) else {
             return;
         };
-        if let Stage::Stopping { loading, end } = &load.stage
-            && loading.landing.is_at_rest()
-        {
-            let (fetch, end) = (loading.fetch, *end);
-            self.end_fetch(fetch, FetchEnd::Lost);
-            self.forget(key, end);
+        let stage = match load.stage {
+            Stage::Loading(loading) => {
+                if !loading.landing.is_at_rest() {
+                    self.actions.push_back(LoaderAction::StopRows { key });
+                }
+                Stage::Stopping { loading, next }
+            }
+            stage => stage,
+        };
+        self.loads.insert(key, Load { stage, ..load });
+        self.end_stopped(key);
+    }
+
+    /// Ends or shortens a stopped load's fetch when its rows are at rest.
+    fn end_stopped(&mut self, key: LoadKey) {
+        let Some(load) = self.loads.get_mut(&key) else {
+            return;
+        };
+        let Stage::Stopping { loading, next } = &load.stage else {
+            return;
+        };
+        if !loading.landing.is_at_rest() {
+            return;
+        }
+        let fetch = loading.fetch;
+        match *next {
+            Next::End(end) => {
+                self.end_fetch(fetch, FetchEnd::Lost);
+                self.forget(key, end);
+            }
+            Next::Shorten { num_blocks } => {
+                load.stage = Stage::Shortening {
+                    fetch,
+                    num_blocks,
+                    end: None,
+                };
+                self.actions.push_back(LoaderAction::ShortenFetch {
+                    key,
+                    fetch,
+                    num_blocks,
+                });
+            }
         }
     }
 
@@ -464,31 +563,21 @@ impl BlockLoader {
     /// Ends a load as soon as nothing of it is being written or asked for.
     fn end(&mut self, key: LoadKey, end: LoadEnd) {
         self.deadlines.set(key, None);
-        let Some(load) = self.loads.remove(&key) else {
+        let Some(load) = self.loads.get_mut(&key) else {
             return;
         };
-        let request = load.request;
-        let stage = match load.stage {
-            Stage::LookingUp | Stage::Choosing { .. } => {
-                self.actions.push_back(LoaderAction::Ended { key, end });
-                return;
+        match &mut load.stage {
+            Stage::LookingUp | Stage::Choosing { .. } => self.forget(key, end),
+            Stage::Loading(_) => self.stop_rows(key, Next::End(end)),
+            Stage::Reserving { end: over, .. } | Stage::Shortening { end: over, .. } => {
+                *over = Some(end);
             }
-            Stage::Loading(loading) if loading.landing.is_at_rest() => {
-                self.end_fetch(loading.fetch, FetchEnd::Lost);
-                self.actions.push_back(LoaderAction::Ended { key, end });
-                return;
+            Stage::Stopping { next, .. } => {
+                if let Next::Shorten { .. } = next {
+                    *next = Next::End(end);
+                }
             }
-            Stage::Loading(loading) => {
-                self.actions.push_back(LoaderAction::StopRows { key });
-                Stage::Stopping { loading, end }
-            }
-            Stage::Reserving { num_blocks, .. } => Stage::Reserving {
-                num_blocks,
-                end: Some(end),
-            },
-            stage @ Stage::Stopping { .. } => stage,
-        };
-        self.loads.insert(key, Load { request, stage });
+        }
     }
 
     fn end_fetch(&mut self, fetch: FetchId, end: FetchEnd) {
@@ -515,5 +604,15 @@ impl BlockLoader {
     fn send(&mut self, key: LoadKey, node: NodeId, message: ToSource) {
         self.actions
             .push_back(LoaderAction::Send { node, key, message });
+    }
+}
+
+impl Load {
+    /// Leaves the first blocks of the list.
+    fn truncate(&mut self, num_blocks: u32, page_size: u32) {
+        let list = &mut self.request.list;
+        list.tokens
+            .truncate(num_blocks as usize * page_size as usize);
+        list.hashes.truncate(num_blocks as usize);
     }
 }

@@ -17,9 +17,11 @@ pub struct LoadKey {
 /// Messages of the node that loads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToSource {
-    /// Asks how many blocks of a list are there. Nothing is kept for it.
+    /// Asks how many blocks of a list there are for a node that has those before `first_block`. Nothing is kept for it.
     Lookup {
         list: BlockList,
+        /// 0 from nodes that do not say it.
+        first_block: u32,
     },
     LoadBlocks(LoadBlocks),
     /// Everything of the blocks before `num_blocks`, counted from the beginning of the list, has landed. Asks whether the
@@ -34,9 +36,10 @@ pub enum ToSource {
 /// Asks for the rows of blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadBlocks {
-    /// All blocks from the beginning of the sequence. The load is refused if fewer can be held.
+    /// All blocks from the beginning of the sequence. If fewer can be held, the load ends with
+    /// [`LoadFailure::NotHere`], which says how many, and the loading node may ask for those.
     pub list: BlockList,
-    /// The blocks before it are not sent.
+    /// The blocks before it are neither sent nor lent.
     pub first_block: u32,
     /// The part of each row that the loading node has: it may be one of several ranks or stages.
     pub rows: RowPart,
@@ -81,7 +84,7 @@ pub struct BlockPart {
 /// Why a load gives nothing more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LoadFailure {
-    /// Only so many blocks of the list can be held.
+    /// Only so many blocks of the list can be held: the next one is gone, or more pages would be lent than may be.
     NotHere { num_blocks: u32 },
     /// There is no room for another load, or the request makes no sense.
     Refused,
@@ -97,7 +100,7 @@ impl fmt::Display for LoadFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotHere { num_blocks } => {
-                write!(f, "the node has only {num_blocks} of the blocks now")
+                write!(f, "the node can lend only {num_blocks} of the blocks now")
             }
             Self::Refused => f.write_str("the node takes no more loads now"),
             Self::HoldEnded => f.write_str("the node did not keep the blocks until they were read"),

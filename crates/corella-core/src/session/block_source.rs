@@ -46,15 +46,18 @@ pub enum SourceAction {
         load: LoadId,
         message: ToLoader,
     },
-    /// Asks the scheduler how many blocks it has. The answer is [`BlockSource::handle_looked_up`].
+    /// Asks the scheduler how many blocks it has for a node that lacks those from `first_block` on. The answer is
+    /// [`BlockSource::handle_looked_up`].
     LookUp {
         load: LoadId,
         list: BlockList,
+        first_block: u32,
     },
-    /// Asks the scheduler to hold blocks. The answer is [`BlockSource::handle_held`].
+    /// Asks the scheduler to hold the blocks from `first_block` on. The answer is [`BlockSource::handle_held`].
     Hold {
         load: LoadId,
         list: BlockList,
+        first_block: u32,
         until_us: u64,
     },
     /// Reads these blocks, as far as the tables have pages for them, and sends them as [`ToLoader::Data`], in order.
@@ -126,19 +129,23 @@ impl BlockSource {
             return;
         }
         match message {
-            ToSource::Lookup { list } => self.look_up(load, list),
+            ToSource::Lookup { list, first_block } => self.look_up(load, list, first_block),
             ToSource::LoadBlocks(request) => self.begin(load, request),
             ToSource::Landed { num_blocks } => self.handle_landed(load, num_blocks),
             ToSource::Release => self.end(load, None),
         }
     }
 
-    fn look_up(&mut self, load: LoadId, list: BlockList) {
+    fn look_up(&mut self, load: LoadId, list: BlockList, first_block: u32) {
         let has_room = self.lookups.len() < self.config.max_loads as usize;
         if !has_room {
             self.send(load, ToLoader::Failed(LoadFailure::Refused));
         } else if self.lookups.insert(load) {
-            self.actions.push_back(SourceAction::LookUp { load, list });
+            self.actions.push_back(SourceAction::LookUp {
+                load,
+                list,
+                first_block,
+            });
         }
     }
 
@@ -169,6 +176,7 @@ impl BlockSource {
         self.actions.push_back(SourceAction::Hold {
             load,
             list: request.list.clone(),
+            first_block: request.first_block,
             until_us,
         });
         let begun = Load {

@@ -69,6 +69,11 @@ impl Landing {
         self.first_block + self.num_whole
     }
 
+    /// Whether a part has landed or is being written by its name.
+    pub fn has_begun(&self) -> bool {
+        !self.written.is_empty() || self.has_landed.contains(&true)
+    }
+
     pub fn is_at_rest(&self) -> bool {
         self.written.is_empty() && !self.is_all_written
     }

@@ -52,8 +52,11 @@
 //! fetched f=2                        two blocks are whole
 //! fetched f=done · fetched f=lost    the writer is at rest
 //! cancels                            the fetches whose writers have to stop
-//! look prompt=xyxy                   how many blocks of a prefix another node could load
-//! hold h prompt=xyxy until=9000      keep them as they are for a load; foreign=2 gives block 2 the hash of another
+//! shorten f=2                        only the first two blocks come
+//! look prompt=xyxy                   how many blocks of a prefix are settled
+//! look prompt=xyxy from=1            how many are there for another node that has the first and borrows the others
+//! hold h prompt=xyxy until=9000      lend them, and keep them as they are; foreign=2 gives block 2 the hash of another
+//! hold h prompt=xyxy from=1          lend those behind the first
 //! drop h                             nobody reads them any more: says whether their hold has lived
 //! ended                              the holds whose readers have to stop
 //! abort a                            abort a
@@ -312,13 +315,9 @@ impl World {
                 }
             }
             "facts" => self.print_facts(),
-            "fetch" => self.begin_fetch(words),
-            "fetched" => self.note_fetched(words[0]),
-            "cancels" => self.print_cancels(),
-            "look" => self.look_up(words),
-            "hold" => self.hold_blocks(words),
-            "drop" => self.release_blocks(words[0]),
-            "ended" => self.print_ended_holds(),
+            "fetch" | "fetched" | "shorten" | "cancels" | "look" | "hold" | "drop" | "ended" => {
+                self.move_blocks(command, words);
+            }
             "spills" => self.print_spills(),
             "stored" | "restored" => {
                 let (id, how) = self.named(words[0]);

@@ -45,7 +45,7 @@ fn look_up(exchange: &BlockExchange, tokens: &[TokenId]) -> Option<u32> {
 }
 
 fn hold(exchange: &BlockExchange, lease: Duration) -> Option<Result<HeldBlocks, HoldRefusal>> {
-    block_on(exchange.hold(exchange.list(&Namespace::default(), &prompt()), lease))
+    block_on(exchange.hold(exchange.list(&Namespace::default(), &prompt()), 0, lease))
 }
 
 fn begin_fetch(
@@ -213,7 +213,7 @@ fn a_hold_does_not_outlive_those_who_know_of_it() {
     let exchange = engine.block_exchange();
     for _ in 0..200 {
         let list = exchange.list(&Namespace::default(), &prompt());
-        let mut asked = Box::pin(exchange.hold(list, LONG));
+        let mut asked = Box::pin(exchange.hold(list, 0, LONG));
         let polled = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         // A quick engine has answered at once, and the hold is the asker's.
         if let Poll::Ready(Some(Ok(held))) = polled {

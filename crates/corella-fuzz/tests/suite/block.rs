@@ -114,7 +114,10 @@ impl Source {
         let say =
             |message| encode_blocks(key, &BlockMessage::ToSource(message)).expect("it has a form");
         let list = self.list.clone();
-        let lookup = say(ToSource::Lookup { list: list.clone() });
+        let lookup = say(ToSource::Lookup {
+            list: list.clone(),
+            first_block: 1,
+        });
         let load = say(ToSource::LoadBlocks(LoadBlocks {
             list,
             first_block: 1,

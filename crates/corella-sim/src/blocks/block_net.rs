@@ -1,7 +1,7 @@
 //! The network that blocks are loaded over, and the world as both ends of a load see it.
 
 use corella_core::session::{BlockPart, LoadConfig, LoadId, LoadKey, ToLoader, ToSource};
-use corella_core::{BlockList, FetchRequest, HoldId, Incarnation, NodeId, PageId};
+use corella_core::{BlockList, FetchId, FetchRequest, HoldId, Incarnation, NodeId, PageId};
 
 use crate::blocks::load_totals::LoadTotals;
 use crate::executor::Row;
@@ -102,11 +102,12 @@ pub enum PartRows {
 
 pub enum LocalEvent {
     /// The engine does what it was asked for.
-    LookUp(LoadId, BlockList),
-    Hold(LoadId, BlockList, u64),
+    LookUp(LoadId, BlockList, u32),
+    Hold(LoadId, BlockList, u32, u64),
     Release(LoadId, HoldId, bool),
     Choose(LoadKey, u32),
     BeginFetch(LoadKey, FetchRequest),
+    ShortenFetch(LoadKey, FetchId, u32),
     /// A reader of a source has read a part.
     PartRead(LoadId),
     /// A part has been written.

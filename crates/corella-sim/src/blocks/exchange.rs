@@ -108,7 +108,7 @@ impl Exchange {
     pub fn start_load(
         &mut self,
         wanted: Wanted,
-        engine: &Engine,
+        engine: &mut Engine,
         world: &mut impl Surroundings,
     ) -> Option<LoadKey> {
         let Wanted {
@@ -121,9 +121,11 @@ impl Exchange {
         let page_size = engine.page_size();
         tokens.truncate(tokens.len() - tokens.len() % page_size as usize);
         let num_layers = world.net().config.num_layers.iter().max();
+        let list = BlockList::new(namespace, tokens, engine.block_hasher(), page_size);
         let request = LoadRequest {
             source,
-            list: BlockList::new(namespace, tokens, engine.block_hasher(), page_size),
+            num_here: engine.scheduler().look_up_blocks(&list),
+            list,
             rows: RowPart {
                 layers: 0..num_layers.copied().unwrap_or(0),
                 heads: 0..1,
@@ -193,18 +195,26 @@ impl Exchange {
         read: Option<ReadPart>,
         engine: &mut Engine,
         world: &mut impl Surroundings,
-    ) {
+    ) -> Result<(), Violation> {
         let now_us = world.now_us();
         let scheduler = engine.scheduler();
         match event {
-            LocalEvent::LookUp(load, list) => {
-                let num_blocks = scheduler.look_up_blocks(&list);
+            LocalEvent::LookUp(load, list, first_block) => {
+                let num_blocks = scheduler.look_up_lendable(&list, first_block);
+                let num_settled = scheduler.look_up_blocks(&list);
+                world.net().totals.num_part_offers += u64::from(num_blocks < num_settled);
                 self.source.handle_looked_up(load, num_blocks, now_us);
             }
-            LocalEvent::Hold(load, list, until_us) => {
-                let answer = scheduler.hold_blocks(&list, until_us);
+            LocalEvent::Hold(load, list, first_block, until_us) => {
+                let answer = scheduler.hold_blocks(&list, first_block, until_us);
                 self.holds
                     .extend({ answer.iter() }.map(|held| (held.id, load)));
+                let num_lent = scheduler.stats().num_served_pages;
+                let limit = scheduler.config().max_served_pages;
+                if num_lent > limit as usize {
+                    let what = format!("{num_lent} pages are lent, and {limit} may be");
+                    return Err(world.violation("no more is lent than may be", what));
+                }
                 self.source.handle_held(load, answer, now_us);
             }
             LocalEvent::Release(load, hold, is_asked) => {
@@ -234,6 +244,16 @@ impl Exchange {
                 }
                 self.loader.handle_fetch_begun(key, answer, now_us);
             }
+            LocalEvent::ShortenFetch(key, fetch, num_blocks) => {
+                let answer = scheduler.shorten_fetch(fetch, num_blocks);
+                if let Some(grant) = &answer {
+                    let mut rows = self.fetches.remove(&fetch).expect("it is under way").rows;
+                    rows.truncate((num_blocks * engine.page_size()) as usize);
+                    self.note_grant(key, grant, rows, engine, world);
+                    world.net().totals.num_shortened += 1;
+                }
+                self.loader.handle_fetch_shortened(key, answer, now_us);
+            }
             LocalEvent::PartRead(load) => self.part_read(load, engine, world),
             LocalEvent::PartLanded {
                 key,
@@ -258,6 +278,7 @@ impl Exchange {
                 self.land(key, part, page, rows, engine, world);
             }
         }
+        Ok(())
     }
 
     fn note_grant(
@@ -405,6 +426,16 @@ impl Exchange {
                 let answers_us = world.answers_us();
                 self.push(answers_us, LocalEvent::BeginFetch(key, request), world);
             }
+            LoaderAction::ShortenFetch {
+                key,
+                fetch,
+                num_blocks,
+            } => {
+                let event = LocalEvent::ShortenFetch(key, fetch, num_blocks);
+                let answers_us = world.answers_us();
+                self.push(answers_us, event, world);
+            }
+            LoaderAction::Renamed { key, next } => self.rename(key, next),
             LoaderAction::Publish { fetch, num_blocks } => {
                 let end_block = self.fetches[&fetch].grant.num_found + num_blocks;
                 self.check_rows(fetch, end_block, engine, world)?;
@@ -432,6 +463,16 @@ impl Exchange {
             LoaderAction::Ended { key, end } => self.load_ended(key, end, world)?,
         }
         Ok(())
+    }
+
+    fn rename(&mut self, key: LoadKey, next: LoadKey) {
+        if let Some(hard_us) = self.open.remove(&key) {
+            self.open.insert(next, hard_us);
+        }
+        let mut fetches = self.fetches.values_mut();
+        if let Some(fetched) = fetches.find(|fetched| fetched.key == key) {
+            fetched.key = next;
+        }
     }
 
     fn load_ended(

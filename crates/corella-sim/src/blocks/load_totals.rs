@@ -27,6 +27,10 @@ counts! {
         /// Loads whose node died.
         num_loaders_lost,
         num_fetched_blocks,
+        /// Lookups of nodes that could not borrow all the blocks that were there.
+        num_part_offers,
+        /// Loads that went on with fewer blocks than their source was asked for.
+        num_shortened,
         /// Blocks that were published before their load was over.
         num_early_blocks,
         num_window_blocks,

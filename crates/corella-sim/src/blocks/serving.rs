@@ -25,14 +25,23 @@ impl Exchange {
                 let (node, key) = load;
                 world.send(self.id, node, key, Packet::ToLoader(message));
             }
-            SourceAction::LookUp { load, list } => {
-                self.push(answers_us, LocalEvent::LookUp(load, list), world);
+            SourceAction::LookUp {
+                load,
+                list,
+                first_block,
+            } => {
+                let event = LocalEvent::LookUp(load, list, first_block);
+                self.push(answers_us, event, world);
             }
             SourceAction::Hold {
                 load,
                 list,
+                first_block,
                 until_us,
-            } => self.push(answers_us, LocalEvent::Hold(load, list, until_us), world),
+            } => {
+                let event = LocalEvent::Hold(load, list, first_block, until_us);
+                self.push(answers_us, event, world);
+            }
             SourceAction::Release {
                 load,
                 hold,

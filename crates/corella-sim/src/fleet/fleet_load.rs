@@ -125,7 +125,7 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
     config.max_prefill_tokens = 2 + random.below(30) as u32;
     config.max_inflight_steps = 1 + random.below(2) as u32;
     config.max_fetched_pages = random.pick(&[num_pages, num_pages / 2]);
-    config.max_served_pages = random.pick(&[num_pages, num_pages / 3]);
+    config.max_served_pages = random.pick(&[num_pages, num_pages / 3, 2 * num_groups]);
     config.hold_lease_us = random.pick(&[3_000, 1_000_000]);
     config.block_hasher = BlockHasher::truncated(7, 8);
     if random.once_in(3) {

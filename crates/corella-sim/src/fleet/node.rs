@@ -41,7 +41,7 @@ impl Node {
             soft_us: world.now_us + plan.soft_us,
             hard_us: world.now_us + plan.hard_us,
         };
-        self.exchange.start_load(wanted, &self.engine, world);
+        self.exchange.start_load(wanted, &mut self.engine, world);
     }
 
     pub fn local(&mut self, event: LocalEvent, now_us: u64) {

@@ -151,7 +151,7 @@ impl<'a> Run<'a> {
                     Ok(Some(to))
                 }
                 BlockEvent::Local(id, incarnation, event) => {
-                    self.load(id, incarnation, event);
+                    self.load(id, incarnation, event)?;
                     Ok(Some(id))
                 }
             },
@@ -170,7 +170,12 @@ impl<'a> Run<'a> {
     }
 
     /// A load goes on at one of its ends.
-    fn load(&mut self, id: NodeId, incarnation: Incarnation, event: BlockLocal) {
+    fn load(
+        &mut self,
+        id: NodeId,
+        incarnation: Incarnation,
+        event: BlockLocal,
+    ) -> Result<(), Violation> {
         let source = event.source().and_then(|(from, of)| {
             let source = self.nodes[from.0 as usize].as_deref();
             // A read of a process that is gone fails.
@@ -178,12 +183,13 @@ impl<'a> Run<'a> {
         });
         let read = source.and_then(|node| node.exchange.read_part(id, &event, &node.engine));
         let Some(node) = self.nodes[id.0 as usize].as_deref_mut() else {
-            return;
+            return Ok(());
         };
         if node.incarnation == incarnation {
             let (exchange, engine) = (&mut node.exchange, &mut node.engine);
-            exchange.local(event, read, engine, &mut self.world);
+            exchange.local(event, read, engine, &mut self.world)?;
         }
+        Ok(())
     }
 
     fn start(&mut self, id: NodeId) {

@@ -172,7 +172,7 @@ impl Fleet<'_> {
                 BlockEvent::Arrive {
                     from, key, packet, ..
                 } => exchange.arrive(from, key, packet, engine, world),
-                BlockEvent::Local(_, _, event) => exchange.local(event, read, engine, world),
+                BlockEvent::Local(_, _, event) => exchange.local(event, read, engine, world)?,
             }
         }
         node.settle(world)

@@ -114,6 +114,6 @@ fn exchange_blocks(config: &mut SchedulerConfig, page_size: u32, random: &mut Ra
     let num_least_pages = num_groups * config.max_model_len.div_ceil(page_size);
     config.num_pages = config.num_pages.max(num_least_pages);
     config.max_fetched_pages = random.pick(&[config.num_pages, config.num_pages / 2]);
-    config.max_served_pages = random.pick(&[config.num_pages, config.num_pages / 3]);
+    config.max_served_pages = random.pick(&[config.num_pages, config.num_pages / 3, 4]);
     config.block_hasher = BlockHasher::truncated(7, 8);
 }

@@ -38,7 +38,8 @@ impl PrefillNode {
             hard_us: soft_us + world.random.pick(&[1, 20_000, 1_000_000]),
         };
         let exchange = self.exchange.as_mut();
-        let load = exchange.and_then(|exchange| exchange.start_load(wanted, &self.engine, world));
+        let load =
+            exchange.and_then(|exchange| exchange.start_load(wanted, &mut self.engine, world));
         match load {
             Some(load) => {
                 world.placement.num_pulls += 1;

@@ -22,6 +22,11 @@ fn list() -> BlockList {
     }
 }
 
+fn lookup(first_block: u32) -> BlockMessage {
+    let list = list();
+    BlockMessage::ToSource(ToSource::Lookup { list, first_block })
+}
+
 fn parts(bytes: &[u8]) -> (BlockFrame, &[u8]) {
     let (frame, payload) = bytes.split_first_chunk().unwrap();
     match Frame::decode(frame) {
@@ -44,7 +49,7 @@ fn messages_come_back_as_they_were() {
         credit: 5,
     };
     let messages = [
-        BlockMessage::ToSource(ToSource::Lookup { list: list() }),
+        lookup(1),
         BlockMessage::ToSource(ToSource::LoadBlocks(load)),
         BlockMessage::ToSource(ToSource::Landed { num_blocks: 12 }),
         BlockMessage::ToSource(ToSource::Release),
@@ -76,14 +81,16 @@ fn what_the_wire_cannot_carry_is_not_written() {
     assert_eq!(encode(KEY, &data), None);
     let mut of_adapter = list();
     of_adapter.namespace.lora = Some("name".into());
-    let lookup = BlockMessage::ToSource(ToSource::Lookup { list: of_adapter });
+    let lookup = BlockMessage::ToSource(ToSource::Lookup {
+        list: of_adapter,
+        first_block: 0,
+    });
     assert_eq!(encode(KEY, &lookup), None);
 }
 
 #[test]
 fn broken_payloads_are_errors() {
-    let lookup = BlockMessage::ToSource(ToSource::Lookup { list: list() });
-    let bytes = encode(KEY, &lookup).unwrap();
+    let bytes = encode(KEY, &lookup(1)).unwrap();
     let (frame, payload) = parts(&bytes);
     assert!(decode(&frame, &payload[..payload.len() - 1]).is_err());
     let release = BlockFrame {
@@ -96,6 +103,25 @@ fn broken_payloads_are_errors() {
         ..ListMessage::default()
     };
     assert!(decode(&frame, &half_hash.encode_to_vec()).is_err());
+}
+
+/// Their lookups have a list and nothing behind it, and they skip what is behind it in those of others.
+#[test]
+fn lookups_of_older_nodes_ask_from_the_first_block_on() {
+    #[derive(Clone, PartialEq, Message)]
+    struct OldLookup {
+        #[prost(uint32, repeated, tag = "1")]
+        tokens: Vec<u32>,
+        #[prost(bytes = "vec", tag = "2")]
+        hashes: Vec<u8>,
+        #[prost(string, optional, tag = "3")]
+        cache_salt: Option<String>,
+    }
+    let bytes = encode(KEY, &lookup(1)).unwrap();
+    let (frame, payload) = parts(&bytes);
+    let old = OldLookup::decode(payload).unwrap();
+    assert_eq!(old.tokens, list().tokens);
+    assert_eq!(decode(&frame, &old.encode_to_vec()), Ok(lookup(0)));
 }
 
 /// Loads of two nodes, or of two sources, are stored under different names.

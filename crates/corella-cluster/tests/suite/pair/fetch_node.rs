@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use corella_cluster::blocks::FetchConfig;
 use corella_cluster::entrance::{Entrance, FetchOutcome};
-use corella_core::{FinishReason, SamplingParams, TokenId};
+use corella_core::{FinishReason, SamplingParams, SchedulerConfig, TokenId};
 use corella_engine::{Engine, Generate, Submission, TokenStream};
 use corella_model::{MockConfig, MockExecutor};
 use serde_json::{Map, Value};
@@ -33,6 +33,19 @@ impl Node {
         let executor = Box::new(MockExecutor::new(model.clone()));
         let (engine, _) = start_engine(executor);
         let blocks = Blocks::start_with(&engine, incarnation, way, fetches, max_bandwidth);
+        Self::of(engine, blocks)
+    }
+
+    /// A node that lends so many pages at a time.
+    pub fn lending(model: &MockConfig, incarnation: u64, way: Way, num_pages: u32) -> Self {
+        let executor = Box::new(MockExecutor::new(model.clone()));
+        let set = |limits: &mut SchedulerConfig| limits.max_served_pages = num_pages;
+        let (engine, _) = start_engine_with(executor, set);
+        let blocks = Blocks::start(&engine, incarnation, way);
+        Self::of(engine, blocks)
+    }
+
+    fn of(engine: Engine, blocks: Blocks) -> Self {
         let entrance = Entrance {
             kept: None,
             puller: None,

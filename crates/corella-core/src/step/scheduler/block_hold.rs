@@ -1,6 +1,6 @@
 //! Blocks for other nodes: what is here of a list, and what stays as it is while another node loads it.
 //!
-//! A driver calls [`look_up_blocks`](Scheduler::look_up_blocks) for a node that asks, which keeps nothing. For a load it
+//! A driver calls [`look_up_lendable`](Scheduler::look_up_lendable) for a node that asks, which keeps nothing. For a load it
 //! calls [`hold_blocks`](Scheduler::hold_blocks), stops the readers of holds that
 //! [`poll_ended_hold`](Scheduler::poll_ended_hold) names, and says with
 //! [`release_blocks`](Scheduler::release_blocks) that these readers have stopped. The load is complete only if the hold
@@ -12,7 +12,7 @@ use crate::cache::block_hold::MAX_BLOCK_HOLDS;
 use crate::{BlockId, BlockList, HeldBlocks, HoldId, HoldRefusal, PageId, Scheduler};
 
 impl Scheduler {
-    /// How many blocks from the beginning of a list could be held now. Keeps none of them.
+    /// How many blocks from the beginning of a list are settled here. Keeps none of them.
     pub fn look_up_blocks(&self, list: &BlockList) -> u32 {
         match self.config.max_served_pages {
             0 => 0,
@@ -20,13 +20,22 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the longest settled prefix of a list as it is: its blocks are published, computed by steps that have returned,
-    /// and whole in every KV group. Ends at `until_us`, after the lease of holds
+    /// How many blocks from the beginning of a list a node could go on behind that has those before `first_block` and
+    /// borrows the others from here. Keeps none of them.
+    pub fn look_up_lendable(&self, list: &BlockList, first_block: u32) -> u32 {
+        let path = self.settled_blocks(list);
+        self.num_lendable(&path, first_block) as u32
+    }
+
+    /// Lends the blocks from `first_block` on of the longest settled prefix of a list, and keeps them as they are: they are
+    /// published, computed by steps that have returned, and whole in every KV group. If they have more pages than may be
+    /// lent, lends the first of them. Ends at `until_us`, after the lease of holds
     /// ([`hold_lease_us`](crate::SchedulerConfig::hold_lease_us)), when a request needs the pages, or when they turn out
     /// to be undefined.
     pub fn hold_blocks(
         &mut self,
         list: &BlockList,
+        first_block: u32,
         until_us: u64,
     ) -> Result<HeldBlocks, HoldRefusal> {
         let now_us = self.pace.now_us();
@@ -36,16 +45,22 @@ impl Scheduler {
         if self.holds.of_blocks().len() >= MAX_BLOCK_HOLDS {
             return Err(HoldRefusal::TooMany);
         }
-        let path = self.settled_blocks(list);
-        if path.is_empty() {
+        let mut path = self.settled_blocks(list);
+        let first = first_block as usize;
+        if path.len() <= first {
             return Err(HoldRefusal::NothingHere);
         }
-        let tables = self.kv.tables_of(&path);
-        let num_pages = tables.num_pages();
-        let limit = self.config.max_served_pages;
-        if self.holds.of_blocks().num_pages() + num_pages > limit as usize {
-            return Err(HoldRefusal::TooLarge { num_pages, limit });
+        let num_blocks = self.num_lendable(&path, first_block);
+        if num_blocks <= first {
+            let num_pages = self.num_pages_behind(first, first + 1);
+            let limit = self.config.max_served_pages;
+            return Err(match num_pages <= self.num_lendable_pages() {
+                true => HoldRefusal::NothingHere,
+                false => HoldRefusal::TooLarge { num_pages, limit },
+            });
         }
+        path.truncate(num_blocks);
+        let tables = self.kv.tables_of(&path);
         let is_cached = |page: &PageId| !self.kv.is_locked(*page);
         let num_new_pages = tables.pages().filter(is_cached).count();
         self.keep_pages_of_running();
@@ -61,12 +76,31 @@ impl Scheduler {
             self.kv.lock(page);
         }
         let until_us = until_us.min(now_us.saturating_add(self.config.hold_lease_us));
+        let lent = tables.iter().map(|table| table.part(first, num_blocks));
+        let lent: Vec<_> = lent.collect();
+        let num_lent_pages = lent.iter().map(|table| table.pages.len()).sum();
         let holds = self.holds.of_blocks_mut();
         Ok(HeldBlocks {
-            id: holds.insert(tables.pages().collect(), until_us),
-            num_blocks: path.len() as u32,
-            tables: tables.to_vec(),
+            id: holds.insert(tables.pages().collect(), num_lent_pages, until_us),
+            num_blocks: num_blocks as u32,
+            tables: lent,
         })
+    }
+
+    /// How many blocks of a settled path are left when those from `first_block` on take no more pages than may be lent.
+    fn num_lendable(&self, path: &[BlockId], first_block: u32) -> usize {
+        let first = first_block as usize;
+        let num_pages = self.num_lendable_pages();
+        let fits = |num_blocks: &usize| self.num_pages_behind(first, *num_blocks) <= num_pages;
+        let num_fitting = (first..=path.len()).rev().find(fits);
+        let path = &path[..num_fitting.unwrap_or(path.len())];
+        // A shorter path may lack pages behind windows that the whole one needs not.
+        self.kv.num_usable(path, self.inflight.next_step())
+    }
+
+    fn num_lendable_pages(&self) -> usize {
+        let num_lent_pages = self.holds.of_blocks().num_lent_pages();
+        (self.config.max_served_pages as usize).saturating_sub(num_lent_pages)
     }
 
     fn settled_blocks(&self, list: &BlockList) -> Vec<BlockId> {

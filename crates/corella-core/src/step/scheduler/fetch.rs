@@ -39,9 +39,7 @@ impl Scheduler {
             return Err(FetchRefusal::TooMany);
         }
         let mut reserved = self.tables_behind(num_found, num_blocks);
-        let num_pages: usize = { reserved.iter() }
-            .map(|table| num_blocks - table.len())
-            .sum();
+        let num_pages = self.num_pages_behind(num_found, num_blocks);
         let limit = self.config.max_fetched_pages;
         if fetches.num_pages() + num_pages > limit as usize {
             return Err(FetchRefusal::TooLarge { num_pages, limit });
@@ -81,13 +79,49 @@ impl Scheduler {
 
     /// Empty tables that begin with the first pages to fetch.
     fn tables_behind(&self, num_found: usize, num_blocks: usize) -> PageTables {
-        let page_size = self.config.page_size;
         let mut tables = PageTables::new(self.config.kv_groups.len());
-        for (group, table) in self.config.kv_groups.iter().zip(tables.iter_mut()) {
-            let first_read = group.first_page_read(num_blocks as u32 * page_size, page_size);
-            table.num_gone = num_found.max(first_read as usize);
+        let first_pages = self.first_pages_behind(num_found, num_blocks);
+        for (first, table) in first_pages.zip(tables.iter_mut()) {
+            table.num_gone = first;
         }
         tables
+    }
+
+    /// The first page of each group that a node lacks which has `num_found` blocks and is to go on behind `num_blocks`.
+    fn first_pages_behind(
+        &self,
+        num_found: usize,
+        num_blocks: usize,
+    ) -> impl Iterator<Item = usize> {
+        let page_size = self.config.page_size;
+        self.config.kv_groups.iter().map(move |group| {
+            let first_read = group.first_page_read(num_blocks as u32 * page_size, page_size);
+            num_found.max(first_read as usize)
+        })
+    }
+
+    /// The number of pages that such a node lacks.
+    pub(super) fn num_pages_behind(&self, num_found: usize, num_blocks: usize) -> usize {
+        let first_pages = self.first_pages_behind(num_found, num_blocks);
+        first_pages
+            .map(|first| num_blocks.saturating_sub(first))
+            .sum()
+    }
+
+    /// Has a fetch end before blocks that do not come, and grants the pages of those that are left. Nothing has been
+    /// written to its pages, and nothing published. Returns `None` if it is cancelled, has ended, or is not shortened by
+    /// that.
+    pub fn shorten_fetch(&mut self, id: FetchId, num_blocks: u32) -> Option<FetchGrant> {
+        let fetches = self.holds.fetches();
+        let num_found = fetches.num_found_before(id, num_blocks, self.config.page_size)?;
+        let reserved = self.tables_behind(num_found as usize, num_blocks as usize);
+        let fetches = self.holds.fetches_mut();
+        let tables = fetches.shorten(id, num_blocks, reserved, &mut self.kv)?;
+        Some(FetchGrant {
+            id,
+            num_found,
+            tables,
+        })
     }
 
     /// Reports that the first `num_blocks` fetched blocks are whole: all of their pages are filled. They can be hit from

@@ -73,7 +73,21 @@ impl World {
         }
     }
 
-    pub fn begin_fetch(&mut self, words: &[&str]) {
+    pub fn move_blocks(&mut self, command: &str, words: &[&str]) {
+        match command {
+            "fetch" => self.begin_fetch(words),
+            "fetched" => self.note_fetched(words[0]),
+            "shorten" => self.shorten_fetch(words[0]),
+            "cancels" => self.print_cancels(),
+            "look" => self.look_up(words),
+            "hold" => self.hold_blocks(words),
+            "drop" => self.release_blocks(words[0]),
+            "ended" => self.print_ended_holds(),
+            _ => panic!("unknown command {command}"),
+        }
+    }
+
+    fn begin_fetch(&mut self, words: &[&str]) {
         let mut request = FetchRequest {
             namespace: Namespace::default(),
             tokens: Vec::new(),
@@ -103,7 +117,7 @@ impl World {
         }
     }
 
-    pub fn note_fetched(&mut self, word: &str) {
+    fn note_fetched(&mut self, word: &str) {
         let (name, how) = word.split_once('=').unwrap();
         let known = self.fetches.iter().find(|(_, known)| *known == name);
         let (&id, _) = known.expect("a fetch");
@@ -117,22 +131,40 @@ impl World {
         }
     }
 
-    pub fn print_cancels(&mut self) {
+    fn shorten_fetch(&mut self, word: &str) {
+        let (name, num_blocks) = word.split_once('=').unwrap();
+        let known = self.fetches.iter().find(|(_, known)| *known == name);
+        let (&id, _) = known.expect("a fetch");
+        let line = match self
+            .scheduler
+            .shorten_fetch(id, num_blocks.parse().unwrap())
+        {
+            Some(grant) => table_list(&grant.tables),
+            None => "it is not shortened".to_owned(),
+        };
+        self.say(&line);
+    }
+
+    fn print_cancels(&mut self) {
         while let Some(id) = self.scheduler.poll_fetch_cancel() {
             let line = format!("{} has to stop", self.fetches[&id]);
             self.say(&line);
         }
     }
 
-    pub fn look_up(&mut self, words: &[&str]) {
-        let (list, _) = self.block_list(words);
-        let num_blocks = self.scheduler.look_up_blocks(&list);
+    fn look_up(&mut self, words: &[&str]) {
+        let (list, first_block, _) = self.block_list(words);
+        let num_blocks = match first_block {
+            Some(first_block) => self.scheduler.look_up_lendable(&list, first_block),
+            None => self.scheduler.look_up_blocks(&list),
+        };
         self.say(&format!("{num_blocks} blocks"));
     }
 
-    pub fn hold_blocks(&mut self, words: &[&str]) {
-        let (list, until_us) = self.block_list(&words[1..]);
-        match self.scheduler.hold_blocks(&list, until_us) {
+    fn hold_blocks(&mut self, words: &[&str]) {
+        let (list, first_block, until_us) = self.block_list(&words[1..]);
+        let first_block = first_block.unwrap_or(0);
+        match self.scheduler.hold_blocks(&list, first_block, until_us) {
             Ok(held) => {
                 self.holds.insert(held.id, words[0].into());
                 let (num_blocks, tables) = (held.num_blocks, table_list(&held.tables));
@@ -142,14 +174,15 @@ impl World {
         }
     }
 
-    /// The blocks that words name, and until when they are wanted.
-    fn block_list(&self, words: &[&str]) -> (BlockList, u64) {
+    /// The blocks that words name, the first that is lent, and until when they are wanted.
+    fn block_list(&self, words: &[&str]) -> (BlockList, Option<u32>, u64) {
         let (mut tokens, mut namespace) = (Vec::new(), Namespace::default());
-        let (mut until_us, mut foreign) = (u64::MAX, None);
+        let (mut until_us, mut foreign, mut first_block) = (u64::MAX, None, None);
         for (key, value) in words.iter().map(|word| word.split_once('=').unwrap()) {
             match key {
                 "prompt" => tokens = value.chars().map(TokenId::from).collect(),
                 "salt" => namespace.cache_salt = Some(value.into()),
+                "from" => first_block = Some(value.parse().unwrap()),
                 "until" => until_us = value.parse().unwrap(),
                 "foreign" => foreign = Some(value.parse::<usize>().unwrap()),
                 _ => panic!("unknown property {key}"),
@@ -160,10 +193,10 @@ impl World {
         if let Some(at) = foreign {
             list.hashes[at].0 ^= 1;
         }
-        (list, until_us)
+        (list, first_block, until_us)
     }
 
-    pub fn release_blocks(&mut self, name: &str) {
+    fn release_blocks(&mut self, name: &str) {
         let known = self.holds.iter().rfind(|(_, known)| *known == name);
         let id = known.map_or(HoldId(u64::MAX), |(&id, _)| id);
         let line = match self.scheduler.release_blocks(id, self.now_us) {
@@ -174,7 +207,7 @@ impl World {
         self.say(line);
     }
 
-    pub fn print_ended_holds(&mut self) {
+    fn print_ended_holds(&mut self) {
         while let Some(id) = self.scheduler.poll_ended_hold() {
             let line = format!("{} has ended", self.holds[&id]);
             self.say(&line);
