@@ -2,7 +2,7 @@
 
 use crate::KvGroup;
 use crate::cache::kv_cache::KvCache;
-use crate::request_state::{RequestState, Stage};
+use crate::request_state::{Leaving, RequestState, Stage};
 
 impl RequestState {
     /// # Panics
@@ -60,10 +60,16 @@ impl RequestState {
                 "request {id} has no KV or no slot yet, but holds a slot or is in flight"
             ),
             Stage::Running => assert!(has_slot, "request {id} runs without a slot"),
-            Stage::Leaving(_) => assert!(
-                is_in_flight,
-                "request {id} is leaving, but no step in flight names it"
-            ),
+            Stage::Leaving(how) => {
+                assert!(
+                    is_in_flight,
+                    "request {id} is leaving, but no step in flight names it"
+                );
+                assert!(
+                    how != Leaving::Reset || self.snapshot().is_none(),
+                    "request {id} starts over, and holds a snapshot"
+                );
+            }
         }
     }
 
@@ -105,6 +111,11 @@ impl RequestState {
             }
             block = kv.block_before(end);
         }
+        let num_published = self.num_published_blocks();
+        assert!(
+            { self.snapshot() }.is_none_or(|held| held.num_blocks > num_published),
+            "request {id} holds a snapshot of a block on its path"
+        );
     }
 
     /// A running request holds the pages that coming queries or other nodes read, and no others.

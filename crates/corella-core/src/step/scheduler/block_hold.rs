@@ -54,7 +54,7 @@ impl Scheduler {
         if num_blocks <= first {
             let num_pages = self.num_pages_behind(first, first + 1);
             let limit = self.config.max_served_pages;
-            return Err(match num_pages <= self.num_lendable_pages() {
+            return Err(match limit > 0 && num_pages <= self.num_lendable_pages() {
                 true => HoldRefusal::NothingHere,
                 false => HoldRefusal::TooLarge { num_pages, limit },
             });
@@ -89,6 +89,10 @@ impl Scheduler {
 
     /// How many blocks of a settled path are left when those from `first_block` on take no more pages than may be lent.
     fn num_lendable(&self, path: &[BlockId], first_block: u32) -> usize {
+        // Blocks of which no query reads a row take no page.
+        if self.config.max_served_pages == 0 {
+            return 0;
+        }
         let first = first_block as usize;
         let num_pages = self.num_lendable_pages();
         let fits = |num_blocks: &usize| self.num_pages_behind(first, *num_blocks) <= num_pages;
