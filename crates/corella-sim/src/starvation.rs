@@ -22,6 +22,9 @@ struct Waiting {
     /// earlier.
     num_put_before: usize,
     num_prompt_tokens: u32,
+    num_told_tokens: u32,
+    /// The tokens that it had when it started last: a request that starts again reads its output as a prompt.
+    num_start_tokens: u32,
     num_final_rows: u32,
     is_new: bool,
     is_running: bool,
@@ -106,6 +109,8 @@ impl Checker for NoStarvation {
                 rank,
                 num_put_before: 0,
                 num_prompt_tokens,
+                num_told_tokens: 0,
+                num_start_tokens: num_prompt_tokens,
                 num_final_rows: num_prompt_tokens + max_tokens - 1,
                 is_new: true,
                 is_running: false,
@@ -149,6 +154,7 @@ impl Checker for NoStarvation {
             waiting.is_new = false;
             waiting.is_running = true;
             waiting.num_missed_steps = 0;
+            waiting.num_start_tokens = waiting.num_prompt_tokens + waiting.num_told_tokens;
             waiting.num_rows = start.cached_tokens.len() as u32;
         }
         let mut in_step = BTreeSet::new();
@@ -162,7 +168,7 @@ impl Checker for NoStarvation {
         }
         let wants = |waiting: &Waiting| {
             waiting.is_running
-                && waiting.num_rows >= waiting.num_prompt_tokens
+                && waiting.num_rows >= waiting.num_start_tokens
                 && waiting.num_rows < waiting.num_final_rows
         };
         let num_decodes = self.requests.values().filter(|w| wants(w)).count();
@@ -194,6 +200,8 @@ impl Checker for NoStarvation {
     fn told(&mut self, output: &RequestOutput, _: u64) -> Verdict {
         if output.finish.is_some() {
             self.requests.remove(&output.request);
+        } else if let Some(waiting) = self.requests.get_mut(&output.request) {
+            waiting.num_told_tokens += u32::from(output.sample.is_some());
         }
         Ok(())
     }

@@ -201,12 +201,15 @@ impl Exchange {
         match event {
             LocalEvent::LookUp(load, list, first_block) => {
                 let num_blocks = scheduler.look_up_lendable(&list, first_block);
+                check_hashes(&list, num_blocks, engine);
                 let num_settled = scheduler.look_up_blocks(&list);
                 world.net().totals.num_part_offers += u64::from(num_blocks < num_settled);
                 self.source.handle_looked_up(load, num_blocks, now_us);
             }
             LocalEvent::Hold(load, list, first_block, until_us) => {
                 let answer = scheduler.hold_blocks(&list, first_block, until_us);
+                let num_blocks = { answer.as_ref() }.map_or(0, |held| held.num_blocks);
+                check_hashes(&list, num_blocks, engine);
                 self.holds
                     .extend({ answer.iter() }.map(|held| (held.id, load)));
                 let num_lent = scheduler.stats().num_served_pages;
@@ -557,6 +560,15 @@ impl Exchange {
         let event = BlockEvent::Local(self.id, self.incarnation, event);
         world.push_block_event(at_us, event);
     }
+}
+
+/// Nodes whose models differ have other hashes for the same tokens, and lend each other nothing.
+fn check_hashes(list: &BlockList, num_blocks: u32, engine: &Engine) {
+    let (hasher, page_size) = (engine.block_hasher(), engine.page_size());
+    let own = hasher.hashes(&list.namespace, &list.tokens, page_size);
+    let lent = own.zip(&list.hashes).take(num_blocks as usize);
+    let is_same = { lent }.all(|(ours, theirs)| ours == *theirs);
+    assert!(is_same, "blocks of another model are lent");
 }
 
 fn clear(page: PageId, engine: &mut Engine) {

@@ -68,7 +68,8 @@ impl FleetLoad {
         let page_size = 1 + random.below(4) as u32;
         let groups = kv_groups(&mut random);
         let nodes = (0..num_nodes).map(|_| node(page_size, &groups, &mut random));
-        let nodes: Vec<_> = nodes.collect();
+        let mut nodes: Vec<_> = nodes.collect();
+        vary_models(&mut nodes, seed);
         let num_layers = groups.iter().map(|_| 1 + random.below(3) as u32);
         let num_layers: Vec<_> = num_layers.collect();
         let config = load_config(page_size, num_layers, &mut random);
@@ -139,6 +140,17 @@ fn node(page_size: u32, groups: &[KvGroup], random: &mut Random) -> NodePlan {
         copies_fail_once_in: 0,
         is_compatible: true,
         knows_compute: true,
+    }
+}
+
+/// Gives the nodes of some fleets one of two models, from a generator of its own.
+fn vary_models(nodes: &mut [NodePlan], seed: u64) {
+    let mut random = Random(seed ^ 0x30de1);
+    if random.once_in(4) {
+        for node in nodes {
+            let salt = random.pick(&[7, 7, 8]);
+            node.config.block_hasher = BlockHasher::truncated(salt, 8);
+        }
     }
 }
 
