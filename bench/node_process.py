@@ -24,6 +24,10 @@ class NodeProcess:
         with open(self._log, "wb") as file:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def wait_ready(self):
         while True:
             assert self._process.poll() is None, f"a server has ended:\n{self._log.read_text()}"
