@@ -430,16 +430,13 @@ impl Call<'_> {
 
     /// Adds the bias and the updates of adapters to a tile's outputs, and puts them where the epilogue says.
     fn finish(&self, panel: usize, rows: Range<usize>, values: *mut Lanes) {
-        // SAFETY: the kernel has just written these rows.
-        let values = unsafe { std::slice::from_raw_parts_mut(values, rows.len()) };
         if let Some(bias) = &self.weights.bias {
             let bias = &bias[panel * PANEL_LANES..][..PANEL_LANES];
-            for values in &mut *values {
-                for (value, bias) in values.0.iter_mut().zip(bias) {
-                    *value += bias;
-                }
-            }
+            // SAFETY: the kernel has just written these rows, and the panel has as many biases as lanes.
+            unsafe { (self.kernels.add_bias)(bias.as_ptr(), rows.len(), values.cast()) };
         }
+        // SAFETY: the kernel has just written these rows.
+        let values = unsafe { std::slice::from_raw_parts_mut(values, rows.len()) };
         if let Some(updates) = &self.updates {
             for (row, values) in rows.clone().zip(&mut *values) {
                 if let Some(update) = updates.of(row) {
@@ -530,19 +527,27 @@ impl Call<'_> {
         const GATES: usize = PANEL_LANES / 2;
         let num_lanes = if mlp.is_gated { GATES } else { PANEL_LANES };
         let first = (panel - self.first_panel) * num_lanes;
-        for (row, Lanes(values)) in rows.clone().zip(values) {
-            if let Some(limit) = mlp.gate_limit {
-                limit_gates(values, limit);
-            }
-            // SAFETY: the row has as many values.
-            unsafe { (self.kernels.activate)(mlp.activation, values.as_mut_ptr(), num_lanes) };
+        let activate = |values: &mut [Lanes], num_lanes| {
+            let values = values.as_mut_ptr().cast();
+            // SAFETY: there are as many values behind each other.
+            unsafe { (self.kernels.activate)(mlp.activation, values, num_lanes) };
+        };
+        if !mlp.is_gated {
+            // One call for all rows, because each call loads the function's constants.
+            activate(values, rows.len() * PANEL_LANES);
+        }
+        for (row, values) in rows.clone().zip(values) {
             if mlp.is_gated {
-                let (gates, gated) = values.split_at_mut(GATES);
+                if let Some(limit) = mlp.gate_limit {
+                    limit_gates(&mut values.0, limit);
+                }
+                activate(std::slice::from_mut(values), GATES);
+                let (gates, gated) = values.0.split_at_mut(GATES);
                 for (gate, value) in gates.iter_mut().zip(gated) {
                     *gate *= *value;
                 }
             }
-            let values = &values[..num_lanes.min(out.k - first)];
+            let values = &values.0[..num_lanes.min(out.k - first)];
             // SAFETY: each panel's channels of a row belong to one worker.
             unsafe { out.write(self.kernels, &rows, row, first, values) };
         }

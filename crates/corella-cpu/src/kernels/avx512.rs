@@ -37,6 +37,7 @@ pub const KERNELS: Kernels = Kernels {
     weigh_centred,
     norm_rotate,
     round,
+    add_bias,
     add_lanes,
     silu_mul,
     activate,

@@ -171,6 +171,26 @@ pub unsafe fn add_lanes(x: *const f32, num_rows: usize, out: *mut f32, stride: u
 }
 
 /// # Safety
+/// See `Kernels::add_bias`.
+#[inline(always)]
+pub unsafe fn add_bias(bias: *const f32, num_rows: usize, values: *mut f32) {
+    // SAFETY: the caller promises as much.
+    let bias = unsafe { bias.cast::<[f32; PANEL_LANES]>().read_unaligned() };
+    for row in 0..num_rows {
+        // SAFETY: the caller promises as much.
+        unsafe {
+            let values = values.add(row * PANEL_LANES).cast::<[f32; PANEL_LANES]>();
+            let mut sums = values.read_unaligned();
+            for j in 0..PANEL_LANES {
+                sums[j] += bias[j];
+            }
+            values.write_unaligned(sums);
+        }
+        end_chunk();
+    }
+}
+
+/// # Safety
 /// See `Kernels::largest_bits`.
 #[inline(always)]
 pub unsafe fn largest_bits(x: *const f32, n: usize) -> u32 {
@@ -480,6 +500,12 @@ macro_rules! elementwise {
         unsafe fn round(x: *const f32, n: usize, out: *mut u16) {
             // SAFETY: the caller promises as much.
             unsafe { super::elementwise::round(x, n, out) }
+        }
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn add_bias(bias: *const f32, num_rows: usize, values: *mut f32) {
+            // SAFETY: the caller promises as much.
+            unsafe { super::elementwise::add_bias(bias, num_rows, values) }
         }
 
         $(#[target_feature(enable = $features)])?

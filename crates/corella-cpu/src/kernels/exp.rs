@@ -23,9 +23,11 @@ pub const COEFFICIENTS: [f32; 6] = [
 pub fn exp_lane(x: f32) -> f32 {
     // `clamp` keeps a NaN.
     let x = x.clamp(MIN, MAX);
-    // Adding and subtracting 1.5 · 2²³ rounds to the nearest integer.
+    // Adding and subtracting 1.5 · 2²³ rounds to the nearest integer, which the low bits of the sum have.
+    // A cast of the integer would take four more instructions for numbers that are out of range.
     const ROUND: f32 = 12_582_912.0;
-    let n = x * LOG2_E + ROUND - ROUND;
+    let shifted = x * LOG2_E + ROUND;
+    let n = shifted - ROUND;
     let r = x - n * LN_2_HIGH;
     let r = r - n * LN_2_LOW;
     let mut p = COEFFICIENTS[0];
@@ -34,5 +36,5 @@ pub fn exp_lane(x: f32) -> f32 {
     }
     p = p * r + 1.0;
     p = p * r + 1.0;
-    p * f32::from_bits(((n as i32 + 127) << 23) as u32)
+    p * f32::from_bits(shifted.to_bits().wrapping_add(127) << 23)
 }

@@ -39,6 +39,7 @@ pub static KERNELS: Kernels = Kernels {
     weigh_centred,
     norm_rotate,
     round,
+    add_bias,
     add_lanes,
     silu_mul,
     activate,

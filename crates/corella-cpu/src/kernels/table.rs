@@ -78,6 +78,8 @@ pub struct Kernels {
     pub norm_rotate: unsafe fn(NormRotate, out: *mut f32),
     /// Rounds to bf16, ties to even.
     pub round: unsafe fn(x: *const f32, n: usize, out: *mut u16),
+    /// `values[row][lane] += bias[lane]` for the lanes of a panel.
+    pub add_bias: unsafe fn(bias: *const f32, num_rows: usize, values: *mut f32),
     /// `out[row][lane] += x[row][lane]` for the lanes of a panel. Rows of `out` are `stride`
     /// elements apart.
     pub add_lanes: unsafe fn(x: *const f32, num_rows: usize, out: *mut f32, stride: usize),

@@ -244,6 +244,15 @@ impl KvRows {
             // SAFETY: as above; perhaps not aligned.
             return unsafe { self.scales(at, side, offset).write_unaligned(scale) };
         }
+        if let (KvFormat::Float(DType::F32), Some(step)) = (self.format, self.element_step(side)) {
+            // The loop below looks up order and format for each element.
+            let first = element(0).cast::<f32>();
+            for (i, &value) in values.iter().enumerate() {
+                // SAFETY: as above; pages are aligned to their elements.
+                unsafe { *first.add(i * step) = value };
+            }
+            return;
+        }
         for (i, &value) in values.iter().enumerate() {
             let to = element(i);
             // SAFETY: as above; pages are aligned to their elements.
@@ -333,6 +342,15 @@ impl KvRows {
 
     fn value_index(&self, i: usize, position: usize) -> usize {
         self.half_len() + self.order.value_index(self.head_dim, i, position)
+    }
+
+    /// The distance between the elements of a position, if it is always the same.
+    fn element_step(&self, side: Side) -> Option<usize> {
+        match (self.order, side) {
+            (ElementOrder::Tiles, _) => None,
+            (ElementOrder::Plain, Side::Keys) => Some(self.page_size),
+            (ElementOrder::Plain, Side::Values) | (ElementOrder::Rows, _) => Some(1),
+        }
     }
 
     fn element(&self, at: HeadPage, index: usize) -> *mut u8 {

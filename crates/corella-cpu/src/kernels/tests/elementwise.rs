@@ -2,6 +2,8 @@
 
 use corella_model::Activation;
 
+use crate::kernels::PANEL_LANES;
+
 use super::*;
 
 /// Numbers from -`most` to `most`, with 0 among them.
@@ -72,6 +74,29 @@ fn activations_of_huge_numbers_are_finite() {
             assert_eq!(x[0], 1e4, "{isa} {activation:?}");
             assert!(x[1].abs() < 1e-30, "{isa} {activation:?}");
             assert!(x[2].is_nan(), "{isa} {activation:?}");
+        }
+    }
+}
+
+#[test]
+fn biases_are_added_to_the_given_rows_only() {
+    const NUM_ROWS: usize = 15;
+    for (isa, kernels) in tables() {
+        let bias = random(PANEL_LANES, 1);
+        let before = random(NUM_ROWS * PANEL_LANES, 2);
+        for num_rows in [1, 6, 14] {
+            let mut values = before.clone();
+            // SAFETY: there are more rows than are given.
+            unsafe { (kernels.add_bias)(bias.as_ptr(), num_rows, values.as_mut_ptr()) };
+            for (at, (&value, before)) in values.iter().zip(&before).enumerate() {
+                let (row, lane) = (at / PANEL_LANES, at % PANEL_LANES);
+                let added = if row < num_rows { bias[lane] } else { 0.0 };
+                assert_eq!(
+                    value,
+                    before + added,
+                    "{isa} row {row} of {num_rows}, lane {lane}"
+                );
+            }
         }
     }
 }
