@@ -267,6 +267,24 @@ FAMILIES = {
             tie_word_embeddings=True,
         ),
     ),
+    # Heads of both lengths fit matrix tiles, and several layers with windows have the keys and values of one without.
+    "gemma4-wide": (
+        "Gemma4TextConfig",
+        small(
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            num_hidden_layers=3,
+            num_key_value_heads=1,
+            attention_k_eq_v=True,
+            head_dim=32,
+            global_head_dim=64,
+            num_global_key_value_heads=2,
+            hidden_size_per_layer_input=0,
+            sliding_window=WINDOW,
+            final_logit_softcapping=3.0,
+            rope_parameters=GEMMA4_ROPE,
+            tie_word_embeddings=True,
+        ),
+    ),
     # Like the model for phones: each layer has embeddings of its own, and the last ones read the keys and values of
     # those before.
     "gemma4-per-layer": (
@@ -591,6 +609,7 @@ def make_module(name, seed):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     generator = np.random.default_rng(seed)
     is_gemma4 = name.startswith("gemma4")
+    is_wide = name == "gemma4-wide"
     mean = 0.0 if name.startswith("gemma") and not is_gemma4 else 1.0
     # Norms multiply by 1 plus their weights, but for those behind recurrent layers.
     lacks_one = name.startswith(("gemma2", "gemma3", "qwen3-next", "qwen3-5"))
@@ -605,6 +624,10 @@ def make_module(name, seed):
             qk_norms = ("q_norm.weight", "k_norm.weight", "q_layernorm.weight", "k_layernorm.weight")
             is_sharp = name.endswith(qk_norms) and not is_gemma4
             norm_mean = 0.0 if lacks_one and "linear_attn" not in name else 1.0
+            if is_wide and name.endswith(qk_norms):
+                # Scores are not divided by the width of a head: those of wide ones would be so large that roundings
+                # to bf16 decide.
+                norm_mean = 0.5
             return generator.normal(norm_mean + 0.8 * is_sharp, 0.2, shape)
         if name.endswith("A_log"):
             # Slow enough that a state is felt many chunks later.

@@ -8,7 +8,7 @@
 //! some processors have kernels that read keys and values from the pages (`in_place_attention`).
 //!
 //! The positions of a tile of keys lie in one page. Pages of other sizes get attention row by row
-//! (`Kernels::attends_through_tiles`).
+//! (`Kernels::attends_through_tiles`), and so do models in which a layer has heads of another length.
 
 use std::ops::Range;
 
@@ -126,7 +126,8 @@ impl AttentionLayer<'_> {
                         (kernels.store_row)(from, sums, head_dim, to.cast_mut());
                     }
                     Form::Columns => {
-                        let values = &mut scratch.row;
+                        // Other layers may have longer heads.
+                        let values = &mut scratch.row[..head_dim];
                         (kernels.store_row)(from, sums, head_dim, values.as_mut_ptr());
                         self.out.write(self.kernels, &rows, row, first, values);
                     }

@@ -51,7 +51,7 @@ pub struct TileScratch {
     pub products: Vec<TileProduct>,
     /// The number of rows that the thread's tile registers are configured for; 0 if unknown.
     pub configured: usize,
-    /// One row's output, `[head_dim]`.
+    /// One row's output, with room for the longest head.
     pub row: Vec<f32>,
 }
 
@@ -60,6 +60,7 @@ pub struct TileScratch {
 unsafe impl Send for TileScratch {}
 
 impl TileScratch {
+    /// Allocates memory for heads of up to `head_dim` elements.
     pub fn new(head_dim: usize, format: KvFormat) -> io::Result<Self> {
         const F32: usize = size_of::<f32>();
         let copied_keys = match reads_keys_in_place(format) {

@@ -54,10 +54,10 @@ impl KvMemory {
         let through_tiles = |shape: &RowShape| {
             kernels.attends_through_tiles(shape.head_dim, format, page_size as usize)
         };
-        // Rows of several shapes have not been tried on a processor with tiles.
-        let order = match shapes {
-            [shape] if through_tiles(shape) => ElementOrder::Tiles,
-            _ => ElementOrder::Plain,
+        // Pages have one order, whichever layers they belong to.
+        let order = match !shapes.is_empty() && shapes.iter().all(through_tiles) {
+            true => ElementOrder::Tiles,
+            false => ElementOrder::Plain,
         };
         Self::new(num_places, shapes, num_pages, page_size, format, order)
     }
@@ -212,5 +212,45 @@ impl KvMemory {
         let start = (place * self.num_pages + page) * self.place_bytes;
         // SAFETY: the indices were just checked.
         unsafe { self.region.start().add(start) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use corella_model::DType;
+
+    use super::*;
+    use crate::kernels::{Isa, kernels};
+
+    /// Tiles have pairs of 16 dimensions, and 16 positions of one page.
+    #[test]
+    fn pages_hold_tiles_if_the_heads_of_all_layers_fit() {
+        let shape = |head_dim| RowShape {
+            num_kv_heads: 64 / head_dim,
+            head_dim,
+            num_in_place: 1,
+        };
+        for kernels in Isa::ALL.into_iter().filter_map(kernels) {
+            let order = |head_dims: &[usize], page_size, format| {
+                let shapes: Vec<_> = head_dims.iter().map(|&dim| shape(dim)).collect();
+                let kv = KvMemory::for_kernels(kernels, 1, &shapes, 2, page_size, format);
+                kv.unwrap().order
+            };
+            let tiles = match kernels.tile_attention {
+                Some(_) => ElementOrder::Tiles,
+                None => ElementOrder::Plain,
+            };
+            for format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
+                for fitting in [&[32][..], &[32, 64], &[64, 32]] {
+                    assert_eq!(order(fitting, 16, format), tiles);
+                    assert_eq!(order(fitting, 24, format), ElementOrder::Plain);
+                }
+                for other in [&[16][..], &[32, 16], &[16, 64], &[]] {
+                    assert_eq!(order(other, 16, format), ElementOrder::Plain);
+                }
+            }
+            let exact = KvFormat::Float(DType::F32);
+            assert_eq!(order(&[32, 64], 16, exact), ElementOrder::Plain);
+        }
     }
 }

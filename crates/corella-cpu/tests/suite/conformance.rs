@@ -133,6 +133,16 @@ fn heads_that_differ_from_layer_to_layer() {
     }
 }
 
+/// Heads of both lengths fit matrix tiles.
+#[test]
+fn heads_that_differ_through_tiles() {
+    for isa in isas() {
+        for kv_format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
+            run("gemma4-wide", isa, kv_format, 16);
+        }
+    }
+}
+
 #[test]
 fn heads_that_differ_beside_inputs_of_layers() {
     for isa in isas() {
@@ -154,7 +164,12 @@ fn heads_that_differ_beside_experts() {
 
 #[test]
 fn heads_that_differ_with_weights_of_8_bits() {
-    for name in ["gemma4", "gemma4-per-layer", "gemma4-experts"] {
+    for name in [
+        "gemma4",
+        "gemma4-wide",
+        "gemma4-per-layer",
+        "gemma4-experts",
+    ] {
         let format = Some(WeightFormat::Int8);
         run_format(golden(name), format, best_isa(), DType::Bf16, 16, 1);
     }
