@@ -33,6 +33,8 @@ from transformers import PreTrainedTokenizerFast
 HERE = Path(__file__).parent
 # Around the sizes of tiles and blocks, and past the windows.
 PROMPT_LENGTHS = (1, 2, 17, 31, 64, 65, 130)
+# The last one is longer than what attention through matrix tiles takes at a time, 256.
+WIDE_PROMPT_LENGTHS = (1, 17, 33, 65, 270)
 VOCAB_SIZE = 320
 MAX_LEN = 160
 
@@ -187,6 +189,21 @@ MODELS = {
         "roberta",
         ["logit"],
     ),
+    # Heads fit matrix tiles. One layer sees all, the other 12 positions on each side.
+    "modernbert-wide": (
+        T.ModernBertModel,
+        T.ModernBertConfig(
+            **MODERN
+            | dict(
+                hidden_size=64,
+                num_hidden_layers=2,
+                global_attn_every_n_layers=2,
+                max_position_embeddings=WIDE_PROMPT_LENGTHS[-1],
+            )
+        ),
+        "modernbert",
+        ["mean"],
+    ),
 }
 
 RERANK_TEMPLATE = (
@@ -300,12 +317,12 @@ def save_reranker(folder, model, tokenizer):
     shutil.rmtree(bare)
 
 
-def prompts_of(folder, model, tokenizer):
+def prompts_of(folder, model, tokenizer, lengths):
     """Random tokens, and a pair, with their hidden states."""
     random = np.random.default_rng(5)
     body = getattr(model, model.base_model_prefix, model)
     cases, states = [], []
-    for length in PROMPT_LENGTHS:
+    for length in lengths:
         ids = random.integers(5, VOCAB_SIZE - 20, length)
         cases.append(dict(tokens=[int(id) for id in ids], second_text=None))
     pair = tokenizer(*PAIRS[2])
@@ -342,7 +359,8 @@ def make(name, seed):
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     model = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
-    golden = {} if is_decoder else dict(prompts=prompts_of(folder, model, tokenizer))
+    lengths = WIDE_PROMPT_LENGTHS if name.endswith("wide") else PROMPT_LENGTHS
+    golden = {} if is_decoder else dict(prompts=prompts_of(folder, model, tokenizer, lengths))
     if is_sentence:
         sentence = SentenceTransformer(str(folder), device="cpu")
         golden["texts"] = TEXTS

@@ -26,6 +26,7 @@ const TESTS: [(&str, &[&str]); 2] = [
             "batch::",
             "conformance::",
             "decoder::",
+            "encoder::",
             "golden::",
             "kv_pages::",
             "pipeline::",
