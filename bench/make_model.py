@@ -263,8 +263,8 @@ def small_lfm2():
     return lfm2(512, 1536, 8, 4, 8192, (8189, 8190, 8191))
 
 
-def qwen35(layers, hidden, ffn, heads, kv_heads, head_dim, delta_heads, vocab, specials):
-    """Three gated delta networks to each layer of attention."""
+def qwen35(layers, hidden, ffn, heads, kv_heads, head_dim, delta_heads, vocab, specials, value_heads=None):
+    """Three gated delta networks to each layer of attention. `delta_heads` heads have keys, and as many values unless given."""
     config, generation, family, tokens = qwen3(
         layers, hidden, ffn, heads, kv_heads, head_dim, vocab, 32768, specials
     )
@@ -276,7 +276,7 @@ def qwen35(layers, hidden, ffn, heads, kv_heads, head_dim, delta_heads, vocab, s
         "linear_conv_kernel_dim": 4,
         "linear_key_head_dim": 128,
         "linear_num_key_heads": delta_heads,
-        "linear_num_value_heads": delta_heads,
+        "linear_num_value_heads": value_heads or delta_heads,
         "linear_value_head_dim": 128,
         "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
     }
@@ -285,6 +285,63 @@ def qwen35(layers, hidden, ffn, heads, kv_heads, head_dim, delta_heads, vocab, s
 
 def qwen35_08b():
     return qwen35(24, 1024, 3584, 8, 2, 256, 16, 248320, (248069, 248070, 248071))
+
+
+def qwen35_4b():
+    return qwen35(32, 2560, 9216, 16, 4, 256, 16, 248320, (248069, 248070, 248071), value_heads=32)
+
+
+def gpt_oss_20b():
+    """Experts are 4-bit floats, of which 32 share a power of two."""
+    layers, end_of_text, end_of_turn = 24, 199999, 200002
+    config = {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "attention_bias": True,
+        "attention_dropout": 0.0,
+        "eos_token_id": end_of_turn,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "hidden_size": 2880,
+        "initializer_range": 0.02,
+        "intermediate_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2),
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 4,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": 8,
+        "num_local_experts": 32,
+        "pad_token_id": end_of_text,
+        "quantization_config": {
+            "modules_to_not_convert": [
+                "model.layers.*.self_attn",
+                "model.layers.*.mlp.router",
+                "model.embed_tokens",
+                "lm_head",
+            ],
+            "quant_method": "mxfp4",
+        },
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+        "rope_theta": 150000,
+        "sliding_window": 128,
+        "swiglu_limit": 7.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "use_cache": True,
+        "vocab_size": 201088,
+    }
+    generation = {"eos_token_id": [end_of_turn, end_of_text], "pad_token_id": end_of_text}
+    tokens = {"<|endoftext|>": end_of_text, "<|im_start|>": 200001, "<|im_end|>": end_of_turn}
+    return config, generation, "qwen", tokens
 
 
 def small_qwen35():
@@ -298,6 +355,8 @@ SHAPES = {
     "lfm2-350m": lfm2_350m,
     "qwen3-moe": qwen3_moe,
     "qwen3.5-0.8b": qwen35_08b,
+    "qwen3.5-4b": qwen35_4b,
+    "gpt-oss-20b": gpt_oss_20b,
     "llama-3.2-1b": llama32_1b,
     "llama-3-8b": llama3_8b,
     "gpt2": gpt2,
@@ -315,6 +374,8 @@ def tensors(config):
         return gpt2_tensors(config)
     if config["model_type"] == "lfm2":
         return lfm2_tensors(config)
+    if config["model_type"] == "gpt_oss":
+        return gpt_oss_tensors(config)
     return llama_tensors(config)
 
 
@@ -405,6 +466,34 @@ def lfm2_tensors(config):
     yield "model.embedding_norm.weight", (hidden,), "gain"
 
 
+def gpt_oss_tensors(config):
+    hidden, ffn, experts = (config[k] for k in ("hidden_size", "intermediate_size", "num_local_experts"))
+    query = config["num_attention_heads"] * config["head_dim"]
+    kv = config["num_key_value_heads"] * config["head_dim"]
+    yield "model.embed_tokens.weight", (config["vocab_size"], hidden), "matrix"
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        yield prefix + "input_layernorm.weight", (hidden,), "gain"
+        for name, outputs, inputs in (
+            ("self_attn.q_proj", query, hidden),
+            ("self_attn.k_proj", kv, hidden),
+            ("self_attn.v_proj", kv, hidden),
+            ("self_attn.o_proj", hidden, query),
+            ("mlp.router", experts, hidden),
+        ):
+            yield f"{prefix}{name}.weight", (outputs, inputs), "matrix"
+            yield f"{prefix}{name}.bias", (outputs,), "matrix"
+        yield prefix + "self_attn.sinks", (config["num_attention_heads"],), "matrix"
+        yield prefix + "post_attention_layernorm.weight", (hidden,), "gain"
+        for name, outputs, inputs in (("gate_up_proj", 2 * ffn, hidden), ("down_proj", hidden, ffn)):
+            of_experts = f"{prefix}mlp.experts.{name}"
+            yield of_experts + "_blocks", (experts, outputs, inputs // 32, 16), "blocks"
+            yield of_experts + "_scales", (experts, outputs, inputs // 32), "scales"
+            yield of_experts + "_bias", (experts, outputs), "matrix"
+    yield "model.norm.weight", (hidden,), "gain"
+    yield "lm_head.weight", (config["vocab_size"], hidden), "matrix"
+
+
 def gpt2_tensors(config):
     hidden = config["n_embd"]
     yield "transformer.wte.weight", (config["vocab_size"], hidden), "matrix"
@@ -427,14 +516,24 @@ def gpt2_tensors(config):
     yield "transformer.ln_f.bias", (hidden,), "matrix"
 
 
+# Tensors of bytes. Random 4-bit floats are about 2.9 in size, and a scale of 2^-7 makes that 0.02.
+BYTES = {"blocks": (0, 255), "scales": (119, 121)}
+
+
 def draw(seed, name, shape, kind):
+    """Returns floats, or bytes."""
     generator = np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode())]))
+    if kind in BYTES:
+        low, high = BYTES[kind]
+        return generator.integers(low, high, shape, dtype=np.uint8, endpoint=True)
     normal = generator.standard_normal(shape, dtype=np.float32)
     return 1.0 + 0.05 * normal if kind == "gain" else 0.02 * normal
 
 
-def bf16_bytes(array):
-    """Rounds to bf16, to nearest with ties to even."""
+def stored_bytes(array):
+    """Rounds floats to bf16, to nearest with ties to even."""
+    if array.dtype == np.uint8:
+        return array.tobytes()
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
 
@@ -443,9 +542,10 @@ def write_weights(path, config, seed):
     """Writes the file with one tensor for each core in memory at a time."""
     plan = list(tensors(config))
     header, end = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape, _ in plan:
-        start, end = end, end + 2 * int(np.prod(shape))
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    for name, shape, kind in plan:
+        dtype, size = ("U8", 1) if kind in BYTES else ("BF16", 2)
+        start, end = end, end + size * int(np.prod(shape))
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)
     with open(path, "wb") as file:
@@ -454,9 +554,9 @@ def write_weights(path, config, seed):
         with ThreadPoolExecutor(num_threads) as pool:
             for start in range(0, len(plan), num_threads):
                 group = plan[start : start + num_threads]
-                for data in pool.map(lambda tensor: bf16_bytes(draw(seed, *tensor)), group):
+                for data in pool.map(lambda tensor: stored_bytes(draw(seed, *tensor)), group):
                     file.write(data)
-    return end // 2
+    return end
 
 
 # ---- tokenizer
@@ -603,8 +703,11 @@ def write_tokenizer(path, family, vocab_size, specials):
 # ---- folders
 
 
-def make(name, folder, seed):
+def make(name, folder, seed, num_layers=None):
     config, generation, family, specials = SHAPES[name]()
+    if num_layers:
+        config["num_hidden_layers"] = num_layers
+        config["layer_types"] = config["layer_types"][:num_layers]
     context = config.get("max_position_embeddings") or config["n_positions"]
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in (
@@ -615,10 +718,10 @@ def make(name, folder, seed):
         (folder / file).write_text(json.dumps(content, indent=2) + "\n")
     tokenizer = folder / "tokenizer.json"
     write_tokenizer(tokenizer, family, config["vocab_size"], specials)
-    num_parameters = write_weights(folder / "model.safetensors", config, seed)
+    num_bytes = write_weights(folder / "model.safetensors", config, seed)
     digest = hashlib.sha256(tokenizer.read_bytes()).hexdigest()[:12]
     print(
-        f"{folder}: {num_parameters:,} parameters, {2 * num_parameters / 1e9:.3f} GB, "
+        f"{folder}: {num_bytes / 1e9:.3f} GB, "
         f"tokenizer {digest}",
         flush=True,
     )
@@ -630,6 +733,7 @@ def main():
     parser.add_argument("--list", action="store_true", help="print the shapes and exit")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=int, help="fewer layers, for shapes whose config.json lists their kinds")
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(SHAPES))
@@ -638,7 +742,8 @@ def main():
         if name not in SHAPES:
             sys.exit(f"unknown shape {name!r}; use one of {', '.join(SHAPES)}")
     for name in arguments.name or SHAPES:
-        make(name, arguments.out / name, arguments.seed)
+        folder = name if not arguments.layers else f"{name}-{arguments.layers}"
+        make(name, arguments.out / folder, arguments.seed, arguments.layers)
 
 
 if __name__ == "__main__":

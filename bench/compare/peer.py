@@ -17,8 +17,8 @@ from pathlib import Path
 THREADS = 2
 PREFILLS = (512, 2048)
 BATCHES = (1, 8, 32)
-CONTEXT = 128  # number of tokens before the measured decode
-DECODED = 32
+CONTEXT = int(os.environ.get("COMPARE_CONTEXT", 128))  # number of tokens before the measured decode
+DECODED = int(os.environ.get("COMPARE_DECODED", 32))
 START_LIMIT_S = 600
 
 
