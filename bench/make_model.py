@@ -703,11 +703,22 @@ def write_tokenizer(path, family, vocab_size, specials):
 # ---- folders
 
 
-def make(name, folder, seed, num_layers=None):
+def cut(config, generation, specials, divisor):
+    """Divides the layers and the vocabulary, so that the head keeps its share of the bytes. Special tokens stay the last."""
+    config["num_hidden_layers"] //= divisor
+    config["layer_types"] = config["layer_types"][: config["num_hidden_layers"]]
+    removed = config["vocab_size"] - config["vocab_size"] // divisor
+    config["vocab_size"] -= removed
+    for fields in (config, generation, specials):
+        for field, value in fields.items():
+            if field.endswith("token_id") or fields is specials:
+                fields[field] = [id - removed for id in value] if isinstance(value, list) else value - removed
+
+
+def make(name, folder, seed, divisor=1):
     config, generation, family, specials = SHAPES[name]()
-    if num_layers:
-        config["num_hidden_layers"] = num_layers
-        config["layer_types"] = config["layer_types"][:num_layers]
+    if divisor > 1:
+        cut(config, generation, specials, divisor)
     context = config.get("max_position_embeddings") or config["n_positions"]
     folder.mkdir(parents=True, exist_ok=True)
     for file, content in (
@@ -733,7 +744,8 @@ def main():
     parser.add_argument("--list", action="store_true", help="print the shapes and exit")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "models")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--layers", type=int, help="fewer layers, for shapes whose config.json lists their kinds")
+    parser.add_argument("--cut", type=int, default=1, metavar="N",
+                        help="an Nth of the layers and of the vocabulary, for shapes whose config.json lists kinds of layers")  # fmt: skip
     arguments = parser.parse_args()
     if arguments.list:
         print("\n".join(SHAPES))
@@ -742,8 +754,8 @@ def main():
         if name not in SHAPES:
             sys.exit(f"unknown shape {name!r}; use one of {', '.join(SHAPES)}")
     for name in arguments.name or SHAPES:
-        folder = name if not arguments.layers else f"{name}-{arguments.layers}"
-        make(name, arguments.out / folder, arguments.seed, arguments.layers)
+        folder = name if arguments.cut == 1 else f"{name}-cut{arguments.cut}"
+        make(name, arguments.out / folder, arguments.seed, arguments.cut)
 
 
 if __name__ == "__main__":

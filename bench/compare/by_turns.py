@@ -1,80 +1,65 @@
-"""Measures one model in several engines by turns, cell by cell: prefill of one prompt, decode of some requests.
+"""Measures one model in several engines by turns: prefill of one prompt, decode of some requests.
 
     python bench/compare/by_turns.py out.json --corella target/release/corella --model FOLDER \\
-        --vllm …/bin/python --ik …/ik_llama.cpp/build/bin --gguf FILE --what 'prefill 512,decode b1' --rounds 3
+        --vllm …/bin/python --ik …/ik_bench --gguf FILE --what 'prefill 512,decode b1' --rounds 3
     python bench/compare/by_turns.py out.json      # only prints the table
 
 A round measures each engine once, so that Corella is not measured again for each of the others as in compare.py. Runs add
-up in the file. The options of make_model.py and make_hybrid_gguf.py make the model in both formats.
+up in the file. make_model.py and make_hybrid_gguf.py make the model in both formats.
 """
 
 import argparse
 import json
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
-import peer as peers
 from compare import Load
 from corella_peer import Corella
-from llama_peer import Llama
-from peer import Missing, need
+from peer import CONTEXT, DECODED, THREADS, Missing, Peer, need
 from vllm_peer import Vllm
 
 
-class IkLlama(Llama):
-    """ik_llama.cpp, whose llama-batched-bench prints a table. --ik-options are for its own options."""
+class IkLlama(Peer):
+    """ik_llama.cpp, with its weights as they are in the file or interleaved when they are read."""
 
-    def __init__(self, binaries, gguf, options):
-        super().__init__(binaries, None, "")
-        self.name, self.gguf, self.options = "ik_llama.cpp", gguf, options
+    def __init__(self, program, gguf, repack):
+        self.program, self.gguf, self.repack = program, gguf, repack
+        self.name = "ik_llama.cpp" + (", repacked" if repack else "")
 
     def check(self):
-        need(self.binaries / "llama-batched-bench", "llama-batched-bench (--ik)")
+        need(self.program, "build of ik_bench.cpp (--ik)")
         need(self.gguf, "GGUF file (--gguf)")
 
-    def bench(self, context, prompts, decoded, batches, *_):
-        # Without -pps: states of recurrent layers are not copied from one sequence to others.
-        command = [self.binaries / "llama-batched-bench", "-m", self.gguf, "-t", peers.THREADS, "-c", context, "-ntg", decoded,
-                   "-npp", ",".join(map(str, prompts)), "-npl", ",".join(map(str, batches)), *self.options]  # fmt: skip
-        # The table is on standard error, and a log file in the current folder.
-        with tempfile.TemporaryDirectory() as folder:
-            done = subprocess.run(
-                [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
-            )
-        if done.returncode:
-            raise RuntimeError(f"{self.name} ended with {done.returncode}\n{done.stdout[-2000:]}")
-        found = re.findall(r"^\|" + r" *([\d.]+) \|" * 10, done.stdout, re.M)
-        return [{"pp": int(row[0]), "pl": int(row[2]), "speed_pp": float(row[5]), "speed_tg": float(row[7])} for row in found]
+    def offline(self, prefills, batches):
+        parts = (",".join(map(str, them)) for them in (prefills, batches))
+        repack = "repack" if self.repack else "plain"
+        return json.loads(self.run([self.program, self.gguf, THREADS, repack, *parts, CONTEXT, DECODED]))
 
 
 def measure(options, results):
+    ours = Corella(options.corella, options.model, "Corella", options.corella_options)
+    # The others warm up with a short prompt, too.
+    ours.short_warm_up = True
+    vllm = Vllm(options.vllm, options.model, "", options.vllm_preload)
+    vllm.name = "vLLM"
     engines = []
-    for engine in (
-        Corella(options.corella, options.model, "Corella", options.corella_options),
-        Vllm(options.vllm, options.model, "", options.vllm_preload),
-        IkLlama(options.ik, options.gguf, options.ik_options),
-    ):
+    for engine in (ours, vllm, *(IkLlama(options.ik, options.gguf, repack) for repack in (False, True))):
         try:
             engine.check()
             engines.append(engine)
         except Missing as missing:
             print(f"{engine.name} is skipped: {missing}", file=sys.stderr)
+    prefills = [int(what.split()[1]) for what in options.what if what.startswith("prefill")]
+    batches = [int(what.split()[1][1:]) for what in options.what if what.startswith("decode")]
     try:
-        for what in options.what:
-            kind, number = what.split()
-            part = ((int(number),), ()) if kind == "prefill" else ((), (int(number[1:]),))
-            for _ in range(options.rounds):
-                for engine in engines:
-                    load = Load()
-                    (speed,) = engine.offline(*part).values()
-                    run = {"what": what, "engine": engine.name.strip(), "speed": speed, "others": load.of_others()}
-                    print(json.dumps(run), file=sys.stderr, flush=True)
-                    results.append(run)
-                    options.out.write_text(json.dumps(results, indent=1) + "\n")
+        for _ in range(options.rounds):
+            for engine in engines:
+                load = Load()
+                speeds, others = engine.offline(prefills, batches), load.of_others()
+                print(engine.name, json.dumps(speeds), f"others {others:.3f}", file=sys.stderr, flush=True)
+                results += [{"what": what, "engine": engine.name, "speed": it, "others": others} for what, it in speeds.items()]
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
     finally:
         for engine in engines:
             engine.close()
@@ -103,8 +88,7 @@ def main():
     parser.add_argument("--model", help="folder of bench/make_model.py")
     parser.add_argument("--vllm", help="Python that has vLLM")
     parser.add_argument("--vllm-preload", help="LD_PRELOAD for vLLM")
-    parser.add_argument("--ik", help="folder of ik_llama.cpp's binaries")
-    parser.add_argument("--ik-options", type=str.split, default=[], help="further options, in one argument")
+    parser.add_argument("--ik", help="program of ik_bench.cpp")
     parser.add_argument("--gguf", help="file of make_hybrid_gguf.py")
     parser.add_argument("--what", type=lambda text: text.split(","), default=[], help="cells, e.g. 'prefill 512,decode b8'")
     parser.add_argument("--rounds", type=int, default=3)

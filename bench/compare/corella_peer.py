@@ -8,6 +8,8 @@ from peer import CONTEXT, DECODED, THREADS, Peer, need
 
 
 class Corella(Peer):
+    short_warm_up = False
+
     def __init__(self, binary, model, name="Corella bf16", options=()):
         self.binary, self.model, self.name, self.options = binary, model, name, list(options)
 
@@ -30,11 +32,12 @@ class Corella(Peer):
     def offline(self, prefills, batches):
         speeds = {}
         if prefills:
-            # Requests run one after the other; the first of each length is the warm-up.
-            report = self.bench("--num-prompts", 2 * len(prefills), "--max-num-seqs", 1, "--max-tokens", 1,
-                                "--input-lens", ",".join(map(str, prefills)))  # fmt: skip
+            # Requests run one after the other; the first of each length is the warm-up, or a short one for all.
+            warm_ups = [CONTEXT] if self.short_warm_up else list(prefills)
+            report = self.bench("--num-prompts", len(warm_ups) + len(prefills), "--max-num-seqs", 1, "--max-tokens", 1,
+                                "--input-lens", ",".join(map(str, warm_ups + list(prefills))))  # fmt: skip
             times = [first - queued for first, queued in zip(report["ttfts"], report["queue_times"])]
-            for length, time in zip(prefills, times[len(prefills) :]):
+            for length, time in zip(prefills, times[len(warm_ups) :]):
                 speeds[f"prefill {length}"] = length / time
         for batch in batches:
             # The first requests are the warm-up, because other servers clear their KV memory at start or are kept running.
