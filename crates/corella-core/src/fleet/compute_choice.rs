@@ -75,7 +75,7 @@ impl ComputeCost {
     /// prompts beside them. A decode node that has not timed a prompt is taken to be as fast as this node. Before this
     /// node has timed one, nothing can be predicted, and the prompt is computed here.
     ///
-    /// Of equal costs, those of the decode node count as less if it has rows of the prompt: none are sent then.
+    /// If the costs are equal, a decode node that has rows of the prompt computes it, because none are sent then.
     pub fn place(&self) -> ComputePlace {
         if self.here.prefill_us == 0 {
             return ComputePlace::Here;

@@ -7,8 +7,8 @@ use corella_core::session::{
     LoaderAction, Peer, RowPart, ToSource,
 };
 use corella_core::{
-    BlockList, FetchEnd, FetchGrant, FetchId, HoldId, Incarnation, Namespace, NodeId, PageId,
-    TokenId,
+    BlockHasher, BlockList, FetchEnd, FetchGrant, FetchId, HoldId, Incarnation, Namespace, NodeId,
+    PageId, TokenId,
 };
 
 use crate::blocks::block_net::{BlockEvent, LocalEvent, Packet, PartRows, Surroundings};
@@ -197,11 +197,12 @@ impl Exchange {
         world: &mut impl Surroundings,
     ) -> Result<(), Violation> {
         let now_us = world.now_us();
+        let (hasher, page_size) = (*engine.block_hasher(), engine.page_size());
         let scheduler = engine.scheduler();
         match event {
             LocalEvent::LookUp(load, list, first_block) => {
                 let num_blocks = scheduler.look_up_lendable(&list, first_block);
-                check_hashes(&list, num_blocks, engine);
+                check_hashes(&list, num_blocks, &hasher, page_size);
                 let num_settled = scheduler.look_up_blocks(&list);
                 world.net().totals.num_part_offers += u64::from(num_blocks < num_settled);
                 self.source.handle_looked_up(load, num_blocks, now_us);
@@ -209,7 +210,7 @@ impl Exchange {
             LocalEvent::Hold(load, list, first_block, until_us) => {
                 let answer = scheduler.hold_blocks(&list, first_block, until_us);
                 let num_blocks = { answer.as_ref() }.map_or(0, |held| held.num_blocks);
-                check_hashes(&list, num_blocks, engine);
+                check_hashes(&list, num_blocks, &hasher, page_size);
                 self.holds
                     .extend({ answer.iter() }.map(|held| (held.id, load)));
                 let num_lent = scheduler.stats().num_served_pages;
@@ -563,8 +564,7 @@ impl Exchange {
 }
 
 /// Nodes whose models differ have other hashes for the same tokens, and lend each other nothing.
-fn check_hashes(list: &BlockList, num_blocks: u32, engine: &Engine) {
-    let (hasher, page_size) = (engine.block_hasher(), engine.page_size());
+fn check_hashes(list: &BlockList, num_blocks: u32, hasher: &BlockHasher, page_size: u32) {
     let own = hasher.hashes(&list.namespace, &list.tokens, page_size);
     let lent = own.zip(&list.hashes).take(num_blocks as usize);
     let is_same = { lent }.all(|(ours, theirs)| ours == *theirs);
