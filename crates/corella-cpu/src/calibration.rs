@@ -16,6 +16,7 @@ pub use self::hessian::Hessian;
 
 use crate::dense::{Buffer, PackedRows, Tiles};
 use crate::kernels::{Isa, Kernels, PRODUCT_LANES, add_products, choose_kernels};
+use crate::kv::RowShape;
 use crate::recurrent::StateLimits;
 use crate::step::{Forward, ForwardParts, Incoming, Observer, StepLayout};
 use crate::system::{Region, ThreadPool, Worker};
@@ -145,11 +146,13 @@ impl LayerCalibration {
     fn forward(&mut self, layer: &LayerWeights) -> Result<Forward, DeviceError> {
         let (spec, kernels) = (&self.spec, self.kernels);
         let weights = PackedWeights::pack_layer(spec, layer, kernels, &mut self.pool)?;
+        let kv_layers = KvGroups::one(spec).layers(0..1);
         Forward::new(ForwardParts {
             spec: spec.clone(),
             kernels,
             weights,
-            kv_layers: KvGroups::one(spec).layers(0..1),
+            row_shapes: RowShape::of_layers(&spec.layers, &kv_layers),
+            kv_layers,
             num_pages: self.num_pages,
             page_size: PAGE_SIZE as u32,
             kv_format: KvFormat::Float(DType::Bf16),

@@ -278,6 +278,8 @@ impl CpuExecutor {
         };
         let has_draft_head = draft_head.is_some();
 
+        let places = kv_groups.layers(0..spec.layers.len());
+        let row_shapes = RowShape::of_layers(&spec.layers, &places);
         let new_forward = |((stage, layers), pool): ((usize, Range<usize>), &ThreadPool)| {
             let mut spec = spec.clone();
             spec.layers = spec.layers[layers.clone()].to_vec();
@@ -288,6 +290,7 @@ impl CpuExecutor {
                 spec,
                 kernels,
                 kv_layers: kv_groups.layers(layers),
+                row_shapes: row_shapes.clone(),
                 // Warm-up has a page of its own.
                 num_pages: config.num_pages as usize + 1,
                 page_size: config.page_size,

@@ -99,6 +99,7 @@ impl DraftHead {
             join,
             weights,
         } = parts.weights;
+        let row_shapes = vec![RowShape::new(&parts.layer.attention, 1)];
         let no_memory = |error| DeviceError(format!("no memory for the draft head: {error}"));
         let joined = PackedRows::new(max_rows, 2 * hidden, join.form, join.is_grouped());
         Ok(Self {
@@ -118,6 +119,7 @@ impl DraftHead {
                     in_place: 0,
                     num_in_place: 1,
                 })],
+                row_shapes,
                 num_pages: parts.num_pages + num_spare * states.max_num_seqs,
                 page_size: parts.page_size,
                 kv_format: parts.kv_format,

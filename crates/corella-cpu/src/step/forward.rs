@@ -105,6 +105,8 @@ pub struct ForwardParts {
     pub first_layer: usize,
     /// Where the keys and values of the layers are; `None` for recurrent layers.
     pub kv_layers: Vec<Option<KvLayer>>,
+    /// The rows of all layers of the model: pages have one size and order in all stages.
+    pub row_shapes: Vec<RowShape>,
     pub num_pages: usize,
     pub page_size: u32,
     pub kv_format: KvFormat,
@@ -133,7 +135,7 @@ impl Forward {
         let kv = KvMemory::for_kernels(
             parts.kernels,
             in_page.max().unwrap_or(0),
-            &RowShape::of_layers(&parts.spec.layers, &parts.kv_layers),
+            &parts.row_shapes,
             parts.num_pages,
             parts.page_size,
             parts.kv_format,
