@@ -23,6 +23,9 @@ from fleet import HOLDINGS, Etcd, Fleet, prompt_of, wait_at_rest, wait_for_decod
 from patience import PATIENCE_S, wait_until
 
 NUM_CLIENTS = 8
+# A node opens up to two connections to each of the two nodes of the other role when it first looks for blocks there, which
+# few requests do.
+MAX_LATE_FILES = 4
 # Different requests, so that each is asked often, and must be answered alike.
 NUM_REQUESTS = 200
 CANCELLED = 0.05
@@ -103,7 +106,7 @@ class Soak:
             for server in self.prefill:
                 wait_for_decode_nodes(server, 2)
             measured = [Node("prefill", self.prefill[0]), Node("decode", self.decode[0])]
-            # Everybody has a connection to everybody before the first measurement.
+            # Most connections are open before the first measurement.
             self._serve_some()
             self._wait_at_rest()
             self.before = {node.name: node.now() for node in measured}
@@ -191,10 +194,10 @@ class Soak:
         """Compares the end with the start: what processes hold, once it has had time to go."""
         for node in measured:
             before = self.before[node.name]
-            names = ("threads", "files")
+            most = {"threads": before["threads"], "files": before["files"] + MAX_LATE_FILES}
 
             def left_over():
-                return {name: (before[name], num) for name in names if (num := node.now()[name]) > before[name]}
+                return {name: (most[name], num) for name in most if (num := node.now()[name]) > most[name]}
 
             try:
                 wait_until(lambda: not left_over(), lambda: f"what is left over goes: {left_over()}")

@@ -233,7 +233,7 @@ def test_a_decode_node_counts_what_it_decodes():
     prompt = prompt_of(50)
     with Fleet() as fleet:
         decode = fleet.decode(*THREADS)
-        prefill = fleet.prefill(*THREADS)
+        prefill = fleet.prefill(*THREADS, "--next-turn", "prefill")
         complete_greedily(prefill, prompt, 9, complete=complete_remotely)
         wait_at_rest(prefill, decode)
 
