@@ -19,6 +19,8 @@ pub struct SchedulerStats {
     pub num_fetching_pages: usize,
     /// Pages of blocks that other nodes load, each counted once for each load.
     pub num_served_pages: usize,
+    /// Holds of such blocks, which may also lock pages that are not loaded.
+    pub num_block_holds: usize,
     /// Prompt tokens of requests that have never been admitted.
     pub num_queued_tokens: u64,
     /// The current share of [`HeadRoom::Share`](crate::HeadRoom::Share), in 1/65536.

@@ -181,7 +181,7 @@ impl<'a> Simulation<'a> {
         self.totals.num_cancelled_fetches = self.fetcher.num_cancelled();
         self.totals.num_holds = self.reader.num_begun();
         self.totals.num_ended_holds = self.reader.num_ended();
-        if stats.num_fetching_pages + stats.num_served_pages > 0 {
+        if stats.num_fetching_pages + stats.num_block_holds > 0 {
             let what = format!("something is left: {stats:?}");
             return Err(self.violation("pages of fetches and holds are given back", what));
         }

@@ -56,8 +56,8 @@ impl Checker for WindowBound {
 
     fn planned(&mut self, step: &Planned<'_>) -> Verdict {
         // Requests whose KV is copied to host memory and back, fetches and loads of others hold pages without a slot.
-        let num_loading_pages = step.stats.num_fetching_pages + step.stats.num_served_pages;
-        let holds_others = self.config.max_spilled_pages > 0 || num_loading_pages > 0;
+        let num_loads = step.stats.num_fetching_pages + step.stats.num_block_holds;
+        let holds_others = self.config.max_spilled_pages > 0 || num_loads > 0;
         if !self.config.has_windows() || holds_others {
             return Ok(());
         }

@@ -407,6 +407,7 @@ impl Scheduler {
             num_spilled_pages: self.spills.num_pages(),
             num_fetching_pages: self.holds.fetches().num_pages(),
             num_served_pages: self.holds.of_blocks().num_lent_pages(),
+            num_block_holds: self.holds.of_blocks().len(),
             num_inflight_steps: self.inflight.len(),
             num_pages: self.config.num_pages as usize,
             num_free_pages: self.kv.num_free(),

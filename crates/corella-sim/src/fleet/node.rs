@@ -87,8 +87,8 @@ impl Node {
     pub fn leftovers(&mut self) -> String {
         let stats = self.engine.stats();
         let loads = self.exchange.leftovers();
-        let num_pages = stats.num_fetching_pages + stats.num_served_pages;
-        match loads.is_empty() && num_pages == 0 && !self.engine.scheduler().has_unfinished() {
+        let num_held = stats.num_fetching_pages + stats.num_block_holds;
+        match loads.is_empty() && num_held == 0 && !self.engine.scheduler().has_unfinished() {
             true => String::new(),
             false => format!("node {}: {loads}, {stats:?}", self.id),
         }

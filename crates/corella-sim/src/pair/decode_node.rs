@@ -239,7 +239,7 @@ impl DecodeNode {
             && engine.num_running + engine.num_waiting == 0
             && engine.num_receiving + engine.num_arrived == 0
             && self.engine.has_empty_host()
-            && engine.num_fetching_pages + engine.num_served_pages == 0
+            && engine.num_fetching_pages + engine.num_block_holds == 0
             && self.loads.is_empty();
         let blocks = { self.exchange.as_ref() }.map_or_else(String::new, Exchange::leftovers);
         match is_clean && blocks.is_empty() {

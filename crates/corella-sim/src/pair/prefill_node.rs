@@ -270,7 +270,7 @@ impl PrefillNode {
             && store == Default::default()
             && engine.num_in_use_pages + engine.num_held_pages == 0
             && engine.num_running + engine.num_waiting == 0
-            && engine.num_fetching_pages + engine.num_served_pages == 0
+            && engine.num_fetching_pages + engine.num_block_holds == 0
             && self.senders.is_empty()
             && self.pulling.is_empty();
         let blocks = { self.exchange.as_ref() }.map_or_else(String::new, Exchange::leftovers);
