@@ -121,7 +121,7 @@ impl BlockHolds {
         self.by_id.values().flat_map(|hold| &hold.pages).copied()
     }
 
-    /// Keeps pages, each with a lock of its own, until `until_us`. So many of them are lent.
+    /// Keeps pages, each with a lock of its own, until `until_us`, and lends `num_lent_pages` of them.
     pub fn insert(&mut self, pages: Vec<PageId>, num_lent_pages: usize, until_us: u64) -> HoldId {
         let id = HoldId(self.num_begun);
         self.num_begun += 1;

@@ -87,7 +87,7 @@ impl Scheduler {
         tables
     }
 
-    /// The first page of each group that a node lacks which has `num_found` blocks and is to go on behind `num_blocks`.
+    /// The first page of each group that a node with `num_found` blocks lacks to go on behind `num_blocks`.
     fn first_pages_behind(
         &self,
         num_found: usize,
