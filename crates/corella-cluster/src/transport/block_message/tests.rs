@@ -105,7 +105,7 @@ fn broken_payloads_are_errors() {
     assert!(decode(&frame, &half_hash.encode_to_vec()).is_err());
 }
 
-/// Their lookups have a list and nothing behind it, and they skip what is behind it in those of others.
+/// An older node's lookup ends with its list, and the node skips the fields behind the list of a newer one.
 #[test]
 fn lookups_of_older_nodes_ask_from_the_first_block_on() {
     #[derive(Clone, PartialEq, Message)]

@@ -1,5 +1,5 @@
-//! Loads of which only the first blocks come: the source may lend no more, has no more by then, or knows others by those
-//! names.
+//! Loads that bring only their first blocks: the source may lend no more, has evicted the rest, or has other blocks under
+//! these hashes.
 
 use corella_cluster::transport::{
     BlockMessage, BlockVerb, FRAME_BYTES, Frame, decode_blocks, encode_blocks,

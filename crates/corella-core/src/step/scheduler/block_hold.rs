@@ -89,7 +89,7 @@ impl Scheduler {
 
     /// How many blocks of a settled path are left when those from `first_block` on take no more pages than may be lent.
     fn num_lendable(&self, path: &[BlockId], first_block: u32) -> usize {
-        // Blocks of which no query reads a row take no page.
+        // A block behind every window takes no page, so that the bound of pages alone would allow it.
         if self.config.max_served_pages == 0 {
             return 0;
         }
