@@ -32,6 +32,7 @@ from tokenizers import AddedToken, Regex
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
 sys.path.insert(0, str(GOLDEN))
+import golden_shape  # noqa: E402
 import make_golden  # noqa: E402
 
 # The offsets of the half-precision numbers of a block; the rest may be any bits.
@@ -203,26 +204,26 @@ MIXED = {
 }
 
 GOLDEN_MODELS = {
-    "llama-gguf": make_golden.llama(
+    "llama-gguf": golden_shape.llama(
         hidden_size=32,
         intermediate_size=256,
         vocab_size=64,
         head_dim=8,
         tie_word_embeddings=False,
         attention_bias=True,
-        rope_scaling=make_golden.LLAMA3_ROPE_SCALING,
+        rope_scaling=golden_shape.LLAMA3_ROPE_SCALING,
     ),
-    "llama-q4-gguf": make_golden.llama(
+    "llama-q4-gguf": golden_shape.llama(
         hidden_size=32,
         intermediate_size=256,
         vocab_size=64,
         head_dim=8,
         tie_word_embeddings=False,
     ),
-    "qwen2-gguf": make_golden.qwen2(
+    "qwen2-gguf": golden_shape.qwen2(
         hidden_size=32, intermediate_size=32, vocab_size=64, num_hidden_layers=1
     ),
-    "qwen3-gguf": make_golden.qwen3(
+    "qwen3-gguf": golden_shape.qwen3(
         hidden_size=32, intermediate_size=256, vocab_size=64, head_dim=8
     ),
 }
@@ -492,7 +493,7 @@ def make_pair(name, config, dtype, tokenizer, add_tokenizer, special, template, 
 def make_pairs():
     with tempfile.TemporaryDirectory() as scratch:
         proto, tokenizer = sentence_piece(Path(scratch))
-    config = make_golden.llama(
+    config = golden_shape.llama(
         hidden_size=8,
         intermediate_size=24,
         num_attention_heads=2,
@@ -517,7 +518,7 @@ def make_pairs():
     tokenizer = byte_level_tokenizer("qwen2", special, ["<think>", "</think>"], None)
     ids = [tokenizer.token_to_id(token) for token in special]
     # The model has more rows than tokens, like Qwen3.
-    config = make_golden.qwen3(
+    config = golden_shape.qwen3(
         hidden_size=16,
         intermediate_size=24,
         head_dim=8,
@@ -543,7 +544,7 @@ def make_pairs():
     special = ["<|begin_of_text|>", "<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"]
     tokenizer = byte_level_tokenizer("llama-bpe", special, [], special[0])
     ids = [tokenizer.token_to_id(token) for token in special]
-    config = make_golden.llama(
+    config = golden_shape.llama(
         hidden_size=8,
         intermediate_size=24,
         num_attention_heads=2,
@@ -554,7 +555,7 @@ def make_pairs():
         bos_token_id=ids[0],
         eos_token_id=ids[3],
         tie_word_embeddings=False,
-        rope_scaling=make_golden.LLAMA3_ROPE_SCALING,
+        rope_scaling=golden_shape.LLAMA3_ROPE_SCALING,
     )
     make_pair(
         "llama3-f16",

@@ -24,12 +24,13 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "quantized"))
+import golden_shape  # noqa: E402
 import make_golden  # noqa: E402
 import make_mxfp4  # noqa: E402
 
 TOLERANCE = 1e-4
 NUM_TOKENS = 20
-VOCAB_SIZE = make_golden.SMALL["vocab_size"]
+VOCAB_SIZE = golden_shape.SMALL["vocab_size"]
 
 
 def gpt_oss(generator):
@@ -42,7 +43,7 @@ def gpt_oss(generator):
     unit = make_mxfp4.GROUP_LEN if is_fp4 else 4
     num_kv_heads, num_layers = choice(1, 2, 3), int(generator.integers(1, 5))
     num_experts = int(generator.integers(2, 9))
-    settings = make_golden.small(
+    settings = golden_shape.small(
         hidden_size=unit * int(generator.integers(1, 4)),
         intermediate_size=unit * int(generator.integers(1, 5)),
         head_dim=choice(4, 8, 16, 32, 64),
@@ -77,7 +78,7 @@ def hybrid(generator, has_experts):
     num_key_heads = choice(1, 2, 3)
     types = [choice("linear_attention", "linear_attention", "full_attention") for _ in range(num_layers - 1)]
     types.insert(int(generator.integers(num_layers)), "full_attention")
-    settings = make_golden.small(
+    settings = golden_shape.small(
         hidden_size=4 * int(generator.integers(3, 13)),
         intermediate_size=4 * int(generator.integers(1, 13)),
         head_dim=choice(8, 16, 32, 64),
@@ -115,7 +116,7 @@ def short_convolution(generator, has_experts):
     num_heads = num_kv_heads * choice(1, 2, 4)
     types = [choice("conv", "conv", "full_attention") for _ in range(num_layers - 1)]
     types.insert(int(generator.integers(num_layers)), "full_attention")
-    settings = make_golden.small(
+    settings = golden_shape.small(
         hidden_size=num_heads * choice(4, 8, 10, 16),
         intermediate_size=int(generator.integers(6, 60)),
         rms_norm_eps=None,
@@ -157,7 +158,7 @@ def ministral3(generator):
         return values[generator.integers(len(values))]
 
     num_kv_heads = choice(1, 2, 3)
-    settings = make_golden.small(
+    settings = golden_shape.small(
         hidden_size=4 * int(generator.integers(3, 13)),
         intermediate_size=4 * int(generator.integers(1, 13)),
         head_dim=choice(4, 8, 12, 32, 64),
@@ -194,7 +195,7 @@ def gemma4(generator):
     num_shared = int(generator.integers(1, num_layers - 1)) if kind == 0 and num_layers > 2 else 0
     if num_shared:
         types[:2] = ["sliding_attention", "full_attention"]
-    settings = make_golden.small(
+    settings = golden_shape.small(
         hidden_size=4 * int(generator.integers(3, 13)),
         intermediate_size=4 * int(generator.integers(1, 13)),
         head_dim=choice(4, 8, 16, 32),
@@ -250,7 +251,7 @@ def write_folder(folder, family, generator, seed):
     settings, is_fp4 = draw(generator)
     # Names of folders decide how some weights are drawn.
     name = make_mxfp4.NAME if is_fp4 else family
-    make_golden.FAMILIES[name] = (kind, settings)
+    golden_shape.FAMILIES[name] = (kind, settings)
     if is_fp4:
         make_mxfp4.write(folder, seed)
     else:

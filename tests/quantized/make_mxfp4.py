@@ -20,22 +20,23 @@ from safetensors.torch import save_file
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "golden"))
+import golden_shape  # noqa: E402
 import make_golden  # noqa: E402
 
 NAME = "mxfp4"
 GROUP_LEN = 32
 LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
-make_golden.FAMILIES[NAME] = (
+golden_shape.FAMILIES[NAME] = (
     "GptOssConfig",
-    make_golden.small(
+    golden_shape.small(
         hidden_size=64,
         intermediate_size=96,
         head_dim=32,
         num_hidden_layers=2,
         num_local_experts=4,
         num_experts_per_tok=2,
-        sliding_window=make_golden.WINDOW,
+        sliding_window=golden_shape.WINDOW,
         rope_parameters={
             "rope_type": "yarn",
             "factor": 8.0,

@@ -28,7 +28,8 @@ from safetensors.torch import save_file
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "golden"))
 import make_golden  # noqa: E402
-from make_golden import asked_names, draw_weights, llama, qwen3, set_up_transformers  # noqa: E402
+from golden_shape import llama, qwen3  # noqa: E402
+from make_golden import asked_names, draw_weights, set_up_transformers  # noqa: E402
 
 
 def small(**changes):
