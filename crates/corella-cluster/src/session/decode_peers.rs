@@ -45,7 +45,7 @@ pub struct RegistryPeers {
 #[derive(Default)]
 struct State {
     channels: HashMap<PeerId, Channel>,
-    /// Where the nodes' cached blocks are loaded from.
+    /// Where cached blocks are loaded from, of nodes that compute the same bits as this one.
     kv_addresses: HashMap<PeerId, KvAddress>,
     /// What each session has asked a node for, or has there.
     reservations: HashMap<SessionId, (PeerId, ReservationId)>,
@@ -126,7 +126,9 @@ impl RegistryPeers {
         if let Err(mismatch) = self.hello.check(&theirs) {
             return self.note_incompatible(peer, theirs.incarnation, &mismatch);
         }
-        self.lock().kv_addresses.insert(peer, kv_address);
+        if self.hello.computes_like(&theirs) {
+            self.lock().kv_addresses.insert(peer, kv_address);
+        }
         let hello = PeerFacts {
             incarnation: theirs.incarnation.0,
             page_size: theirs.page_size,

@@ -34,7 +34,8 @@ pub trait DecodePeers: Send + Sync + 'static {
     /// A connection to a node that was chosen.
     fn channel(&self, node: NodeId) -> Option<Channel>;
 
-    /// Where a node's cached blocks are loaded from, once it has said so.
+    /// Where a node's cached blocks are loaded from, once the node has said so. `None` for a node of other weight or KV
+    /// formats or another instruction set: its rows have other bits.
     fn kv_address(&self, _node: NodeId) -> Option<KvAddress> {
         None
     }

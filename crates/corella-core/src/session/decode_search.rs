@@ -35,7 +35,7 @@ impl PrefillSession {
             pulse: Pulse::new(context.now_us),
             has_answered: false,
             has_greeted: false,
-            knows_compute: false,
+            may_compute: false,
             is_allocated: false,
             prompt_work: PromptWork::Here,
             needs_rows: true,
@@ -101,7 +101,7 @@ impl PrefillSession {
         match context.hello.check(hello) {
             Ok(()) => {
                 link.has_greeted = true;
-                link.knows_compute = hello.knows_compute();
+                link.may_compute = hello.knows_compute() && hello.computes_like(context.hello);
             }
             Err(mismatch) => self.be_refused_as_incompatible(node, mismatch, context),
         }
@@ -123,7 +123,7 @@ impl PrefillSession {
         let num_cached_rows = allocated.num_cached_rows;
         let asks = self.asks_first
             && link.key.attempt == 0
-            && link.knows_compute
+            && link.may_compute
             // A choice that waits for another one's rows has no pages yet.
             && allocated.granted_as.is_some();
         match asks {

@@ -199,6 +199,16 @@ impl Hello {
         self.protocol_minor >= Self::MINOR_WITH_COMPUTE
     }
 
+    /// Whether the node computes the same bits as `other`. Otherwise tokens would depend on which of the two computes a
+    /// prompt.
+    pub fn computes_like(&self, other: &Self) -> bool {
+        let arithmetic = |of: &Self| {
+            let formats = [&of.weight_format, &of.kv_format, &of.instruction_set];
+            formats.map(Clone::clone)
+        };
+        arithmetic(self) == arithmetic(other)
+    }
+
     /// Whether a request can be served together with `other`.
     pub fn check(&self, other: &Self) -> Result<(), Mismatch> {
         if self.protocol_major != other.protocol_major {

@@ -71,8 +71,8 @@ pub(super) struct Link {
     pub(super) pulse: Pulse,
     pub(super) has_answered: bool,
     pub(super) has_greeted: bool,
-    /// The peer understands [`ToDecode::Compute`].
-    pub(super) knows_compute: bool,
+    /// The peer understands [`ToDecode::Compute`], and computes the bits that this node computes.
+    pub(super) may_compute: bool,
     /// The decode node has pages, and it is decided which node computes the prompt.
     pub(super) is_allocated: bool,
     pub(super) prompt_work: PromptWork,

@@ -158,13 +158,26 @@ fn a_prompt_that_is_decided_to_be_computed_here_is_sent_as_ever() {
     );
 }
 
-/// Nothing is left to a node of an earlier version, or to one that waits for another choice.
+/// Nothing is left to a node of an earlier version, to one that waits for another choice, or to one of other arithmetic,
+/// which would draw other tokens.
 #[test]
 fn not_every_node_is_asked() {
     let mut end = opened(config(), hello(5));
     assert!(computes_here(&say(&mut end, allocated(8, Some(1)), 0)));
     let mut end = opened(config(), new_hello());
     assert!(computes_here(&say(&mut end, allocated(0, None), 0)));
+    let others: [fn(&mut Hello); 3] = [
+        |hello| hello.weight_format = "int4".into(),
+        |hello| hello.kv_format = "int8".into(),
+        |hello| hello.instruction_set = "avx2".into(),
+    ];
+    for change in others {
+        let mut theirs = new_hello();
+        change(&mut theirs);
+        assert_ne!(theirs, new_hello());
+        let mut end = opened(config(), theirs);
+        assert!(computes_here(&say(&mut end, allocated(8, Some(1)), 0)));
+    }
 }
 
 #[test]
