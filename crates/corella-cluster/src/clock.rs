@@ -1,4 +1,4 @@
-//! Microseconds since a node began, as the session machines count them.
+//! Microseconds since a node began: the time of its session machines.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ impl Clock {
         self.0 + Duration::from_micros(at_us)
     }
 
-    /// The time that is left until `at_us`, which is zero once it has passed.
+    /// Returns the time left until `at_us`, or zero once it has passed.
     pub fn until(&self, at_us: u64) -> Duration {
         Duration::from_micros(at_us.saturating_sub(self.now_us()))
     }

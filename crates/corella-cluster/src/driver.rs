@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use crate::clock::Clock;
 
-/// How long the timer's task sleeps at most. It looks now and then whether its node was dropped.
+/// The timer's task sleeps no longer than this, because it must notice that its node was dropped.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// A node that drives one end of its sessions.
@@ -25,7 +25,7 @@ pub(crate) trait Driver: Send + Sync + Sized + 'static {
 
     fn end(state: &mut Self::State) -> &mut Self::End;
 
-    /// Does what the end asks for.
+    /// Carries out an action of the end.
     fn act(self: &Arc<Self>, state: &mut Self::State, action: <Self::End as SessionEnd>::Action);
 
     fn clock(&self) -> &Clock {
@@ -44,7 +44,7 @@ pub(crate) trait Driver: Send + Sync + Sized + 'static {
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the end something, and does what it asks for.
+    /// Passes a fact to the end, and carries out the end's actions.
     fn with<T>(self: &Arc<Self>, tell: impl FnOnce(&mut Self::End, u64) -> T) -> T {
         self.tell(&mut self.lock(), tell)
     }
@@ -74,7 +74,7 @@ pub(crate) trait Driver: Send + Sync + Sized + 'static {
         changed
     }
 
-    /// Tells the end the time when it wants to hear it, until the node is dropped.
+    /// Tells the end the time at its deadlines, until the node is dropped.
     fn start_timer(self: &Arc<Self>) {
         let weak = Arc::downgrade(self);
         self.spawn(async move {
@@ -89,23 +89,23 @@ pub(crate) trait Driver: Send + Sync + Sized + 'static {
     }
 }
 
-/// What the tasks of a driver share.
+/// State shared by the tasks of a driver.
 pub(crate) struct Shared<S> {
     pub clock: Clock,
     runtime: Handle,
     state: Mutex<S>,
-    /// Wakes the timer's task when the end has another deadline.
+    /// Wakes the timer's task when the end's deadline changes.
     timer: Notify,
 }
 
 impl<S> Shared<S> {
-    /// For the end of the driver.
+    /// Returns the driver's own state, for the end's use.
     pub fn state_mut(&mut self) -> &mut S {
         let state = self.state.get_mut();
         state.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// On the caller's tokio runtime.
+    /// Must be called within a tokio runtime.
     pub fn new(state: S) -> Self {
         Self {
             clock: Clock::start(),
@@ -116,7 +116,7 @@ impl<S> Shared<S> {
     }
 }
 
-/// A machine that says what is to be done, and when it wants to hear the time.
+/// A machine that returns actions and the next deadline at which it needs the time.
 pub(crate) trait SessionEnd {
     type Action;
 

@@ -1,10 +1,10 @@
 //! The second entrance: a proxy has one node compute a prompt and another decode, and carries
 //! `kv_transfer_params` from the first answer to the second request.
 //!
-//! This is what llm-d's sidecar (connector `nixlv2`) and vLLM's proxies do. The node that computes the
-//! prompt keeps its rows for a bounded time ([`KeptPrompts`]); the node that decodes pulls them
-//! ([`Puller`]), and computes the prompt itself when that does not work. No session connects the two:
-//! all that one has to know of the other stands in `params.rs`.
+//! llm-d's sidecar (connector `nixlv2`) and vLLM's proxies work this way. The node that computes the prompt keeps its
+//! rows for a bounded time ([`KeptPrompts`]). The node that decodes pulls them ([`Puller`]), and computes the prompt
+//! itself when pulling fails. No session connects the two: `params.rs` holds everything that one has to know of the
+//! other.
 
 mod allowed_peers;
 mod answer;
@@ -29,7 +29,7 @@ pub use puller::{PullOutcome, Puller};
 use kept_prompts::KeptTicket;
 use params::Transfer;
 
-/// Whom a node asks when a request has `kv_transfer_params`.
+/// The parts of a node that serve requests with `kv_transfer_params`.
 #[derive(Clone)]
 pub struct Entrance {
     /// `None` when this node sends no rows.
@@ -38,7 +38,7 @@ pub struct Entrance {
     pub puller: Option<Arc<Puller>>,
     /// `None` when this node loads no cached blocks.
     pub fetcher: Option<Arc<BlockFetcher>>,
-    /// Takes the submissions that no rows are kept or pulled for.
+    /// Takes submissions whose rows are neither kept nor pulled.
     pub local: Arc<dyn Generate>,
 }
 
@@ -51,8 +51,8 @@ pub struct EntranceCall {
 }
 
 impl Entrance {
-    /// Reads the parameters of the request that its client calls `name`. `None` when they ask for
-    /// nothing.
+    /// Reads the parameters of the request that its client calls `name`. Returns `None` when they
+    /// ask for nothing.
     pub fn begin(
         &self,
         fields: &Map<String, Value>,
@@ -69,12 +69,12 @@ impl Entrance {
 }
 
 impl EntranceCall {
-    /// Whether the prompt is to be kept for another node.
+    /// Returns whether another node wants the prompt's rows.
     pub fn keeps_prompt(&self) -> bool {
         matches!(self.transfer, Transfer::Keep)
     }
 
-    /// What the answer tells the other node, if rows are kept for it.
+    /// Returns the answer's parameters for the other node, if rows are kept for it.
     pub fn response(&self) -> Option<Value> {
         self.ticket.redeem().map(Value::Object)
     }

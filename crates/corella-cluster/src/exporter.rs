@@ -1,4 +1,4 @@
-//! Carries out the tasks of the books of exported rows on this node's sender and engine.
+//! Carries out the tasks of the books of exported rows with this node's sender and engine.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use crate::clock::Clock;
 use crate::transport::{KvSender, SendStatus};
 
-/// Where the tasks of an [`ExportBook`](corella_core::session::ExportBook) go.
+/// Carries out the tasks of an [`ExportBook`](corella_core::session::ExportBook).
 pub struct Exporter {
     pub sender: Arc<KvSender>,
     pub exchange: KvExchange,
@@ -19,11 +19,11 @@ pub struct Exporter {
 /// The outcome of a task, for the owner of the books.
 pub enum Exported {
     Nothing,
-    /// An offer is open, and says what becomes of it.
+    /// An offer is open; the receiver follows its status.
     Stored(SessionKey, watch::Receiver<SendStatus>),
-    /// The sender does not take an offer.
+    /// The sender refused an offer.
     NotStored(SessionKey),
-    /// Nothing reads rows for an offer any more.
+    /// The rows of an offer are no longer read.
     Deleted(SessionKey),
 }
 
@@ -31,8 +31,8 @@ impl Exporter {
     pub fn carry_out(&self, task: ExportTask) -> Exported {
         match task {
             ExportTask::Store { key, num_rows, .. } => {
-                // SAFETY: exported rows stay as they are until the engine is told to release the hold.
-                // The books ask for that behind `Delete`.
+                // SAFETY: exported rows stay unchanged until the engine is told to release the hold. The books order
+                // that after `Delete`.
                 return match unsafe { self.sender.store(key, num_rows) } {
                     Ok(status) => Exported::Stored(key, status),
                     Err(error) => {

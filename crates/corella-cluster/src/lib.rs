@@ -1,18 +1,17 @@
 //! Several nodes that serve as one.
 //!
-//! The registry says which nodes there are; what is known of each is kept by the peer table of
-//! `corella-core`, which also decides where a request goes. A prefill node and a decode node serve a
-//! request together: `session` drives the machines of `corella-core` that hold its whole life, over
-//! one gRPC stream for each request.
+//! The registry lists the nodes. The peer table of `corella-core` keeps the facts about each, and decides where a
+//! request goes. A prefill node and a decode node serve a request together: `session` drives the machines of
+//! `corella-core` that hold its whole life, over one gRPC stream for each request.
 //!
 //! The rooms of the crate, from bottom to top. A room uses only those above it in this list:
 //!
-//! * `clock`: the time as state machines want it.
+//! * `clock`: the time for state machines.
 //! * `driver`: passes facts and the time to a state machine, and carries out its actions.
 //! * `peer_log`: limits log lines about a peer.
-//! * `tls`: secures what nodes say to each other.
-//! * `registry`: which nodes there are.
-//! * `transport`: KV rows from memory to memory.
+//! * `tls`: secures connections between nodes.
+//! * `registry`: lists the nodes.
+//! * `transport`: moves KV rows from memory to memory.
 //! * `exporter`: carries out the export tasks of the core with the sender.
 //! * `blocks`: cached blocks that one node loads from another.
 //! * `entrance`: prompts that a proxy has one node compute for another.

@@ -1,4 +1,4 @@
-//! A node of a cluster: which role it has, and how that changes while it serves.
+//! A node of a cluster: its role, and how the role changes while the node serves.
 
 mod config;
 mod error;
@@ -34,7 +34,7 @@ use crate::transport::{NixlLibrary, TransferThreads};
 /// Time between two checks of a drain for running sessions.
 const DRAIN_POLL: Duration = Duration::from_millis(20);
 
-/// Time between two checks of an earlier role for obligations that are left.
+/// Time between two checks whether an earlier role has obligations left.
 const RETIRED_POLL: Duration = Duration::from_secs(1);
 
 /// Runs a role beside a server's engine. The server submits to it in every role.
@@ -50,17 +50,17 @@ struct Node {
     meter: Arc<dyn OutputMeter>,
     threads: TransferThreads,
     runtime: Handle,
-    /// Limits how long a role finishes its obligations before another one begins.
+    /// Limits the time in which a role finishes its obligations before the next role begins.
     drain_timeout: Duration,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Bound when the first role needs it, and kept, so that the port stays the same.
+    /// Bound when the first role needs it and kept, so that the port stays the same.
     listener: Option<NodePort>,
     role: Arc<RunningRole>,
     changing_to: Option<Role>,
-    /// Earlier roles that still see sessions to their end.
+    /// Earlier roles that still finish sessions.
     retired: Vec<Arc<RunningRole>>,
     /// Takes new requests.
     generator: Arc<dyn Generate>,
@@ -72,7 +72,7 @@ struct State {
 pub struct RoleConflict(pub String);
 
 impl ClusterNode {
-    /// Starts this node's role on the caller's runtime. `listener` is there unless the role needs none.
+    /// Starts this node's role on the caller's runtime. `listener` is required unless the role needs none.
     pub fn start(
         config: NodeConfig,
         tls: Option<ClusterTls>,
@@ -125,13 +125,13 @@ impl ClusterNode {
         self.0.lock().role.clone()
     }
 
-    /// The role, and the one that it is being changed to.
+    /// Returns the role, and the next one during a change.
     pub fn roles(&self) -> (Role, Option<Role>) {
         let state = self.0.lock();
         (state.role.role(), state.changing_to)
     }
 
-    /// Tells the other nodes that the server drains, so that nothing new comes from them.
+    /// Tells the other nodes that the server drains, so that they send no new requests.
     pub async fn leave(&self) {
         let role = {
             let mut state = self.0.lock();
@@ -141,8 +141,8 @@ impl ClusterNode {
         role.stop_taking().await;
     }
 
-    /// Waits until the sessions of other nodes have ended and nothing is kept for any, but no longer than
-    /// the drain timeout.
+    /// Waits until the sessions of other nodes have ended and no prompt is kept for them, but no longer than the drain
+    /// timeout.
     pub async fn finish(&self) {
         let num_obligations = || {
             let state = self.0.lock();
@@ -158,7 +158,7 @@ impl ClusterNode {
         }
     }
 
-    /// Begins to change at once; the future ends when the role has changed, and the change goes on when it is dropped.
+    /// Begins to change at once. The future ends when the role has changed; dropping it does not stop the change.
     pub fn change(
         &self,
         to: Role,
@@ -169,7 +169,7 @@ impl ClusterNode {
             if !begun? {
                 return Ok(());
             }
-            // In a task of its own, so that it goes on when the caller leaves.
+            // A task of its own continues when the caller leaves.
             let runtime = node.runtime.clone();
             let change = runtime.spawn(async move { node.change(to).await });
             change
@@ -315,7 +315,7 @@ impl Node {
     }
 }
 
-/// Others may change the role again when it is dropped.
+/// Allows another change of role when dropped.
 struct Changing<'a>(&'a Node);
 
 impl Drop for Changing<'_> {
@@ -324,7 +324,7 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// Waits until there are none, for as long as `limit` or until it is given up; how many are left.
+/// Waits until the count is zero, for at most `limit` or until given up. Returns the remaining count.
 async fn wait_for_none(
     count: impl Fn() -> usize,
     limit: Duration,

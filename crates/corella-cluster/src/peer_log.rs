@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Peers that are remembered. What more of them do within a minute is not told.
+/// Number of peers remembered. Lines about further peers within a minute are dropped.
 const MAX_PEERS: usize = 1024;
 
 #[derive(Default)]
@@ -14,7 +14,7 @@ pub struct PeerLog {
 }
 
 impl PeerLog {
-    /// Whether it is time to tell something of this peer, and from now on not for a minute.
+    /// Returns whether a line about this peer is due. The next one is due a minute later.
     pub fn is_due(&self, peer: &str, now: Instant) -> bool {
         let mut told_at = self.told_at.lock().unwrap_or_else(PoisonError::into_inner);
         let is_recent = |at: Instant| now.saturating_duration_since(at) < INTERVAL;

@@ -1,7 +1,7 @@
-//! Which nodes there are: this one is published in a registry, and the others are read from it.
+//! Publishes this node in a registry, and reads the other nodes from it.
 //!
-//! A registry is needed to find each other, not to work together. While it fails, everybody stays
-//! known, and probes and sessions say who is well.
+//! Nodes need a registry to find each other, not to work together. While it fails, all nodes stay
+//! known, and probes and sessions show their health.
 
 mod addresses;
 mod backoff;
@@ -35,24 +35,24 @@ pub use peers::Peers;
 pub(crate) use url::host_and_port;
 pub use url::{RegistryUrl, RegistryUrlError};
 
-/// A registry that was followed for longer than this has worked, and its next failure is a new
-/// outage, after which it is asked again soon.
+/// A registry that was followed for longer than this has worked. Its next failure is a new outage,
+/// after which it is asked again soon.
 const STEADY: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
 pub struct RegistryConfig {
-    /// The role of the nodes that this one looks for.
+    /// The role of the peers that this node needs.
     pub peer_role: Role,
     pub peer_table: PeerTableConfig,
-    /// How long a node stays on the list after its last sign of life.
+    /// Time for which a node stays listed after its last sign of life.
     pub lease_ttl: Duration,
-    /// How often a folder is read.
+    /// Time between two reads of a folder.
     pub file_interval: Duration,
-    /// How often a name is looked up.
+    /// Time between two look-ups of a name.
     pub dns_interval: Duration,
-    /// How often a list is read anew although the registry tells of changes.
+    /// Time between two lists of a registry that also reports changes.
     pub list_interval: Duration,
-    /// The pause between tries while the registry fails: at first, and at most.
+    /// The first pause between tries while the registry fails, then the longest.
     pub min_retry: Duration,
     pub max_retry: Duration,
 }
@@ -72,7 +72,7 @@ impl RegistryConfig {
     }
 }
 
-/// What a registry could not do, for an operator to read.
+/// Why a registry failed, for an operator.
 #[derive(Debug)]
 pub struct RegistryError(String);
 
@@ -85,7 +85,7 @@ impl fmt::Display for RegistryError {
 impl std::error::Error for RegistryError {}
 
 /// This node's part in a registry. If it is dropped without [`deregister`](Self::deregister), the
-/// other nodes have to find out by themselves, as if this one had been killed.
+/// other nodes must find out for themselves, as if this node had been killed.
 pub struct Registry {
     url: RegistryUrl,
     own: watch::Sender<Option<NodeRecord>>,
@@ -95,8 +95,8 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Begins to follow the registry, and to publish `own`, if it is there. A registry that cannot
-    /// be reached is tried again for ever. Must be called within a runtime.
+    /// Begins to follow the registry, and to publish `own` if present. An unreachable registry is
+    /// retried forever. Must be called within a runtime.
     pub fn start(
         url: &RegistryUrl,
         own: Option<NodeRecord>,
@@ -131,21 +131,21 @@ impl Registry {
         &self.peers
     }
 
-    /// Whether the others can find this node. Fixed addresses, DNS and Kubernetes know it without
-    /// its help, and this stays false.
+    /// Returns whether the other nodes can find this one. Fixed addresses, DNS and Kubernetes list
+    /// it without its help, and this stays false.
     pub fn is_published(&self) -> bool {
         *self.published.borrow()
     }
 
-    /// Changes what the others are told of this node.
+    /// Changes this node's record in the registry.
     pub fn publish(&self, own: NodeRecord) -> Result<(), RegistryError> {
         own.check().map_err(RegistryError)?;
         self.own.send_replace(Some(own));
         Ok(())
     }
 
-    /// Takes this node off the list, and waits until it is, so that nobody new comes. The others
-    /// stay known.
+    /// Takes this node off the list and waits until it is gone, so that no new sessions come. The
+    /// other nodes stay known.
     pub async fn deregister(&self, timeout: Duration) -> Result<(), RegistryError> {
         self.own.send_replace(None);
         let mut published = self.published.clone();

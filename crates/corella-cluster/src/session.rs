@@ -2,7 +2,7 @@
 //!
 //! A server submits requests to the [`PrefillNode`] of one node, and the [`DecodeNode`] of another
 //! takes them over. Both pass messages, facts and the time to their state machine, and carry out
-//! its actions. Everything is decided in `corella_core::session`.
+//! its actions. `corella_core::session` makes every decision.
 
 mod decode_node;
 mod decode_peers;

@@ -1,9 +1,8 @@
 //! Mutual TLS between the nodes of a cluster: one configuration for sessions and for KV rows.
 //!
-//! Each node presents one certificate, whichever end of a connection it is, and takes only
-//! certificates of the cluster's own certificate authority. Who connects checks the host by which it
-//! reaches the other node against the names in that node's certificate. Sockets inside a host need
-//! none of this: the kernel says whose process is at the other end.
+//! Each node presents one certificate at both ends of a connection, and accepts only certificates of the cluster's own
+//! certificate authority. The connecting node checks the host that it connects to against the names in the other node's
+//! certificate. Sockets inside a host need no TLS: the kernel identifies the process at the other end.
 
 mod ends;
 mod failure;
@@ -28,12 +27,12 @@ pub use files::TlsFiles;
 pub(crate) use grpc::SecureConnector;
 pub(crate) use stream::SecureStream;
 
-/// How long a peer may take for a handshake.
+/// Limits a handshake.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often it is looked whether files were renewed.
+/// Time between two checks for renewed files.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why a node cannot use the files that it was given, for an operator to read.
+/// Why a node cannot use its TLS files, for an operator.
 #[derive(Debug)]
 pub struct TlsError(String);
 
@@ -45,14 +44,14 @@ impl fmt::Display for TlsError {
 
 impl std::error::Error for TlsError {}
 
-/// What a node says and demands at both ends of connections, by files that may be renewed.
+/// The TLS configuration of both ends of a node's connections, from files that may be renewed.
 #[derive(Clone)]
 pub struct ClusterTls(Arc<Inner>);
 
 struct Inner {
     files: TlsFiles,
     own_host: String,
-    /// What the files had in them when they were last usable. It is looked at once for a connection.
+    /// The last usable contents of the files. Read once for each connection.
     current: RwLock<(Identity, Ends)>,
     complaints: PeerLog,
 }
@@ -87,8 +86,8 @@ impl ClusterTls {
         })))
     }
 
-    /// Reads the files again, for connections that are made from now on. Returns whether they have
-    /// changed. If they cannot be used, it goes on with those that it has.
+    /// Reads the files again, for connections made from now on. Returns whether they have changed.
+    /// If they cannot be used, the earlier contents stay in use.
     pub fn reload(&self) -> Result<bool, TlsError> {
         let Inner {
             files, own_host, ..
@@ -103,7 +102,7 @@ impl ClusterTls {
         Ok(true)
     }
 
-    /// Looks for renewed files now and then, for as long as it is polled.
+    /// Looks for renewed files at intervals, for as long as it is polled.
     pub async fn follow_files(self) {
         let mut said = None;
         loop {
@@ -148,21 +147,21 @@ impl ClusterTls {
         let peer = stream.peer_addr()?.ip().to_string();
         let secured = in_time(self.0.ends().acceptor.accept(stream)).await;
         secured.map(TlsStream::Server).inspect_err(|error| {
-            // Who says nothing at all only looks whether somebody listens.
+            // A peer that sends nothing at all only checks that the port is open.
             if error.kind() != io::ErrorKind::UnexpectedEof {
                 self.complain(&peer, error);
             }
         })
     }
 
-    /// A peer that refuses this node's certificate says so only behind the handshake.
+    /// A peer that refuses this node's certificate reports it only after the handshake.
     pub(crate) fn note_refusal(&self, peer: &str, error: &io::Error) {
         if failure::of_tls(error).is_some() {
             self.complain(peer, error);
         }
     }
 
-    /// Says why a peer is refused, or refuses this node, once a minute for each.
+    /// Logs why a peer is refused, or refuses this node, once a minute for each peer.
     fn complain(&self, peer: &str, error: &io::Error) {
         if !self.0.complaints.is_due(peer, Instant::now()) {
             return;
@@ -172,7 +171,7 @@ impl ClusterTls {
     }
 }
 
-/// A certificate names an IPv6 address without the brackets that stand in front of a port.
+/// A certificate names an IPv6 address without the brackets that precede a port.
 fn server_name(host: &str) -> Result<ServerName<'static>, InvalidDnsNameError> {
     let address = { host.strip_prefix('[') }.and_then(|host| host.strip_suffix(']'));
     ServerName::try_from(address.unwrap_or(host).to_owned())

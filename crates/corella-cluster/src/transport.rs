@@ -1,9 +1,8 @@
 //! KV rows from a prefill node's memory to a decode node's memory.
 //!
-//! The decode node pulls. Its [`KvReceiver`] asks a prefill node's [`KvSender`] for the rows of a
-//! session, perhaps before the sender has heard of it, and reads them from its own socket into pages
-//! that were reserved for them. So a load that is cancelled is over at once: no other node ever
-//! writes to those pages.
+//! The decode node pulls. Its [`KvReceiver`] asks a prefill node's [`KvSender`] for the rows of a session, perhaps
+//! before the sender knows the session, and reads them from its own socket into reserved pages. A cancelled load is
+//! over at once, because no other node ever writes to those pages.
 //!
 //! The wire is in `frame.rs`. A row path (`row_path.rs`) brings rows from memory to memory: `tcp`, `shm`, `nixl`.
 //! Each end reads and writes a connection concurrently, on few threads

@@ -8,7 +8,7 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedPeers(Vec<Network>);
 
-/// All addresses that begin with the same bits, as in CIDR's notation (RFC 4632).
+/// A range of addresses in CIDR notation (RFC 4632).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network {
     address: IpAddr,
@@ -16,7 +16,7 @@ pub struct Network {
 }
 
 impl AllowedPeers {
-    /// The networks, and the machine itself.
+    /// Allows these networks and the machine itself.
     pub fn new(networks: impl IntoIterator<Item = Network>) -> Self {
         let own = [
             Network {
@@ -34,7 +34,7 @@ impl AllowedPeers {
 }
 
 impl Network {
-    /// One address.
+    /// Returns a network of one address.
     pub fn of(address: IpAddr) -> Self {
         Self {
             address: address.to_canonical(),
@@ -110,7 +110,7 @@ mod tests {
         for own in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
             assert!(allow(&[], own), "{own}");
         }
-        // The last is where clouds keep credentials.
+        // Clouds serve credentials at the last address.
         for other in [
             "10.0.0.1",
             "0.0.0.0",

@@ -1,4 +1,4 @@
-//! The stream of a request that reaches the engine later than its reader thinks.
+//! The stream of a request that is submitted to the engine after its reader has received the stream.
 
 use std::future::poll_fn;
 
@@ -6,7 +6,7 @@ use corella_core::{AdmissionError, FinishReason, RequestError, RequestId, Reques
 use corella_engine::{StreamEvent, StreamRelay, SubmitError, TokenStream, relayed_stream};
 use tokio::sync::oneshot;
 
-/// A choice's stream as its reader sees it.
+/// A choice's stream, as its reader receives it.
 pub struct Answer {
     relay: StreamRelay,
     is_accepted: bool,
@@ -31,7 +31,7 @@ impl Answer {
         }
     }
 
-    /// Passes an event on, with what its reader has heard before in mind.
+    /// Passes an event on. Acceptance is sent once, and a refusal after it becomes an error.
     pub fn pass(&mut self, event: StreamEvent) {
         match event {
             StreamEvent::Accepted => self.accept(),

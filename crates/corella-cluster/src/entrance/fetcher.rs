@@ -1,5 +1,5 @@
-//! Requests whose prefix another node has cached: its blocks are loaded, and the request waits for them like one that
-//! follows a request with the same prefix. Whatever goes wrong, the prompt is computed here.
+//! Requests whose prefix another node has cached. The node loads the blocks, and the request waits for them like a
+//! follower of a request with the same prefix. If the load fails, the prompt is computed here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,20 +18,20 @@ use super::params::Site;
 use crate::blocks::{FetchConfig, FetchStart, LoaderNode};
 use crate::transport::PeerAddress;
 
-/// How the fetch for a request has begun.
+/// The outcome of beginning a request's fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchOutcome {
     /// Blocks are on their way.
     Begun,
-    /// The other node has no blocks of the prompt, or none that are not here.
+    /// The other node has no blocks of the prompt that are missing here.
     NothingNew,
-    /// Computing the blocks is as quick.
+    /// Computing the blocks takes no longer than loading them.
     NotWorth,
-    /// The other node does not answer, or refuses.
+    /// The other node does not answer or refuses.
     Failed,
     /// No pages were free, or too many fetches run.
     NoRoom,
-    /// Nothing is fetched for adapters, for prompts of less than a block, and for clients who are told of their prompt.
+    /// Prompts of less than a block, requests with adapters, and requests for prompt outputs are never fetched for.
     Unsuitable,
 }
 
@@ -68,7 +68,7 @@ impl From<FetchStart> for FetchOutcome {
                 LoadEnd::Loaded { .. } => Self::Begun,
                 LoadEnd::NotFound | LoadEnd::NoPages(FetchRefusal::AllCached) => Self::NothingNew,
                 LoadEnd::NotWorth => Self::NotWorth,
-                // Another request's fetch brings the same blocks.
+                // The fetch of another request brings the same blocks.
                 LoadEnd::NoPages(FetchRefusal::UnderWay(_)) => Self::Begun,
                 LoadEnd::NoPages(_) => Self::NoRoom,
                 LoadEnd::Cancelled
@@ -86,7 +86,7 @@ pub struct BlockFetcher {
     engine: Engine,
     exchange: BlockExchange,
     loader: Arc<LoaderNode>,
-    /// Names this host, if rows may be loaded inside it.
+    /// The name of this host, if rows may be loaded inside it.
     machine: Option<String>,
     allowed: AllowedPeers,
     config: FetchConfig,
@@ -95,7 +95,7 @@ pub struct BlockFetcher {
 }
 
 impl BlockFetcher {
-    /// Runs on the caller's tokio runtime.
+    /// Must be called within a tokio runtime.
     pub fn new(
         engine: Engine,
         loader: Arc<LoaderNode>,
@@ -115,7 +115,7 @@ impl BlockFetcher {
         })
     }
 
-    /// Requests since the start.
+    /// Number of requests since the start.
     pub fn num_requests(&self, outcome: FetchOutcome) -> u64 {
         self.num_outcomes[outcome as usize].load(Ordering::Relaxed)
     }
@@ -124,12 +124,12 @@ impl BlockFetcher {
         &self.loader
     }
 
-    /// Names this host, if rows may be loaded inside it.
+    /// Returns the name of this host, if rows may be loaded inside it.
     pub fn machine(&self) -> Option<&str> {
         self.machine.as_deref()
     }
 
-    /// Submits a request to `local` when the blocks that `source` has of its prompt are on their way.
+    /// Submits a request to `local` once the blocks of its prompt from `source` are on their way.
     pub fn submit_from(
         self: &Arc<Self>,
         submission: Submission,
@@ -139,7 +139,7 @@ impl BlockFetcher {
         self.submit_behind(submission, Source::Known(source), local)
     }
 
-    /// The same for a source that the request names.
+    /// Does the same for a source that the request names.
     pub(super) fn submit(
         self: &Arc<Self>,
         submission: Submission,
@@ -186,7 +186,7 @@ impl BlockFetcher {
         Ok(streams)
     }
 
-    /// Begins to fetch what `source` has of a prompt. Requests with that prompt wait for its blocks.
+    /// Begins to fetch a prompt's blocks from `source`. Requests with that prompt wait for them.
     pub(crate) async fn begin(&self, prefix: Prefix<'_>, source: PeerAddress) {
         let outcome = match self.takes(prefix) {
             true => self.fetch_from(prefix, source).await,
@@ -213,17 +213,17 @@ impl BlockFetcher {
     }
 
     async fn fetch_from(&self, prefix: Prefix<'_>, source: PeerAddress) -> FetchOutcome {
-        // The last token's logits are wanted, so that it is computed in any case.
+        // The last token is always computed, because its logits are needed.
         let num_tokens = prefix.prompt.len() - 1;
         let tokens = &prefix.prompt[..num_tokens];
         let list = self.exchange.list(prefix.namespace, tokens);
         let prefill_us = self.engine.stats().scheduler.prefill_us;
-        // Measured for 1,024 tokens.
+        // `prefill_us` was measured for 1,024 tokens.
         let computing_us = prefill_us.saturating_mul(num_tokens as u64) / 1024;
         let computing = Duration::from_micros(computing_us);
         let FetchConfig { wait, limit, .. } = self.config;
         let wait = match prefill_us {
-            // As long as no prompt was computed, nothing says how long that takes. A load that stalls ends long before.
+            // Before the first computed prompt, the computing time is unknown. A load that stalls ends long before.
             0 => limit,
             _ => computing.max(wait).min(limit),
         };

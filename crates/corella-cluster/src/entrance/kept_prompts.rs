@@ -1,8 +1,7 @@
-//! Prompts that were computed here and are kept for nodes that nobody has named yet.
+//! Prompts that are computed here and kept for a node that the proxy has not chosen yet.
 //!
-//! Their rows stay in the pages of the request that computed them, under the engine's lease, until a
-//! node has pulled them or the lease is over. Whoever knows a session's id may pull it once, so the ids
-//! are drawn at random.
+//! Their rows stay in the pages of the request that computed them, under the engine's lease, until a node has pulled
+//! them or the lease is over. Any node that knows a session's id may pull it once, so the ids are drawn at random.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -22,17 +21,17 @@ use crate::clock::Clock;
 use crate::exporter::{Exported, Exporter};
 use crate::transport::{KvSender, SendStatus};
 
-/// How often it is looked whether somebody still pulls.
+/// The interval between two checks whether a pull still progresses.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Who keeps the rows, and where others pull them.
+/// The owner of the rows, and the address from which they are pulled.
 #[derive(Clone, Debug)]
 pub struct KeepConfig {
     pub incarnation: u64,
     pub model_fingerprint: u128,
     pub site: Site,
-    /// How long rows are kept behind the last that were pulled. The engine's own lease bounds how long
-    /// they are kept for somebody who has not begun.
+    /// The lease after the last pulled rows. Before a pull has begun, the engine's own lease bounds how long rows are
+    /// kept.
     pub lease: Duration,
 }
 
@@ -44,13 +43,13 @@ pub struct KeptPrompts {
     book: Mutex<ExportBook>,
 }
 
-/// What an answer says of a prompt that is kept. Dropping it before it has said that lets go of the
-/// prompt, because nobody else knows how to ask for it.
+/// The parameters of a kept prompt for the answer. Dropping an unredeemed ticket releases the
+/// prompt, because no other node can know how to ask for it.
 #[derive(Default)]
 pub struct KeptTicket(Mutex<Option<(Arc<KeptPrompts>, KeptRows)>>);
 
 impl KeptTicket {
-    /// The parameters for the node that decodes, once. `None` when nothing is kept.
+    /// Returns the parameters for the node that decodes, once. Returns `None` when nothing is kept.
     pub fn redeem(&self) -> Option<Map<String, Value>> {
         let (prompts, rows) = self.lock().take()?;
         prompts.source(rows).map(|source| source.to_params())
@@ -70,8 +69,8 @@ impl Drop for KeptTicket {
 }
 
 impl KeptPrompts {
-    /// Runs on the caller's tokio runtime. Somebody has to bring it the engine's facts:
-    /// [`follow`](Self::follow), or whoever reads them for other reasons, too.
+    /// Must be called within a tokio runtime. The engine's facts must reach it: by
+    /// [`follow`](Self::follow), or from another reader of them.
     pub fn new(engine: Engine, sender: Arc<KvSender>, config: KeepConfig) -> Arc<Self> {
         let geometry = engine.kv_pages().geometry();
         Arc::new(Self {
@@ -96,17 +95,17 @@ impl KeptPrompts {
         Ok(())
     }
 
-    /// Prompts that are being computed or kept.
+    /// Returns the number of prompts that are being computed or kept.
     pub fn num_kept(&self) -> usize {
         self.lock().num_kept()
     }
 
-    /// Since the start.
+    /// Number of prompts since the start.
     pub fn num_ended(&self, how: KeptEnd) -> u64 {
         self.lock().num_kept_ended(how)
     }
 
-    /// Computes a prompt and keeps its rows. `ticket` then tells how to ask for them.
+    /// Computes a prompt and keeps its rows. `ticket` then gives their parameters.
     pub(super) fn submit(
         self: &Arc<Self>,
         submission: Submission,
@@ -114,7 +113,7 @@ impl KeptPrompts {
         ticket: &KeptTicket,
     ) -> Result<Vec<TokenStream>, SubmitError> {
         if self.engine.kv_pages().states().is_some() {
-            // The node that pulls the rows draws the first token, from the state before the prompt's last one.
+            // The node that pulls the rows draws the first token from the state before the prompt's last token.
             rare_line!(
                 warn,
                 id = name,
@@ -131,7 +130,7 @@ impl KeptPrompts {
             digest: prompt_digest(&submission.namespace, &submission.prompt),
             adapter: { submission.adapter.as_ref() }.map(|adapter| adapter.fingerprint()),
         };
-        // All choices have one prompt, whose rows are kept once.
+        // All choices share one prompt, whose rows are kept once.
         let others = (submission.num_choices > 1).then(|| {
             let mut others = submission.clone();
             others.num_choices -= 1;
@@ -144,7 +143,7 @@ impl KeptPrompts {
             ..submission
         };
         let mut streams = {
-            // Held until the request is known here: its facts may come at once.
+            // The lock is held until the request is registered: its facts may come at once.
             let mut book = self.lock();
             let streams = self.engine.submit(first)?;
             book.keep(rows.key(), streams[0].id(), rows.num_rows);
@@ -158,8 +157,7 @@ impl KeptPrompts {
         Ok(streams)
     }
 
-    /// Takes in a fact about a request whose prompt is to be kept. False when the request is somebody
-    /// else's.
+    /// Handles a fact about a request whose prompt is to be kept. Returns false for another request.
     pub fn handle_fact(self: &Arc<Self>, fact: &KvFact) -> bool {
         let is_own = self.lock().run_of(fact.request()).is_some();
         if is_own {
@@ -196,9 +194,9 @@ impl KeptPrompts {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// No two processes draw the same, and nobody can guess it.
+    /// Session ids are unique among processes and cannot be guessed.
     fn draw_session(&self) -> SessionId {
-        // Its keys come from the operating system.
+        // The operating system provides the keys of `RandomState`.
         let drawn = RandomState::new().hash_one(self.config.incarnation);
         SessionId(u128::from(self.config.incarnation) << 64 | u128::from(drawn))
     }
@@ -232,7 +230,7 @@ fn follow_facts(facts: &KvFacts, prompts: &Weak<KeptPrompts>) {
     }
 }
 
-/// Renews the lease while rows are pulled, and lets go of the prompt when all have been.
+/// Renews the lease while rows are pulled, and releases the prompt when all have been.
 async fn watch_pull(
     prompts: Weak<KeptPrompts>,
     key: SessionKey,

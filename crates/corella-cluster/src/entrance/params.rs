@@ -1,18 +1,18 @@
 //! `kv_transfer_params`: the fields as vLLM names them, and what Corella writes into them.
 //!
-//! A proxy looks at `do_remote_decode` and `do_remote_prefill` at most and passes everything else on,
-//! so `remote_engine_id` and `remote_request_id` are Corella's own:
+//! Proxies read at most `do_remote_decode` and `do_remote_prefill` and pass all other fields on, so `remote_engine_id`
+//! and `remote_request_id` have a format of Corella's:
 //!
 //! ```text
 //! remote_engine_id    corella-2-FINGERPRINT-INCARNATION
 //! remote_request_id   SESSION-ROWS-DIGEST, or SESSION-ROWS-DIGEST-ADAPTER
 //! ```
 //!
-//! `ADAPTER` is the fingerprint of the adapter that the rows were computed with. Each node has a name of its own for it.
-//! Version 1 left it out, so that its rows may be those of any adapter.
+//! `ADAPTER` is the fingerprint of the adapter that the rows were computed with, because each node names adapters
+//! differently. Version 1 omitted it, so its rows may belong to any adapter.
 //!
-//! The digest is that of the tokens whose rows are kept. The decode node reads the prompt anew, and
-//! what it reads may be other tokens: a chat template may write the date.
+//! The digest covers the tokens whose rows are kept. The decode node tokenizes the prompt again and
+//! may get other tokens: a chat template may write the date.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -24,53 +24,53 @@ use serde_json::{Map, Value, json};
 use super::allowed_peers::AllowedPeers;
 use crate::transport::PeerAddress;
 
-/// Begins the id of an engine whose ids and rows this version understands.
+/// Prefix of the engine ids whose ids and rows this version understands.
 const ENGINE: &str = "corella-2-";
 /// A DNS name has at most 253 characters.
 const MAX_HOST_BYTES: usize = 255;
 const MAX_ID_BYTES: usize = 256;
-/// Linux takes no longer name of a socket.
+/// Linux limits a socket's name to this length.
 const MAX_SOCKET_BYTES: usize = 107;
-/// How the names of nodes' sockets begin. A request must not make a node connect to another program.
+/// Prefix of the names of nodes' sockets. A request must not make a node connect to another program.
 pub const SOCKET_PREFIX: &str = "corella-kv-";
 
-/// What a request asks for.
+/// The transfer that a request asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transfer {
     /// To keep its rows for another node.
     Keep,
     Pull(Source),
-    /// To load the blocks of its prefix that a node has cached.
+    /// To load its prefix from the cached blocks of a node.
     Fetch(Site),
 }
 
-/// Where a node sends rows from.
+/// The address from which a node sends rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Site {
     pub host: String,
     /// 0 when rows do not travel over the network.
     pub port: u16,
-    /// For nodes of the same host, where there is one.
+    /// For nodes of the same host, if they can reach the rows without the network.
     pub near: Option<NearSource>,
 }
 
-/// Where rows are kept, as the other node has written it.
+/// The source of kept rows, as the other node has written it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     pub site: Site,
-    /// `None` when whoever wrote it is no Corella that this one understands.
+    /// `None` when the writer is not a Corella whose version this one understands.
     pub rows: Option<KeptRows>,
 }
 
-/// A way to rows that leads not over the network.
+/// A source of rows inside a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NearSource {
     pub socket: String,
-    /// Names the host.
+    /// The name of the host.
     pub machine: String,
 }
 
-/// The rows of a prompt.
+/// The kept rows of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptRows {
     pub model_fingerprint: u128,
@@ -78,7 +78,7 @@ pub struct KeptRows {
     pub session: SessionId,
     pub num_rows: u32,
     pub digest: u128,
-    /// The fingerprint of the adapter that they were computed with.
+    /// The fingerprint of the adapter that computed them.
     pub adapter: Option<u128>,
 }
 
@@ -140,7 +140,7 @@ impl KeptRows {
 }
 
 impl Source {
-    /// The fields for the answer of the node that keeps the rows.
+    /// Returns the fields for the answer of the node that keeps the rows.
     pub fn to_params(&self) -> Map<String, Value> {
         let Some(rows) = &self.rows else {
             return Map::new();
@@ -161,7 +161,7 @@ impl Source {
         params.insert("do_remote_decode".to_owned(), false.into());
         params.insert("remote_engine_id".to_owned(), engine_id.into());
         params.insert("remote_request_id".to_owned(), request_id.into());
-        // The session names the rows. Some proxies only look whether there are any blocks.
+        // The session names the rows. Some proxies check whether the list of blocks is empty.
         params.insert("remote_block_ids".to_owned(), json!([0]));
         params.insert("remote_host".to_owned(), self.site.host.as_str().into());
         params.insert("remote_port".to_owned(), self.site.port.into());
@@ -174,7 +174,7 @@ impl Source {
 }
 
 impl Site {
-    /// Where a node on `machine` loads the rows from, if it may.
+    /// Returns the address from which a node on `machine` loads the rows, if it may.
     pub async fn address(
         &self,
         machine: Option<&str>,
@@ -205,18 +205,18 @@ impl Site {
             .ok_or_else(|| format!("--kv-peer-allow does not allow {}", first.ip()))
     }
 
-    /// Names the node in logs.
+    /// The node's name in logs.
     pub fn name(&self) -> String {
         format!("{}:{}", self.host, self.port)
     }
 }
 
-/// A name for these tokens. Whoever keeps rows and whoever pulls them compare it.
+/// Returns a digest of these tokens, which the keeping and the pulling node compare.
 pub fn prompt_digest(namespace: &Namespace, tokens: &[TokenId]) -> u128 {
     PageHash::root(0, namespace).next(0, tokens).0
 }
 
-/// Reads what a request says. Fields that nobody knows are ignored, because others add their own.
+/// Reads a request's parameters. Unknown fields are ignored, because other systems add their own.
 pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError> {
     let keeps = flag(fields, "do_remote_decode")?;
     let pulls = flag(fields, "do_remote_prefill")?;
@@ -272,8 +272,8 @@ pub fn parse(fields: &Map<String, Value>) -> Result<Option<Transfer>, ParamError
     })))
 }
 
-/// The node whose cached blocks are to be loaded: `{"cached_blocks": {"host": …, "port": …}}`, with the socket and machine
-/// of a node that has them.
+/// Reads the node whose cached blocks are to be loaded: `{"cached_blocks": {"host": …, "port": …}}`, with the socket
+/// and machine of a node that has them.
 fn cached_blocks(fields: &Map<String, Value>) -> Result<Option<Site>, ParamError> {
     const FIELD: &str = "cached_blocks";
     let fields = match fields.get(FIELD) {
@@ -321,7 +321,7 @@ fn near_source(
     }))
 }
 
-/// Dynamo passes a port on as a string or as a number with a point.
+/// Dynamo passes a port on as a string or as a floating-point number.
 fn port_of(value: &Value) -> Option<u16> {
     match value {
         Value::String(digits) => digits.parse().ok(),
@@ -367,7 +367,7 @@ mod tests {
         parse(params.as_object().expect("an object"))
     }
 
-    /// What llm-d's sidecar sends to a prefill node.
+    /// The parameters that llm-d's sidecar sends to a prefill node.
     fn asked() -> Value {
         json!({
             "do_remote_decode": true,
@@ -397,7 +397,7 @@ mod tests {
         }
     }
 
-    /// Whatever its name stands for, a node is only reached at an address that is allowed.
+    /// A node is reached at an allowed address only, even if its name resolves to another one.
     #[tokio::test]
     async fn an_address_that_is_not_allowed_is_not_found() {
         let none = AllowedPeers::new([]);
@@ -480,7 +480,7 @@ mod tests {
         });
         for source in [source(), near, adapted] {
             let mut params = source.to_params();
-            // Others may add what they like.
+            // Other systems may add fields.
             params.insert("tp_size".to_owned(), json!([1, {"a": 2}]));
             let params = serde_json::to_string(&params).expect("it is JSON");
             let params = serde_json::from_str(&params).expect("it is JSON");

@@ -1,5 +1,5 @@
-//! Requests whose prompt another node has computed and keeps: its rows are pulled, then decoding
-//! begins here. Whatever goes wrong, the prompt is computed here.
+//! Requests whose prompt another node has computed and keeps: this node pulls its rows and decodes.
+//! If the pull fails, the prompt is computed here.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use super::answer::{Answer, Cancelled};
 use super::params::{KeptRows, Source, prompt_digest};
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest, LoadStatus};
 
-/// The reservation outlives the load by so much, so that the load's end is always known first.
+/// The reservation outlives the load by this time, so that the load's end is always known first.
 const RESERVATION_SLACK: Duration = Duration::from_secs(10);
 
-/// What has come of a request's rows.
+/// The outcome of pulling a request's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PullOutcome {
     Loaded,
     /// The prefix cache has all of them.
     Cached,
-    /// No pages were free for them: the request waits and computes its prompt.
+    /// No pages were free for them. The request waits and computes its prompt.
     NoRoom,
-    /// They are of another model, adapter, prompt or engine.
+    /// They belong to another model, adapter, prompt or engine.
     Unusable,
-    /// The other node does not answer, has let go of them, or was too slow.
+    /// The other node does not answer, has released them, or was too slow.
     Failed,
 }
 
@@ -60,7 +60,7 @@ pub struct Puller {
     engine: Engine,
     exchange: KvExchange,
     receiver: Arc<KvReceiver>,
-    /// Names this host, if rows may be pulled inside it.
+    /// The name of this host, if rows may be pulled inside it.
     machine: Option<String>,
     allowed: AllowedPeers,
     model_fingerprint: u128,
@@ -70,18 +70,18 @@ pub struct Puller {
     num_rows: AtomicU64,
 }
 
-/// One request on its way.
+/// One request whose rows are pulled.
 struct Pull {
     puller: Arc<Puller>,
     source: Source,
     rows: KeptRows,
     name: Box<str>,
-    /// All choices, for those that are not pulled for.
+    /// All choices: the others are submitted after the pull.
     submission: Submission,
 }
 
 impl Puller {
-    /// Runs on the caller's tokio runtime.
+    /// Must be called within a tokio runtime.
     pub fn new(
         engine: Engine,
         receiver: Arc<KvReceiver>,
@@ -104,12 +104,12 @@ impl Puller {
         })
     }
 
-    /// Since the start.
+    /// Number of requests since the start.
     pub fn num_requests(&self, outcome: PullOutcome) -> u64 {
         self.num_outcomes[outcome as usize].load(Ordering::Relaxed)
     }
 
-    /// Rows that were pulled since the start.
+    /// Returns the number of rows pulled since the start.
     pub fn num_rows(&self) -> u64 {
         self.num_rows.load(Ordering::Relaxed)
     }
@@ -134,7 +134,7 @@ impl Puller {
         let mut streams = Vec::with_capacity(submission.num_choices as usize);
         let mut answers = Vec::with_capacity(submission.num_choices as usize);
         for _ in 0..submission.num_choices {
-            // All have the number of the first, which means nothing to their reader.
+            // All choices share the first one's number, which means nothing to their reader.
             let (answer, cancelled, stream) = Answer::new(receipt.stream.id());
             answers.push((answer, cancelled));
             streams.push(stream);
@@ -151,7 +151,7 @@ impl Puller {
         Ok(streams)
     }
 
-    /// The rows, or why they are not those of this prompt.
+    /// Returns the rows, or the reason why they do not belong to this prompt.
     fn usable_rows(
         &self,
         source: &Source,
@@ -183,7 +183,7 @@ impl Puller {
         }
     }
 
-    /// Waits for the end of a load, while rows keep coming. The error says why they have not all come.
+    /// Waits for the end of a load while rows keep coming. The error is the reason why rows are missing.
     async fn wait(&self, load: &mut LoadHandle) -> Result<(), String> {
         let lost_after = Duration::from_micros(self.times.lost_after_us);
         loop {
@@ -199,7 +199,7 @@ impl Puller {
     fn note(&self, outcome: PullOutcome, source: &Source, name: &str, reason: impl ToString) {
         self.num_outcomes[outcome as usize].fetch_add(1, Ordering::Relaxed);
         let (peer, reason) = (source.site.name(), reason.to_string());
-        // A client chooses the peer, so that a line for each peer would be a line for each request.
+        // A client chooses the peer, so one line for each peer would be one for each request.
         rare_line!(
             warn,
             id = name,
@@ -215,8 +215,8 @@ impl Puller {
     }
 }
 
-/// A request that has pages and waits for its rows. Dropped before they are there, it lets go of the
-/// pages when nobody writes to them any more.
+/// A request that has pages and waits for its rows. Dropping it earlier releases the pages once the load no longer
+/// writes to them.
 struct Reserved<'a> {
     exchange: &'a KvExchange,
     receipt: Option<Receipt>,
@@ -224,7 +224,7 @@ struct Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// What follows is an ordinary request of the engine.
+    /// Hands the request to the engine, which continues it as an ordinary one.
     fn settle(mut self, tell: impl FnOnce(&KvExchange, corella_core::RequestId)) -> TokenStream {
         self.load = None;
         let receipt = { self.receipt.take() }.unwrap_or_else(|| unreachable!("it settles once"));
@@ -235,7 +235,7 @@ impl Reserved<'_> {
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        // Ends the load, before which the pages must not go.
+        // Ends the load first: its pages must outlive it.
         self.load = None;
         if let Some(receipt) = self.receipt.take() {
             let id = receipt.stream.id();
@@ -259,8 +259,8 @@ impl Pull {
         }
     }
 
-    /// The request's stream, with its rows there or to be computed. `None` when it has no pages and
-    /// has to be submitted anew.
+    /// Returns the request's stream, with its rows loaded or left to be computed. Returns `None`
+    /// when it has no pages and must be submitted anew.
     async fn pull(&self, mut receipt: Receipt, deadline: Instant) -> Option<TokenStream> {
         let puller = &self.puller;
         match poll_fn(|cx| receipt.stream.poll_next(cx)).await {
@@ -269,7 +269,7 @@ impl Pull {
                 puller.note(PullOutcome::NoRoom, &self.source, &self.name, error);
                 return None;
             }
-            // The engine was lost, which a new submission tells.
+            // The engine was lost, which a new submission will report.
             Some(StreamEvent::Output(_)) | None => return None,
         }
         let reservation = receipt.reservation().cloned()?;
@@ -302,8 +302,8 @@ impl Pull {
                     state: reservation.state,
                     deadline,
                 };
-                // SAFETY: the engine has reserved these pages for this request, and keeps them from
-                // everybody else until it hears of them, which follows the end of the load.
+                // SAFETY: the engine has reserved these pages for this request, and gives them to
+                // no other until it is told of them, which follows the end of the load.
                 match unsafe { puller.receiver.load(request) } {
                     Err(rejection) => rejection.to_string(),
                     Ok(load) => match puller.wait(reserved.load.insert(load)).await {
@@ -321,8 +321,8 @@ impl Pull {
         Some(reserved.settle(|exchange, id| exchange.handle_kv_lost(id, LostKv::Recompute)))
     }
 
-    /// Passes the first choice's events on. The other choices start behind its first token, when the
-    /// prefix cache has their prompt.
+    /// Passes the first choice's events on. The other choices start after its first token, when the prefix cache has
+    /// their prompt.
     async fn relay(
         &self,
         stream: Option<TokenStream>,
@@ -330,7 +330,7 @@ impl Pull {
         others: Vec<(Answer, Cancelled)>,
     ) {
         let mut others = Some(others);
-        // The call is accepted with its reservation.
+        // The reservation has accepted the call already.
         let entry = match stream {
             Some(_) => Entry::Accepted,
             None => Entry::Taken,
@@ -394,8 +394,7 @@ impl Pull {
     }
 }
 
-/// Whether a reservation has ended because its rows were not there, which is no reason not to compute
-/// them.
+/// Returns whether a reservation ended because its rows were missing. The prompt can still be computed then.
 fn is_late(event: &StreamEvent) -> bool {
     let StreamEvent::Output(output) = event else {
         return false;

@@ -13,10 +13,10 @@ use crate::registry::{RegistryUrl, Role};
 use crate::tls::{ClusterTls, TlsFiles};
 use crate::transport::NixlLibrary;
 
-/// The role of a node and its ways to other nodes.
+/// The role of a node and its connections to other nodes.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// At the start.
+    /// The role at the start.
     pub role: Role,
     /// The node listens for others in every role, so that proxies may pair it.
     pub listens: bool,
@@ -24,11 +24,11 @@ pub struct NodeConfig {
     pub listen: SocketAddr,
     /// Networks that requests may name for their KV rows, besides this machine.
     pub kv_peer_allow: Vec<Network>,
-    /// Connections of other nodes to one that decodes for them.
+    /// Limits the connections of other nodes to a decode node.
     pub max_connections: usize,
-    /// Connections that one address may have to `listen`.
+    /// Limits the connections of one address to `listen`.
     pub max_connections_per_address: usize,
-    /// The host that others are told, if it is not that of `listen`.
+    /// The host that other nodes are told, if it differs from the host of `listen`.
     pub advertise: Option<String>,
     pub tls: Option<TlsFiles>,
     /// Exports the spans of other nodes' requests, if tracing is on.
@@ -36,13 +36,13 @@ pub struct NodeConfig {
     pub node_id: Option<String>,
     pub policy: PeerPolicy,
     pub min_tokens: u32,
-    /// Computes the rest of prompts that a decode node has a part of. `None` compares the costs.
+    /// The node that computes the rest of prompts of which a decode node has a part. `None` compares the costs.
     pub compute_place: Option<ComputePlace>,
-    /// A prefill node decodes requests that every decode node refuses.
+    /// Whether a prefill node decodes requests that every decode node refuses.
     pub falls_back: bool,
     /// Limits the search for a decode node that takes a request.
     pub search_timeout: Duration,
-    /// Limits how long the KV rows of a computed prompt travel, besides the time that their bytes need.
+    /// Limits the transfer of a computed prompt's KV rows, besides the time that their bytes need.
     pub load_time: Duration,
     pub uses_network: bool,
     pub uses_host: bool,
@@ -54,7 +54,7 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// Reads the name and the address by which other nodes know this one, if they are to know it.
+    /// Loads the TLS files for the host by which other nodes know this one, if there are any.
     pub fn load_tls(&self) -> Result<Option<ClusterTls>, NodeError> {
         let Some(files) = &self.tls else {
             return Ok(None);
@@ -71,7 +71,7 @@ impl NodeConfig {
         library.map_err(|error| transport_error("nixl", error))
     }
 
-    /// By which other nodes reach this one.
+    /// Returns the host at which other nodes reach this one.
     pub fn host(&self) -> String {
         { self.advertise.clone() }.unwrap_or_else(|| match self.listen {
             SocketAddr::V4(address) => address.ip().to_string(),

@@ -21,7 +21,7 @@ impl fmt::Display for NodeError {
 
 impl std::error::Error for NodeError {}
 
-/// For a value of `--transport` that does not work here.
+/// Returns the error for a value of `--transport` that does not work here.
 pub fn transport_error(value: &str, error: impl fmt::Display) -> NodeError {
     NodeError::Config(format!("--transport {value}: {error}"))
 }

@@ -1,5 +1,5 @@
-//! A prefill node that brings the last turn of a conversation back from the decode node that has it, unless that node
-//! computes the next turn itself.
+//! A prefill node that fetches the last turn of a conversation from its decode node, unless the decode node computes
+//! the next turn itself.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub struct FetchedPrefill {
     /// Computes prompts here.
     local: Arc<dyn Generate>,
     fetcher: Arc<BlockFetcher>,
-    /// Rows are brought back whatever is quicker.
+    /// Rows are fetched even if computing them is faster.
     is_forced: bool,
 }
 

@@ -17,12 +17,12 @@ use crate::transport::{KvReceiver, KvSender, PeerAddress, RowPath, SenderConfig}
 pub struct KvOutlet {
     pub sender: Arc<KvSender>,
     pub address: KvAddress,
-    /// The same address, as requests name it.
+    /// The same address in the form that requests use.
     pub site: Site,
 }
 
 impl Node {
-    /// Sends KV rows to those who connect to the listener or, on this host, to a socket with a name.
+    /// Sends KV rows to nodes that connect to the listener or, on this host, to a named socket.
     pub fn start_outlet(
         &self,
         listener: NodePort,
@@ -82,7 +82,7 @@ impl Node {
         KeptPrompts::new(self.model.engine.clone(), outlet.sender.clone(), keep)
     }
 
-    /// Has others load cached blocks from the node, and the node from others.
+    /// Lends cached blocks to other nodes, and loads them from other nodes.
     pub fn start_blocks(
         &self,
         hello: &Hello,
@@ -94,7 +94,7 @@ impl Node {
         let exchange = engine.block_exchange();
         let source = SourceNode::start(incarnation, exchange, &outlet.sender, geometry);
         let fetches = self.config.fetches.unwrap_or_default();
-        // Blocks are of no use without the recurrent states behind them, which only sessions move.
+        // Blocks are of no use without the recurrent states after them, which only sessions move.
         let has_states = engine.kv_pages().states().is_some();
         let fetches_blocks = self.config.fetches.is_some() && !has_states;
         let loader = LoaderNode::start(incarnation, engine.clone(), receiver, geometry, fetches);
@@ -116,7 +116,7 @@ pub struct CachedBlocks {
     pub fetcher: Option<Arc<BlockFetcher>>,
 }
 
-/// Each life of a node has a name of its own.
+/// The name differs for each life of a node.
 fn socket_name(hello: &Hello) -> String {
     let (process, incarnation) = (std::process::id(), hello.incarnation.0);
     format!("{SOCKET_PREFIX}{process}-{incarnation:x}")

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, TcpListener};
 use super::config::NodeConfig;
 use super::error::NodeError;
 
-/// Bound before the model is loaded, so that a port in use is noticed at once. A role gets a copy, and
-/// while none has one, connections wait.
+/// Bound before the model is loaded, so that a port in use is noticed at once. A role gets a copy; connections wait
+/// while no role has one.
 pub struct NodePort {
     pub listener: TcpListener,
     pub address: SocketAddr,

@@ -17,7 +17,7 @@ use crate::blocks::SourceStats;
 use crate::entrance::{Entrance, FetchOutcome, KeptEnd, PullOutcome};
 use crate::session::StayReason;
 
-/// Metrics of the role that the node has at a scrape.
+/// Metrics of the role that the node has when scraped.
 #[derive(Debug)]
 pub struct NodeMetrics(pub ClusterNode);
 
@@ -284,7 +284,7 @@ fn encode(
     metric.encode(encoder.encode_descriptor(name, help, unit, metric.metric_type())?)
 }
 
-/// The name of a standing in metrics and status.
+/// The name of a peer's standing in metrics and status.
 pub fn standing_name(standing: PeerStanding) -> &'static str {
     match standing {
         PeerStanding::Healthy => "healthy",

@@ -1,4 +1,4 @@
-//! A role that runs, from its start to its end.
+//! A running role, from its start to its end.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct UnifiedRole {
     paired: Option<(Entrance, Outlet)>,
 }
 
-/// What other nodes load from this one.
+/// The ways in which other nodes load from this one.
 struct Outlet {
     kv: KvOutlet,
     /// Prompts that are kept for nodes that a proxy chooses.
@@ -67,7 +67,7 @@ pub struct DecodeRole {
 }
 
 impl RunningRole {
-    /// A unified node that no other node reaches.
+    /// A unified node that other nodes cannot reach.
     pub fn alone() -> Self {
         Self::Unified(UnifiedRole::default())
     }
@@ -94,7 +94,7 @@ impl RunningRole {
         self.outlet().map(|outlet| &*outlet.blocks.source)
     }
 
-    /// Where other nodes load KV rows from.
+    /// The address from which other nodes load KV rows.
     pub fn kv_site(&self) -> Option<&Site> {
         self.outlet().map(|outlet| &outlet.kv.site)
     }
@@ -107,7 +107,7 @@ impl RunningRole {
         }
     }
 
-    /// Whom a server submits to, if not to its engine.
+    /// Returns the generator that a server submits to, if not its engine.
     pub fn generator(&self) -> Option<Arc<dyn Generate>> {
         match self {
             Self::Prefill(role) => Some(role.entrance.local.clone()),
@@ -115,7 +115,7 @@ impl RunningRole {
         }
     }
 
-    /// Sessions, and pages that are held for other nodes.
+    /// Number of sessions, and of pages held for other nodes.
     pub fn num_obligations(&self) -> usize {
         let num_kept = |outlet: &Outlet| {
             let kept = outlet.kept.as_ref().map_or(0, |kept| kept.num_kept());
@@ -130,7 +130,7 @@ impl RunningRole {
         num_obligations + num_kept
     }
 
-    /// Nothing new comes from other nodes from now on.
+    /// Takes nothing new from other nodes from now on.
     pub async fn stop_taking(&self) {
         let registry = match self {
             Self::Unified(_) => None,
@@ -148,7 +148,7 @@ impl RunningRole {
         }
     }
 
-    /// Leaves the port to another role. Open connections stay.
+    /// Leaves the port to the next role. Open connections stay.
     pub fn stop_listening(&self) {
         if let Some(outlet) = self.outlet() {
             outlet.kv.sender.stop_listening();
@@ -259,7 +259,7 @@ impl Node {
         let config = &self.config;
         let (reachable, hello) = self.identity(Role::Decode, &listener);
         let paths = self.start_paths(&hello)?;
-        // Sessions have the other port.
+        // Sessions use the other port.
         let port = NodePort::beside(&listener)?;
         let kv = self.start_outlet(port, &hello, &paths)?;
         let receiver = self.receiver(&hello, paths);
@@ -349,7 +349,7 @@ impl Node {
         Arc::new(KvReceiver::new(config, pages, &self.threads))
     }
 
-    /// Nodes of the networks that were named, and of this machine.
+    /// Returns the configured networks and this machine.
     pub fn allowed_peers(&self) -> AllowedPeers {
         let own = Some(self.config.listen.ip()).filter(|address| !address.is_unspecified());
         let named = self.config.kv_peer_allow.iter().copied();
@@ -367,7 +367,7 @@ impl Node {
         )
     }
 
-    /// The address at which others reach this node, and its greeting to them.
+    /// Returns the address at which others reach this node, and its greeting to them.
     fn identity(&self, role: Role, listener: &NodePort) -> (String, Hello) {
         let reachable = format!("{}:{}", self.config.host(), listener.address.port());
         let instance = { self.config.node_id.clone() }

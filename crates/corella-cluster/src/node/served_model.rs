@@ -1,4 +1,4 @@
-//! The model of a node: its engine, and the facts that other nodes are told of it.
+//! The model of a node: its engine, and its facts for other nodes.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,20 +10,19 @@ use corella_model::KvGeometry;
 
 use super::config::NodeConfig;
 
-/// Spoken by the nodes of a cluster. Nodes of another major version do not work together.
-/// Version 3 knows constraints on whole answers, which a node that skipped them would break, and adapters by their
-/// contents.
+/// The protocol between nodes of a cluster. Nodes of another major version do not work together. Version 3 has
+/// constraints on whole answers, which a node that skipped them would break, and adapters named by their contents.
 const PROTOCOL: (u32, u32) = (3, 1);
 
 pub struct ServedModel {
     pub engine: Engine,
-    /// Makes the constraints of requests that other nodes bring.
+    /// Makes the constraints of requests from other nodes.
     pub constraints: Arc<dyn ConstraintMaker>,
     /// Without the node's name and life.
     hello: Hello,
 }
 
-/// By which nodes know that they have the same model, and why they differ if they do.
+/// The facts by which nodes check that they have the same model, or report the difference.
 pub struct ModelFacts {
     pub model_fingerprint: u128,
     pub tokenizer_digest: u128,
@@ -33,7 +32,7 @@ pub struct ModelFacts {
 }
 
 impl ModelFacts {
-    /// The greeting of a node that has the model in pages of this geometry, without the node's name and life.
+    /// Returns the greeting for the model in pages of this geometry, without the node's name and life.
     pub fn hello(self, geometry: &KvGeometry) -> Hello {
         Hello {
             instance: "".into(),
@@ -68,7 +67,7 @@ impl ServedModel {
         }
     }
 
-    /// The greeting of a role that starts now: each start is another life.
+    /// Returns the greeting of a role that starts now: each start is another life.
     pub fn hello(&self, instance: &str) -> Hello {
         Hello {
             instance: instance.into(),
@@ -79,7 +78,7 @@ impl ServedModel {
 
     pub fn session_config(&self, config: &NodeConfig) -> SessionConfig {
         let session = SessionConfig::new(self.row_bytes());
-        // A recurrent state is as much to send behind a short prompt as behind a long one.
+        // A recurrent state has the same size after a short prompt as after a long one.
         let state_us = self.state_bytes() * 1_000_000 / session.min_bandwidth_bytes_per_s.max(1);
         SessionConfig {
             load_base_us: config.load_time.as_micros() as u64 + state_us,
@@ -94,7 +93,7 @@ impl ServedModel {
         states.map_or(0, |states| states.total_bytes(u32::MAX) as u64)
     }
 
-    /// K and V of one token in all layers.
+    /// Bytes of K and V of one token in all layers.
     pub fn row_bytes(&self) -> u64 {
         let geometry = self.engine.kv_pages().geometry();
         let num_layers = geometry.layers.num_layers() as usize;
@@ -102,7 +101,7 @@ impl ServedModel {
     }
 }
 
-/// A later start has a larger number, wherever the clock is not set back.
+/// A later start has a larger number, unless the clock is set back.
 fn microseconds_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_micros() as u64)

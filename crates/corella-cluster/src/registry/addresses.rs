@@ -1,11 +1,11 @@
-//! Nodes at fixed addresses, or wherever a name of DNS leads.
+//! Nodes at fixed addresses, or at the addresses of a DNS name.
 
 use std::time::Duration;
 
 use super::NodeRecord;
 use super::source::{Exchange, Following, Source, SourceError};
 
-/// How long a name server may take.
+/// Limits a DNS look-up.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) struct FixedAddresses(pub Vec<String>);

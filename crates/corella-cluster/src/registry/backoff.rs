@@ -1,4 +1,4 @@
-//! How long to wait before the next try.
+//! The wait before the next try.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;

@@ -17,12 +17,12 @@ use super::source::{Exchange, Following, Source, SourceError};
 
 pub(super) struct Etcd {
     endpoints: Vec<String>,
-    /// The member that is spoken to at present.
+    /// The index of the current member.
     member: usize,
-    /// What precedes the instance id in a node's key.
+    /// The part of a node's key before the instance id.
     key_prefix: String,
     lease_ttl: Duration,
-    /// The name of the lease that this node's key has.
+    /// The lease of this node's key.
     lease: Option<String>,
 }
 
@@ -48,7 +48,7 @@ impl Etcd {
     }
 
     async fn follow_member(&mut self, exchange: &mut Exchange) -> Result<(), String> {
-        // A lease from before an outage may be about to end, and the key with it.
+        // A lease from before an outage may be about to expire, and the key with it.
         self.publish(exchange, Renewal::NewLease).await?;
         let mut watch = self.watch().await?;
         let period = self.lease_ttl / 3;
@@ -68,8 +68,8 @@ impl Etcd {
                 }
                 () = exchange.own_changed() => self.publish(exchange, Renewal::SameLease).await?,
             }
-            // Whatever has changed, the list is small. As the first answer to a watch only says
-            // that it has begun, no change can be missed between the two.
+            // The list is small, so every change reads it whole. The first answer to a watch only
+            // says that it has begun, so no change between the two is missed.
             let list = self.list().await?;
             exchange.give(list);
         }
@@ -122,7 +122,7 @@ impl Etcd {
         }
     }
 
-    /// Renews the lease, if there is one. Returns false if it has expired.
+    /// Renews the lease, if the node has one. Returns false if it has expired.
     async fn keep_alive(&self) -> Result<bool, String> {
         let Some(lease_id) = &self.lease else {
             return Ok(true);
@@ -171,8 +171,8 @@ impl Etcd {
         format!("{}{}", self.key_prefix, node.instance_id)
     }
 
-    /// All keys with the prefix: those from the prefix itself up to the prefix with its last
-    /// character raised by one.
+    /// Selects all keys with the prefix: from the prefix up to the prefix with its last character
+    /// raised by one.
     fn range(&self) -> Value {
         let first = self.key_prefix.as_bytes();
         let mut end = first.to_vec();

@@ -1,7 +1,7 @@
-//! A registry kept in a folder that all nodes can write to. Each node has one file there, and the
-//! file's modification time is the node's heartbeat.
+//! A registry in a folder that all nodes can write to. Each node has one file there, whose
+//! modification time is the node's heartbeat.
 //!
-//! The folder is read at intervals and not watched, so that it may lie on any file system.
+//! The folder is polled and not watched, so that it may lie on any file system.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::{self, File, Metadata};
@@ -25,18 +25,18 @@ pub(super) struct Folder {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FolderTiming {
-    /// How often the folder is read and this node's own file touched.
+    /// Time between two reads of the folder, and two touches of this node's own file.
     pub interval: Duration,
-    /// A file that nobody has touched for so long belongs to a node that has died.
+    /// A file untouched for this long belongs to a dead node.
     pub stale: Duration,
 }
 
-/// What is known of the folder's files.
+/// The known state of the folder's files.
 struct Desk {
     path: PathBuf,
     stale: Duration,
     own: Option<NodeRecord>,
-    /// This node's record as it was last written to the folder.
+    /// This node's record, as last written to the folder.
     written: Option<NodeRecord>,
     files: BTreeMap<PathBuf, NodeFile>,
 }
@@ -125,7 +125,7 @@ impl Desk {
             let touched = { File::options().write(true).open(&file) }
                 .and_then(|file| file.set_modified(SystemTime::now()));
             match touched {
-                // Somebody has cleaned the folder, so the file is written anew below.
+                // The file was removed from the folder, so it is written anew below.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 touched => return touched,
             }

@@ -12,7 +12,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-/// How long a server may take to answer. A registry that is slower is as good as away.
+/// Limits a server's answer. A slower registry counts as unreachable.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// The most bytes of one answer, which holds a whole list of nodes.
 const MAX_BODY_BYTES: usize = 64 << 20;
@@ -61,7 +61,7 @@ impl HttpClient {
         }
     }
 
-    /// Answers that come one by one, each on a line, for as long as the server likes.
+    /// Begins an answer of JSON lines, which may last any time.
     pub async fn get_lines(&self, path: &str) -> Result<JsonLines, String> {
         self.lines(Method::GET, path, String::new()).await
     }
@@ -100,7 +100,7 @@ impl HttpClient {
         let stream = self.in_time("", TcpStream::connect(&self.address)).await?;
         let handshake = http1::handshake(TokioIo::new(stream));
         let (mut sender, connection) = self.in_time("", handshake).await?;
-        // Ends when the answer has been read or is dropped; what goes wrong shows there.
+        // The task ends when the answer has been read or dropped. The reader sees its errors.
         tokio::spawn(connection);
         let response = self.in_time(path, sender.send_request(request)).await?;
         let status = response.status();
@@ -142,7 +142,7 @@ pub(super) struct JsonLines {
 }
 
 impl JsonLines {
-    /// The next line, however long it takes to come. `None` when the server has ended the answer.
+    /// Returns the next line, after any time. Returns `None` when the server has ended the answer.
     /// A caller that stops waiting loses nothing.
     pub async fn next(&mut self) -> Result<Option<Value>, String> {
         loop {

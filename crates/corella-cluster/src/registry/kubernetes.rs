@@ -14,11 +14,10 @@ use super::NodeRecord;
 use super::http::HttpClient;
 use super::source::{Exchange, Following, Source, SourceError};
 
-/// Where a pod finds out who it is.
+/// The folder of a pod's service account.
 const ACCOUNT_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// How long to wait before listing everything again, so that a server which ends every watch
-/// immediately is not flooded with requests.
+/// The pause before the next list, so that a server that ends every watch at once is not flooded.
 const PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct Kubernetes {
@@ -27,7 +26,7 @@ pub(super) struct Kubernetes {
     pub port_name: Option<String>,
     /// HOST:PORT
     pub api: String,
-    /// How long a watch goes on before everything is listed again.
+    /// The length of a watch before everything is listed again.
     pub interval: Duration,
 }
 
@@ -120,7 +119,7 @@ impl Kubernetes {
             let Some(event) = event else {
                 return Ok(());
             };
-            // Most likely the list's version has become too old for the API to go on from.
+            // Most likely the API no longer has the list's version.
             if event["type"] == "ERROR" {
                 return Ok(());
             }
@@ -157,7 +156,7 @@ impl Kubernetes {
     }
 
     fn nodes(&self, slices: &BTreeMap<String, Slice>) -> Vec<NodeRecord> {
-        // While slices are rearranged an endpoint may be in two.
+        // An endpoint may be in two slices while they are rearranged.
         let mut nodes = BTreeMap::new();
         for slice in slices.values() {
             let Some(port) = self.port(slice.ports.as_deref().unwrap_or_default()) else {
@@ -182,7 +181,7 @@ impl Kubernetes {
 }
 
 impl Endpoint {
-    /// `None` while the pod starts, and when it is no longer there.
+    /// Returns `None` while the pod starts, and when it has gone.
     fn node(&self, port: u16) -> Option<NodeRecord> {
         let address = self.addresses.first()?;
         let address = match address.contains(':') {

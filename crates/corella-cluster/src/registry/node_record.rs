@@ -1,4 +1,4 @@
-//! What a node tells the others of itself before they speak to it.
+//! A node's record for the others, from before they connect to it.
 
 use std::collections::BTreeMap;
 
@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::url::host_and_port;
 
-/// What a registry keeps for one node, at most.
+/// Limits the record of one node in a registry.
 pub(super) const MAX_RECORD_BYTES: usize = 64 << 10;
-/// Nodes in one registry, at most.
+/// Limits the nodes in one registry.
 pub(super) const MAX_NODES: usize = 4096;
 
 const MAX_INSTANCE_ID_BYTES: usize = 128;
@@ -39,18 +39,17 @@ impl Role {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRecord {
-    /// Stays when the node is restarted.
+    /// Stays the same when the node is restarted.
     pub instance_id: String,
-    /// Differs from one start of the node to the next. A registry of mere addresses does not know
-    /// it.
+    /// Differs between two starts of the node. A registry of mere addresses does not know it.
     #[serde(default)]
     pub incarnation: Option<u64>,
-    /// A registry of mere addresses does not know this either.
+    /// Unknown to a registry of mere addresses, too.
     #[serde(default)]
     pub role: Option<Role>,
     /// HOST:PORT of gRPC sessions.
     pub session_address: String,
-    /// HOST:PORT of KV transfers. If it is not here, the node says it when it is spoken to.
+    /// HOST:PORT of KV transfers. If absent, the node's greeting has it.
     #[serde(default)]
     pub kv_address: Option<String>,
     /// The operator's name for the group of nodes that this one belongs to.
@@ -61,7 +60,7 @@ pub struct NodeRecord {
     pub max_prompt_tokens: u32,
     #[serde(default)]
     pub is_draining: bool,
-    /// What the node would say of itself, by name.
+    /// The facts of the node's greeting, by name.
     #[serde(default)]
     pub hello: BTreeMap<String, String>,
 }
@@ -71,7 +70,7 @@ fn any_length() -> u32 {
 }
 
 impl NodeRecord {
-    /// A node of which only the address is known.
+    /// A node with an address and no other facts.
     pub fn at(instance_id: &str, session_address: &str) -> Self {
         Self {
             instance_id: instance_id.to_owned(),
@@ -86,7 +85,8 @@ impl NodeRecord {
         }
     }
 
-    /// Whether it can be written to every registry: an instance id becomes a file name and a key.
+    /// Checks that it can be written to every registry: an instance id becomes a file name and a
+    /// key.
     pub(super) fn check(&self) -> Result<(), String> {
         let id = &self.instance_id;
         let may_stand = |c: char| c.is_ascii_alphanumeric() || "._-:[]".contains(c);
@@ -127,7 +127,7 @@ impl NodeRecord {
         serde_json::to_string(self).expect("strings and numbers become JSON")
     }
 
-    /// Reads and checks what another node, or anybody else, has written.
+    /// Reads and checks a record, which any program may have written.
     pub(super) fn from_json(json: &[u8]) -> Result<Self, String> {
         if json.len() > MAX_RECORD_BYTES {
             return Err(format!("longer than {MAX_RECORD_BYTES} bytes"));

@@ -1,4 +1,4 @@
-//! The peer table with a clock and a lock, and the addresses that belong to its peers.
+//! The peer table with a clock and a lock, and the addresses of its peers.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -9,13 +9,13 @@ use tokio::sync::watch;
 
 use super::NodeRecord;
 
-/// What all parts of a node know of the others. Locked for moments, once or twice for each
+/// The peer table that all parts of a node share. Locked for moments, once or twice for each
 /// request, never for a token.
 #[derive(Debug)]
 pub struct Peers {
     start: Instant,
     state: Mutex<State>,
-    /// Counts changes, for those who keep connections to the peers.
+    /// Counts changes, for owners of connections to the peers.
     version: watch::Sender<u64>,
 }
 
@@ -24,9 +24,9 @@ struct State {
     table: PeerTable,
     /// The registry's last list, by instance id.
     listed: BTreeMap<String, NodeRecord>,
-    /// The records of exactly those peers that are in the table.
+    /// The records of exactly the peers in the table.
     records: BTreeMap<PeerId, NodeRecord>,
-    /// Peers that are listed and have not answered yet. A list of addresses names nodes that do not run, too.
+    /// Listed peers that have not answered yet. A list of addresses also names nodes that do not run.
     unreached: BTreeMap<PeerId, String>,
 }
 
@@ -56,7 +56,7 @@ impl Peers {
         self.lock().records.get(&peer_id).cloned()
     }
 
-    /// All peers, whatever their health.
+    /// Returns all peers, regardless of their health.
     pub fn records(&self) -> Vec<(PeerId, NodeRecord)> {
         let state = self.lock();
         { state.records.iter() }
@@ -152,7 +152,7 @@ impl Peers {
                 tracing::info!("node {instance_id} has joined");
                 false
             }
-            // A warning tells of one that is incompatible.
+            // An incompatible peer has its own warning.
             Some(PeerStanding::Suspect | PeerStanding::Incompatible) => true,
             None => false,
         });
@@ -166,8 +166,8 @@ impl Peers {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic in one request must not end all others; the table is never left half changed
-        // across a call of code that could panic.
+        // A panic in one request must not end all others. The table is never left half changed
+        // across a call that could panic.
         self.state
             .lock()
             .unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -195,7 +195,7 @@ mod tests {
         });
     }
 
-    /// Fixed addresses list nodes that do not run.
+    /// Fixed addresses also list nodes that do not run.
     #[test]
     fn a_node_joins_when_it_answers() {
         let peers = Peers::new(PeerTableConfig::default());

@@ -1,4 +1,4 @@
-//! What a registry of any kind does for the driver.
+//! The interface between a registry of any kind and the driver.
 
 use std::fmt;
 use std::future::Future;
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use super::{NodeRecord, Peers, Role};
 
-/// Why a registry cannot be used at present, for an operator to read.
+/// Why a registry cannot be used now, for an operator.
 #[derive(Debug)]
 pub(super) struct SourceError(pub String);
 
@@ -27,22 +27,22 @@ impl From<String> for SourceError {
 
 pub(super) type Following<'a> = Pin<Box<dyn Future<Output = SourceError> + Send + 'a>>;
 
-/// Where nodes are listed, and perhaps this one as well.
+/// A list of nodes, which may include this one.
 pub(super) trait Source: Send {
-    /// Publishes this node as `exchange` has it and follows what the others publish, until something
-    /// fails; the driver then calls it again. The list is given to `exchange` at every change, and
-    /// every few seconds anyway, as the peer table does not always believe a single list.
+    /// Publishes this node as `exchange` has it and follows the records of the others, until an error; the driver then
+    /// calls it again. The list goes to `exchange` at every change, and every few seconds anyway, because the peer
+    /// table does not always believe a single list.
     fn follow<'a>(&'a mut self, exchange: &'a mut Exchange) -> Following<'a>;
 }
 
-/// Between a source and the rest of the node.
+/// Connects a source with the rest of the node.
 pub(super) struct Exchange {
     own: watch::Receiver<Option<NodeRecord>>,
     published: watch::Sender<bool>,
     peers: Arc<Peers>,
-    /// Nodes of other roles are no peers; those that have not said theirs may be.
+    /// Nodes of other roles are not peers. Nodes with an unknown role may be.
     peer_role: Role,
-    /// This node as it was last published: it is no peer of its own, not even when it leaves.
+    /// This node as last published: it is never its own peer, not even when it leaves.
     last_own: Option<NodeRecord>,
     has_lists: bool,
     pub(super) is_outage_logged: bool,
@@ -66,12 +66,12 @@ impl Exchange {
         }
     }
 
-    /// What is to be published of this node at present, if anything.
+    /// Returns the record to publish now, if any.
     pub fn own(&mut self) -> Option<NodeRecord> {
         self.own.borrow_and_update().clone()
     }
 
-    /// Waits until [`own`](Self::own) has something new to say.
+    /// Waits until [`own`](Self::own) has changed.
     pub async fn own_changed(&mut self) {
         if self.own.changed().await.is_err() {
             // The registry is being dropped, and this task with it.
@@ -79,20 +79,20 @@ impl Exchange {
         }
     }
 
-    /// Must be called once the others can see the latest value of [`own`](Self::own), whether that
-    /// is a record or none.
+    /// Must be called once the others can see the latest value of [`own`](Self::own), be it a
+    /// record or none.
     pub fn set_published(&self, is_published: bool) {
         self.published.send_replace(is_published);
     }
 
-    /// A complete list, which may have this node in it.
+    /// Takes a complete list, which may include this node.
     pub fn give(&mut self, mut list: Vec<NodeRecord>) {
         if let Some(own) = &*self.own.borrow() {
             self.last_own = Some(own.clone());
         }
         list.retain(|record| {
             let is_own = { self.last_own.as_ref() }.is_some_and(|own| {
-                // Where a mere address is listed, it is all there is to compare.
+                // A list of mere addresses allows no other comparison.
                 let is_same_address = own.session_address == record.session_address;
                 own.instance_id == record.instance_id
                     || record.incarnation.is_none() && is_same_address

@@ -1,4 +1,4 @@
-//! What `--registry` takes.
+//! The value of `--registry`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ const ETCD_FORM: &str = "etcd:HOST:PORT/PREFIX, for example etcd:127.0.0.1:2379/
 const KUBERNETES_FORM: &str = "kubernetes:NAMESPACE/SERVICE:PORT_NAME@HOST:PORT, where all but \
                                SERVICE may be left out";
 
-/// Where `kubectl proxy` listens unless it is told otherwise.
+/// The default address of `kubectl proxy`.
 const DEFAULT_KUBERNETES_API: &str = "127.0.0.1:8001";
 
-/// Where nodes are listed.
+/// The place where nodes are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistryUrl {
     /// Addresses of sessions.
@@ -32,12 +32,12 @@ pub enum RegistryUrl {
         prefix: String,
     },
     Kubernetes {
-        /// The pod's own if absent.
+        /// The pod's own namespace if absent.
         namespace: Option<String>,
         service: String,
         /// The slices' only port if absent.
         port_name: Option<String>,
-        /// HOST:PORT where the API is spoken without TLS.
+        /// HOST:PORT of the API without TLS.
         api: String,
     },
 }
@@ -167,7 +167,7 @@ fn kubernetes(rest: &str) -> Result<RegistryUrl, String> {
     })
 }
 
-/// A name as Kubernetes has them (RFC 1123), which goes into a path.
+/// A Kubernetes name (RFC 1123), which becomes part of a path.
 fn label(name: &str, what: &str) -> Result<String, String> {
     let may_stand = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if name.is_empty() || name.len() > 63 || !name.chars().all(may_stand) {
@@ -178,7 +178,7 @@ fn label(name: &str, what: &str) -> Result<String, String> {
     Ok(name.to_owned())
 }
 
-/// `HOST:PORT`, where an IPv6 address stands in brackets.
+/// `HOST:PORT`, with an IPv6 address in brackets.
 pub(crate) fn host_and_port(address: &str) -> Result<(&str, u16), String> {
     let (host, port) = address
         .rsplit_once(':')

@@ -1,4 +1,4 @@
-//! The decode node's side: carries facts into a [`DecodeEnd`] and its actions out.
+//! The decode node's side: passes facts to a [`DecodeEnd`] and carries out its actions.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -28,7 +28,7 @@ use crate::driver::{Driver, Shared};
 use crate::peer_log::PeerLog;
 use crate::transport::{KvReceiver, LoadHandle, LoadRequest};
 
-/// The most prefill nodes that one decode node tells apart. All others share a number, and are
+/// Limits the prefill nodes that one decode node tells apart. All others share a number and are
 /// suspected together.
 const MAX_NAMES: usize = 4096;
 
@@ -40,9 +40,9 @@ pub struct DecodeNode {
     hello: Hello,
     /// Requests with constraints are refused without it.
     constraints: Option<Arc<dyn ConstraintMaker>>,
-    /// Names this host, if rows may be loaded inside it.
+    /// The name of this host, if rows may be loaded inside it.
     host: Option<String>,
-    /// Where others load this node's cached blocks.
+    /// The address from which others load this node's cached blocks.
     kv_address: KvAddress,
     /// Counts the outputs of other nodes' requests for the metrics.
     meter: Option<Arc<dyn OutputMeter>>,
@@ -52,12 +52,12 @@ pub struct DecodeNode {
     shared: Shared<State>,
 }
 
-/// Where a decode node is.
+/// The location of a decode node.
 #[derive(Clone, Debug, Default)]
 pub struct NodeSite {
-    /// Names this host, if rows may be loaded inside it.
+    /// The name of this host, if rows may be loaded inside it.
     pub host: Option<String>,
-    /// Where others load this node's cached blocks.
+    /// The address from which others load this node's cached blocks.
     pub kv_address: KvAddress,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct State {
     links: HashMap<SessionKey, PeerLink>,
     requests: HashMap<SessionKey, LocalRequest>,
     loads: HashMap<SessionKey, Arc<LoadHandle>>,
-    /// Numbers of the prefill nodes that have said their name.
+    /// Numbers of the prefill nodes whose names are known.
     names: HashMap<Box<str>, NodeId>,
 }
 
@@ -79,12 +79,12 @@ struct LocalRequest {
     id: RequestId,
     /// The pages of its prompt by KV group, once they are reserved.
     tables: Vec<PageTable>,
-    /// Where its recurrent state belongs.
+    /// The destination of its recurrent state.
     state: Option<SnapshotId>,
     asked_at: Instant,
-    /// Whether its KV has arrived, or none comes. Until then, `Release` says when its pages may be freed.
+    /// Whether its KV has arrived, or none will come. Until then, `Release` says when its pages may be freed.
     has_arrived: bool,
-    /// How it began to run, until a token has been drawn.
+    /// How it began to run, until it has drawn a token.
     start: Option<Start>,
     /// Reads its outputs; aborting it drops the stream, which aborts the request.
     reader: AbortHandle,
@@ -94,13 +94,13 @@ struct LocalRequest {
 enum Start {
     /// Its KV and first token have come.
     Arrived(Instant),
-    /// Its prompt is left to this node.
+    /// This node computes its prompt.
     Computed,
 }
 
 impl DecodeNode {
-    /// Runs on the caller's tokio runtime. `site` is
-    /// where it loads from without the network, and where others load blocks that it has cached.
+    /// Must be called within a tokio runtime. `site` has this node's way to rows without the
+    /// network, and the address from which others load its cached blocks.
     pub fn start(
         config: SessionConfig,
         hello: Hello,
@@ -135,7 +135,7 @@ impl DecodeNode {
         Ok(node)
     }
 
-    /// Takes no new sessions from now on, or takes them again.
+    /// Refuses new sessions from now on, or takes them again.
     pub fn set_draining(&self, is_draining: bool) {
         self.is_draining.store(is_draining, Ordering::Relaxed);
         self.lock().end.set_draining(is_draining);
@@ -149,7 +149,7 @@ impl DecodeNode {
         &self.times
     }
 
-    /// Sessions that have not ended, and those whose pages may still be written to.
+    /// Number of sessions that have not ended, or whose pages may still be written to.
     pub fn num_sessions(&self) -> usize {
         self.lock().end.stats().num_sessions
     }
@@ -300,7 +300,7 @@ impl DecodeNode {
         }
     }
 
-    /// Reserves pages for a request whose answer is held to a constraint, when that is made.
+    /// Reserves pages for a request with a constraint once the constraint is made.
     async fn reserve_held_to(
         self: Arc<Self>,
         key: SessionKey,
@@ -358,8 +358,8 @@ impl DecodeNode {
             state: request.state,
             deadline: self.clock().instant(deadline_us),
         };
-        // SAFETY: the engine has reserved these pages for this request, and keeps them from everybody
-        // else until `handle_kv_arrived` or `handle_kv_lost`, which follow the end of the load.
+        // SAFETY: the engine has reserved these pages for this request, and gives them to no other until
+        // `handle_kv_arrived` or `handle_kv_lost`, which follow the end of the load.
         match unsafe { self.receiver.load(request) } {
             Ok(load) => {
                 let load = Arc::new(load);
@@ -445,7 +445,7 @@ impl DecodeNode {
         }
     }
 
-    /// Connects to where a prefill node's rows come from, if they can be of use here.
+    /// Connects to the source of a prefill node's rows, if they can be of use here.
     fn expect_loads(&self, theirs: wire::Hello, kv_address: &KvAddress) {
         let is_compatible =
             Hello::try_from(theirs).is_ok_and(|theirs| self.hello.check(&theirs).is_ok());
@@ -457,7 +457,7 @@ impl DecodeNode {
     fn load_report(&self) -> wire::Load {
         let stats = self.engine.stats().scheduler;
         wire::Load {
-            // Cached pages are given up when somebody needs them.
+            // Cached pages are freed on demand.
             num_free_pages: (stats.num_free_pages + stats.num_cached_pages) as u32,
             num_running: stats.num_running as u32,
             num_waiting: (stats.num_waiting + stats.num_arrived) as u32,
@@ -467,7 +467,7 @@ impl DecodeNode {
         }
     }
 
-    /// A prefill node's stream, from its first message to its end.
+    /// Serves a prefill node's stream, from its first message to its end.
     async fn serve_stream(
         self: Arc<Self>,
         mut incoming: Streaming<Envelope>,
@@ -485,7 +485,7 @@ impl DecodeNode {
         };
         let kv_address = KvAddress::from(&hello);
         let Some(key) = first.key else {
-            // It only wants to know who this is, and may bring requests later.
+            // A probe only asks for this node's facts; its sender may bring requests later.
             self.expect_loads(hello, &kv_address);
             let mut answer = wire::hello(&self.hello, &self.kv_address);
             answer.load = Some(self.load_report());
@@ -511,7 +511,7 @@ impl DecodeNode {
         let node = {
             let mut state = self.lock();
             if state.links.contains_key(&key) {
-                // The session belongs to the first stream with this key. Any other is closed.
+                // The session belongs to the first stream with this key. Any other stream is closed.
                 return;
             }
             state.links.insert(key, PeerLink { link, kv_address });

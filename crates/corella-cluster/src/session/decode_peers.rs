@@ -1,4 +1,4 @@
-//! The decode nodes in the registry: connections to them, their health, and which is chosen next.
+//! The decode nodes in the registry: connections to them, their health, and the choice of the next one.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use super::wire::{self, Body, Envelope, KvAddress};
 use crate::registry::Peers;
 use crate::tls::{ClusterTls, SecureConnector};
 
-/// How long a node may take to say how it is.
+/// Limits a node's answer to a probe.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(250);
 /// The pause between two rounds of probes.
@@ -33,7 +33,7 @@ pub struct RegistryPeers {
     peers: Arc<Peers>,
     config: PlacementConfig,
     hello: Hello,
-    /// Where decode nodes load rows from.
+    /// The address from which decode nodes load rows.
     kv_address: KvAddress,
     tls: Option<ClusterTls>,
     kv_bytes_per_token: u64,
@@ -45,16 +45,15 @@ pub struct RegistryPeers {
 #[derive(Default)]
 struct State {
     channels: HashMap<PeerId, Channel>,
-    /// Where cached blocks are loaded from, of nodes that compute the same bits as this one.
+    /// The addresses from which cached blocks are loaded, of nodes that compute the same bits as this one.
     kv_addresses: HashMap<PeerId, KvAddress>,
-    /// What each session has asked a node for, or has there.
+    /// The node and reservation of each session, asked for or granted.
     reservations: HashMap<SessionId, (PeerId, ReservationId)>,
 }
 
 impl RegistryPeers {
-    /// Probes the nodes from now on, on the caller's tokio runtime. `hello` is what this node says of
-    /// itself, and `kv_address` where its rows are loaded from: the nodes connect to it before there is
-    /// anything to load.
+    /// Probes the nodes from now on, on the caller's tokio runtime. `hello` is this node's greeting, and `kv_address`
+    /// the source of its rows, to which the nodes connect before the first load.
     pub fn start(
         peers: Arc<Peers>,
         config: PlacementConfig,
@@ -97,7 +96,7 @@ impl RegistryPeers {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks a node who and how it is.
+    /// Asks a node for its name and load.
     async fn probe(self: Arc<Self>, peer: PeerId) {
         let answer = tokio::time::timeout(PROBE_TIMEOUT, self.ask(peer)).await;
         let answer = answer.unwrap_or_else(|_| Err("no answer in time".to_owned()));
@@ -170,7 +169,7 @@ impl RegistryPeers {
         }
     }
 
-    /// The connection to a node, made before there is anything to say and kept.
+    /// Connects to a node before the first request, and keeps the connection.
     fn connect(&self, peer: PeerId) -> Option<Channel> {
         let mut state = self.lock();
         if let Some(channel) = state.channels.get(&peer) {
@@ -192,8 +191,8 @@ impl RegistryPeers {
         Some(channel)
     }
 
-    /// Why a request that could go elsewhere stays: without this node, it would go to a node behind a slow link, or
-    /// find none that has room.
+    /// Returns why a request stays that could go elsewhere: otherwise it would go to a node behind a slow link, or find
+    /// no node with room.
     fn stay_reason(
         &self,
         fleet: Fleet<'_>,
@@ -228,7 +227,7 @@ impl RegistryPeers {
         );
     }
 
-    /// Closes connections to nodes that have gone.
+    /// Closes connections to nodes that have left.
     fn forget_gone(&self) {
         let mut state = self.lock();
         let is_listed = |peer: &PeerId| self.peers.record(*peer).is_some();
@@ -244,7 +243,7 @@ impl DecodePeers for RegistryPeers {
             num_prompt_tokens: request.prompt.len() as u32,
             num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
         };
-        // Such a prompt stays here by the operator's will, whatever else may not.
+        // The operator keeps such a prompt here, whatever the other rules say.
         if wanted.num_prompt_tokens < self.config.disaggregate_min_tokens {
             return Choice::Here(StayReason::Short);
         }
@@ -355,7 +354,7 @@ impl DecodePeers for RegistryPeers {
 
     fn handle_granted(&self, session: SessionId, node: NodeId, granted_as: u64) {
         let reservation = self.lock().reservations.get(&session).copied();
-        // The session may have gone on to another node since.
+        // The session may have moved to another node since.
         if let Some((peer, reservation)) = reservation
             && peer == peer_id(node)
         {

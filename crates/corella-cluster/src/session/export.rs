@@ -1,4 +1,4 @@
-//! Follows the rows that this node's engine makes for others, from step to step and from layer to layer.
+//! Follows the rows that this node's engine computes for others, step by step and layer by layer.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::prefill_node::Node;
 use crate::driver::Driver;
 use crate::entrance::KeptPrompts;
 
-/// How long the thread waits for a layer before it looks whether the node is still there.
+/// Limits the wait for a layer, after which the thread checks that the node still exists.
 const LAYER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The engine's facts, except those about prompts that are kept without a session.
@@ -48,7 +48,7 @@ pub(super) fn start_thread(node: &Arc<Node>, facts: KvFacts, kept: Option<Arc<Ke
             present.with(|end, now_us| end.handle_kv_fact(&fact, now_us));
             drop(present);
             next = facts.try_next();
-            // All requests of one step together: its layers are done one after the other.
+            // All requests of one step are handled together: its layers finish one after the other.
             let step = exporting_step(&fact);
             if let Some(step) = step
                 && next.as_ref().and_then(exporting_step) != Some(step)

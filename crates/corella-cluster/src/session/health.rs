@@ -20,7 +20,7 @@ use tonic_prost::ProstCodec;
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
-/// How often it is looked whether there is news for those who watch.
+/// Time between two checks for changes that watchers must hear.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 /// Streams of `Watch` at a time.
 const MAX_WATCHES: usize = 256;
@@ -47,7 +47,7 @@ enum ServingStatus {
     ServiceUnknown = 3,
 }
 
-/// The service as tonic's server takes it.
+/// The service in the form of tonic's server.
 #[derive(Clone)]
 pub struct HealthService(Arc<Inner>);
 
@@ -74,7 +74,7 @@ impl HealthService {
         }))
     }
 
-    /// The server and its one service are well together.
+    /// The server and its one service have the same status.
     fn status_of(&self, service: &str) -> ServingStatus {
         match service.is_empty() || service == self.0.name {
             true if (self.0.is_serving)() => ServingStatus::Serving,
@@ -101,7 +101,7 @@ impl HealthService {
             tokio::select! {
                 () = tokio::time::sleep(WATCH_INTERVAL) => {}
                 () = outgoing.closed() => return,
-                // Nothing is ever sent: its end is what is waited for.
+                // Nothing is ever sent: the end of the channel is the signal.
                 _ = stopping.changed() => return,
             }
         }

@@ -1,4 +1,4 @@
-//! One session's stream, as its driver sees it.
+//! One session's stream, as its driver uses it.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use tonic::Streaming;
 
 use super::wire::Envelope;
 
-/// Messages that wait for a peer to take them. A peer that takes none for so long is silent anyway.
+/// Limits the messages that wait for a peer. A peer that takes none for that many counts as silent.
 pub const MAX_UNSENT: usize = 1024;
-/// How long a closed stream may take to send what it has.
+/// Limits the time in which a closed stream sends its remaining messages.
 const LINGER: Duration = Duration::from_secs(3);
 
-/// The sending half. Dropping it closes the stream behind what has been sent.
+/// The sending half. Dropping it closes the stream after the messages already sent.
 pub struct Link<T> {
     outgoing: mpsc::Sender<T>,
     _open: watch::Sender<()>,
@@ -23,7 +23,7 @@ pub struct Link<T> {
 pub struct LinkClosed(watch::Receiver<()>);
 
 impl<T> Link<T> {
-    /// The link, and what its stream is to send.
+    /// Returns the link, and the messages for its stream to send.
     pub fn new() -> (Self, mpsc::Receiver<T>, LinkClosed) {
         let (outgoing, receiver) = mpsc::channel(MAX_UNSENT);
         let (link, closed) = Self::over(outgoing);
@@ -40,7 +40,8 @@ impl<T> Link<T> {
         (link, LinkClosed(closed))
     }
 
-    /// False when the peer has taken nothing for so long that it counts as lost, or has gone.
+    /// Returns false when the peer has left, or has taken nothing for so long that it counts as
+    /// lost.
     pub fn send(&self, message: T) -> bool {
         self.outgoing.try_send(message).is_ok()
     }
@@ -52,7 +53,8 @@ impl LinkClosed {
         while self.0.changed().await.is_ok() {}
     }
 
-    /// The next message, or `None` when the stream has ended, failed, or was closed on this side.
+    /// Returns the next message, or `None` when the stream has ended, failed, or was closed on this
+    /// side.
     pub async fn next(&mut self, incoming: &mut Streaming<Envelope>) -> Option<Envelope> {
         tokio::select! {
             message = incoming.message() => message.ok().flatten(),
@@ -61,8 +63,8 @@ impl LinkClosed {
     }
 }
 
-/// Reads a stream that was closed on this side to its end, so that it is not reset before what was
-/// sent on it has gone out.
+/// Reads a stream that was closed on this side to its end. A reset would discard messages that have
+/// not gone out.
 pub async fn linger(mut incoming: Streaming<Envelope>) {
     let rest = async { while let Ok(Some(_)) = incoming.message().await {} };
     let _ = tokio::time::timeout(LINGER, rest).await;

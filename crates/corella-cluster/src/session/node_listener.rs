@@ -1,7 +1,7 @@
 //! Connections that other nodes open for their sessions.
 //!
-//! They are bounded in number, so that the node's own API keeps descriptors. One that does not begin to speak HTTP/2
-//! is closed soon; a silent one that has begun is found by the server's pings.
+//! Their number is bounded, so that the node's own API keeps descriptors. A connection that does not begin to speak
+//! HTTP/2 is closed soon; the server's pings find silent ones.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,20 +21,20 @@ use tonic::transport::server::Connected;
 
 use crate::tls::{ClusterTls, SecureStream};
 
-/// What every HTTP/2 client begins with: its preface and the head of a frame of settings (RFC 9113, 3.4).
+/// The first bytes of every HTTP/2 client: its preface and the head of a settings frame (RFC 9113, 3.4).
 const OPENING_BYTES: usize = 24 + 9;
-/// Handshakes of TLS at a time. Further ones wait, within the time that a connection has to begin.
+/// Limits concurrent TLS handshakes. Further ones wait, within the time that a connection has to begin.
 const MAX_HANDSHAKES: usize = 64;
-/// Before it is tried again to accept a connection.
+/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The port at which a node is sent sessions.
+/// The port to which other nodes send sessions.
 pub struct NodeListener {
     pub listener: TcpListener,
     pub tls: Option<ClusterTls>,
     /// Further ones wait in the system's queue.
     pub max_num_connections: usize,
-    /// Further ones of the same address are closed. Nodes behind one NAT share an address.
+    /// Further connections of the same address are closed. Nodes behind one NAT share an address.
     pub max_per_address: usize,
     /// How long a connection has for its first 33 bytes, the opening of HTTP/2, and for the handshake of TLS before them.
     pub opening_timeout: Duration,
@@ -81,7 +81,7 @@ impl NodeListener {
             let (stream, address) = match self.listener.accept().await {
                 Ok((stream, peer)) => (stream, peer.ip()),
                 Err(error) => {
-                    // Mostly no descriptor left; others may free some.
+                    // Usually no descriptor is left; closing connections frees some.
                     rare_line!(warn, "cannot accept a connection of another node: {error}");
                     sleep(ACCEPT_PAUSE).await;
                     continue;
@@ -103,7 +103,7 @@ impl NodeListener {
             tokio::spawn(async move {
                 let places = (permit, place);
                 let node_stream = NodeStream::open(stream, tls, opening, &handshakes, places);
-                // The reason for a refusal has been said.
+                // The refusal has been logged.
                 if let Ok(stream) = node_stream.await {
                     let _ = sender.send(Ok(stream)).await;
                 }
@@ -115,15 +115,15 @@ impl NodeListener {
 /// A connection to another node.
 pub struct NodeStream {
     stream: Transport,
-    /// Until the peer has begun.
+    /// Present until the peer has begun.
     opening: Option<Opening>,
     _places: Places,
 }
 
-/// A connection's place among all, and among those of its address.
+/// A connection's place among all, and among the connections of its address.
 type Places = (OwnedSemaphorePermit, AddressPlace);
 
-/// The number of connections of each address that has any.
+/// Number of open connections by address.
 #[derive(Default)]
 struct AddressTable(Mutex<HashMap<IpAddr, usize>>);
 
@@ -176,7 +176,7 @@ impl NodeStream {
         handshakes: &Semaphore,
         places: Places,
     ) -> io::Result<Self> {
-        // Messages are small, and each is waited for.
+        // Messages are small, and the peer waits for each.
         stream.set_nodelay(true)?;
         let stream = match tls {
             None => Transport::Plain(stream),

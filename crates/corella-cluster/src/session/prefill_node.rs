@@ -1,4 +1,4 @@
-//! The prefill node's side: carries facts into a [`PrefillEnd`] and its actions out.
+//! The prefill node's side: passes facts to a [`PrefillEnd`] and carries out its actions.
 
 mod decision;
 mod run;
@@ -48,12 +48,12 @@ pub struct PrefillNodeStats {
     pub num_remote_tokens: u64,
     /// Bytes of KV rows that went to decode nodes.
     pub num_bytes_sent: u64,
-    /// Loads of decode nodes whose rows are not stored yet.
+    /// Loads of decode nodes that wait for their rows to be stored.
     pub num_waiting_loads: usize,
 }
 
-/// The node that clients talk to. It computes prompts and has other nodes decode the output, and it
-/// sees every request through to its end even if those nodes fail.
+/// The node that clients talk to. It computes prompts, has other nodes decode the output, and
+/// finishes every request even if those nodes fail.
 #[derive(Clone)]
 pub struct PrefillNode(Arc<Node>);
 
@@ -64,7 +64,7 @@ pub(super) struct Node {
     peers: Arc<dyn DecodePeers>,
     hello: Hello,
     kv_address: KvAddress,
-    /// Whether requests that no decode node takes are decoded here.
+    /// Whether this node decodes requests that every decode node refuses.
     falls_back: bool,
     kv_bytes_per_token: u64,
     num_sessions: AtomicU64,
@@ -81,9 +81,9 @@ pub(crate) struct State {
     sessions: SessionTable,
 }
 
-/// What has been measured of an attempt.
+/// Measurements of an attempt.
 struct Progress {
-    /// The span of the session, within that of its request.
+    /// The span of the session, within the span of its request.
     trace: Option<TraceScope>,
     opened_at: Instant,
     is_allocated: bool,
@@ -91,7 +91,7 @@ struct Progress {
 }
 
 impl Progress {
-    /// The session has ended, however it did.
+    /// Ends the session's span, for any outcome.
     fn end_trace(&self, node: NodeId) {
         let Some(trace) = &self.trace else {
             return;
@@ -106,17 +106,17 @@ impl Progress {
 /// The parts of a prefill node that other subjects share.
 pub struct PrefillParts {
     pub sender: Arc<KvSender>,
-    /// Where others find `sender`.
+    /// The address at which others find `sender`.
     pub kv_address: KvAddress,
     pub peers: Arc<dyn DecodePeers>,
-    /// Hears of the engine's facts about prompts that are kept for nodes without a session.
+    /// Receives the engine's facts about prompts that are kept for nodes without a session.
     pub kept: Option<Arc<KeptPrompts>>,
     /// Fetches a prompt's blocks from a decode node before the prompt is computed here.
     pub fetcher: Option<Arc<BlockFetcher>>,
 }
 
 impl PrefillNode {
-    /// Runs on the caller's tokio runtime.
+    /// Must be called within a tokio runtime.
     pub fn start(
         config: SessionConfig,
         hello: Hello,
@@ -163,7 +163,7 @@ impl PrefillNode {
         Ok(Self(node))
     }
 
-    /// Sessions that have not ended, and runs whose pages are read for decode nodes.
+    /// Number of sessions that have not ended, and of runs whose pages decode nodes still read.
     pub fn num_obligations(&self) -> usize {
         let stats = self.0.lock().end.stats();
         stats.num_sessions + stats.num_exports
@@ -173,12 +173,12 @@ impl PrefillNode {
         &self.0.times
     }
 
-    /// Requests that went on here although a decode node was to take them, by why none did.
+    /// Requests meant for a decode node that continued here, by reason.
     pub fn fallbacks(&self) -> BTreeMap<&'static str, u64> {
         self.0.lock().end.fallbacks().clone()
     }
 
-    /// Requests that went to no decode node, by why they stayed.
+    /// Requests that no decode node was asked for, by reason.
     pub fn stays(&self) -> &StayCounts {
         &self.0.stays
     }
@@ -188,8 +188,8 @@ impl PrefillNode {
         self.submit_asking(submission, false)
     }
 
-    /// Where the rows of a prompt come from that a decode node has, unless that node is likely to compute the rest
-    /// sooner, or `is_forced`. `host` names this host if rows may be loaded inside it.
+    /// Returns the address of a decode node that has rows of the prompt. Returns `None` if that node would probably
+    /// compute the rest sooner, unless `is_forced`. `host` names this host if rows may be loaded inside it.
     pub fn block_source(
         &self,
         submission: &Submission,
@@ -207,7 +207,7 @@ impl PrefillNode {
         node.peers.kv_address(holder.node)?.reach(host)
     }
 
-    /// Requests whose decode node had a part of the prompt, by which node was to compute the rest.
+    /// Requests whose decode node had a part of the prompt, by the node chosen to compute the rest.
     pub fn num_decisions(&self, place: ComputePlace) -> u64 {
         self.0.decisions.get(place)
     }
@@ -230,7 +230,7 @@ impl Generate for PrefillNode {
 }
 
 impl PrefillNode {
-    /// Submits a request. If it `asks_holder`, a decode node that has a part of its prompt may compute the rest.
+    /// Submits a request. If it `asks_holder`, a decode node with a part of its prompt may compute the rest.
     fn submit_asking(
         &self,
         submission: Submission,
@@ -246,8 +246,8 @@ impl PrefillNode {
         let source = constraint.as_ref().and_then(|it| it.source());
         let source = source.filter(|source| source.len() <= wire::MAX_CONSTRAINT_BYTES);
         let num_choices = submission.num_choices;
-        // Only the node that computes the prompt has its log-probabilities or its hidden state. A constraint
-        // without a source, or with one of more than 1 MiB, cannot be sent.
+        // Only the node that computes the prompt has its log-probabilities and its hidden state. A constraint without a
+        // source, or with a source above 1 MiB, cannot be sent.
         let stays = match submission.sampling.is_told_of_prompt() {
             true => Some(StayReason::PromptOutputs),
             false => { constraint.is_some() && source.is_none() }.then_some(StayReason::Constraint),
@@ -307,7 +307,7 @@ impl PrefillNode {
                 constraint: constraint.clone(),
                 trace: trace.clone(),
             };
-            // Dropping the streams of the choices before it cancels them.
+            // Dropping the streams of the earlier choices cancels them.
             streams.push(node.clone().begin(number, submission, client, peer)?);
         }
         Ok(streams)

@@ -1,4 +1,4 @@
-//! How a prefill node finds a decode node for a request, and tells what has come of asking it.
+//! How a prefill node finds a decode node for a request, and reports the outcome of asking it.
 
 use std::time::Duration;
 
@@ -9,51 +9,52 @@ use tonic::transport::Channel;
 use super::stay::StayReason;
 use super::wire::KvAddress;
 
-/// Who is to decode a request.
+/// The node that decodes a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     Peer(Peer),
-    /// It is as well decoded here.
+    /// Decoding here is as good.
     Here(StayReason),
-    /// A decode node should, and none is left.
+    /// The request needs a decode node, and none is left.
     Nobody,
 }
 
-/// A node that is said to have the beginning of a prompt.
+/// A node that probably has the beginning of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holder {
     pub node: NodeId,
     pub num_rows: u32,
 }
 
-/// The decode nodes that there are, and what has come of asking them.
+/// The known decode nodes, and the outcomes of asking them.
 pub trait DecodePeers: Send + Sync + 'static {
     /// Chooses a node to decode a request.
     fn choose(&self, search: &Search<'_>) -> Choice;
 
-    /// A connection to a node that was chosen.
+    /// Returns a connection to a chosen node.
     fn channel(&self, node: NodeId) -> Option<Channel>;
 
-    /// Where a node's cached blocks are loaded from, once the node has said so. `None` for a node of other weight or KV
-    /// formats or another instruction set: its rows have other bits.
+    /// Returns the source of a node's cached blocks, once the node has named it. `None` for a node with other weight or
+    /// KV formats or another instruction set: its rows have other bits.
     fn kv_address(&self, _node: NodeId) -> Option<KvAddress> {
         None
     }
 
-    /// A node has, or is about to have, the rows of a prompt.
+    /// Records that a node has, or will soon have, the rows of a prompt.
     fn note_sent(&self, _request: &Request, _peer: Peer) {}
 
-    /// The node that is likely to have the most of a prompt, such as the one that decoded the turn before.
+    /// Returns the node that probably has the most of a prompt, such as the one that decoded the turn before.
     fn holder(&self, _namespace: &Namespace, _prompt: &[TokenId]) -> Option<Holder> {
         None
     }
 
-    /// The node that computes the rest of every prompt that a decode node has a part of; `None` if costs decide.
+    /// Returns the node that computes the rest of every prompt of which a decode node has a part; `None` if costs
+    /// decide.
     fn compute_place(&self) -> Option<ComputePlace> {
         None
     }
 
-    /// A node's load and the link to it, as far as they are known.
+    /// Returns the known facts about a node's load and the link to it.
     fn facts(&self, _node: NodeId) -> Option<DecodeNode> {
         None
     }
@@ -62,13 +63,13 @@ pub trait DecodePeers: Send + Sync + 'static {
 
     fn mark_incompatible(&self, node: NodeId, mismatch: &Mismatch);
 
-    /// The node has pages for the session, as its `granted_as`-th reservation.
+    /// Records that the node has pages for the session, as its `granted_as`-th reservation.
     fn handle_granted(&self, _session: SessionId, _node: NodeId, _granted_as: u64) {}
 
     /// Forgets the node that was chosen last for the session.
     fn handle_left(&self, _session: SessionId) {}
 
-    /// The node has received `num_bytes`, which takes `elapsed` at the speed of its link.
+    /// Records that the node has received `num_bytes`, which takes `elapsed` at the speed of its link.
     fn handle_transfer(&self, _node: NodeId, _num_bytes: u64, _elapsed: Duration) {}
 }
 
@@ -76,13 +77,13 @@ pub trait DecodePeers: Send + Sync + 'static {
 pub struct Search<'a> {
     pub session: SessionId,
     pub request: &'a Request,
-    /// Nodes that are not to be asked again.
+    /// Nodes that must not be asked again.
     pub tried: &'a [NodeId],
-    /// Where another choice of the same prompt goes, or a node that has most of the prompt: rows will be there.
+    /// The node of another choice with the same prompt, or a node with most of the prompt: rows will be there.
     pub near: Option<NodeId>,
-    /// Whether this node may decode it if that is quicker, or if no other node has room.
+    /// Whether this node may decode it if that is faster, or if no other node has room.
     pub falls_back: bool,
-    /// How long 1,024 prompt tokens take on this node, in microseconds; 0 while nobody has measured
-    /// it.
+    /// Time that 1,024 prompt tokens take on this node, in microseconds; 0 before the first
+    /// measurement.
     pub prefill_us: u64,
 }

@@ -1,4 +1,4 @@
-//! Which decode node has the beginning of a conversation: the one that its last turn went to.
+//! The decode node that has the beginning of a conversation: it decoded the last turn.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -25,14 +25,14 @@ impl SentBlocks {
         }
     }
 
-    /// A node has, or is about to have, the rows of a prompt.
+    /// Records that a node has, or will soon have, the rows of a prompt.
     pub fn note(&self, namespace: &Namespace, prompt: &[TokenId], peer: Peer) {
         if let Some(last) = self.hashes(namespace, prompt).last() {
             self.lock().note(last, peer.node, peer.incarnation);
         }
     }
 
-    /// The node that has the most of a prompt, as far as is known.
+    /// Returns the node that is known to have the most of a prompt.
     pub fn find(&self, namespace: &Namespace, prompt: &[TokenId]) -> Option<Holder> {
         if self.lock().is_empty() {
             return None;

@@ -1,6 +1,6 @@
 //! The gRPC server: one bidirectional stream for each session, and the standard health service.
 //!
-//! Written by hand, because it has one method and no generator should be needed to build Corella.
+//! Written by hand: it has one method, and building Corella should need no generator.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -27,7 +27,7 @@ use super::link::MAX_UNSENT;
 use super::node_listener::NodeListener;
 use super::wire::Envelope;
 
-/// How long a connection may be silent before it is pinged.
+/// The silence after which a connection is pinged.
 pub const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -35,10 +35,10 @@ pub const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(2);
 const SESSIONS: &str = "corella.cluster.v1.Sessions";
 const METHOD: &str = "/corella.cluster.v1.Sessions/Serve";
 
-/// More than the largest prompt takes: a token is at most five bytes.
+/// Larger than the largest prompt: a token takes at most five bytes.
 const MAX_MESSAGE_BYTES: usize = 64 << 20;
 
-/// Opens a stream at a decode node, which is sent what comes out of `outgoing`.
+/// Opens a stream at a decode node and sends it the messages of `outgoing`.
 pub async fn open(
     channel: Channel,
     outgoing: mpsc::Receiver<Envelope>,
@@ -62,8 +62,7 @@ pub async fn open(
 /// W3C Trace Context.
 const TRACE_PARENT: &str = "traceparent";
 
-/// Serves the sessions that prefill nodes open, and tells who asks how the node is, until `shutdown`
-/// and the last session have ended.
+/// Serves sessions of prefill nodes and probes of the node's load, until `shutdown` and the last session have ended.
 pub async fn serve_sessions(
     listener: NodeListener,
     handler: Arc<impl SessionHandler>,
@@ -94,11 +93,11 @@ type Outgoing = Pin<Box<dyn tokio_stream::Stream<Item = Result<Envelope, Status>
 
 /// Takes the streams that prefill nodes open.
 pub trait SessionHandler: Send + Sync + 'static {
-    /// Whether new sessions are taken.
+    /// Returns whether new sessions are taken.
     fn is_serving(&self) -> bool;
 
-    /// Called for each stream; what is sent to `outgoing` goes to the peer until it is dropped. `trace` is
-    /// the span of the session, if anybody wants to see it.
+    /// Called for each stream. Messages in `outgoing` go to the peer until it is dropped. `trace` is the span of the
+    /// session if it is traced.
     fn serve(
         self: &Arc<Self>,
         incoming: Streaming<Envelope>,
@@ -107,7 +106,7 @@ pub trait SessionHandler: Send + Sync + 'static {
     );
 }
 
-/// The service as tonic's server takes it.
+/// The service in the form of tonic's server.
 struct SessionService<H> {
     handler: Arc<H>,
     tracer: Option<Tracer>,

@@ -1,4 +1,4 @@
-//! How long the stages of requests take that two nodes serve together.
+//! Durations of the stages of requests that two nodes serve together.
 
 use prometheus_client::metrics::histogram::Histogram;
 
@@ -8,31 +8,31 @@ const BUCKETS: [f64; 18] = [
 ];
 const SHARE_BUCKETS: [f64; 11] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95];
 
-/// What a prefill node measures, all by its own clock.
+/// Durations on a prefill node, by its own clock.
 #[derive(Clone, Debug)]
 pub struct PrefillTimes {
-    /// From opening a session to the decode node's word that it takes the request.
+    /// From opening a session until the decode node reports that it takes the request.
     pub allocate: Histogram,
     /// From the submission of a prompt to this node's engine to its first token.
     pub prefill: Histogram,
-    /// From the first byte of KV rows to the decode node's word that it has them all.
+    /// From the first byte of KV rows until the decode node reports that it has them all.
     pub transfer: Histogram,
-    /// The share of a transfer that was over when its last layer was computed:
-    /// 1 − (last byte sent − last layer computed) / (bytes / measured bandwidth), and never below 0.
-    /// The receiver's word comes too late for that: it waits for the end of the step.
+    /// The share of a transfer that was over when its last layer was computed: 1 − (last byte sent − last layer
+    /// computed) / (bytes / measured bandwidth), and never below 0. The receiver's report comes too late for this: it
+    /// waits for the end of the step.
     pub hidden_share: Histogram,
-    /// From the first token, which is drawn here, to the first one that comes back.
+    /// From the first token, drawn here, to the first one from the decode node.
     pub handover: Histogram,
 }
 
-/// What a decode node measures, all by its own clock.
+/// Durations on a decode node, by its own clock.
 #[derive(Clone, Debug)]
 pub struct DecodeTimes {
     /// From asking this node's engine for pages to its answer.
     pub reserve: Histogram,
-    /// From asking for KV rows, perhaps before they are computed, to having them all.
+    /// From asking for KV rows, perhaps before they are computed, until all are here.
     pub load: Histogram,
-    /// From having rows and first token to the first token that is drawn here.
+    /// From having rows and first token to the first token drawn here.
     pub first_decode: Histogram,
 }
 

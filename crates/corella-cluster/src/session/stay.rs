@@ -1,4 +1,4 @@
-//! Why a request of a prefill node goes to no decode node.
+//! Why a prefill node sends a request to no decode node.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,15 +8,15 @@ pub enum StayReason {
     Short,
     /// Sending its KV rows would take longer than computing the prompt.
     SlowLink,
-    /// No decode node is there that has room.
+    /// No decode node has room.
     NoRoom,
-    /// The client wants to be told of the prompt, and only this node computes it.
+    /// The client asks for outputs of the prompt, which only the node that computes it has.
     PromptOutputs,
-    /// No other node can hold the answer to its constraint.
+    /// No other node can enforce its constraint.
     Constraint,
 }
 
-/// Requests that stayed, by reason, since the start.
+/// Number of requests that stayed since the start, by reason.
 #[derive(Debug, Default)]
 pub struct StayCounts([AtomicU64; StayReason::ALL.len()]);
 
@@ -29,7 +29,7 @@ impl StayReason {
         Self::Constraint,
     ];
 
-    /// The value of a metric's label.
+    /// Returns the value of the metric's label.
     pub fn label(self) -> &'static str {
         match self {
             Self::Short => "short",
@@ -42,7 +42,7 @@ impl StayReason {
 }
 
 impl StayCounts {
-    /// Counts the choices of one request, and tells of them in the log.
+    /// Counts the choices of one request, and logs them.
     pub(super) fn note(&self, reason: StayReason, num_choices: u32, id: Option<&str>) {
         self.0[reason as usize].fetch_add(num_choices.into(), Ordering::Relaxed);
         let reason = reason.label();

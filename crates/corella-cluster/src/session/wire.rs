@@ -1,7 +1,7 @@
-//! Messages of the session machines, as they travel and back.
+//! Converts the messages of the session machines to and from the wire.
 //!
-//! Every field is optional on the wire. What a peer left out or got wrong is an error that names it,
-//! and ends the session; a field that is unknown is skipped, so that minor versions may add some.
+//! Every field is optional on the wire. A missing or wrong field is an error that names it and ends the session.
+//! Unknown fields are skipped, so that minor versions may add some.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,19 +22,20 @@ pub use schema::{
     TokenList, Tokens,
 };
 
-/// Where a prefill node's rows are loaded from.
+/// The source of a node's rows.
 #[derive(Clone, Debug, Default)]
 pub struct KvAddress {
     /// HOST:PORT, for any node.
     pub address: String,
-    /// The abstract name of a socket, for nodes of the same host; empty when there is none.
+    /// The abstract name of a socket for nodes of the same host; empty if none.
     pub socket: String,
-    /// Names the host.
+    /// The name of the host.
     pub host: String,
 }
 
 impl KvAddress {
-    /// The way to it from a node on `host`, if there is one. `host` is there if rows may be loaded inside it.
+    /// Returns the address for a node on `host`, if it can be reached. `host` is present if rows may be loaded inside
+    /// it.
     pub fn reach(&self, host: Option<&str>) -> Option<PeerAddress> {
         let is_near = host.is_some_and(|host| host == self.host);
         if is_near && !self.socket.is_empty() {
@@ -55,10 +56,10 @@ impl From<&Hello> for KvAddress {
     }
 }
 
-/// Longer constraints are followed by the node that reads them and no other.
+/// Only the node that reads a longer constraint enforces it.
 pub const MAX_CONSTRAINT_BYTES: usize = 1 << 20;
 
-/// What is wrong with a message.
+/// The error of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireError(pub &'static str);
 
@@ -94,7 +95,7 @@ impl TryFrom<Key> for core::SessionKey {
     }
 }
 
-/// A node's facts, and where rows are loaded from it.
+/// Encodes a node's facts and the source of its rows.
 pub fn hello(hello: &core::Hello, kv: &KvAddress) -> Hello {
     let shape = hello.kv_shape;
     Hello {
@@ -151,7 +152,7 @@ impl TryFrom<Hello> for core::Hello {
     }
 }
 
-/// A message to a decode node, which loads rows from `kv`.
+/// Encodes a message to a decode node, which loads rows from `kv`.
 pub fn to_decode(message: core::ToDecode, kv: &KvAddress) -> Body {
     match message {
         core::ToDecode::Hello(facts) => Body::Hello(hello(&facts, kv)),
@@ -166,7 +167,7 @@ pub fn to_decode(message: core::ToDecode, kv: &KvAddress) -> Body {
     }
 }
 
-/// What a prefill node has said.
+/// Decodes a message of a prefill node.
 pub fn from_prefill(body: Body) -> Result<core::ToDecode, WireError> {
     Ok(match body {
         Body::Hello(hello) => core::ToDecode::Hello(Box::new(hello.try_into()?)),
@@ -185,7 +186,7 @@ pub fn from_prefill(body: Body) -> Result<core::ToDecode, WireError> {
     })
 }
 
-/// A message to a prefill node. `own` are the facts of this node, for a refusal.
+/// Encodes a message to a prefill node. A refusal includes the facts of this node, `own`.
 pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
     match message {
         core::ToPrefill::Hello(facts) => Body::Hello(hello(&facts, &KvAddress::default())),
@@ -220,7 +221,7 @@ pub fn to_prefill(message: core::ToPrefill, own: &core::Hello) -> Body {
     }
 }
 
-/// What a decode node has said to this node, whose facts are `own`.
+/// Decodes a message of a decode node to this node, whose facts are `own`.
 pub fn from_decode(body: Body, own: &core::Hello) -> Result<core::ToPrefill, WireError> {
     Ok(match body {
         Body::Hello(hello) => core::ToPrefill::Hello(Box::new(hello.try_into()?)),
@@ -342,7 +343,7 @@ impl TryFrom<Allocate> for core::Allocate {
                 choice: sampling.choice,
                 logprobs: sampling.logprobs,
                 rules: rules.transpose()?.map(Arc::new),
-                // A request that wants them has no session.
+                // A request for them has no session.
                 prompt_logprobs: None,
                 pooling: None,
                 second_text: None,

@@ -1,4 +1,4 @@
-//! How a node secures both ends of connections, made from what its files say.
+//! Secures both ends of a node's connections, with the contents of its files.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Checks this node's certificate as other nodes will, which reach it by `own_host`. `files` are
-    /// named where something is wrong.
+    /// Checks this node's certificate as other nodes will, which reach it by `own_host`. Errors name the file in
+    /// `files`.
     pub fn new(identity: &Identity, files: &TlsFiles, own_host: &str) -> Result<Self, TlsError> {
         let Identity {
             chain,
@@ -76,7 +76,7 @@ impl Ends {
             .with_client_cert_verifier(clients)
             .with_single_cert(chain.clone(), key.clone_key())
             .map_err(wrong_key)?;
-        // gRPC's own clients insist on it; KV sockets ask for nothing.
+        // gRPC's own clients require it. KV sockets ask for nothing.
         server.alpn_protocols.push(b"h2".to_vec());
         let client = client_config(provider, roots)
             .map_err(|error| unusable(&error))?

@@ -1,4 +1,4 @@
-//! Why two nodes do not trust each other, in words that say what to change.
+//! Why two nodes do not trust each other, in words that tell the operator the change to make.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use super::TlsFiles;
 
 const OPTIONS: &str = "--cluster-tls-cert, --cluster-tls-key and --cluster-tls-ca";
 
-/// What other nodes would say of this node's certificate.
+/// The error that other nodes would report about this node's certificate.
 pub fn of_own_certificate(files: &TlsFiles, own_host: &str, error: &Error) -> String {
     let cert = files.cert.display();
     let Error::InvalidCertificate(error) = error else {
@@ -36,12 +36,12 @@ pub fn of_own_certificate(files: &TlsFiles, own_host: &str, error: &Error) -> St
     }
 }
 
-/// What TLS itself has against a connection.
+/// Returns the TLS error inside a connection's error.
 pub fn of_tls(error: &io::Error) -> Option<&Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Why a connection could not be secured. `peer` is the host that was to be reached, or who came.
+/// Why a connection could not be secured. `peer` is the connected host or the connecting peer.
 pub fn of_handshake(peer: &str, error: &io::Error) -> String {
     match of_tls(error) {
         Some(Error::InvalidCertificate(error)) => match problem(error) {

@@ -1,4 +1,4 @@
-//! A node's certificate and key, as they lie in files.
+//! A node's certificate and key files.
 
 use std::path::{Path, PathBuf};
 
@@ -10,10 +10,10 @@ use super::TlsError;
 /// Files in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// This node's certificate, and those between it and the authority.
+    /// This node's certificate and the intermediate ones up to the authority.
     pub cert: PathBuf,
     pub key: PathBuf,
-    /// The authority that all nodes' certificates come from; several while one replaces another.
+    /// The authority of all nodes' certificates; several while one replaces another.
     pub ca: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! A secured connection as gRPC uses it.
+//! A secured connection in the form that gRPC uses.
 
 use std::io;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use super::ClusterTls;
 pub struct SecureStream {
     stream: TlsStream<TcpStream>,
     tls: ClusterTls,
-    /// As the operator knows the node at the other end.
+    /// The operator's name of the node at the other end.
     peer: String,
 }
 
@@ -37,7 +37,7 @@ impl AsyncRead for SecureStream {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        // That this node's certificate was refused comes only behind the handshake.
+        // A refusal of this node's certificate comes only after the handshake.
         if let Poll::Ready(Err(error)) = &read {
             self.tls.note_refusal(&self.peer, error);
         }

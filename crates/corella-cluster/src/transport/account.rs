@@ -9,9 +9,9 @@ pub struct TransferAccount {
     pub num_pages: u64,
     pub first_byte_at: Option<Instant>,
     pub last_byte_at: Option<Instant>,
-    /// When the executor had computed the last of the rows, as far as that is known.
+    /// The time when the executor had computed the last of the rows, if known.
     pub computed_at: Option<Instant>,
-    /// When the receiver said that it had everything.
+    /// The time when the receiver reported that it had everything.
     pub received_at: Option<Instant>,
 }
 
@@ -22,7 +22,7 @@ impl TransferAccount {
         self.last_byte_at = Some(now);
     }
 
-    /// From the first byte to the last.
+    /// Time from the first byte to the last.
     pub fn duration(&self) -> Duration {
         match (self.first_byte_at, self.last_byte_at) {
             (Some(first), Some(last)) => last - first,

@@ -1,24 +1,24 @@
-//! The bandwidth at which a peer takes the bytes that are sent to it.
+//! The bandwidth at which a peer takes rows.
 
 use std::time::{Duration, Instant};
 
 /// Older seconds of sending count half after this many newer ones.
 const HALF_LIFE: Duration = Duration::from_secs(2);
-/// Fewer bytes say more about latency than about speed: a thread that waits 5 ms for a core would make a
-/// quick link look like one of 13 MB/s over 64 KiB.
+/// Fewer bytes measure latency rather than speed: a thread that waits 5 ms for a core would make a quick link look like
+/// one of 13 MB/s over 64 KiB.
 const MIN_BYTES: u64 = 1 << 20;
-/// Older samples say nothing about the link as it is now. Placement tries a slow link again after this
-/// time, and must then learn how fast it has become.
+/// Older samples do not describe the link any more. Placement tries a slow link again after this time, and must then
+/// learn how fast it has become.
 const LIFETIME: Duration = Duration::from_mins(1);
-/// A sample is taken this often while the peer is never out of work.
+/// The interval between samples while the peer always has work.
 const SAMPLE_TIME: Duration = Duration::from_millis(50);
 
-/// Counts the time in which the peer has not acknowledged everything, and the bytes that it
-/// acknowledged in that time. The time in which the peer waits for the executor does not count.
+/// Counts the time in which the peer has unacknowledged bytes, and the bytes that it acknowledged
+/// in that time. The time in which the peer waits for the executor does not count.
 #[derive(Default)]
 pub struct BandwidthMeter {
     num_unacknowledged: u64,
-    /// The part of them that was sent before a pause, whose acknowledgement says nothing.
+    /// The bytes sent before a pause: the time of their acknowledgement is not used.
     num_stale: u64,
     busy_since: Option<Instant>,
     /// Loads that have something to send.
@@ -34,8 +34,8 @@ pub struct BandwidthMeter {
 impl BandwidthMeter {
     pub fn handle_sent(&mut self, num_bytes: u64, now: Instant) {
         if std::mem::take(&mut self.has_paused) {
-            // A peer acknowledges little by little, and the last bytes before a pause perhaps only
-            // behind it.
+            // A peer acknowledges little by little, so the acknowledgement of the last bytes before
+            // a pause may come after it.
             self.num_stale = self.num_unacknowledged;
             self.num_acknowledged = 0;
             self.busy_since = None;
@@ -85,7 +85,7 @@ impl BandwidthMeter {
         self.busy_since = (!is_idle).then_some(now);
     }
 
-    /// These bytes will never be acknowledged, because the connection or the load is gone.
+    /// Removes bytes that will never be acknowledged, because the connection or the load has ended.
     pub fn handle_lost(&mut self, num_bytes: u64) {
         self.num_unacknowledged = self.num_unacknowledged.saturating_sub(num_bytes);
         if self.num_unacknowledged == 0 {
@@ -95,7 +95,7 @@ impl BandwidthMeter {
         }
     }
 
-    /// `None` before anything is known.
+    /// `None` before the first measurement.
     pub fn bytes_per_s(&self) -> Option<f64> {
         (self.num_seconds > 0.0).then(|| self.num_bytes / self.num_seconds)
     }
@@ -107,7 +107,7 @@ mod tests {
 
     const MB: u64 = 1_000_000;
 
-    /// Sends bytes and has them acknowledged after `ms`; when that is.
+    /// Sends bytes and acknowledges them after `ms`. Returns the time of the acknowledgement.
     fn send(meter: &mut BandwidthMeter, num_bytes: u64, ms: u64, at: Instant) -> Instant {
         meter.handle_sent(num_bytes, at);
         let end = at + Duration::from_millis(ms);
@@ -140,7 +140,7 @@ mod tests {
         assert!((found / (bytes / seconds) - 1.0).abs() < 1e-9, "{found}");
     }
 
-    /// The last tenth of what a layer has is acknowledged only with the next layer.
+    /// The last tenth of a layer's bytes is acknowledged only with the next layer.
     #[test]
     fn what_is_left_over_at_a_pause_counts_neither_as_time_nor_as_bytes() {
         let mut meter = BandwidthMeter::default();

@@ -1,7 +1,7 @@
 //! Messages about loads of cached blocks, as a frame and a bounded payload.
 //!
 //! Only `Lookup` and `LoadBlocks` have a payload: a protocol buffer with the list of blocks. The rows of a granted load
-//! come as those of a session do (`LoadFrame`), whose key follows from the load's ([`session_key`]).
+//! travel like a session's (`LoadFrame`); their key follows from the load's ([`session_key`]).
 
 use corella_core::session::{
     LoadBlocks, LoadFailure, LoadKey, RowPart, SessionKey, ToLoader, ToSource,
@@ -23,7 +23,7 @@ pub enum BlockMessage {
     ToLoader(ToLoader),
 }
 
-/// The session under which the rows of a load are stored at its source.
+/// Returns the session under which a load's rows are stored at its source.
 pub fn session_key(key: &LoadKey) -> SessionKey {
     SessionKey {
         session: SessionId(u128::from(key.loader.0) << 64 | u128::from(key.number)),
@@ -33,7 +33,7 @@ pub fn session_key(key: &LoadKey) -> SessionKey {
     }
 }
 
-/// The blocks of a lookup or a load. Fields behind `first_block` belong to loads.
+/// The blocks of a lookup or a load. Fields after `first_block` belong to loads.
 #[derive(Clone, PartialEq, Message)]
 struct ListMessage {
     #[prost(uint32, repeated, tag = "1")]
@@ -43,7 +43,7 @@ struct ListMessage {
     hashes: Vec<u8>,
     #[prost(string, optional, tag = "3")]
     cache_salt: Option<String>,
-    /// Older nodes leave it out of lookups, and skip it there.
+    /// Older nodes omit it from lookups, and skip it there.
     #[prost(uint32, tag = "5")]
     first_block: u32,
     #[prost(uint32, tag = "6")]
@@ -60,8 +60,8 @@ struct ListMessage {
     credit: u32,
 }
 
-/// Writes a message as its frame and payload. `None` for one that has no form on this wire: the rows of a block, blocks
-/// of an adapter, or a list that is too long.
+/// Writes a message as its frame and payload. Returns `None` for one without a form on this wire: the rows of a block,
+/// blocks of an adapter, or a list that is too long.
 pub fn encode(key: LoadKey, message: &BlockMessage) -> Option<Vec<u8>> {
     let (verb, num_blocks, payload) = match message {
         BlockMessage::ToSource(message) => match message {
@@ -122,7 +122,7 @@ pub fn encode(key: LoadKey, message: &BlockMessage) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads a message from its frame and payload. The error names the field that is wrong.
+/// Reads a message from its frame and payload. The error names the wrong field.
 pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'static str> {
     let num_blocks = frame.num_blocks;
     let has_list = matches!(frame.verb, BlockVerb::Lookup | BlockVerb::LoadBlocks);
@@ -164,7 +164,7 @@ pub fn decode(frame: &BlockFrame, payload: &[u8]) -> Result<BlockMessage, &'stat
     })
 }
 
-/// Adapters have other names on other nodes.
+/// Adapters have other names on other nodes, so their blocks have no form here.
 fn list_message(list: &BlockList) -> Option<ListMessage> {
     if list.namespace.lora.is_some() {
         return None;

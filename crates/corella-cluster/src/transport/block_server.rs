@@ -1,4 +1,4 @@
-//! The part of a node that other nodes load cached blocks from.
+//! The part of a node that lends cached blocks to other nodes.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use super::connection_queue::{ConnectionId, ConnectionQueue};
 
 /// Takes the messages of nodes that load cached blocks. Calls return at once.
 pub trait BlockServer: Send + Sync {
-    /// A message of the node that has made `key`, and the way to answer it.
+    /// Handles a message of the node that made `key`; `from` answers it.
     fn handle_message(&self, from: &BlockReply, key: LoadKey, message: ToSource);
 
-    /// A connection is lost, and so are the loads that have begun over it.
+    /// Handles the loss of a connection, which ends the loads begun over it.
     fn handle_lost(&self, connection: ConnectionId);
 }
 
-/// Answers a loading node over the connection on which it has asked.
+/// Answers a loading node over the connection of its message.
 #[derive(Clone)]
 pub struct BlockReply {
     queue: Arc<ConnectionQueue>,

@@ -1,8 +1,8 @@
-//! The XXH3-64 checksum of payloads, with the fastest instructions that the processor has.
+//! The XXH3-64 checksum of payloads, with the processor's fastest instructions.
 //!
-//! The `xxhash-rust` crate chooses its instructions when it is built, and so uses those of the
-//! oldest processor. Apart from copying, its checksum was the largest part of the work for each
-//! byte. The algorithm is that of <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>.
+//! The `xxhash-rust` crate chooses its instructions at build time, and so uses the oldest
+//! processor's. Apart from copying, its checksum was the largest part of the work for each byte.
+//! The algorithm follows <https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md>.
 
 use xxhash_rust::const_xxh3::const_custom_default_secret;
 use xxhash_rust::xxh3::xxh3_64;
@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const STRIPE_BYTES: usize = 64;
 const SECRET_BYTES: usize = 192;
 static SECRET: [u8; SECRET_BYTES] = const_custom_default_secret(0);
-/// Each stripe has the secret from further on.
+/// Each stripe uses the secret from 8 bytes further on.
 const SECRET_STEP: usize = 8;
 const STRIPES_PER_BLOCK: usize = (SECRET_BYTES - STRIPE_BYTES) / SECRET_STEP;
 /// Shorter inputs have an algorithm of their own.
@@ -34,19 +34,19 @@ const FIRST_LANES: Lanes = [
 /// Takes bytes in pieces of any size.
 pub struct Checksum {
     lanes: Lanes,
-    /// Stripes of the current block that are in the lanes.
+    /// Number of the current block's stripes in the lanes.
     num_stripes: usize,
     num_bytes: u64,
     /// The beginning, for short inputs.
     first: [u8; MAX_SHORT_BYTES],
-    /// The last stripe that is in the lanes, followed by bytes that are not in them yet. At least
-    /// one byte is held back, because the last stripe of the input is treated differently.
+    /// The last stripe in the lanes, followed by bytes not in them yet. At least one byte is held
+    /// back, because the input's last stripe is treated differently.
     last: [u8; 2 * STRIPE_BYTES],
     num_waiting: usize,
     accumulate: Accumulate,
 }
 
-/// Takes whole stripes into the lanes; how many of the current block are in them then.
+/// Adds whole stripes to the lanes. Returns the number of the current block's stripes in them.
 type Accumulate = fn(&mut Lanes, &[[u8; STRIPE_BYTES]], usize) -> usize;
 
 impl Checksum {
@@ -88,7 +88,7 @@ impl Checksum {
             if bytes.is_empty() {
                 return;
             }
-            // It is full, and not the last.
+            // The stripe is full, and not the last.
             self.last.copy_within(STRIPE_BYTES.., 0);
             let (stripe, _) = self.last.as_chunks();
             self.num_stripes = (self.accumulate)(&mut self.lanes, &stripe[..1], self.num_stripes);
@@ -136,7 +136,7 @@ fn accumulate_stripe(lanes: &mut Lanes, stripe: &[u8; STRIPE_BYTES], secret_at: 
     }
 }
 
-/// At the end of a block.
+/// Mixes the lanes at the end of a block.
 fn scramble(lanes: &mut Lanes) {
     for (i, lane) in lanes.iter_mut().enumerate() {
         *lane ^= *lane >> 47;
@@ -160,7 +160,7 @@ fn portable(lanes: &mut Lanes, stripes: &[[u8; STRIPE_BYTES]], mut num_stripes: 
 #[cfg(target_arch = "x86_64")]
 fn fastest() -> Accumulate {
     fn with_avx2(lanes: &mut Lanes, stripes: &[[u8; STRIPE_BYTES]], num_stripes: usize) -> usize {
-        // SAFETY: taken only where the processor has AVX2.
+        // SAFETY: chosen only on processors with AVX2.
         unsafe { avx2::accumulate(lanes, stripes, num_stripes) }
     }
     match is_x86_feature_detected!("avx2") {
@@ -180,7 +180,7 @@ mod avx2 {
 
     use super::{Lanes, SECRET, SECRET_STEP, STRIPE_BYTES, STRIPES_PER_BLOCK, scramble};
 
-    /// As `portable`.
+    /// Computes the same as `portable`.
     #[target_feature(enable = "avx2")]
     pub fn accumulate(
         lanes: &mut Lanes,
@@ -219,7 +219,8 @@ mod avx2 {
                 .as_ptr()
                 .cast::<__m256i>();
             for (half, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: a stripe is two vectors, and so is the secret from any stripe's place on.
+                // SAFETY: a stripe is two vectors, and so is the secret from any stripe's offset
+                // on.
                 let (value, secret) = unsafe {
                     let value = _mm256_loadu_si256(bytes.add(half));
                     (value, _mm256_loadu_si256(secret.add(half)))
@@ -249,7 +250,7 @@ mod tests {
     fn checksum<'a>(accumulate: Accumulate, pieces: impl Iterator<Item = &'a [u8]>) -> u64 {
         let mut checksum = Checksum::new();
         checksum.accumulate = accumulate;
-        // Something else before it.
+        // `reset` must forget these bytes.
         checksum.update(&[7; 300]);
         checksum.reset();
         pieces.for_each(|piece| checksum.update(piece));
@@ -281,7 +282,7 @@ mod tests {
                 );
             }
         }
-        // And of unequal ones.
+        // Pieces of unequal lengths.
         let mut at = 0;
         let uneven = (1usize..).map_while(|i| {
             let len = (i * 37 % 200).min(all.len() - at);

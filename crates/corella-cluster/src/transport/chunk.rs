@@ -17,15 +17,15 @@ use super::socket::Socket;
 /// Sent in place of pages that were taken back.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Writes whole frames; one for a connection.
+/// Writes whole frames. Each connection has one.
 pub struct ChunkWriter {
     parts: IoParts,
-    /// For pages in their canonical form, for places and for recurrent states.
+    /// Buffer for pages in their canonical form, for places and for recurrent states.
     copy: Vec<u8>,
     hasher: Checksum,
     /// The receiver reads native pages from this node's memory.
     sends_places: bool,
-    /// A peer that takes nothing for so long is given up.
+    /// A peer that takes nothing for this long is given up.
     stall_timeout: Duration,
 }
 
@@ -43,14 +43,13 @@ impl ChunkWriter {
     pub async fn write_bytes(&mut self, socket: &Socket, bytes: &[u8]) -> io::Result<()> {
         self.parts.clear();
         self.parts.push_slice(bytes);
-        // SAFETY: bytes that are borrowed for this call.
+        // SAFETY: bytes borrowed for this call.
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Sends native pages straight from where they lie. A receiver that reads this node's memory is sent
-    /// only their addresses, and copies the pages itself. If the session ends in the meantime, the frame is
-    /// withdrawn. A receiver that copies the pages only then sees by the checksum if they have
-    /// changed.
+    /// Sends native pages straight from the KV pool. A receiver that reads this node's memory gets only their
+    /// addresses, and copies the pages itself. If the session ends meanwhile, the frame is withdrawn. A receiver that
+    /// copies the pages only afterwards sees by the checksum if they have changed.
     pub async fn write(
         &mut self,
         socket: &Socket,
@@ -154,7 +153,7 @@ impl ChunkWriter {
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Inside the gate.
+    /// Called inside the gate.
     fn push_pages(&mut self, outgoing: &Outgoing, run: PageRun, pages: &[PageId]) {
         let Self {
             parts,
@@ -185,10 +184,10 @@ impl ChunkWriter {
     }
 
     /// Sends the bytes of `parts`. If the gate closes, it stops before the last `num_own` bytes,
-    /// which are the caller's own, and returns how many bytes before those were not sent.
+    /// which are the caller's own, and returns the number of unsent bytes before them.
     ///
     /// # Safety
-    /// The parts are not written to before this has returned, or while the gate is open.
+    /// The parts are not written to until this has returned, or while the gate is open.
     async unsafe fn send(
         &mut self,
         socket: &Socket,
@@ -205,7 +204,7 @@ impl ChunkWriter {
                     flushed => return flushed.map(|()| 0),
                 }
             }
-            // SAFETY: the caller's promise.
+            // SAFETY: promised by the caller.
             let send = || unsafe { socket.try_send(&self.parts) };
             let sent = match gate.filter(|_| self.parts.num_bytes() > num_own) {
                 Some(outgoing) => match outgoing.gate.enter(send) {

@@ -1,4 +1,4 @@
-//! A connection as the loads see it that use it.
+//! A connection from the view of its loads.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,11 +9,12 @@ use super::bandwidth_meter::BandwidthMeter;
 use super::frame::Frame;
 use super::frame_queue::FrameQueue;
 
-/// Tells a sender's connections apart, whose loads may have the same ids.
+/// Tells a sender's connections apart, because their loads may have the same ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionId(pub u64);
 
-/// The tasks of a connection's writer. The queue outlives the connection, and is closed then.
+/// The tasks of a connection's writer. The queue outlives the connection; it is closed when the
+/// connection ends.
 pub struct ConnectionQueue {
     pub id: ConnectionId,
     pub frames: FrameQueue,
@@ -25,7 +26,7 @@ pub struct ConnectionQueue {
 
 #[derive(Default)]
 struct Loads {
-    /// The sessions that are asked for, by the ids of the loads.
+    /// The requested sessions, by load id.
     by_id: HashMap<u64, SessionKey>,
     /// Loads with rows to send, each once and in turn.
     ready: VecDeque<u64>,
@@ -55,7 +56,7 @@ impl ConnectionQueue {
         self.frames.push(frame);
     }
 
-    /// Returns false when the connection is lost, or has as many loads as it may.
+    /// Returns false when the connection is lost, or has its maximum of loads.
     pub fn add_load(&self, load_id: u64, key: SessionKey) -> bool {
         let mut loads = self.loads();
         let has_room = !loads.is_closed && loads.by_id.len() < self.max_loads;
@@ -71,7 +72,7 @@ impl ConnectionQueue {
         loads.ready.retain(|&other| other != load_id);
     }
 
-    /// The session that a load asks for.
+    /// Returns the session that a load asks for.
     pub fn key_of(&self, load_id: u64) -> Option<SessionKey> {
         self.loads().by_id.get(&load_id).copied()
     }
@@ -88,13 +89,13 @@ impl ConnectionQueue {
         self.loads().is_closed
     }
 
-    /// The writer looks at this load when it is its turn.
+    /// Queues a load for the writer.
     pub fn queue(&self, load_id: u64) {
         self.loads().ready.push_back(load_id);
         self.frames.wake.notify_one();
     }
 
-    /// The writer has looked at this load, and does so again.
+    /// Queues a load again that the writer has served.
     pub fn requeue(&self, load_id: u64) {
         let mut loads = self.loads();
         if loads.by_id.contains_key(&load_id) {
@@ -112,7 +113,7 @@ impl ConnectionQueue {
         None
     }
 
-    /// The connection is lost. Returns the loads that it had.
+    /// Closes the queue when the connection is lost. Returns its loads.
     pub fn close(&self) -> HashMap<u64, SessionKey> {
         let mut loads = self.loads();
         loads.is_closed = true;

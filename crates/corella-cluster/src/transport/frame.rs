@@ -1,7 +1,7 @@
-//! Frames on the wire: 64 bytes each, little-endian, so that there is no length to lie about.
+//! Frames on the wire: 64 bytes each, little-endian. A fixed length cannot be wrong.
 //!
-//! A `Data` frame is followed by its pages, whose number of bytes follows from the rows and the
-//! sender's geometry, and a [`Trailer`]. A load's id is chosen by the receiver and never used again.
+//! A `Data` frame is followed by its pages and a [`Trailer`]. The pages' number of bytes follows from the rows and the
+//! sender's geometry. The receiver chooses a load's id and never uses it again.
 
 use std::fmt;
 
@@ -14,43 +14,43 @@ use super::path_name::{PathData, PathName};
 
 pub const FRAME_BYTES: usize = 64;
 pub const TRAILER_BYTES: usize = 16;
-/// The most bytes that may follow a frame, unless a single page is larger.
+/// Limits the bytes after a frame, unless a single page is larger.
 pub const MAX_PAYLOAD_BYTES: usize = 16 << 20;
-/// The most bytes of a layer's recurrent state: more than any model has.
+/// Limits a layer's recurrent state. No model has a larger one.
 pub const MAX_STATE_BYTES: usize = 256 << 20;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Frame {
     /// The first frame in either direction.
     Hello(Hello),
-    /// Receiver to sender: send these rows, now or when there are any.
+    /// Receiver to sender: send these rows as soon as they are available.
     Load(LoadFrame),
-    /// Receiver to sender: so many bytes were taken in, and as many more may be sent.
+    /// Receiver to sender: this many bytes were taken in, and this many more may be sent.
     Credit { load_id: u64, num_bytes: u32 },
     /// Sender to receiver. Each layer's rows come in their order.
     Data(PageRun),
-    /// Sender to receiver: all rows were sent, and they are worth something.
+    /// Sender to receiver: all rows were sent and are valid.
     Complete { load_id: u64, num_rows: u32 },
-    /// Sender to receiver: nothing more will come.
+    /// Sender to receiver: the load has failed.
     Failed { load_id: u64, reason: Refusal },
     /// Receiver to sender: all rows are in their pages.
     Received { load_id: u64 },
-    /// Receiver to sender: send no more.
+    /// Receiver to sender: stop sending.
     Cancel { load_id: u64 },
-    /// After the greetings, unless they say all: what the sender offers by a row path, and then the path by which the
-    /// receiver has rows come.
+    /// After the greetings, unless they settle the path: the sender's offer of a row path, and then the receiver's
+    /// choice of a path.
     Path(PathFrame),
     /// A message about a load of cached blocks (`block_message.rs`), in either direction.
     Blocks(BlockFrame),
-    /// Sender to receiver, behind all rows. Layers come in their order.
+    /// Sender to receiver, after all rows. Layers come in order.
     State(StateRun),
 }
 
-/// A recurrent layer's state behind all rows, which follows. It never comes by another row path.
+/// A recurrent layer's state after all rows; its bytes follow. It never comes by another row path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateRun {
     pub load_id: u64,
-    /// By its number among the recurrent layers of the model.
+    /// The layer's number among the recurrent layers of the model.
     pub layer: u32,
     pub num_rows: u32,
     pub num_bytes: u32,
@@ -61,7 +61,7 @@ pub struct BlockFrame {
     pub key: LoadKey,
     pub verb: BlockVerb,
     pub num_blocks: u32,
-    /// So many bytes of a list follow.
+    /// The number of bytes of the list that follows.
     pub num_bytes: u32,
 }
 
@@ -99,7 +99,7 @@ const BLOCK_VERBS: [BlockVerb; 11] = [
 pub struct PathFrame {
     pub name: PathName,
     pub data: PathData,
-    /// So many bytes of the offer follow.
+    /// The number of bytes of the offer that follows.
     pub num_bytes: u32,
 }
 
@@ -116,29 +116,29 @@ impl PathFrame {
 pub struct LoadFrame {
     pub load_id: u64,
     pub key: SessionKey,
-    /// The receiver has the rows before it.
+    /// The receiver has the rows before this one.
     pub first_row: u32,
-    /// The session's rows, from 0 on.
+    /// The number of rows of the session, from 0 on.
     pub num_rows: u32,
     /// Bytes that may be sent before any `Credit`.
     pub credit_bytes: u32,
-    /// Time to wait for a session that the sender has not heard of.
+    /// Limits the wait for a session that the sender does not know yet.
     pub wait_ms: u32,
 }
 
-/// Whole pages within one layer. The last one may hold rows behind `first_row + num_rows` that mean
-/// nothing.
+/// Whole pages within one layer. The last page may hold rows after `first_row + num_rows` without a
+/// meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRun {
     pub load_id: u64,
-    /// By its number in the model.
+    /// The layer's number in the model.
     pub layer: u32,
-    /// The first of a page of the sender.
+    /// The first row of a page of the sender.
     pub first_row: u32,
     pub num_rows: u32,
     pub form: PageForm,
-    /// 0 if the pages themselves follow. Otherwise this many places in the sender's memory follow,
-    /// which the receiver reads: for each an address and a number of bytes, both of 64 bits.
+    /// 0 if the pages themselves follow. Otherwise the number of places in the sender's memory that
+    /// follow, which the receiver reads: an address and a number of bytes each, both of 64 bits.
     pub num_places: u32,
 }
 
@@ -189,7 +189,7 @@ impl fmt::Display for Refusal {
 pub enum Trailer {
     /// The XXH3-64 hash of the payload.
     Whole { checksum: u64 },
-    /// The session ended while its pages were sent: the payload is worth nothing.
+    /// The session ended while its pages were sent: the payload is invalid.
     Withdrawn,
 }
 
@@ -291,7 +291,7 @@ impl Frame {
         bytes
     }
 
-    /// The reverse of `encode`, and nothing else: bytes that it would not write are refused.
+    /// The inverse of `encode`. Refuses bytes that `encode` would not write.
     pub fn decode(bytes: &[u8; FRAME_BYTES]) -> Result<Self, FrameError> {
         let mut fields = FieldReader { rest: bytes };
         let kind = fields.take::<1>()[0];
@@ -392,7 +392,7 @@ impl Trailer {
     }
 }
 
-/// Fields one behind the other. Bytes that are not written stay 0.
+/// Writes fields one after the other. Bytes that are not written stay 0.
 pub struct FieldWriter<'a> {
     rest: &'a mut [u8],
 }
@@ -421,7 +421,7 @@ impl<'a> FieldWriter<'a> {
         self.put(&value.to_le_bytes());
     }
 
-    /// One of a few values, counted from 1.
+    /// Writes one of a few values, counted from 1.
     pub fn index<T: PartialEq>(&mut self, values: &[T], value: &T) {
         let index = values.iter().position(|other| other == value);
         let index = index.expect("the table has every value");
@@ -429,7 +429,7 @@ impl<'a> FieldWriter<'a> {
     }
 }
 
-/// The reverse of `FieldWriter`.
+/// The inverse of `FieldWriter`.
 pub struct FieldReader<'a> {
     rest: &'a [u8],
 }

@@ -13,7 +13,7 @@ const MAX_FRAMES: usize = 4096;
 #[derive(Default)]
 pub struct FrameQueue {
     waiting: Mutex<Waiting>,
-    /// Wakes the connection's writer when there is something for it to do.
+    /// Wakes the connection's writer when the queue has a task.
     pub wake: Notify,
     overflow: Notify,
 }
@@ -29,7 +29,7 @@ impl FrameQueue {
         self.push_bytes(&frame.encode());
     }
 
-    /// A frame and its payload, whose size its writer has bounded.
+    /// Queues a frame and its payload, whose size its writer has bounded.
     pub fn push_bytes(&self, frame: &[u8]) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.num_frames >= MAX_FRAMES {
@@ -41,13 +41,13 @@ impl FrameQueue {
         self.wake.notify_one();
     }
 
-    /// Waits until a frame had no room: the connection must end.
+    /// Waits until the queue overflows, which must end the connection.
     pub async fn overflow(&self) -> io::Error {
         self.overflow.notified().await;
         io::Error::other("the peer does not read its answers")
     }
 
-    /// Everything that waits; `out` lends its memory.
+    /// Takes all waiting bytes; `out` lends its memory.
     pub fn take(&self, out: &mut Vec<u8>) {
         out.clear();
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Frames, and the payloads behind them, as they come in from the other end.
+//! Reads frames and their payloads from the other end.
 
 use std::io;
 use std::ptr::NonNull;
@@ -11,18 +11,18 @@ use super::gate::Gate;
 use super::io_parts::IoParts;
 use super::socket::Socket;
 
-/// For a list of blocks, which its sender has in memory.
+/// Limits the time for a list of blocks, which its sender has in memory.
 const PAYLOAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// The memory of a longer list grows with what has come of it, because its length is only a peer's word.
+/// The memory of a longer list grows with the bytes received, because a peer may lie about its length.
 const FIRST_LIST_BYTES: usize = 64 << 10;
 
 pub fn violation(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// Reads payloads straight to where they belong; one for a connection.
+/// Reads payloads straight to their destination. Each connection has one.
 pub struct FrameReader {
-    /// A trailer and the frame behind it, which one call takes in together with the end of a payload.
+    /// A trailer and the frame after it, which one call receives together with the end of a payload.
     ahead: Box<[u8; TRAILER_BYTES + FRAME_BYTES]>,
     num_ahead: usize,
     /// Takes payloads that are discarded.
@@ -38,10 +38,10 @@ impl FrameReader {
         }
     }
 
-    /// May be dropped while it waits, and loses nothing.
+    /// The future may be dropped while it waits, and loses nothing.
     pub async fn next(&mut self, socket: &Socket) -> io::Result<Frame> {
         while self.num_ahead < FRAME_BYTES {
-            // No further: pages may follow.
+            // The read ends here, because pages may follow.
             match socket.try_read(&mut self.ahead[self.num_ahead..FRAME_BYTES]) {
                 Ok(num_bytes) => self.num_ahead += num_bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -56,7 +56,7 @@ impl FrameReader {
         frame.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// The message of a frame that has come, with the payload behind it. A peer that stops in the middle ends the
+    /// Returns the message of a received frame, with the payload after it. A peer that stops in the middle ends the
     /// connection.
     pub async fn block_message(
         &mut self,
@@ -72,7 +72,7 @@ impl FrameReader {
         block_message::decode(frame, &payload).map_err(violation)
     }
 
-    /// Has a payload go nowhere.
+    /// Discards a payload.
     pub fn push_rubbish(&mut self, parts: &mut IoParts, mut num_bytes: usize) {
         self.rubbish.resize(64 << 10, 0);
         while num_bytes > 0 {
@@ -82,11 +82,11 @@ impl FrameReader {
         }
     }
 
-    /// Fills the parts, reads the trailer, and hashes the payload. When the gate closes meanwhile, the rest goes
-    /// nowhere.
+    /// Fills the parts, reads the trailer, and hashes the payload. When the gate closes meanwhile, the rest is
+    /// discarded.
     ///
     /// # Safety
-    /// The parts' memory has no other user before this has returned, or while the gate is open.
+    /// The parts' memory has no other user until this has returned, or while the gate is open.
     pub async unsafe fn read_payload(
         &mut self,
         socket: &Socket,

@@ -7,7 +7,7 @@ use corella_model::{DType, ElementOrder, KvFormat, KvGeometry, KvLayers, PageFor
 use super::frame::{FieldReader, FieldWriter, FrameError};
 use super::path_list::{PathSet, own_paths};
 
-/// Behind the kind, `C`.
+/// The bytes after the kind, `C`.
 const MAGIC: [u8; 3] = *b"KVT";
 /// Peers of another version are refused.
 const PROTOCOL_VERSION: u32 = 3;
@@ -20,8 +20,8 @@ const FORMATS: [KvFormat; 4] = [
 ];
 const ORDERS: [ElementOrder; 3] = [ElementOrder::Plain, ElementOrder::Tiles, ElementOrder::Rows];
 
-/// Most elements of a page within a layer: more than any model has, and few enough that no product
-/// of what a peer says overflows.
+/// Limits the elements of a page within a layer: more than any model has, and few enough that no
+/// product of a peer's numbers overflows.
 const MAX_PAGE_ELEMENTS: u64 = 1 << 24;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -34,7 +34,7 @@ pub struct Hello {
     pub geometry: KvGeometry,
     /// `KvLayers::window_digest`.
     pub window_digest: u64,
-    /// By which the node can move rows.
+    /// The paths by which the node can move rows.
     pub paths: PathSet,
 }
 
@@ -55,9 +55,10 @@ impl Hello {
         }
     }
 
-    /// In which form pages travel between the two; both ends come to the same answer. The receiver
-    /// converts page size (except behind windows, where its first page would lack rows), KV format and element order. Pages in `ElementOrder::Rows` are in the memory
-    /// of a GPU, which sockets cannot read, and have their canonical form there, so they are copied.
+    /// Returns the form in which pages travel between the two; both ends come to the same answer. The receiver converts
+    /// page size (except behind windows, where its first page would lack rows), KV format and element order. Pages in
+    /// `ElementOrder::Rows` are in the memory of a GPU, which sockets cannot read, and have their canonical form there,
+    /// so they are copied.
     pub fn page_form(&self, other: &Self) -> Result<PageForm, Incompatibility> {
         let (own, theirs) = (&self.geometry, &other.geometry);
         let shape = |of: &KvGeometry| (of.num_layers, of.num_kv_heads, of.head_dim);
@@ -132,10 +133,10 @@ impl Hello {
     }
 }
 
-/// Why two nodes cannot exchange KV rows. Neither of them is ill.
+/// Why two nodes cannot exchange KV rows. Neither of them is faulty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Incompatibility {
-    /// The other one's version.
+    /// The other node's version.
     Protocol(u32),
     Model,
     Shape,

@@ -20,7 +20,7 @@ use super::{Hello, Incompatibility, TransferAccount};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadStatus {
-    /// Nothing has come.
+    /// Nothing has arrived.
     Opening,
     Receiving {
         num_bytes: u64,
@@ -29,7 +29,7 @@ pub enum LoadStatus {
     Done {
         num_rows: u32,
     },
-    /// Nothing more will be written to the pages, and their rows are worth nothing.
+    /// Nothing more will be written to the pages, and their rows are invalid.
     Failed(LoadFailure),
 }
 
@@ -41,20 +41,19 @@ impl LoadStatus {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoadFailure {
-    /// The sender says so.
+    /// The sender has refused.
     Refused(Refusal),
-    /// No connection could be made: why the last attempt failed.
+    /// No connection could be made. Holds the error of the last attempt.
     Unreachable(String),
     /// The connection ended in the middle.
     ConnectionLost,
     DeadlinePassed,
     Incompatible(Incompatibility),
-    /// Another process listens there by now.
+    /// Another process listens there now.
     OtherIncarnation,
-    /// Bytes did not arrive as they were sent. A sender whose memory is read may also have taken its pages
-    /// back meanwhile.
+    /// Bytes were damaged on the way. A sender whose memory is read may also have taken its pages back meanwhile.
     Corrupt,
-    /// The peer does not keep to the protocol: what it did.
+    /// The peer has violated the protocol, in this way.
     Violation(&'static str),
     Cancelled,
 }
@@ -75,14 +74,14 @@ impl fmt::Display for LoadFailure {
     }
 }
 
-/// The loads that run, by their ids. A load that ends leaves it.
+/// The running loads by id. A load that ends leaves the table.
 pub type LoadTable = Mutex<HashMap<u64, Arc<Incoming>>>;
 
 pub struct Incoming {
     pub load_id: u64,
     pub request: LoadRequest,
     pub pages: Arc<dyn KvPages>,
-    /// Closed when the load is over: its pages are written no more.
+    /// Closed when the load is over, after which its pages are not written.
     pub gate: Gate,
     /// The connection ended before the load.
     pub lost: Notify,
@@ -93,15 +92,15 @@ pub struct Incoming {
 
 struct State {
     connection: Option<Arc<ConnectionQueue>>,
-    /// For each layer of the model, the rows from 0 on that are there or are not read.
+    /// For each layer of the model, the number of rows from 0 on that are present or are never read.
     num_received: Vec<u32>,
-    /// The recurrent layers, from the first on, whose states are there.
+    /// The number of recurrent layers, from the first on, whose states are present.
     num_states_received: u32,
-    /// Bytes that the sender may send before it hears that any have come.
+    /// Bytes that the sender may send before it receives credit.
     window: u64,
-    /// Bytes that it may still send.
+    /// Bytes that the sender may still send.
     credit: u64,
-    /// Bytes that came and are not yet given back as credit.
+    /// Bytes that have arrived and are not yet given back as credit.
     num_unacknowledged: u64,
     credit_due_at: Instant,
     account: TransferAccount,
@@ -122,8 +121,8 @@ impl State {
     }
 }
 
-/// The window is divided into this many parts, and credit is given back whenever one of them has
-/// been used, so that the sender has enough left to go on.
+/// The window is divided into this many parts. Credit is given back whenever one of them has been
+/// used, so that the sender has enough left to continue.
 const CREDIT_PARTS: u64 = 8;
 /// Credit is also given back after this time, so that a sender can measure how slow a link is.
 const CREDIT_TIME: Duration = Duration::from_millis(5);
@@ -172,7 +171,7 @@ impl Incoming {
         let own_page_size = self.pages.geometry().page_size;
         let first_row = |layer| {
             let rows = request.first_row..request.num_rows;
-            // Cached blocks have no page behind a window that the last row alone would read.
+            // Cached blocks have no page behind a window that only the last row would read.
             first_row_sent(layers.group_of(layer), geometry.page_size, rows)
                 .max(self.table(layer).num_gone as u32 * own_page_size)
         };
@@ -193,7 +192,7 @@ impl Incoming {
             credit_bytes,
             wait_ms: u32::try_from(wait.as_millis()).unwrap_or(u32::MAX),
         }));
-        // It may have been cancelled meanwhile, when its owner did not know of the connection.
+        // The load may have been cancelled before its owner knew of the connection.
         if !self.gate.is_open() {
             connection.remove_load(self.load_id);
             connection.send(&Frame::Cancel {
@@ -202,12 +201,12 @@ impl Incoming {
         }
     }
 
-    /// The states that come with the rows, and where they belong.
+    /// Returns the states that come with the rows, and their destination.
     fn states(&self) -> Option<(&dyn StateRecords, SnapshotId)> {
         Some((self.pages.states()?, self.request.state?))
     }
 
-    /// A window from which a state can be sent while a part of it waits to be given back.
+    /// A window that can hold a state while a part of it waits to be given back.
     fn credit_for_states(&self) -> u32 {
         let states = self.states();
         let most = states.map_or(0, |(states, _)| states.max_bytes(self.request.num_rows));
@@ -236,7 +235,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Writes a state that has come as a whole, if the load is not over.
+    /// Writes a complete state, unless the load is over.
     pub fn handle_state(&self, run: &StateRun, bytes: &[u8]) {
         let Some((states, snapshot)) = self.states() else {
             return;
@@ -256,7 +255,7 @@ impl Incoming {
     }
 
     /// Checks that a run is the next one of its layer, and takes its bytes from the credit. The
-    /// error says what is wrong with it.
+    /// error names the fault.
     pub fn check(&self, run: &PageRun, num_bytes: usize) -> Result<(), &'static str> {
         let mut state = self.state();
         let Some(&num_received) = state.num_received.get(run.layer as usize) else {
@@ -277,12 +276,12 @@ impl Incoming {
         Ok(())
     }
 
-    /// This node's pages for a run in native form, whose pages have the same size on both nodes.
+    /// Returns this node's pages for a run in native form, whose pages have the same size on both nodes.
     fn pages_of(&self, run: &PageRun) -> &[PageId] {
         self.pages_with(run.layer, run.first_row..run.first_row + run.num_rows)
     }
 
-    /// Rows that begin where the layer's table begins, or behind that.
+    /// The rows begin where the layer's table begins, or later.
     fn pages_with(&self, layer: u32, rows: Range<u32>) -> &[PageId] {
         let page_size = self.pages.geometry().page_size;
         let table = self.table(layer);
@@ -294,7 +293,7 @@ impl Incoming {
         &self.request.tables[self.pages.geometry().layers.place(layer).group]
     }
 
-    /// The memory to which the rows of a run in native form belong.
+    /// Returns the destination of a run in native form.
     pub fn native_parts_of(&self, run: &PageRun) -> impl Iterator<Item = NonNull<[u8]>> {
         let layer = self.layer_in_page(run.layer);
         let of_page = move |&page: &PageId| self.pages.native_parts(layer, page);
@@ -305,7 +304,7 @@ impl Incoming {
         self.pages.geometry().layers.place(layer).in_page as u32
     }
 
-    /// A run came straight to its pages: they will be used soon.
+    /// Notes that a run came straight to its pages, which will be used soon.
     pub fn note_written(&self, run: &PageRun) {
         if self.layer_in_page(run.layer) == 0 {
             let note = |&page: &PageId| self.pages.note_written(page);
@@ -313,8 +312,8 @@ impl Incoming {
         }
     }
 
-    /// Writes a run in its canonical form to the pages, as this node keeps them; `own` lends memory.
-    /// False when the load is over.
+    /// Writes a run in its canonical form to the pages in this node's form; `own` lends memory. Returns false when the
+    /// load is over.
     pub fn write_rows(
         &self,
         run: &PageRun,
@@ -322,7 +321,7 @@ impl Incoming {
         canonical: &[u8],
         own: &mut Vec<u8>,
     ) -> bool {
-        // A page of the sender may begin with rows that this node has.
+        // A page of the sender may begin with rows that this node already has.
         let rows = run.first_row.max(self.request.first_row)..run.first_row + run.num_rows;
         let layer = self.layer_in_page(run.layer);
         let pages = self.pages_with(run.layer, rows.clone());
@@ -338,7 +337,7 @@ impl Incoming {
         self.gate.enter(write).is_some()
     }
 
-    /// A run is in its pages. Gives credit back by and by.
+    /// Accounts for a run in its pages. Gives credit back gradually.
     pub fn handle_run(&self, run: &PageRun, num_bytes: usize, num_pages: usize) {
         self.state().num_received[run.layer as usize] += run.num_rows;
         self.note_bytes(num_bytes, num_pages);
@@ -392,7 +391,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// The connection is lost: perhaps there is another.
+    /// Tries another connection after a loss.
     pub fn handle_lost(&self) {
         let mut state = self.state();
         state.connection = None;
@@ -420,7 +419,7 @@ impl Incoming {
             let load_id = self.load_id;
             match end {
                 LoadStatus::Done { .. } => connection.send(&Frame::Received { load_id }),
-                // The sender knows.
+                // The sender already knows.
                 LoadStatus::Failed(LoadFailure::Refused(_)) => {}
                 _ => connection.send(&Frame::Cancel { load_id }),
             }

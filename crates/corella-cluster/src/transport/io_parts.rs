@@ -4,20 +4,20 @@ use std::ptr::NonNull;
 
 use libc::iovec;
 
-/// More pieces than this are for further calls (`UIO_MAXIOV` of Linux).
+/// A call takes no more pieces (`UIO_MAXIOV` of Linux).
 pub const MAX_PARTS_PER_CALL: usize = 1024;
 
-/// Kept between calls, so that a transfer allocates nothing. The caller that hands the pieces to a
+/// Kept between calls, so that a transfer allocates nothing. The caller that passes the pieces to a
 /// socket promises that their memory may be used.
 #[derive(Default)]
 pub struct IoParts {
     parts: Vec<iovec>,
-    /// Those before it are through.
+    /// The pieces before this one are done.
     first: usize,
     num_bytes: usize,
 }
 
-// SAFETY: addresses and lengths; code that follows them gives a reason there.
+// SAFETY: addresses and lengths. Code that dereferences them gives its own reason.
 unsafe impl Send for IoParts {}
 // SAFETY: as above.
 unsafe impl Sync for IoParts {}
@@ -29,7 +29,7 @@ impl IoParts {
         self.num_bytes = 0;
     }
 
-    /// Neighbours in memory become one.
+    /// Merges pieces that are adjacent in memory.
     pub fn push(&mut self, part: NonNull<[u8]>) {
         let (start, len) = (part.cast::<u8>().as_ptr(), part.len());
         if len == 0 {
@@ -52,18 +52,18 @@ impl IoParts {
         self.push(NonNull::from(bytes));
     }
 
-    /// Bytes that are left.
+    /// Returns the number of bytes left.
     pub fn num_bytes(&self) -> usize {
         self.num_bytes
     }
 
-    /// The next pieces, up to the number that one call takes.
+    /// Returns the next pieces, as many as one call takes.
     pub fn for_call(&self) -> &[iovec] {
         let rest = &self.parts[self.first..];
         &rest[..rest.len().min(MAX_PARTS_PER_CALL)]
     }
 
-    /// Marks `num_bytes` as done, and visits the pieces that they consist of in order.
+    /// Marks `num_bytes` as done, and visits their pieces in order.
     pub fn advance(&mut self, mut num_bytes: usize, mut visit: impl FnMut(NonNull<[u8]>)) {
         self.num_bytes -= num_bytes;
         while num_bytes > 0 {
@@ -79,20 +79,20 @@ impl IoParts {
         }
     }
 
-    /// Copies to the pieces, which are then done.
+    /// Copies to the pieces, and marks them as done.
     ///
     /// # Safety
-    /// The pieces' memory has no other user meanwhile, and they have no more bytes than these.
+    /// The pieces' memory has no other user meanwhile, and has at least these bytes.
     pub unsafe fn fill(&mut self, mut bytes: &[u8]) {
         self.advance(self.num_bytes, |mut part| {
             let (from, rest) = bytes.split_at(part.len());
-            // SAFETY: the caller's promise.
+            // SAFETY: promised by the caller.
             unsafe { part.as_mut() }.copy_from_slice(from);
             bytes = rest;
         });
     }
 
-    /// All that are left.
+    /// Returns all remaining pieces.
     pub fn iter(&self) -> impl Iterator<Item = NonNull<[u8]>> + '_ {
         let rest = self.parts[self.first..].iter();
         rest.map(|part| slice_of(part.iov_base.cast(), part.iov_len))

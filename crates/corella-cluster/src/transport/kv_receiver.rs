@@ -1,4 +1,4 @@
-//! A node's loads: KV rows that come from other nodes.
+//! A node's loads of KV rows from other nodes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ pub enum LoadRejection {
     Full,
     /// Loads from `max_peers` peers are running already.
     TooManyPeers,
-    /// A table with fewer pages than the rows need, pages that do not exist, or rows that do not
-    /// begin a page.
+    /// The table has fewer pages than the rows need, a page does not exist, or the first row begins
+    /// no page.
     Rows,
 }
 
@@ -49,7 +49,7 @@ impl std::error::Error for LoadRejection {}
 pub struct ReceiverStats {
     pub num_loads: usize,
     pub num_peers: usize,
-    /// Since the start: frames with rows of loads that were over.
+    /// Frames since the start whose loads were over.
     pub num_unknown_frames: u64,
     pub num_corrupt_frames: u64,
 }
@@ -62,7 +62,7 @@ pub struct KvReceiver {
     threads: TransferThreads,
 }
 
-/// A load that runs, or has run. Dropping it cancels it.
+/// A load, running or over. Dropping it cancels it.
 pub struct LoadHandle {
     load: Arc<Incoming>,
     status: watch::Receiver<LoadStatus>,
@@ -86,21 +86,21 @@ impl KvReceiver {
         }
     }
 
-    /// Connects to a sender from which loads are expected, so that they need not wait for that. It costs
-    /// little to say so again and again, which brings lost connections back.
+    /// Connects to a sender from which loads are expected, so that they need not wait for it. Repeated calls are cheap
+    /// and restore lost connections.
     pub fn expect_loads(&self, address: &PeerAddress) {
         let Some(peer) = self.peers.get(address) else {
             return;
         };
         for slot in peer.slots() {
-            // Loads over the connection will be on that thread, too.
+            // Loads over the connection run on the same thread.
             let thread = self.threads.get(slot.index());
             let state = self.state.clone();
             thread.spawn(async move { slot.connect_ahead(&state).await });
         }
     }
 
-    /// Has `client` hear of loads of cached blocks.
+    /// Sets the client for loads of cached blocks.
     pub fn load_blocks_for(&self, client: Box<dyn BlockClient>) {
         self.state.block_client.set(client).ok();
     }
@@ -118,7 +118,7 @@ impl KvReceiver {
         }
         let state = self.state.clone();
         let thread = self.threads.get(slot.index());
-        // The connection lives on its thread, whichever the caller's is.
+        // The connection lives on its own thread, not on the caller's.
         let connecting = thread.spawn(async move {
             let connection = slot.connection(&state).await?;
             Ok(incarnation_of(&connection))
@@ -129,15 +129,15 @@ impl KvReceiver {
             .map(Incarnation)
     }
 
-    /// Sends a message to a source of cached blocks. Messages to one node keep their order, and are lost with the
-    /// connection, which [`BlockClient`] hears of. Returns false for a message that cannot be sent.
+    /// Sends a message to a source of cached blocks. Messages to one node keep their order. A lost connection loses
+    /// them, and [`BlockClient`] is told. Returns false for a message that cannot be sent.
     pub fn send_blocks(&self, address: &PeerAddress, key: LoadKey, message: ToSource) -> bool {
         let bytes = block_message::encode(key, &BlockMessage::ToSource(message));
         let (Some(bytes), Some(peer)) = (bytes, self.peers.get(address)) else {
             return false;
         };
         let slot = peer.message_slot();
-        // The address may have another life of the node by now, which would not know of the load.
+        // Another life of the node may have the address by now, which would not know the load.
         let is_source =
             move |connection: &ReceiverConnection| connection.hello.incarnation == key.source.0;
         if let Some(connection) = slot.ready_connection() {
@@ -164,9 +164,8 @@ impl KvReceiver {
     /// Begins to load.
     ///
     /// # Safety
-    /// The pages from `first_row` on are reserved for the load: no other code reads or writes
-    /// them before it is over, which is when `LoadHandle::status` says so or `LoadHandle::cancel` has
-    /// returned.
+    /// The pages from `first_row` on are reserved for the load: no other code reads or writes them before it is over,
+    /// that is, until `LoadHandle::status` shows it or `LoadHandle::cancel` has returned.
     pub unsafe fn load(&self, request: LoadRequest) -> Result<LoadHandle, LoadRejection> {
         let geometry = self.pages.geometry();
         let page_size = geometry.page_size;
@@ -200,7 +199,7 @@ impl KvReceiver {
         drop(loads);
         let status = load.status();
         let (task, state) = (load.clone(), self.state.clone());
-        // The connection will be on that thread, too.
+        // The connection runs on the same thread.
         self.threads.get(slot.index()).spawn(async move {
             let deadline = task.request.deadline;
             let mut status = task.status();
@@ -224,14 +223,14 @@ impl KvReceiver {
         }
     }
 
-    /// Since the start: bytes of pages that were read from senders' memory by this path.
+    /// Returns the bytes of pages read from senders' memory by this path since the start.
     pub fn num_bytes_by(&self, path: PathName) -> u64 {
         self.state.num_bytes_by(path)
     }
 }
 
 impl Drop for KvReceiver {
-    /// All loads are over, and nothing writes to their pages.
+    /// Ends all loads, so that nothing writes to their pages.
     fn drop(&mut self) {
         let loads: Vec<_> = self.state.loads().values().cloned().collect();
         for load in loads {
@@ -246,7 +245,7 @@ impl LoadHandle {
         self.status.borrow().clone()
     }
 
-    /// Follows the status, also while others cancel the load.
+    /// Returns a receiver of the status, which also works while others cancel the load.
     pub fn watch(&self) -> watch::Receiver<LoadStatus> {
         self.status.clone()
     }
@@ -261,7 +260,7 @@ impl LoadHandle {
 
     /// Waits until the status has changed.
     pub async fn changed(&mut self) -> LoadStatus {
-        // The load, which tells its status, is owned here.
+        // The load owns the sender of its status, so `changed` cannot fail.
         self.status.changed().await.ok();
         self.status.borrow_and_update().clone()
     }
@@ -273,7 +272,7 @@ impl LoadHandle {
         over.is_ok_and(|status| matches!(*status, LoadStatus::Done { .. }))
     }
 
-    /// Ends the load. When this has returned, nothing is written to its pages any more.
+    /// Ends the load. Nothing is written to its pages once this has returned.
     pub fn cancel(&self) {
         self.load.fail(LoadFailure::Cancelled);
     }

@@ -1,4 +1,4 @@
-//! A node's sessions whose KV rows others may load.
+//! A node's sessions whose KV rows other nodes may load.
 
 use std::fmt;
 use std::io;
@@ -31,15 +31,15 @@ use super::sender_state::{SenderState, lock};
 use super::socket::Socket;
 use super::{Hello, PeerAddress, TransferAccount, TransferThreads};
 
-/// Time for the other end of a new connection to send its greeting.
+/// Limits the wait for the greeting on a new connection.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a session was not stored. Its pages are the caller's.
+/// Why a session was not stored. Its pages stay with the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreError {
-    /// It was asked for, given up, failed or deleted before.
+    /// A load of it was refused, or it was given up, failed or deleted before.
     TooLate(Refusal),
-    /// It is stored, or too many are.
+    /// It is already stored, or the sender is full.
     Full,
 }
 
@@ -60,12 +60,12 @@ pub struct SenderStats {
     pub num_stored: usize,
     pub num_waiting_loads: usize,
     pub num_tombstones: usize,
-    /// Since the start: connections that were refused or ended because of bytes from the peer.
+    /// Connections since the start that were refused or ended because of bytes from the peer.
     pub num_refused_connections: u64,
     pub num_bytes_sent: u64,
 }
 
-/// Listens for receivers and sends them the rows that are stored for them. All calls return at once.
+/// Listens for receivers and sends them their stored rows. All calls return at once.
 pub struct KvSender {
     pub(super) state: Arc<SenderState>,
     pages: Arc<dyn KvPages>,
@@ -76,7 +76,7 @@ pub struct KvSender {
 }
 
 impl KvSender {
-    /// The error is of a row path that cannot offer these pages.
+    /// Fails with the error of a row path that cannot offer these pages.
     pub fn start(
         config: SenderConfig,
         pages: Arc<dyn KvPages>,
@@ -111,7 +111,7 @@ impl KvSender {
         })
     }
 
-    /// Accepts connections there; the address tells the port when 0 was asked for. May be called for
+    /// Accepts connections at an address. The returned address has the port when 0 was asked for. May be called for
     /// several addresses.
     pub fn listen(&self, address: impl Into<PeerAddress>) -> io::Result<PeerAddress> {
         let address = address.into();
@@ -123,7 +123,7 @@ impl KvSender {
         self.accept(listener, thread)
     }
 
-    /// Accepts connections from a port that is bound already.
+    /// Accepts connections from a bound port.
     pub fn listen_on(&self, listener: TcpListener) -> io::Result<PeerAddress> {
         let thread = self.threads.next();
         let listener = {
@@ -133,12 +133,12 @@ impl KvSender {
         self.accept(listener, thread)
     }
 
-    /// Has loads of cached blocks served from now on, by the first server that is named.
+    /// Serves loads of cached blocks from now on. Only the first server counts.
     pub fn serve_blocks(&self, server: Arc<dyn BlockServer>) {
         self.state.blocks.set(server).ok();
     }
 
-    /// Accepts no further connections; those that there are stay.
+    /// Accepts no further connections. Open connections stay.
     pub fn stop_listening(&self) {
         for task in lock(&self.accepting).drain(..) {
             task.abort();
@@ -154,7 +154,7 @@ impl KvSender {
                 match listener.accept().await {
                     Ok(accepted) => state.serve(accepted, threads.next(), stopped.clone()),
                     Err(error) => {
-                        // Mostly no descriptor left; others may free some.
+                        // Usually no descriptor is left; closing connections frees some.
                         rare_line!(warn, "cannot accept a KV connection: {error}");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
@@ -165,13 +165,13 @@ impl KvSender {
         Ok(address)
     }
 
-    /// Stores a session of `num_rows` rows. A load that waits for it is served from now on. Returns
-    /// the session's status; the session stays until `delete` or `fail`.
+    /// Stores a session of `num_rows` rows and serves a waiting load. Returns the session's status.
+    /// The session stays until `delete` or `fail`.
     ///
     /// # Safety
     /// Until `delete` or `fail` has returned, a row in an added page must not change in a layer in
-    /// which it has been declared readable. Once all rows are readable in a layer, the rest of the
-    /// last page must not change there either.
+    /// which it is declared readable. Once all rows are readable in a layer, the rest of the last
+    /// page must not change there either.
     pub unsafe fn store(
         &self,
         key: SessionKey,
@@ -181,7 +181,7 @@ impl KvSender {
         self.insert(outgoing)
     }
 
-    /// Stores rows that are all there, in the pages of these tables. A table may begin behind its group's window.
+    /// Stores complete rows in the pages of these tables. A table may begin behind its group's window.
     ///
     /// # Safety
     /// Until `delete` or `fail` has returned, the pages must not change.
@@ -205,21 +205,21 @@ impl KvSender {
         Ok(status)
     }
 
-    /// The next part of the session's table for each KV group. A session that is over has none.
+    /// Adds the next part of the session's table for each KV group. Does nothing for a session that is over.
     pub fn add_pages(&self, key: &SessionKey, parts: &[PageTable]) {
         if let Some(outgoing) = self.state.stored(key) {
             outgoing.add_pages(parts);
         }
     }
 
-    /// The rows from 0 to `num_rows` may be read in these layers of pages that were added.
+    /// Declares the rows from 0 to `num_rows` readable in these layers of added pages.
     pub fn handle_rows_readable(&self, key: &SessionKey, layers: Range<u32>, num_rows: u32) {
         if let Some(outgoing) = self.state.stored(key) {
             outgoing.handle_rows_readable(layers, num_rows);
         }
     }
 
-    /// Declares that the recurrent state behind all rows may be read from a snapshot, until `delete` or `fail` has
+    /// Declares that the recurrent state after all rows may be read from a snapshot, until `delete` or `fail` has
     /// returned. Comes before `finish`.
     pub fn set_state(&self, key: &SessionKey, snapshot: SnapshotId) {
         if let Some(outgoing) = self.state.stored(key) {
@@ -235,13 +235,13 @@ impl KvSender {
             .is_some_and(|outgoing| outgoing.finish())
     }
 
-    /// The rows will not come. When this has returned, nothing reads the pages.
+    /// Ends a session whose rows will not come. Nothing reads the pages once this has returned.
     pub fn fail(&self, key: &SessionKey) {
         self.end(key, OfferEnd::Failed);
     }
 
-    /// The session is over, whether it was loaded or not. When this has returned, nothing reads the
-    /// pages.
+    /// Ends a session, whether it was loaded or not. Nothing reads the pages once this has
+    /// returned.
     pub fn delete(&self, key: &SessionKey) {
         self.end(key, OfferEnd::Deleted);
     }
@@ -253,19 +253,19 @@ impl KvSender {
         }
     }
 
-    /// The account of a stored session's transfer so far.
+    /// Returns the account of a stored session's transfer so far.
     pub fn account(&self, key: &SessionKey) -> Option<TransferAccount> {
         self.state.stored(key).map(|outgoing| outgoing.account())
     }
 
-    /// The receiver has said in another place that it has all rows, perhaps before it says so here.
-    /// Returns the account of the transfer.
+    /// Records the receiver's report on another connection that it has all rows, which may precede
+    /// its frame here. Returns the account of the transfer.
     pub fn handle_loaded(&self, key: &SessionKey) -> Option<TransferAccount> {
         let outgoing = self.state.stored(key)?;
         Some(outgoing.handle_loaded(Instant::now()))
     }
 
-    /// The bandwidth at which this incarnation of a decode node takes rows, once it is measured.
+    /// Returns the bandwidth at which this incarnation of a decode node takes rows, once measured.
     pub fn bandwidth_bytes_per_s(&self, decode_incarnation: u64) -> Option<f64> {
         let meter = self.state.meters().get(&decode_incarnation)?.clone();
         lock(&meter).bytes_per_s()
@@ -287,7 +287,7 @@ impl KvSender {
 }
 
 impl Drop for KvSender {
-    /// All sessions are over, and their pages read no more.
+    /// Ends all sessions, so that their pages are not read any more.
     fn drop(&mut self) {
         let sessions = self.state.table().clear();
         for outgoing in sessions {
@@ -312,7 +312,7 @@ impl SenderState {
         thread.spawn(until_stopped(stopped, async move {
             let _permit = permit;
             let Ok((socket, peer)) = accepted.attach() else {
-                // It has gone already.
+                // The peer has closed the connection already.
                 return;
             };
             match state.serve_connection(socket).await {
@@ -335,7 +335,7 @@ impl SenderState {
         let Frame::Hello(hello) = frame.await.map_err(|_| io::ErrorKind::TimedOut)?? else {
             return Err(violation("no greeting"));
         };
-        // Also to a peer that cannot be served, so that it knows why.
+        // Incompatible peers also get the greeting, so that they know the reason.
         socket
             .write_all(&Frame::Hello(self.hello.clone()).encode())
             .await?;
@@ -377,7 +377,7 @@ async fn watch_deadlines(state: Arc<SenderState>) {
 async fn until_stopped(mut stopped: watch::Receiver<bool>, task: impl Future<Output = ()>) {
     tokio::select! {
         () = task => {}
-        // Also when the sender is gone.
+        // The wait also ends when the sender is dropped.
         _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
     }
 }

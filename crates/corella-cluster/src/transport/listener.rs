@@ -1,4 +1,4 @@
-//! The listener by which a sender waits for receivers.
+//! The listener on which a sender accepts receivers.
 
 use std::io;
 use std::net::{TcpListener as StdTcpListener, TcpStream as StdTcpStream};
@@ -14,12 +14,12 @@ use super::socket::Socket;
 
 pub enum Listener {
     Tcp(TcpListener),
-    /// With its name.
+    /// The listener and its name.
     Unix(UnixListener, String),
 }
 
 impl Listener {
-    /// Inside a runtime.
+    /// Must be called within a runtime.
     pub fn bind(address: &PeerAddress) -> io::Result<Self> {
         match address {
             PeerAddress::Tcp(address) => Self::of(StdTcpListener::bind(address)?),
@@ -32,13 +32,13 @@ impl Listener {
         }
     }
 
-    /// Inside a runtime.
+    /// Must be called within a runtime.
     pub fn of(listener: StdTcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         Ok(Self::Tcp(TcpListener::from_std(listener)?))
     }
 
-    /// With the port that was given when 0 was asked for.
+    /// Returns the address, with the actual port when 0 was asked for.
     pub fn address(&self) -> io::Result<PeerAddress> {
         Ok(match self {
             Self::Tcp(listener) => PeerAddress::Tcp(listener.local_addr()?),
@@ -46,7 +46,7 @@ impl Listener {
         })
     }
 
-    /// A connection for whichever thread will have it.
+    /// Accepts a connection for any thread.
     pub async fn accept(&self) -> io::Result<Accepted> {
         Ok(match self {
             Self::Tcp(listener) => Accepted::Tcp(listener.accept().await?.0.into_std()?),
@@ -55,14 +55,14 @@ impl Listener {
     }
 }
 
-/// A connection that belongs to no thread.
+/// A connection without a thread.
 pub enum Accepted {
     Tcp(StdTcpStream),
     Unix(StdUnixStream),
 }
 
 impl Accepted {
-    /// Makes it the current thread's, inside a runtime. Returns it with a name of its other end.
+    /// Moves it to the current thread, inside a runtime. Returns it with a name of its other end.
     pub fn attach(self) -> io::Result<(Socket, String)> {
         match self {
             Self::Tcp(stream) => {

@@ -7,19 +7,19 @@ use corella_core::{PageTable, SnapshotId};
 
 use super::PeerAddress;
 
-/// Rows `first_row..num_rows` of a session, and where they belong.
+/// Rows `first_row..num_rows` of a session, and their destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadRequest {
     pub key: SessionKey,
     pub peer: PeerAddress,
-    /// The first of a page: the rows before it are there already.
+    /// The first row of a page. The rows before it are present.
     pub first_row: u32,
     pub num_rows: u32,
-    /// The session's own pages, by KV group. A table has those of all rows, or of those that are read behind its
+    /// The session's own pages, by KV group. A table has the pages of all rows, or of the rows that are read behind its
     /// group's window.
     pub tables: Vec<PageTable>,
-    /// Where the recurrent state behind all rows belongs, if there is one.
+    /// The destination of the recurrent state after all rows, if the model has one.
     pub state: Option<SnapshotId>,
-    /// When the load fails if it is not done by then.
+    /// The load fails if it is not done by then.
     pub deadline: Instant,
 }

@@ -1,7 +1,7 @@
-//! A meeting: sender and receiver test their row path.
+//! Sender and receiver test their row path in a meeting.
 //!
-//! The sender makes the path's offer, and the receiver names the path by which rows come to it. If the offered one
-//! does not work, rows follow their frames on the socket.
+//! The sender makes the path's offer, and the receiver names the path by which rows come to it. If the offered path
+//! fails, rows follow their frames on the socket.
 
 use std::io;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use super::row_path::{Offer, PathError, RowPath, RowReader};
 use super::socket::Socket;
 use super::tcp;
 
-/// Agents with many networks and pieces of memory describe themselves in some kilobytes.
+/// Agents with many networks and pieces of memory need some kilobytes to describe themselves.
 const MAX_OFFER_BYTES: u32 = 1 << 20;
-/// For the receiver's answer, which has to wait for its test.
+/// Limits the receiver's answer, which waits for its test.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The sender's part. Returns whether the receiver reads this node's memory.
+/// Plays the sender's part. Returns whether the receiver reads this node's memory.
 pub async fn propose(
     socket: &Socket,
     reader: &mut FrameReader,
@@ -44,7 +44,7 @@ pub async fn propose(
     }
 }
 
-/// The receiver's part. The inner error is why rows have to follow their frames.
+/// Plays the receiver's part. The inner error says why rows must follow their frames.
 pub async fn answer(
     socket: &Socket,
     path: &Arc<dyn RowPath>,

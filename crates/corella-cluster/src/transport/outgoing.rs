@@ -24,7 +24,7 @@ pub enum SendStatus {
     Sent,
     /// The receiver has them all.
     Received,
-    /// The receiver wants no more, or its connection is lost. It may ask again.
+    /// The receiver has cancelled, or its connection is lost. It may ask again.
     Stopped,
     /// `delete` or `fail` was called.
     Over,
@@ -34,25 +34,25 @@ pub struct Outgoing {
     pub key: SessionKey,
     pub pages: Arc<dyn KvPages>,
     pub num_rows: u32,
-    /// Closed when the session is over: its pages are read no more.
+    /// Closed when the session is over, after which its pages are not read.
     pub gate: Gate,
     state: Mutex<State>,
     status: watch::Sender<SendStatus>,
 }
 
 struct State {
-    /// The table of each KV group, as far as its pages are known.
+    /// The known part of each KV group's table.
     tables: Vec<PageTable>,
-    /// For each layer of a page, the rows from 0 on that may be read.
+    /// For each layer of a page, the number of readable rows from 0 on.
     num_readable: Box<[u32]>,
     is_finished: bool,
-    /// The recurrent state behind all rows.
+    /// The recurrent state after all rows.
     recurrent: Option<SnapshotId>,
     feed: Option<Feed>,
     account: TransferAccount,
 }
 
-/// A load that is being served.
+/// A load in progress.
 struct Feed {
     connection: Arc<ConnectionQueue>,
     load_id: u64,
@@ -60,20 +60,21 @@ struct Feed {
     credit: u64,
     /// Bytes that were sent and not acknowledged.
     num_unacknowledged: u64,
-    /// For each layer of the model, the rows from 0 on that went out or that the receiver has or never reads.
+    /// For each layer of the model, the number of rows from 0 on that were sent, or that the receiver has or never
+    /// reads.
     num_sent: Box<[u32]>,
-    /// The recurrent layers, from the first on, whose states went out.
+    /// The number of recurrent layers, from the first on, whose states were sent.
     num_states_sent: u32,
-    /// The connection's writer has it in its queue.
+    /// Whether the connection's writer has it in its queue.
     is_queued: bool,
-    /// Not everything that could be sent has been.
+    /// Whether some rows or states could be sent now.
     has_work: bool,
     is_complete: bool,
 }
 
-/// The first row of a layer that is sent. The receiver has the rows before `rows`. The first sent row begins a page
-/// of the sender, so a page that begins with rows that the receiver has is sent whole. Behind a window, pages are left
-/// out that no query behind the rows reads.
+/// Returns the first sent row of a layer. The receiver has the rows before `rows`. The first sent row begins a page of
+/// the sender, so a page that begins with rows of the receiver is sent whole. Behind a window, pages that no query
+/// after the rows reads are left out.
 pub fn first_row_sent(group: KvGroup, page_size: u32, rows: Range<u32>) -> u32 {
     if rows.is_empty() {
         return rows.end;
@@ -89,7 +90,7 @@ pub enum Next {
     /// A layer's state in a snapshot.
     State(StateRun, SnapshotId),
     Frame(Frame),
-    /// Until there are more rows or credit. It is no longer queued.
+    /// Nothing until more rows or credit arrive. The load is no longer queued.
     Nothing,
 }
 
@@ -114,7 +115,7 @@ impl Outgoing {
         }
     }
 
-    /// Rows that are all there. The tables may begin behind a group's window.
+    /// A session with all rows present. The tables may begin behind a group's window.
     pub fn whole(
         key: SessionKey,
         pages: Arc<dyn KvPages>,
@@ -152,7 +153,7 @@ impl Outgoing {
         });
     }
 
-    /// The next part of each group's table.
+    /// Adds the next part of each group's table.
     pub fn add_pages(&self, parts: &[PageTable]) {
         let mut state = self.state();
         for (table, part) in state.tables.iter_mut().zip(parts) {
@@ -161,7 +162,7 @@ impl Outgoing {
         self.queue(&mut state);
     }
 
-    /// The rows from 0 to `num_rows` of these layers of a page may be read from now on.
+    /// Declares the rows from 0 to `num_rows` readable in these layers of a page.
     pub fn handle_rows_readable(&self, layers: Range<u32>, num_rows: u32) {
         let mut state = self.state();
         let num_rows = num_rows.min(self.num_rows);
@@ -174,7 +175,7 @@ impl Outgoing {
         self.queue(&mut state);
     }
 
-    /// The recurrent state behind all rows may be read from a snapshot.
+    /// Declares that the recurrent state after all rows may be read from a snapshot.
     pub fn set_state(&self, snapshot: SnapshotId) {
         self.state().recurrent = Some(snapshot);
     }
@@ -188,8 +189,8 @@ impl Outgoing {
         is_whole
     }
 
-    /// Takes the pages back: when this has returned, nothing reads them. Tells a receiver why, if
-    /// there is one.
+    /// Takes the pages back: nothing reads them once this has returned. Tells a connected receiver
+    /// the reason.
     pub fn end(&self, reason: Refusal) {
         self.gate.close();
         let feed = self.state().feed.take();
@@ -200,7 +201,7 @@ impl Outgoing {
         self.set_status(SendStatus::Over);
     }
 
-    /// Begins to serve a load; an older one of this session is told to go.
+    /// Begins to serve a load. An older load of this session is refused.
     pub fn serve(self: &Arc<Self>, connection: &Arc<ConnectionQueue>, load: &LoadFrame) {
         let page_size = self.pages.geometry().page_size;
         if load.num_rows != self.num_rows || load.first_row > load.num_rows {
@@ -241,13 +242,13 @@ impl Outgoing {
             older.refuse(Refusal::Superseded);
         }
         self.set_status(SendStatus::Sending);
-        // It may have ended meanwhile, when its owner did not know of the connection.
+        // The load may have ended before its owner knew of the connection.
         if !self.gate.is_open() {
             self.end(Refusal::Gone);
         }
     }
 
-    /// The load is over on the receiver's side, or its connection is lost.
+    /// Stops a load that is over on the receiver's side, or whose connection is lost.
     pub fn stop_serving(&self, connection: ConnectionId, load_id: u64) {
         let mut state = self.state();
         if let Some(mut feed) = state.feed.take_if(|feed| feed.is(connection, load_id)) {
@@ -277,7 +278,7 @@ impl Outgoing {
         self.note_received(|feed| feed.is(connection, load_id), now);
     }
 
-    /// The receiver has said in another place that it has everything.
+    /// Records the receiver's report on another connection that it has everything.
     pub fn handle_loaded(&self, now: Instant) -> TransferAccount {
         self.note_received(|_| true, now);
         self.account()
@@ -299,7 +300,7 @@ impl Outgoing {
         });
     }
 
-    /// The rows to send now: at most `max_bytes`, or one page.
+    /// Returns the next rows to send: at most `max_bytes`, or one page.
     pub fn next(
         &self,
         connection: ConnectionId,
@@ -323,14 +324,14 @@ impl Outgoing {
         let Some(feed) = feed else {
             return Next::Nothing;
         };
-        // A page is sent when no more rows will be written to it: full, or the last.
+        // A page is sent when no more rows will be written to it: when it is full or the last one.
         let sendable =
             |layer: usize| match num_readable[geometry.layers.place(layer as u32).in_page] {
                 num_rows if num_rows == self.num_rows => num_rows,
                 num_rows => num_rows / page_size * page_size,
             };
         let layers = (0..feed.num_sent.len()).filter(|&l| feed.num_sent[l] < sendable(l));
-        // The layer that is behind, so that what a step has finished first goes first.
+        // The layer with the fewest sent rows goes first, because its rows were computed first.
         if let Some(layer) = layers.min_by_key(|&layer| feed.num_sent[layer]) {
             let first_row = feed.num_sent[layer];
             let first_page = (first_row / page_size) as usize;
@@ -350,7 +351,7 @@ impl Outgoing {
             pages.clear();
             pages.extend((first_page..first_page + num_pages).map_while(|at| table.page(at)));
             if pages.len() < num_pages {
-                // Rows that were never offered: there is nothing to send for them.
+                // These rows were never offered, so nothing can be sent for them.
                 feed.is_queued = false;
                 return Next::Nothing;
             }
@@ -411,7 +412,7 @@ impl Outgoing {
             .add(num_bytes, num_pages, Instant::now());
     }
 
-    /// Has the connection's writer look at this session.
+    /// Queues this session for the connection's writer.
     fn queue(&self, state: &mut State) {
         if let Some(feed) = &mut state.feed
             && !feed.is_queued
@@ -454,7 +455,7 @@ impl Feed {
         self.connection.remove_load(self.load_id);
     }
 
-    /// Unless the receiver has been told that all is well.
+    /// Refuses the load, unless the receiver has been told of its success.
     fn refuse(&self, reason: Refusal) {
         if self.is_complete {
             return;

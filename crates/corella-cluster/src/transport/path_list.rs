@@ -1,4 +1,4 @@
-//! The row paths that there are.
+//! The list of row paths.
 
 use std::sync::Arc;
 
@@ -6,16 +6,16 @@ use super::path_name::PathName;
 use super::row_path::{Link, RowPath};
 use super::{nixl, shm, tcp};
 
-/// Greetings have a bit for each place in the list, so that a new path comes last. Of two paths that suit a
-/// connection, the later one is tried.
+/// Greetings have a bit for each place in the list, so a new path is appended. If two paths suit a connection, the
+/// later one is tried.
 const ROW_PATHS: [PathName; 3] = [tcp::NAME, shm::NAME, nixl::NAME];
 
-/// The paths that every node has.
+/// Returns the paths that every node has.
 pub fn own_paths(incarnation: u64) -> Vec<Arc<dyn RowPath>> {
     vec![Arc::new(tcp::Tcp), Arc::new(shm::Shm::new(incarnation))]
 }
 
-/// The paths of a node, as its greeting tells them. Bits of paths that are unknown here stay as they are.
+/// The paths of a node, as in its greeting. Bits of unknown paths are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathSet(pub u8);
 
@@ -37,7 +37,7 @@ fn place_of(name: PathName) -> usize {
     place.expect("the list has every path")
 }
 
-/// The path that two nodes try; both ends come to the same answer.
+/// Returns the path that two nodes try; both ends come to the same answer.
 pub fn agreed<'a>(
     own: impl IntoIterator<Item = &'a Arc<dyn RowPath>>,
     theirs: PathSet,
@@ -64,7 +64,7 @@ mod tests {
         assert_eq!(name(PathSet::ALL, true), Some(shm::NAME));
         assert_eq!(name(PathSet::ALL, false), Some(tcp::NAME));
         assert_eq!(name(tcp_alone, true), Some(tcp::NAME));
-        // Paths that only the other end knows.
+        // Only the other end knows these paths.
         assert_eq!(name(PathSet(0b1111_0000), true), None);
     }
 }

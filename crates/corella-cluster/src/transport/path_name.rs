@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Content of an offer or of its answer, besides the path's name.
+/// The content of an offer or an answer, besides the path's name.
 pub type PathData = [u8; 32];
 
 /// A row path's name in frames and logs: ASCII, filled up with zeroes.

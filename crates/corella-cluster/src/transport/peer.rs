@@ -22,38 +22,38 @@ use super::row_path::Link;
 use super::socket::Socket;
 use super::{Hello, Incompatibility, PeerAddress};
 
-/// From one attempt to the next, where a peer refuses at once.
+/// The pause between attempts when a peer refuses at once.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// Its connection has the messages about cached blocks.
+/// The slot whose connection has the messages about cached blocks.
 const MESSAGE_SLOT: usize = 0;
 
-/// They are made when the sender becomes known, or when they are needed, and kept between loads.
+/// A peer's connections are made when the sender becomes known or is needed, and kept between loads.
 pub struct Peer {
     address: PeerAddress,
     first_index: usize,
     slots: Box<[Slot]>,
     next_slot: AtomicUsize,
-    /// The row path that the log has named, once for all connections.
+    /// The row path last logged, once for all connections.
     told: Mutex<String>,
 }
 
 #[derive(Default)]
 struct Slot {
     connection: AsyncMutex<Attempt>,
-    /// Loads that have this slot, whether it is connected or not.
+    /// Number of loads of this slot, connected or not.
     num_loads: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Attempt {
     connection: Option<Arc<ReceiverConnection>>,
-    /// Time and cause of the last attempt's failure: loads that waited for it need not try again.
+    /// Time and cause of the last attempt's failure. Loads that waited for the attempt do not repeat it.
     failure: Option<(Instant, LoadFailure)>,
 }
 
 impl Drop for Peer {
-    /// No load is left, so that open connections are of no more use.
+    /// The peer has no loads left, so open connections are of no more use.
     fn drop(&mut self) {
         for slot in &mut self.slots {
             if let Some(connection) = &slot.connection.get_mut().connection {
@@ -117,7 +117,7 @@ impl Peer {
         (0..self.slots.len()).map(|index| self.take_slot(index))
     }
 
-    /// The connection of messages about cached blocks, which keeps their order.
+    /// Returns the connection of messages about cached blocks, which keeps their order.
     pub fn message_slot(self: &Arc<Self>) -> SlotGuard {
         self.take_slot(MESSAGE_SLOT)
     }
@@ -141,12 +141,12 @@ impl Peer {
 }
 
 impl SlotGuard {
-    /// Which connection it is, of those to all peers: neighbours belong to one peer.
+    /// Returns the connection's index among all peers' connections. A peer's connections have adjacent indexes.
     pub fn index(&self) -> usize {
         self.peer.first_index + self.index
     }
 
-    /// Runs a load. An idle connection may have ended unnoticed, so a load that received nothing is tried once more.
+    /// Runs a load. An idle connection may have ended unnoticed, so a load that received nothing is retried once.
     pub async fn run(&self, load: &Arc<Incoming>, receiver: &Arc<ReceiverState>) {
         for _ in 0..2 {
             match self.connection(receiver).await {
@@ -158,14 +158,14 @@ impl SlotGuard {
         load.fail(LoadFailure::ConnectionLost);
     }
 
-    /// The connection, if it is made and free now.
+    /// Returns the connection, if it is made and free now.
     pub fn ready_connection(&self) -> Option<Arc<ReceiverConnection>> {
         let attempt = self.peer.slots[self.index].connection.try_lock().ok()?;
         let connection = attempt.connection.as_ref();
         connection.filter(|open| !open.is_closed()).cloned()
     }
 
-    /// Connects ahead of loads, unless that is done or under way.
+    /// Connects ahead of loads, unless a connection exists or is being made.
     pub async fn connect_ahead(&self, receiver: &Arc<ReceiverState>) {
         let is_under_way = self.peer.slots[self.index].connection.try_lock().is_err();
         if !is_under_way && let Err(failure) = self.connection(receiver).await {
@@ -173,7 +173,7 @@ impl SlotGuard {
         }
     }
 
-    /// Connects, unless another load has, with few attempts.
+    /// Connects with few attempts, unless another load has.
     pub async fn connection(
         &self,
         receiver: &Arc<ReceiverState>,
@@ -203,7 +203,7 @@ impl SlotGuard {
         }
     }
 
-    /// Tells of a lost connection while the slot is locked, so that no message has gone over the next one.
+    /// Reports a lost connection while the slot is locked, so that no message has gone over the next one.
     fn tell_lost(&self, receiver: &ReceiverState) {
         if self.index == MESSAGE_SLOT
             && let Some(client) = receiver.block_client.get()
@@ -245,7 +245,7 @@ impl SlotGuard {
                 }
                 Err(_) => reason = "it does not answer".to_owned(),
             }
-            // A refusal comes at once; the peer may be about to listen.
+            // A refusal comes at once, and the peer may be about to listen.
             let pause = RETRY_PAUSE.min(config.connect_timeout);
             let rest = pause.saturating_sub(started_at.elapsed());
             tokio::time::sleep(rest).await;
@@ -254,7 +254,7 @@ impl SlotGuard {
         Err(LoadFailure::Unreachable(format!("{address}: {reason}")))
     }
 
-    /// The reader of the sender's memory, if both ends have a path for that and it works between them.
+    /// Returns the reader of the sender's memory, if both ends share a path for it and its test succeeds.
     async fn meet(
         &self,
         socket: &Socket,
@@ -268,10 +268,10 @@ impl SlotGuard {
             return Ok(None);
         };
         let met = answer(socket, path, hello.incarnation, config.connect_timeout).await?;
-        // The path that this node would use if nothing of the sender were in the way.
+        // The path that this node would use if the sender had every path and native pages.
         let form = PageForm::Native;
         let wanted = agreed(&config.paths, PathSet::ALL, Link { is_local, form });
-        // Inside a host the address says how rows come.
+        // Inside a host the address determines the path.
         if let Some(wanted) = wanted.filter(|wanted| !is_local && !wanted.is_agreed_by_greeting()) {
             let without = format!("it runs without {}", wanted.name());
             let met = match &met {
@@ -306,10 +306,10 @@ impl SlotGuard {
                     Err(error) => debug!("KV connection to {address} has ended: {error}"),
                     Ok(()) => {}
                 },
-                // Also when the receiver is gone.
+                // The wait also ends when the receiver is dropped.
                 _ = stopped.wait_for(|&is_stopped| is_stopped) => {}
             }
-            // There may never be another load from this peer, and without this a socket would stay
+            // There may never be another load from this peer. Without this, a socket would stay
             // open for each peer that has gone.
             if let Some(peer) = peer.upgrade() {
                 let slot = peer.take_slot(index);

@@ -29,7 +29,7 @@ impl PeerTable {
         self.peers().len()
     }
 
-    /// Forgets peers without loads to make room. `None` if there is no room.
+    /// Forgets peers without loads to make room. Returns `None` if the table stays full.
     pub fn get(&self, address: &PeerAddress) -> Option<Arc<Peer>> {
         let mut peers = self.peers();
         if !peers.contains_key(address) && peers.len() >= self.max_peers {

@@ -1,4 +1,4 @@
-//! Places of bytes in a process's memory.
+//! Addresses of bytes in a process's memory.
 
 use std::ptr::NonNull;
 
@@ -7,7 +7,7 @@ use super::path_name::PathData;
 /// Bytes of a [`Place`] on the wire.
 pub const PLACE_BYTES: usize = 16;
 
-/// A piece of a process's memory, at an address of its own.
+/// A piece of a process's memory, by its address there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub address: u64,
@@ -39,7 +39,7 @@ impl Place {
     }
 }
 
-/// A word of a sender's memory. A receiver that finds another one there reads the wrong memory.
+/// A word in a sender's memory. A receiver that reads another value there reads the wrong memory.
 #[derive(Debug)]
 pub struct Word(Box<u64>);
 
@@ -52,7 +52,7 @@ impl Word {
         NonNull::slice_from_raw_parts(NonNull::from(&*self.0).cast(), size_of::<u64>())
     }
 
-    /// For a receiver, which tests with it what it reads.
+    /// Encodes the word's place and value for the receiver's test.
     pub fn encode(&self) -> PathData {
         let mut data = PathData::default();
         data[..8].copy_from_slice(&Place::of(self.memory()).address.to_le_bytes());
@@ -60,7 +60,7 @@ impl Word {
         data
     }
 
-    /// The place of a sender's word, and the bytes there.
+    /// Decodes the place of a sender's word and the bytes there.
     pub fn decode(data: &PathData) -> (Place, [u8; size_of::<u64>()]) {
         let [address, content] =
             [0, 8].map(|at| u64::from_le_bytes(data[at..at + 8].try_into().expect("8 bytes")));

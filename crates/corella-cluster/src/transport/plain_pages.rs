@@ -7,14 +7,13 @@ use std::time::Duration;
 use corella_core::{PageId, StepId};
 use corella_model::{KvGeometry, KvPages, LayerProgress};
 
-/// A layer's pages lie one behind the other, layer after layer.
+/// The pages of a layer are contiguous, layer after layer.
 pub struct PlainPages {
     geometry: KvGeometry,
     memory: NonNull<[u8]>,
 }
 
-// SAFETY: memory that this owns; callers of the unsafe functions promise that no write meets another
-// access.
+// SAFETY: memory that this owns. Callers of the unsafe functions promise that no write meets another access.
 unsafe impl Send for PlainPages {}
 // SAFETY: as above.
 unsafe impl Sync for PlainPages {}
@@ -50,14 +49,14 @@ impl PlainPages {
     /// # Safety
     /// The page is not written to within this layer meanwhile.
     pub unsafe fn bytes(&self, layer: u32, page: PageId) -> Vec<u8> {
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         unsafe { self.part(layer, page).as_ref() }.to_vec()
     }
 
     /// # Safety
     /// The page has no other user within this layer meanwhile.
     pub unsafe fn fill(&self, layer: u32, page: PageId, mut byte: impl FnMut(usize) -> u8) {
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         let bytes = unsafe { self.part(layer, page).as_mut() };
         for (i, out) in bytes.iter_mut().enumerate() {
             *out = byte(i);

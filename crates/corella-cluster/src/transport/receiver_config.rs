@@ -14,14 +14,15 @@ pub struct ReceiverConfig {
     pub connections_per_peer: usize,
     pub max_loads: usize,
     pub max_peers: usize,
-    /// Bytes of one load that a sender may send before it hears that they have come.
+    /// Bytes of one load that a sender may send before it receives credit.
     pub window_bytes: u32,
-    /// For one attempt, greeting included: the other end answers at once, but may wait for a core.
+    /// Limits one attempt, greeting included: the other end answers at once, but may wait for a
+    /// core.
     pub connect_timeout: Duration,
     pub num_connect_attempts: usize,
-    /// For connections that leave the host.
+    /// Used for connections that leave the host.
     pub tls: Option<ClusterTls>,
-    /// By which rows come from senders that have them, too.
+    /// The paths by which rows may come from senders that have them, too.
     pub paths: Vec<Arc<dyn RowPath>>,
 }
 

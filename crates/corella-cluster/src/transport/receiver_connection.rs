@@ -26,13 +26,13 @@ use super::row_path::{RowReader, Target};
 use super::socket::Socket;
 use super::tcp::TcpReader;
 
-/// A sender that reads no messages for so long, or whose memory cannot be read for so long, is
+/// A sender that reads no messages for this long, or whose memory cannot be read for this long, is
 /// given up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct ReceiverConnection {
     socket: Socket,
-    /// The sender's.
+    /// The sender's greeting.
     pub hello: Hello,
     form: PageForm,
     /// From the sender's canonical pages to this node's.
@@ -43,7 +43,7 @@ pub struct ReceiverConnection {
 impl ReceiverConnection {
     /// `None` for a sender whose rows have another shape.
     pub fn new(socket: Socket, hello: Hello, form: PageForm, own: &Hello) -> Option<Self> {
-        // The loads of a receiver are bounded, whichever connections they have.
+        // The receiver bounds its loads over all connections.
         let queue = ConnectionQueue::new(ConnectionId(0), usize::MAX, Arc::default());
         Some(Self {
             conversion: PageConversion::new(&hello.geometry, &own.geometry)?,
@@ -54,7 +54,7 @@ impl ReceiverConnection {
         })
     }
 
-    /// Has a load come over this connection.
+    /// Requests a load over this connection.
     pub fn open(&self, load: &Incoming, window_bytes: u32) {
         load.open(&self.queue, &self.hello, window_bytes);
     }
@@ -72,7 +72,7 @@ impl ReceiverConnection {
         self.queue.is_closed()
     }
 
-    /// Until the connection ends, or this is dropped. `memory` reads the sender's memory, if that is agreed.
+    /// Runs until the connection ends, or this is dropped. `memory` reads the sender's memory, if the path is agreed.
     pub async fn run(
         self: &Arc<Self>,
         receiver: &ReceiverState,
@@ -112,13 +112,13 @@ impl Drop for Closing<'_> {
     }
 }
 
-/// Reads pages in a sender's memory that do not follow their frames.
+/// Reads pages from a sender's memory, for frames without a payload.
 pub struct SenderMemory {
     pub path: PathName,
     pub reader: Box<dyn RowReader>,
 }
 
-/// Reads frames, and the rows of each run, by whichever path they come.
+/// Reads frames, and the rows of each run by the agreed path.
 struct RunReader<'a> {
     connection: &'a ReceiverConnection,
     receiver: &'a ReceiverState,
@@ -127,7 +127,7 @@ struct RunReader<'a> {
     memory: Option<SenderMemory>,
     parts: IoParts,
     places: Vec<u8>,
-    /// A layer's recurrent state on its way to a snapshot.
+    /// A buffer for a layer's recurrent state on its way to a snapshot.
     state: Vec<u8>,
     hasher: Checksum,
 }
@@ -178,7 +178,7 @@ impl<'a> RunReader<'a> {
                 }
                 _ => return Err(violation("a frame that a sender must not send here")),
             };
-            // A fast sender on this host never lets the socket run dry: others have their turn.
+            // A fast sender on this host never lets the socket run dry, so other tasks get a turn here.
             tokio::task::yield_now().await;
             if let Err(what) = result {
                 if let Some(load) = self.load(load_id) {
@@ -208,13 +208,13 @@ impl<'a> RunReader<'a> {
         Ok(())
     }
 
-    /// A load that comes over this connection, unless it is over.
+    /// Returns a load of this connection, unless it is over.
     fn load(&self, load_id: u64) -> Option<Arc<Incoming>> {
         let is_here = self.connection.queue.key_of(load_id).is_some();
         { is_here }.then(|| self.receiver.loads().get(&load_id).cloned())?
     }
 
-    /// The inner error is the sender's mistake.
+    /// The inner error is the sender's violation.
     async fn read_run(&mut self, run: PageRun) -> io::Result<Result<(), &'static str>> {
         let receiver = self.receiver;
         let geometry = &self.connection.hello.geometry;
@@ -260,8 +260,8 @@ impl<'a> RunReader<'a> {
             load.fail(LoadFailure::Corrupt);
             return match run.num_places {
                 0 => Err(violation("pages that do not have their checksum")),
-                // The sender has taken its pages back, or its memory could not be read. Neither affects the other loads
-                // of the connection.
+                // The sender has taken its pages back, or its memory could not be read. The connection's other loads
+                // are unaffected.
                 _ => Ok(Ok(())),
             };
         }
@@ -275,7 +275,7 @@ impl<'a> RunReader<'a> {
         Ok(Ok(()))
     }
 
-    /// A recurrent state follows. The inner error is the sender's mistake.
+    /// Reads a recurrent state. The inner error is the sender's violation.
     async fn read_state(&mut self, run: StateRun) -> io::Result<Result<(), &'static str>> {
         let num_bytes = run.num_bytes as usize;
         if num_bytes > MAX_STATE_BYTES {
@@ -318,8 +318,8 @@ impl<'a> RunReader<'a> {
         Ok(Ok(()))
     }
 
-    /// A run that is still in the sender's memory. Returns whether it was read with its checksum; `None` if no load
-    /// wants it any more.
+    /// Reads a run from the sender's memory. Returns whether it was read with its checksum, or `None` if its load has
+    /// ended.
     async fn read_places(
         &mut self,
         run: &PageRun,

@@ -43,7 +43,7 @@ impl ReceiverState {
         self.loads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts bytes of pages that were read from a sender's memory.
+    /// Counts bytes of pages read from a sender's memory.
     pub fn count_read(&self, path: PathName, num_bytes: u64) {
         *self.path_bytes().entry(path).or_default() += num_bytes;
     }

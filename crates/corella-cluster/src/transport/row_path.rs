@@ -1,4 +1,4 @@
-//! Paths of rows from a sender's pages to a receiver's.
+//! Paths by which rows move from a sender's pages to a receiver's.
 
 use std::fmt;
 use std::io;
@@ -30,14 +30,14 @@ pub trait RowPath: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Lets receivers read these pages as long as the path lives. `None` if these cannot be read this way.
+    /// Lets receivers read these pages as long as the path lives. Returns `None` if the path cannot read them.
     fn offer(&self, pages: &Arc<dyn KvPages>) -> Result<Option<Offer>, PathError>;
 
-    /// The sender's part, before a receiver is told the offer.
+    /// Plays the sender's part, before a receiver gets the offer.
     fn meet_receiver(&self, _socket: &Socket) {}
 
-    /// The receiver's part. The inner error is why rows have to follow their frames on the socket. The outer one ends
-    /// the connection.
+    /// Plays the receiver's part. The inner error says why rows must follow their frames on the socket. The outer one
+    /// ends the connection.
     fn meet_sender<'a>(
         self: Arc<Self>,
         socket: &'a Socket,
@@ -51,7 +51,7 @@ pub trait RowReader: Send {
     /// Sets the places of the next read. Returns false unless they have `num_bytes` in all.
     fn set_places(&mut self, places: &mut dyn Iterator<Item = Place>, num_bytes: usize) -> bool;
 
-    /// Copies from the places, and returns whether the bytes were read and have the checksum; `None` if the gate was
+    /// Copies from the places. Returns whether the bytes were read and have the checksum, or `None` if the gate was
     /// closed. An error ends the connection. The future's allocation is one for each chunk.
     ///
     /// # Safety
@@ -62,7 +62,7 @@ pub trait RowReader: Send {
 /// The properties of a connection that decide whether a path suits it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Both ends are on one host.
+    /// Whether both ends are on one host.
     pub is_local: bool,
     /// The form in which pages travel.
     pub form: PageForm,

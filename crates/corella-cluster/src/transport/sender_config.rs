@@ -14,23 +14,23 @@ pub struct SenderConfig {
     pub max_connections: usize,
     pub max_loads_per_connection: usize,
     pub max_stored: usize,
-    /// Loads that come before their session.
+    /// Limits the loads that arrive before their session.
     pub max_waiting_loads: usize,
-    /// A load waits no longer, whatever it asks for.
+    /// Limits the wait of a load, even if it asks for more.
     pub max_wait: Duration,
     pub max_tombstones: usize,
     pub tombstone_time: Duration,
-    /// Bytes a second that the node sends in all.
+    /// Limits the bytes per second over all connections.
     pub max_bandwidth: Option<u64>,
-    /// Bytes of one session before another has its turn; at least a page goes out.
+    /// Bytes of one session before the next session's turn. A single page may be larger.
     pub chunk_bytes: usize,
-    /// A connection that takes nothing for so long is closed.
+    /// A connection that takes nothing for this long is closed.
     pub stall_timeout: Duration,
-    /// A connection without loads and frames is closed after it.
+    /// A connection without loads and frames is closed after this time.
     pub idle_timeout: Duration,
-    /// For connections from other hosts.
+    /// Used for connections from other hosts.
     pub tls: Option<ClusterTls>,
-    /// By which receivers that have them, too, get rows.
+    /// The row paths offered to receivers that have them, too.
     pub paths: Vec<Arc<dyn RowPath>>,
 }
 
@@ -47,7 +47,7 @@ impl SenderConfig {
             max_tombstones: 16_384,
             tombstone_time: Duration::from_secs(60),
             max_bandwidth: None,
-            // It stays in a core's cache on either side, and 256 KB cost a fifth of the speed inside a host,
+            // Such a chunk stays in a core's cache at both ends. 256 KB cost a fifth of the speed inside a host,
             // because threads are woken for every chunk.
             chunk_bytes: 1 << 20,
             stall_timeout: Duration::from_secs(10),

@@ -1,4 +1,4 @@
-//! A receiver's connection, on the sender's side.
+//! A receiver's connection at the sender.
 
 use std::io;
 use std::sync::Arc;
@@ -19,14 +19,15 @@ use super::sender_state::SenderState;
 use super::socket::Socket;
 use super::store_table::Lookup;
 
-/// The wait of a load for a prompt that is kept for any node: others hear of it at about the time when it is stored.
+/// Limits the wait for a prompt that is kept for any node: the other node learns of it at about the time when it is
+/// stored.
 const ANYBODY_WAIT: Duration = Duration::from_secs(1);
 
 pub struct SenderConnection {
     queue: Arc<ConnectionQueue>,
     socket: Socket,
     form: PageForm,
-    /// The receiver reads native pages from this node's memory.
+    /// Whether the receiver reads native pages from this node's memory.
     sends_places: bool,
     peer_incarnation: u64,
 }
@@ -66,12 +67,12 @@ impl SenderConnection {
         tokio::select! {
             result = self.read(sender, reader) => result,
             error = self.queue.frames.overflow() => Err(error),
-            // A panic is as much of an end.
+            // A panic ends the connection like an error.
             result = writer => result.unwrap_or_else(|error| Err(io::Error::other(error))),
         }
     }
 
-    /// Every session that was served here is told, so that nothing waits for a connection that is gone.
+    /// Tells every session served here, so that none waits for a closed connection.
     fn close(&self, sender: &SenderState) {
         self.socket.shut_down();
         for (load_id, key) in self.queue.close() {
@@ -98,7 +99,7 @@ impl SenderConnection {
             let idle_timeout = sender.config.idle_timeout;
             let frame = match tokio::time::timeout(idle_timeout, reader.next(&self.socket)).await {
                 Ok(frame) => frame?,
-                // Loads have deadlines of their own.
+                // Loads have their own deadlines.
                 Err(_) if !self.queue.is_empty() => continue,
                 Err(_) => return Ok(()),
             };
@@ -130,7 +131,7 @@ impl SenderConnection {
         }
     }
 
-    /// The session that a load asks for, if it is stored.
+    /// Returns the session that a load asks for, if it is stored.
     fn serving(&self, sender: &SenderState, load_id: u64) -> Option<Arc<Outgoing>> {
         let key = self.queue.key_of(load_id)?;
         sender.stored(&key)
@@ -218,7 +219,7 @@ impl SenderConnection {
                     chunks.write(&self.socket, &outgoing, run, &pages).await?;
                     outgoing.note_sent(num_bytes, pages.len());
                     self.queue.requeue(load_id);
-                    // Sockets inside a host may never block: others have their turn.
+                    // Sockets inside a host may never block, so other tasks get a turn here.
                     tokio::task::yield_now().await;
                 }
                 Next::State(run, snapshot) => {

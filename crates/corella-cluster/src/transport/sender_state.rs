@@ -1,4 +1,4 @@
-//! State that all connections of a sender share: the sessions that are stored, and the bandwidth.
+//! State that all connections of a sender share: the stored sessions and the bandwidth.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,10 +20,10 @@ use super::sender_config::SenderConfig;
 use super::store_table::StoreTable;
 use super::token_bucket::TokenBucket;
 
-/// With a limited bandwidth, a chunk takes no longer, so that its connection's other frames do not
-/// wait for it.
+/// Limits a chunk under a limited bandwidth, so that its connection's other frames do not wait for
+/// it.
 const CHUNK_TIME: f64 = 0.02;
-/// Peers whose speed is remembered.
+/// Limits the peers whose speed is remembered.
 const MAX_METERS: usize = 1024;
 
 pub struct SenderState {
@@ -40,7 +40,7 @@ pub struct SenderState {
     next_connection: AtomicU64,
     pub num_refused_connections: AtomicU64,
     pub num_bytes_sent: AtomicU64,
-    /// Serves loads of cached blocks, where the node does so.
+    /// Serves loads of cached blocks, if the node does so.
     pub blocks: OnceLock<Arc<dyn BlockServer>>,
 }
 
@@ -88,7 +88,7 @@ impl SenderState {
         self.offers.iter().find(|(path, _)| path.name() == name)
     }
 
-    /// Takes so many bytes from the limit, and returns the time to wait before they may be sent.
+    /// Takes bytes from the limit, and returns the time to wait before sending them.
     pub fn take_bandwidth(&self, num_bytes: usize) -> Duration {
         self.num_bytes_sent
             .fetch_add(num_bytes as u64, Ordering::Relaxed);
@@ -98,11 +98,11 @@ impl SenderState {
         }
     }
 
-    /// For a new connection of this receiver.
+    /// Returns the queue of a new connection of this receiver.
     pub fn new_queue(&self, peer_incarnation: u64) -> ConnectionQueue {
         let mut meters = self.meters();
         if meters.len() >= MAX_METERS {
-            // Those of peers that are connected have two owners.
+            // The meter of a connected peer has two owners.
             meters.retain(|_, meter| Arc::strong_count(meter) > 1);
         }
         let meter = meters.entry(peer_incarnation).or_default().clone();

@@ -1,4 +1,4 @@
-//! Rows that are copied from the memory of another process on this host.
+//! Copies rows from the memory of another process on this host.
 
 mod host_memory;
 
@@ -18,7 +18,7 @@ use host_memory::{HostMemory, allow_reader};
 
 pub const NAME: PathName = PathName::new("shm");
 
-/// Part of the word that a receiver reads as a test.
+/// Half of the word that a receiver reads as a test.
 const WORD: u64 = 0x5bd1_e995_c0de_11a5;
 
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl RowPath for Shm {
     }
 }
 
-/// The other process's memory, if its word can be read.
+/// Returns the other process's memory, if its word can be read.
 fn read_word(socket: &Socket, offer: &Offer) -> Option<HostMemory> {
     let (place, content) = Word::decode(&offer.data);
     let mut memory = HostMemory::new(socket.peer_pid()?);

@@ -20,10 +20,10 @@ use crate::tls::ClusterTls;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum PeerAddress {
     Tcp(SocketAddr),
-    /// HOST:PORT, where the host is a name, which is looked up for each connection.
+    /// HOST:PORT with a host name, which is looked up for each connection.
     Name(String),
-    /// The name of a socket for peers on this host. It is an abstract one of Linux, which goes with its
-    /// process however that ends, and which the network namespace has to itself.
+    /// The name of a socket for peers on this host. The socket is in Linux's abstract namespace: it vanishes with its
+    /// process however that ends, and belongs to one network namespace.
     Unix(String),
 }
 
@@ -56,10 +56,10 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// In front of a socket's name where an address is text.
+/// Precedes a socket's name in the text of an address.
 const UNIX: &str = "unix:";
 
-/// As `Display` writes it.
+/// Parses the text that `Display` writes.
 impl FromStr for PeerAddress {
     type Err = String;
 
@@ -81,15 +81,15 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Over the network with TLS if there is some; the certificate at the other end must name the
-    /// address's host. Inside the host the process that listens must have this one's user, because
-    /// any process may take a name there.
+    /// Connects with TLS over the network, if configured; the certificate at the other end must
+    /// name the address's host. Inside the host the listening process must have this one's user,
+    /// because any process may take a name there.
     pub async fn connect(address: &PeerAddress, tls: Option<&ClusterTls>) -> io::Result<Self> {
         let stream = match address {
             PeerAddress::Tcp(address) => TcpStream::connect(address).await?,
             PeerAddress::Name(address) => TcpStream::connect(address).await?,
             PeerAddress::Unix(name) => {
-                // The zero in front makes the name an abstract one.
+                // A leading zero byte makes the name abstract.
                 let stream = UnixStream::connect(format!("\0{name}")).await?;
                 return Self::Unix(stream).of_own_user();
             }
@@ -111,8 +111,8 @@ impl Socket {
         }
     }
 
-    /// Refuses a connection inside the host with a process of another user: sockets with names have no
-    /// permissions, and the kernel tells the user at the other end.
+    /// Refuses a connection inside the host with a process of another user. Abstract sockets have no permissions, and
+    /// the kernel reports the user at the other end.
     fn of_own_user(self) -> io::Result<Self> {
         match self.has_own_user() {
             true => Ok(self),
@@ -146,7 +146,7 @@ impl Socket {
         }
     }
 
-    /// True if the process at the other end of a connection inside the host has this one's user.
+    /// Returns whether the process at the other end of a connection inside the host has this one's user.
     fn has_own_user(&self) -> bool {
         match self {
             Self::Tcp(_) | Self::Tls(_) => false,
@@ -174,7 +174,7 @@ impl Socket {
         }
     }
 
-    /// Returns the number of bytes that came. At the end of the stream an error.
+    /// Returns the number of bytes received, or an error at the end of the stream.
     pub fn try_read(&self, out: &mut [u8]) -> io::Result<usize> {
         let num_bytes = match self {
             Self::Tcp(stream) => stream.try_read(out)?,
@@ -187,7 +187,7 @@ impl Socket {
         }
     }
 
-    /// For the few bytes of a frame at the beginning of a connection.
+    /// Reads the few bytes of a frame at the beginning of a connection.
     pub async fn read_exact(&self, mut out: &mut [u8]) -> io::Result<()> {
         while !out.is_empty() {
             self.readable().await?;
@@ -200,7 +200,7 @@ impl Socket {
         Ok(())
     }
 
-    /// True if the other end is known to send nothing more, for callers that do not read meanwhile.
+    /// Returns whether the other end is known to send nothing more, for callers that do not read meanwhile.
     pub async fn has_ended(&self) -> bool {
         let ready = async {
             match self {
@@ -216,7 +216,7 @@ impl Socket {
         }
     }
 
-    /// For the few bytes of a frame at the beginning of a connection.
+    /// Writes the few bytes of a frame at the beginning of a connection.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         loop {
             let sent = match (bytes.is_empty(), self) {
@@ -236,13 +236,13 @@ impl Socket {
         }
     }
 
-    /// Receives into the next pieces, and returns the number of bytes. At the end of the stream an error.
+    /// Receives into the next pieces, and returns the number of bytes, or an error at the end of the stream.
     ///
     /// # Safety
     /// The pieces' memory has no other user meanwhile.
     pub unsafe fn try_receive(&self, parts: &IoParts) -> io::Result<usize> {
         let num_bytes = match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: promised by the caller.
             Self::Tls(socket) => unsafe { socket.try_receive(parts.for_call())? },
             Self::Tcp(stream) => {
                 stream.try_io(Interest::READABLE, || receive(stream.as_raw_fd(), parts))?
@@ -257,14 +257,14 @@ impl Socket {
         }
     }
 
-    /// Sends from the next pieces, and returns the number of bytes, some of them sent perhaps only when
-    /// [`try_flush`](Self::try_flush) says so.
+    /// Sends from the next pieces, and returns the number of bytes. Some of them may not be out before
+    /// [`try_flush`](Self::try_flush) succeeds.
     ///
     /// # Safety
     /// The pieces' memory is not written to meanwhile.
     pub unsafe fn try_send(&self, parts: &IoParts) -> io::Result<usize> {
         match self {
-            // SAFETY: the caller's promise.
+            // SAFETY: promised by the caller.
             Self::Tls(socket) => unsafe { socket.try_send(parts.for_call()) },
             Self::Tcp(stream) => {
                 stream.try_io(Interest::WRITABLE, || send(stream.as_raw_fd(), parts))
@@ -275,7 +275,7 @@ impl Socket {
         }
     }
 
-    /// Succeeds when all that was sent is out; `WouldBlock` while it is not.
+    /// Succeeds when all bytes are out; fails with `WouldBlock` before.
     pub fn try_flush(&self) -> io::Result<()> {
         match self {
             Self::Tls(socket) => socket.try_flush(),
@@ -283,21 +283,21 @@ impl Socket {
         }
     }
 
-    /// Ends the waits of both sides' tasks.
+    /// Wakes the waiting tasks of both directions.
     pub fn shut_down(&self) {
         let fd = match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
             Self::Tls(socket) => socket.fd(),
             Self::Unix(stream) => stream.as_raw_fd(),
         };
-        // SAFETY: a call on an open descriptor. That it fails on a lost connection is no harm.
+        // SAFETY: a call on an open descriptor. Failure on a lost connection is harmless.
         unsafe { libc::shutdown(fd, libc::SHUT_RDWR) };
     }
 }
 
 fn receive(fd: RawFd, parts: &IoParts) -> io::Result<usize> {
     let mut message = message_of(parts.for_call());
-    // SAFETY: the message names pieces that are the caller's.
+    // SAFETY: the message names pieces that the caller owns.
     checked(unsafe { libc::recvmsg(fd, &mut message, 0) })
 }
 

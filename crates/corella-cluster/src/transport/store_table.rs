@@ -1,4 +1,4 @@
-//! The core's [`CacheStore`] with a clock, and with the connections of the loads that wait in it.
+//! The core's [`CacheStore`] with a clock, and with the connections of its waiting loads.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::frame::{Frame, LoadFrame, Refusal};
 use super::outgoing::Outgoing;
 use super::sender_config::SenderConfig;
 
-/// The offers of a sender and the loads that wait for one. Bounded in each of its parts.
+/// The offers of a sender and the loads that wait for one. Each of its parts is bounded.
 pub struct StoreTable {
     store: CacheStore<Arc<Outgoing>, WaitingLoad>,
     start: Instant,
@@ -42,7 +42,7 @@ impl WaitingLoad {
 pub enum Lookup {
     Stored(Arc<Outgoing>),
     Refused(Refusal),
-    /// It waits; the task that watches the deadlines should look again.
+    /// The load waits; the task that watches the deadlines must look again.
     Waits,
 }
 
@@ -118,7 +118,7 @@ impl StoreTable {
         }
     }
 
-    /// Refuses the loads whose time is up, and returns when the next one's will be.
+    /// Refuses the loads whose deadline has passed, and returns the next deadline.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         let now_us = self.time_us(now);
         while let Some((_, waiting)) = self.store.poll_late_load(now_us) {
@@ -128,7 +128,7 @@ impl StoreTable {
         Some(self.start + Duration::from_micros(next_us))
     }
 
-    /// The receiver wants it no more; it may ask again.
+    /// Cancels a load; the receiver may ask again.
     pub fn cancel(&mut self, connection: ConnectionId, load_id: u64, key: &SessionKey) {
         self.store
             .cancel(*key, |waiting| waiting.is(connection, load_id));

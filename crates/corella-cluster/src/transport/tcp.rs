@@ -1,4 +1,4 @@
-//! Rows that follow their frames on the connection's own socket, over TCP and wherever no other path serves.
+//! Rows that follow their frames on the connection's own socket: over TCP, and wherever no other path works.
 
 mod reader;
 
@@ -15,7 +15,7 @@ pub use reader::TcpReader;
 
 pub const NAME: PathName = PathName::new("TCP");
 
-/// Every connection has a [`TcpReader`], whatever its path is, because pages in their canonical form go this way.
+/// Every connection has a [`TcpReader`], even with another path, because pages in their canonical form go this way.
 #[derive(Debug)]
 pub struct Tcp;
 

@@ -1,4 +1,4 @@
-//! A TCP connection whose bytes TLS keeps from others.
+//! A TCP connection encrypted by TLS.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 use tokio_rustls::rustls::Connection;
 
-/// Reader and writer share the session's state. Both are tasks of one thread, so that neither waits
-/// for the lock.
+/// Reader and writer share the session's state. Both are tasks of one thread, so neither waits for
+/// the lock.
 pub struct TlsSocket {
     stream: TcpStream,
     session: Mutex<Connection>,
@@ -44,7 +44,7 @@ impl TlsSocket {
         self.stream.as_raw_fd()
     }
 
-    /// Bytes that have come may have been deciphered before a caller asked for them.
+    /// Received bytes may have been deciphered before a caller asked for them.
     pub async fn readable(&self) -> io::Result<()> {
         if process(&mut self.session())? > 0 {
             return Ok(());
@@ -86,7 +86,7 @@ impl TlsSocket {
                         filled += len;
                         num_bytes += len;
                     }
-                    // The error shows again with the next call.
+                    // The next call returns the error again.
                     Err(_) if num_bytes > 0 => return Ok(num_bytes),
                     Err(error) => return Err(error),
                 }
@@ -100,11 +100,11 @@ impl TlsSocket {
             iov_base: bytes.as_ptr().cast_mut().cast(),
             iov_len: bytes.len(),
         };
-        // SAFETY: bytes that are borrowed for this call, which only reads them.
+        // SAFETY: bytes borrowed for this call, which only reads them.
         unsafe { self.try_send(&[part]) }
     }
 
-    /// Takes bytes over. Some may stay here until [`try_flush`](Self::try_flush).
+    /// Accepts bytes. Some may stay here until [`try_flush`](Self::try_flush).
     ///
     /// # Safety
     /// The pieces' memory is not written to meanwhile.
@@ -127,7 +127,7 @@ impl TlsSocket {
         }
     }
 
-    /// Sends the bytes that were taken over; `WouldBlock` while some of them are left.
+    /// Sends the accepted bytes; fails with `WouldBlock` while some of them are left.
     pub fn try_flush(&self) -> io::Result<()> {
         self.flush(&mut self.session())
     }
@@ -140,7 +140,7 @@ impl TlsSocket {
     }
 }
 
-/// Deciphers the bytes that have come, and returns the number that can be read.
+/// Deciphers the received bytes, and returns the number of readable ones.
 fn process(session: &mut Connection) -> io::Result<usize> {
     let state = session.process_new_packets();
     let state = state.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;

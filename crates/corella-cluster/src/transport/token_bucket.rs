@@ -1,11 +1,11 @@
-//! A limit of what a node sends.
+//! A limit of the bytes that a node sends.
 
 use std::time::{Duration, Instant};
 
-/// Bytes that were not sent for this long may be sent at once.
+/// Bytes that were left unsent for up to this long may be sent at once.
 const BURST: Duration = Duration::from_millis(20);
 
-/// Chunks take their bytes first and wait for them afterwards, each behind those before it.
+/// Chunks take their bytes first and then wait, in their order.
 pub struct TokenBucket {
     bytes_per_s: f64,
     /// Below 0 while chunks wait.
@@ -22,7 +22,7 @@ impl TokenBucket {
         }
     }
 
-    /// Takes bytes that may be sent after the time that is returned.
+    /// Takes bytes that may be sent after the returned time.
     pub fn take(&mut self, num_bytes: usize, now: Instant) -> Duration {
         let since = now.saturating_duration_since(self.filled_at).as_secs_f64();
         let most = self.bytes_per_s * BURST.as_secs_f64();
@@ -46,7 +46,7 @@ mod tests {
         assert_eq!(ms(bucket.take(50_000, start)), 50.0);
         assert_eq!(ms(bucket.take(50_000, start)), 100.0);
         assert_eq!(ms(bucket.take(50_000, at(100))), 50.0);
-        // After a long silence: 20 ms' worth at once, and no more.
+        // After a long silence, 20 ms' worth may go at once, and no more.
         assert_eq!(ms(bucket.take(20_000, at(60_000))), 0.0);
         assert_eq!(ms(bucket.take(10_000, at(60_000))), 10.0);
     }

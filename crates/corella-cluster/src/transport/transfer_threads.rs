@@ -9,11 +9,10 @@ use std::thread;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::watch;
 
-/// Few, because they take turns with the executor's workers. Sender and receiver of a node may share
-/// them, and nothing else runs there: a task may copy for as long as a chunk takes.
+/// Few, because they compete with the executor's workers. Sender and receiver of a node may share them, and nothing
+/// else runs there: a task may copy for the length of a chunk.
 ///
-/// A connection stays on one thread, with all that is done for it, so that what it hears and what it
-/// says next need no other thread to be woken.
+/// A connection stays on one thread with all of its tasks, so that no message needs another thread to be woken.
 #[derive(Clone)]
 pub struct TransferThreads {
     threads: Arc<Threads>,
@@ -22,7 +21,7 @@ pub struct TransferThreads {
 struct Threads {
     handles: Vec<Handle>,
     next: AtomicUsize,
-    /// The threads end when this is dropped, together with the last owner.
+    /// The threads end when this is dropped together with the last owner.
     _alive: watch::Sender<()>,
 }
 
@@ -50,12 +49,12 @@ impl TransferThreads {
         })
     }
 
-    /// The threads by turns.
+    /// Returns the threads in turn.
     pub(super) fn next(&self) -> &Handle {
         self.get(self.threads.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Always the same thread for an index.
+    /// Returns the same thread for the same index.
     pub(super) fn get(&self, index: usize) -> &Handle {
         &self.threads.handles[index % self.threads.handles.len()]
     }

@@ -60,7 +60,7 @@ async fn further_connections_wait_until_one_ends() {
     ];
     let first = next(&mut connections).await;
     let _second = next(&mut connections).await;
-    // The runtime has one thread, and looks at its sockets every 61 turns: a third would be there by then.
+    // The runtime has one thread and polls its sockets every 61 turns, so a third connection would be there by then.
     for _ in 0..1000 {
         tokio::task::yield_now().await;
     }
@@ -73,7 +73,7 @@ async fn further_connections_wait_until_one_ends() {
     next(&mut connections).await;
 }
 
-/// An address that has all of its connections does not keep others out, and gets a place back when one ends.
+/// An address with all of its connections in use does not keep others out. It gets a place back when one ends.
 #[tokio::test]
 async fn connections_are_bounded_by_address() {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();

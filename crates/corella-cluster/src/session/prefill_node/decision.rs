@@ -1,4 +1,4 @@
-//! Which node computes a prompt that a decode node has a part of.
+//! Chooses the node that computes a prompt of which a decode node has a part.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,8 +32,8 @@ impl DecisionCounts {
 }
 
 impl Node {
-    /// Asks the engine how much of the prompt it has, and decides. If the engine is too late, the session goes on
-    /// without a decision.
+    /// Asks the engine how much of the prompt it has cached, and decides. If the engine answers too late, the session
+    /// continues without a decision.
     pub(super) fn decide(
         self: &Arc<Self>,
         state: &mut State,
@@ -106,7 +106,7 @@ impl Node {
     ) -> ComputeCost {
         let facts = self.peers.facts(node);
         let report = facts.and_then(|facts| facts.report).unwrap_or_default();
-        // Nothing is known of the requests that wait there: each counts as a prompt of this length.
+        // The lengths of the waiting requests are unknown: each counts as a prompt of this length.
         let num_queued_tokens = u64::from(report.num_waiting) * u64::from(num_prompt_tokens);
         let num_missing = num_cached_rows.saturating_sub(here.num_cached_rows);
         let fetcher = self.fetcher.as_ref();

@@ -1,4 +1,4 @@
-//! Requests of a prefill node's own engine: prompts for decode nodes, and what is decoded here.
+//! Requests of a prefill node's own engine: prompts for decode nodes, and requests decoded here.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use corella_engine::{Entry, StreamEvent, Submission, SubmitError, TokenStream};
 use super::{ExportTask, Exported, Node, State};
 use crate::driver::Driver;
 
-/// How often to check whether a decode node still takes rows.
+/// Time between two checks whether a decode node still takes rows.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Node {
@@ -67,7 +67,7 @@ impl Node {
         while let Some(event) = poll_fn(|cx| stream.poll_next(cx)).await {
             let mut state = self.lock();
             match event {
-                // Where there is no fallback, a request is taken only with its first token.
+                // Without fallback, a request is accepted only with its first token.
                 StreamEvent::Accepted => {
                     if self.falls_back
                         && let Some(client) = state.sessions.client(session)

@@ -1,4 +1,4 @@
-//! The clients, streams and tasks of a prefill node's sessions: what has to be woken, closed or stopped.
+//! The clients, streams and tasks of a prefill node's sessions, which must be woken, closed or stopped.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::task::AbortHandle;
 use crate::session::link::Link;
 use crate::session::wire::Envelope;
 
-/// A session is there until it has none of these.
+/// A session is removed when it has no client, stream or task left.
 #[derive(Default)]
 pub struct SessionTable(HashMap<SessionId, Session>);
 
@@ -31,7 +31,7 @@ pub struct Client {
     pub facts: ClientFacts,
 }
 
-/// What only this node knows of a client's request.
+/// A client's request with the facts that only this node knows.
 pub struct ClientFacts {
     pub adapter: Option<Arc<LoadedAdapter>>,
     pub constraint: Option<Arc<dyn TokenConstraint>>,
@@ -42,7 +42,7 @@ pub struct ClientFacts {
 pub struct Attempt {
     key: SessionKey,
     pub link: Link<Envelope>,
-    /// When the decode node was told the first token, until it draws one.
+    /// The time at which the decode node was told the first token, until it draws one.
     pub handed_over_at: Option<Instant>,
 }
 
@@ -76,7 +76,7 @@ impl SessionTable {
             .find(|attempt| attempt.key == key)
     }
 
-    /// Closes an attempt's stream behind what has been sent on it.
+    /// Closes an attempt's stream after the messages already sent.
     pub fn close(&mut self, key: SessionKey) {
         self.change(key.session, |session| {
             session.attempts.retain(|attempt| attempt.key != key);
@@ -99,7 +99,7 @@ impl SessionTable {
         self.0.entry(id).or_default()
     }
 
-    /// Changes a session, and forgets it if nothing is left of it.
+    /// Changes a session, and removes it if it is empty.
     fn change<T>(&mut self, id: SessionId, change: impl FnOnce(&mut Session) -> T) -> Option<T> {
         let session = self.0.get_mut(&id)?;
         let changed = change(session);

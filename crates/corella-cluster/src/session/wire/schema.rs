@@ -1,4 +1,4 @@
-//! The messages of a session as protocol buffers, written by hand: there is no `.proto` file.
+//! The messages of a session as protocol buffers, written by hand without a `.proto` file.
 
 use prost::Message;
 
@@ -82,16 +82,16 @@ pub struct Hello {
     pub weight_format: String,
     #[prost(string, tag = "12")]
     pub instruction_set: String,
-    /// Where rows are loaded from, when the sender is a prefill node.
+    /// The source of rows when the sender is a prefill node.
     #[prost(string, tag = "13")]
     pub kv_address: String,
-    /// How a decode node is, in its answer to a probe.
+    /// The load of a decode node, in its answer to a probe.
     #[prost(message, optional, tag = "14")]
     pub load: Option<Load>,
-    /// Where rows are loaded from by a node on the same host: the abstract name of a socket.
+    /// The source of rows for a node on the same host: the abstract name of a socket.
     #[prost(string, tag = "15")]
     pub kv_socket: String,
-    /// Names the sender's host: nodes with the same name share memory and names of sockets.
+    /// The name of the sender's host. Nodes with the same name share memory and socket names.
     #[prost(string, tag = "16")]
     pub host: String,
 }
@@ -141,7 +141,7 @@ pub struct Allocate {
     pub cache_salt: Option<String>,
     #[prost(uint64, optional, tag = "7")]
     pub remaining_us: Option<u64>,
-    /// 16 bytes: the session of the prompt's first choice, where it has several.
+    /// 16 bytes: the session of the prompt's first choice, if it has several.
     #[prost(bytes = "vec", optional, tag = "8")]
     pub siblings: Option<Vec<u8>>,
     #[prost(string, optional, tag = "9")]
@@ -183,13 +183,12 @@ pub struct Sampling {
 /// Rules about single tokens.
 #[derive(Clone, PartialEq, Message)]
 pub struct Rules {
-    /// Tokens with a bias, and their biases, which are as many.
+    /// Tokens with a bias, and the bias of each in the same order.
     #[prost(uint32, repeated, tag = "1")]
     pub biased_tokens: Vec<u32>,
     #[prost(float, repeated, tag = "2")]
     pub biases: Vec<f32>,
-    /// The only tokens that may be drawn. Absent when all may be, since a list that is empty looks the
-    /// same as none.
+    /// The only tokens that may be drawn. Absent when all may be, because an empty list looks the same as none.
     #[prost(message, optional, tag = "3")]
     pub allowed: Option<TokenList>,
     /// Sequences that must not appear in the output.
@@ -281,7 +280,7 @@ pub struct Finish {
     pub kind: i32,
     #[prost(uint32, tag = "2")]
     pub num_output_tokens: u32,
-    /// What went wrong, for a reader.
+    /// Why it failed, for a reader.
     #[prost(string, tag = "3")]
     pub error: String,
 }

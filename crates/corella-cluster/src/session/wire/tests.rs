@@ -1,4 +1,4 @@
-//! Every message travels through bytes and back; what a peer leaves out is named.
+//! Every message travels through bytes and back; errors name missing fields.
 
 use corella_core::session::{
     AbortReason, Finish as CoreFinish, Mismatch, Refusal, ToDecode, ToPrefill,
@@ -184,7 +184,7 @@ fn a_decode_nodes_messages_arrive_as_they_were() {
     }
 }
 
-/// Each node says what it is, and sees the difference from its own side.
+/// Each node reports its facts, and sees the difference from its own side.
 #[test]
 fn what_is_incompatible_is_seen_from_the_receivers_side() {
     let own = facts();
@@ -198,7 +198,7 @@ fn what_is_incompatible_is_seen_from_the_receivers_side() {
     let seen_here = Mismatch::Model(own.model_fingerprint, 1);
     let expected = ToPrefill::Refused(Refusal::Incompatible(seen_here));
     assert_eq!(from_decode(body.clone(), &own), Ok(expected));
-    // A node that refuses for nothing is not believed.
+    // A refusal without a difference is not believed.
     assert!(from_decode(body, &other).is_err());
 }
 

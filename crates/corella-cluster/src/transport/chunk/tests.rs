@@ -25,7 +25,7 @@ const RUN: PageRun = PageRun {
     num_places: 0,
 };
 
-/// Whatever was out when the session ended, the receiver reads the whole header and a payload of the right length.
+/// Wherever the frame was interrupted, the receiver reads the whole header and a payload of the right length.
 #[test]
 fn a_withdrawn_frame_keeps_its_header_and_its_length() {
     let header = Frame::Data(RUN).encode();
@@ -45,7 +45,7 @@ fn a_withdrawn_frame_keeps_its_header_and_its_length() {
     }
 }
 
-/// The socket takes nothing when the session ends, so that not even the header of its frame is out.
+/// The socket takes nothing when the session ends, so not even the header of its frame is out.
 #[tokio::test]
 async fn nothing_is_sent_of_a_session_that_ends_before_its_frame_begins() {
     let geometry = KvGeometry {

@@ -1,4 +1,4 @@
-//! This node as NIXL knows it.
+//! This node as an agent of NIXL.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -15,18 +15,18 @@ use super::library::{
 use super::staging::Staging;
 use crate::transport::place::Word;
 
-/// Chooses among the networks of the machine by itself; `UCX_TLS` and others are the operator's.
+/// UCX chooses among the networks of the machine; `UCX_TLS` and its other variables are for the operator.
 const BACKEND: &CStr = c"UCX";
-/// NIXL's thread sleeps until something happens, and looks by itself after this time, because some of
-/// its networks wake no thread. 0 would have it never sleep.
+/// NIXL's thread sleeps until an event, but no longer than this, because some of its networks wake no thread. 0 would
+/// have it never sleep.
 const PROGRESS_DELAY_US: u64 = 10_000;
-/// Part of the word that a receiver reads as a test.
+/// Half of the word that a receiver reads as a test.
 const WORD: u64 = 0x3c6e_f372_fe94_f82b;
-/// Reads that NIXL has not ended, of connections that were given up. Each has its own memory.
+/// Limits unfinished reads of connections that were given up. Each has its own memory.
 const MAX_UNFINISHED: usize = 64;
 
-/// One for each life of a node, because NIXL does not forget what it knew under a name: the name has
-/// the incarnation. Sender and receiver of a node share it.
+/// One for each life of a node: NIXL never forgets the state of a name, so the name has the incarnation. Sender and
+/// receiver of a node share it.
 pub struct NixlAgent {
     functions: Arc<Functions>,
     agent: NonNull<Agent>,
@@ -38,18 +38,18 @@ pub struct NixlAgent {
     word: Word,
 }
 
-/// A peer's life that NIXL knows.
+/// A life of a peer that NIXL knows.
 struct Peer {
-    /// Handles to it. Without any, NIXL forgets it.
+    /// Number of handles to it. NIXL forgets it with the last one.
     num_users: usize,
     state: Arc<PeerState>,
 }
 
 #[derive(Default)]
 struct PeerState {
-    /// A read of it has failed: new connections use their sockets.
+    /// A read from it has failed: new connections use their sockets.
     is_broken: AtomicBool,
-    /// Memory of failed reads, which is used no more once NIXL has closed its connection to the peer.
+    /// Memory of failed reads, unused once NIXL has closed its connection to the peer.
     quarantine: Mutex<Vec<Staging>>,
 }
 
@@ -62,7 +62,7 @@ impl NixlAgent {
     pub fn start(library: &NixlLibrary, incarnation: u64) -> Result<Arc<Self>, NixlError> {
         let functions = library.functions.clone();
         let config = AgentConfig {
-            // Without it a network that reads through the other process stands still.
+            // A network that reads through the other process stands still without this thread.
             has_progress_thread: true,
             has_listen_thread: false,
             listen_port: 0,
@@ -74,7 +74,7 @@ impl NixlAgent {
         };
         let mut agent = null_mut();
         let name = agent_name(incarnation);
-        // SAFETY: a name, a configuration and a place for the agent.
+        // SAFETY: a name, a configuration and room for the agent.
         let created =
             unsafe { (functions.create_configured_agent)(name.as_ptr(), &config, &mut agent) };
         check("start", created)?;
@@ -96,7 +96,7 @@ impl NixlAgent {
         const WHAT: &str = "start UCX; NIXL_PLUGIN_DIR names the folder of libplugin_UCX.so, and \
                             UCX_TLS must allow some network";
         let (mut params, mut backend) = (null_mut(), null_mut());
-        // SAFETY: places for what is made, and what was made before.
+        // SAFETY: room for the results, and handles made before.
         unsafe {
             check(WHAT, (self.functions.create_params)(&mut params))?;
             let created = (self.functions.create_backend)(
@@ -107,7 +107,7 @@ impl NixlAgent {
             );
             (self.functions.destroy_params)(params);
             check(WHAT, created)?;
-            // Only the handle goes.
+            // This frees only the handle.
             (self.functions.destroy_backend)(backend);
         }
         Ok(())
@@ -129,7 +129,7 @@ impl NixlAgent {
     pub(super) fn register_pages(&self, pages: &Arc<dyn KvPages>) -> Result<(), NixlError> {
         let mut regions = pages.regions();
         regions.push(self.word.memory());
-        // Kept even if it fails: NIXL may know some of it.
+        // The pages are kept even after an error, because NIXL may have registered some.
         lock(&self.offered).push(pages.clone());
         for region in joined(regions) {
             self.register(region)?;
@@ -140,7 +140,7 @@ impl NixlAgent {
     /// The memory stays until it is deregistered, or as long as the agent.
     pub(super) fn register(&self, memory: NonNull<[u8]>) -> Result<(), NixlError> {
         let list = self.list_of(memory)?;
-        // SAFETY: a list of memory that stays long enough.
+        // SAFETY: a list of memory that lives long enough.
         unsafe {
             let registered = (self.functions.register_mem)(self.as_ptr(), list, null_mut());
             (self.functions.destroy_reg_dlist)(list);
@@ -152,7 +152,7 @@ impl NixlAgent {
     /// No request uses the memory.
     pub(super) unsafe fn deregister(&self, memory: NonNull<[u8]>) -> Result<(), NixlError> {
         let list = self.list_of(memory)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: promised by the caller.
         unsafe {
             let deregistered = (self.functions.deregister_mem)(self.as_ptr(), list, null_mut());
             (self.functions.destroy_reg_dlist)(list);
@@ -164,7 +164,7 @@ impl NixlAgent {
         const WHAT: &str = "make a list";
         let mut list = null_mut();
         let address = memory.cast::<u8>().as_ptr().addr();
-        // SAFETY: a place for the list, and the list with numbers.
+        // SAFETY: room for the list, and the list with numbers.
         unsafe {
             check(WHAT, (self.functions.create_reg_dlist)(DRAM, &mut list))?;
             let added = (self.functions.reg_dlist_add_desc)(
@@ -182,10 +182,10 @@ impl NixlAgent {
         Ok(list)
     }
 
-    /// Metadata by which peers reach the registered memory.
+    /// Returns the metadata by which peers reach the registered memory.
     pub(super) fn metadata(&self) -> Result<Vec<u8>, NixlError> {
         let (mut data, mut num_bytes): (*mut c_void, usize) = (null_mut(), 0);
-        // SAFETY: places for an address and a number of bytes, which are the caller's to free.
+        // SAFETY: room for an address and a number of bytes, which the caller frees.
         unsafe {
             let status = (self.functions.get_local_md)(self.as_ptr(), &mut data, &mut num_bytes);
             check("describe the agent", status)?;
@@ -199,7 +199,7 @@ impl NixlAgent {
         lock(&self.peers)
     }
 
-    /// Learns how to reach a peer's memory, unless it is known from another connection.
+    /// Loads a peer's metadata, unless another connection has.
     pub(super) fn meet(
         self: &Arc<Self>,
         incarnation: u64,
@@ -231,7 +231,7 @@ impl NixlAgent {
 
     fn load(&self, expected: &CStr, metadata: &[u8]) -> Result<(), NixlError> {
         let mut name: *mut c_char = null_mut();
-        // SAFETY: bytes that are only read, and a place for a name, which is the caller's to free.
+        // SAFETY: bytes that are only read, and room for a name, which the caller frees.
         unsafe {
             let loaded = (self.functions.load_remote_md)(
                 self.as_ptr(),
@@ -240,7 +240,7 @@ impl NixlAgent {
                 &mut name,
             );
             if let Err(error) = check("use the peer's description", loaded) {
-                // Part of it may be known.
+                // NIXL may have loaded a part.
                 (self.functions.invalidate_remote_md)(self.as_ptr(), expected.as_ptr());
                 return Err(error);
             }
@@ -259,8 +259,8 @@ impl NixlAgent {
 
 impl Drop for NixlAgent {
     fn drop(&mut self) {
-        // SAFETY: the agent has no other owner. Its thread ends, so that nothing is read from the
-        // memory that goes next.
+        // SAFETY: the agent has no other owner. Its thread ends, so that nothing reads from the
+        // memory that is freed next.
         unsafe { (self.functions.destroy_agent)(self.as_ptr()) };
     }
 }
@@ -280,13 +280,13 @@ pub struct NixlPeer {
 }
 
 impl NixlPeer {
-    /// A read has failed. Its memory stays as long as NIXL has a connection to the peer.
+    /// Keeps the memory of a failed read as long as NIXL has a connection to the peer.
     pub(super) fn give_up(&self, staging: Staging) {
         self.state.is_broken.store(true, Ordering::Relaxed);
         lock(&self.state.quarantine).push(staging);
     }
 
-    /// A read is left behind, or has ended after that.
+    /// Counts a read that is left behind, or one that has ended since.
     pub(super) fn count_unfinished(&self, begins: bool) {
         let num_unfinished = &self.agent.num_unfinished;
         match begins {
@@ -321,7 +321,7 @@ impl Drop for NixlPeer {
             return;
         }
         let agent = &self.agent;
-        // SAFETY: a name. That NIXL has forgotten the peer already is no harm.
+        // SAFETY: a name. NIXL accepts a name that it has already forgotten.
         unsafe { (agent.functions.invalidate_remote_md)(agent.as_ptr(), self.name.as_ptr()) };
         peers.remove(&self.incarnation);
         drop(peers);
@@ -333,7 +333,7 @@ fn agent_name(incarnation: u64) -> CString {
     CString::new(format!("corella-{incarnation:x}")).expect("no zero byte")
 }
 
-/// Neighbours as one, because a piece of memory that is read must lie within one that is registered.
+/// Joins adjacent regions, because a piece of memory that is read must lie within one registration.
 fn joined(mut regions: Vec<NonNull<[u8]>>) -> Vec<NonNull<[u8]>> {
     regions.sort_by_key(|region| region.cast::<u8>());
     let mut joined: Vec<NonNull<[u8]>> = Vec::new();

@@ -1,4 +1,4 @@
-//! NIXL's functions, found when the program runs.
+//! NIXL's functions, loaded at run time.
 
 use std::ffi::{CStr, CString, OsString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -8,18 +8,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Names the library in place of the loader's path.
+/// Names the library file instead of the loader's path.
 const LIBRARY_VARIABLE: &str = "CORELLA_NIXL_LIBRARY";
 const LIBRARY: &str = "libnixl_capi.so";
 
 /// Set once the process has loaded the library.
 static IS_LOADED: AtomicBool = AtomicBool::new(false);
 
-/// Ends the process as [`std::process::exit`] does, but where NIXL is loaded without the exit handlers of
-/// libraries: those of UCX free what threads that still close their connections are using.
+/// Ends the process like [`std::process::exit`], but skips the exit handlers of libraries where NIXL is loaded: UCX's
+/// handlers free memory in use by threads that still close their connections.
 pub fn exit(code: i32) -> ! {
     if IS_LOADED.load(Ordering::Relaxed) {
-        // An error has no reader left.
+        // No reader is left for an error.
         let _ = std::io::stdout().flush();
         // SAFETY: it ends the process at once.
         unsafe { libc::_exit(code) };
@@ -27,14 +27,14 @@ pub fn exit(code: i32) -> ! {
     std::process::exit(code)
 }
 
-/// NIXL 1.5 or later. It stays loaded for ever, because it has threads and handlers of its own.
+/// NIXL 1.5 or later. It is never unloaded, because it has threads and handlers of its own.
 #[derive(Clone)]
 pub struct NixlLibrary {
     pub(super) functions: Arc<Functions>,
 }
 
 impl NixlLibrary {
-    /// The library that `CORELLA_NIXL_LIBRARY` names, or the one in the loader's path.
+    /// Opens the library that `CORELLA_NIXL_LIBRARY` names, or the one in the loader's path.
     pub fn find() -> Result<Self, NixlError> {
         match std::env::var_os(LIBRARY_VARIABLE) {
             Some(path) => Self::open(path.as_ref()),
@@ -50,15 +50,14 @@ impl NixlLibrary {
         };
         let name = CString::new(path.as_os_str().as_bytes())
             .map_err(|_| missing("a path with a zero byte".to_owned()))?;
-        // SAFETY: a name that ends with a zero byte. The library's initialisers run, which is
-        // intended.
+        // SAFETY: a name that ends with a zero byte. The library's initialisers run, as intended.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(missing(loader_error()));
         }
         IS_LOADED.store(true, Ordering::Relaxed);
         let find = |name: &'static CStr| {
-            // SAFETY: a library that is open, and a name that ends with a zero byte.
+            // SAFETY: an open library, and a name that ends with a zero byte.
             let symbol = unsafe { libc::dlsym(library, name.as_ptr()) };
             match symbol.is_null() {
                 false => Ok(symbol),
@@ -80,7 +79,7 @@ impl fmt::Debug for NixlLibrary {
 }
 
 fn loader_error() -> String {
-    // SAFETY: the text, if there is one, stays until this thread's next call of the loader.
+    // SAFETY: the text, if not null, stays until this thread's next call of the loader.
     unsafe {
         let text = libc::dlerror();
         match text.is_null() {
@@ -90,7 +89,7 @@ fn loader_error() -> String {
     }
 }
 
-/// Why rows cannot go by NIXL.
+/// Why rows cannot travel by NIXL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NixlError {
     Missing {
@@ -103,7 +102,7 @@ pub enum NixlError {
     Peer(&'static str),
     /// A read did not end in time.
     TimedOut,
-    /// Reads of peers that were lost have not ended, and their memory is still taken.
+    /// Too many reads of lost peers have not ended, and still hold their memory.
     TooManyUnfinished,
 }
 
@@ -129,7 +128,7 @@ impl fmt::Display for NixlError {
 
 impl std::error::Error for NixlError {}
 
-/// Objects that NIXL makes and only NIXL looks into.
+/// Opaque objects of NIXL.
 macro_rules! opaque {
     ($($name:ident),*) => {
         $(#[repr(C)] pub struct $name { _private: [u8; 0] })*
@@ -166,8 +165,8 @@ pub struct AgentConfig {
     pub has_telemetry: bool,
 }
 
-/// Functions of NIXL's interface for C, `nixl_capi_` before their names. Each returns a status: 0 for
-/// success, 1 for something that is still going on, and a negative number for an error.
+/// Functions of NIXL's C interface, without their prefix `nixl_capi_`. Each returns a status: 0 for success, 1 for a
+/// call in progress, and a negative number for an error.
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
         pub struct Functions {
@@ -185,7 +184,7 @@ macro_rules! functions {
                         const NAME: &str = concat!("nixl_capi_", stringify!($name), "\0");
                         let name = CStr::from_bytes_with_nul(NAME.as_bytes());
                         let symbol = find(name.expect("one zero byte, at the end"))?;
-                        // SAFETY: the caller's promise.
+                        // SAFETY: promised by the caller.
                         unsafe {
                             std::mem::transmute::<
                                 *mut c_void,
@@ -232,7 +231,7 @@ functions! {
     destroy_xfer_req(*mut Request);
 }
 
-/// An error unless a call has succeeded.
+/// Returns an error unless a call has succeeded.
 pub fn check(what: &'static str, status: c_int) -> Result<(), NixlError> {
     match status {
         SUCCESS => Ok(()),

@@ -16,7 +16,7 @@ use crate::transport::socket::Socket;
 
 pub const NAME: PathName = PathName::new("NIXL");
 
-/// For the first read, before which networks connect.
+/// Limits the first read, before which networks connect.
 const TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl RowPath for NixlAgent {
@@ -58,7 +58,7 @@ impl RowPath for NixlAgent {
     }
 }
 
-/// Reads the word that the sender says is there.
+/// Reads the word that the sender has named.
 async fn test(
     mut reader: NixlReader,
     socket: &Socket,

@@ -15,18 +15,18 @@ use crate::transport::place::Place;
 use crate::transport::row_path::{BoxFuture, RowReader, Target};
 use crate::transport::socket::Socket;
 
-/// NIXL does not tell when a read has ended, so it is asked after pauses that become longer. Short ones
-/// block the thread, because the runtime's timers are too coarse for them.
+/// NIXL does not report the end of a read, so it is polled after growing pauses. Short ones block the thread, because
+/// the runtime's timers are too coarse for them.
 const FIRST_PAUSE: Duration = Duration::from_micros(10);
 const MAX_BLOCKING_PAUSE: Duration = Duration::from_micros(200);
 const MAX_PAUSE: Duration = Duration::from_millis(4);
 /// The longest pause for a read that was given up.
 const MAX_IDLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// The least that is registered.
+/// The least memory to register.
 const MIN_STAGING_BYTES: usize = 256 << 10;
 
-/// Reads by a connection. One read at a time is under way.
+/// The reads of a connection, one at a time.
 pub struct NixlReader {
     peer: NixlPeer,
     places: Vec<Place>,
@@ -45,8 +45,8 @@ impl NixlReader {
         }
     }
 
-    /// The bytes at the places. An error while the read is under way, as when the socket or this future
-    /// ends, leaves it to end by itself. After an error there are no further reads.
+    /// Returns the bytes at the places. If the socket or this future ends first, the read is left to end by itself.
+    /// After an error no further reads are made.
     pub async fn bytes(&mut self, socket: &Socket, limit: Duration) -> Result<&[u8], NixlError> {
         let kept = { self.staging.take() }.filter(|kept| kept.num_bytes() >= self.num_bytes);
         let staging = match kept {
@@ -90,7 +90,7 @@ impl RowReader for NixlReader {
         num_bytes > 0 && sum == Some(num_bytes as u64)
     }
 
-    /// A read that is under way cannot be called back, so it never goes to the pieces themselves.
+    /// A read in progress cannot be cancelled, so it never goes to the pieces themselves.
     unsafe fn read<'a>(
         &'a mut self,
         target: Target<'a>,
@@ -103,7 +103,7 @@ impl RowReader for NixlReader {
             let is_whole = target.hasher.value() == target.checksum;
             Ok(target.gate.enter(|| {
                 if is_whole {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: promised by the caller.
                     unsafe { target.to.fill(bytes) };
                 }
                 is_whole
@@ -141,7 +141,7 @@ impl Reading {
     }
 }
 
-/// A read under way. Dropping it leaves the read to end by itself.
+/// A read in progress. Dropping it leaves the read to end by itself.
 struct Flight<'a> {
     peer: &'a NixlPeer,
     reading: Option<Reading>,
@@ -161,8 +161,7 @@ impl<'a> Flight<'a> {
             { places.iter() }.map(|place| (place.address as usize, place.num_bytes as usize));
         let remote = List::new(peer, remote)?;
         let mut request = null_mut();
-        // SAFETY: lists of memory that is registered, which NIXL checks; the staging memory has room
-        // for all places.
+        // SAFETY: lists of registered memory, which NIXL checks. The staging memory has room for all places.
         let created = unsafe {
             (functions.create_xfer_req)(
                 agent.as_ptr(),
@@ -217,7 +216,7 @@ impl Drop for Flight<'_> {
         };
         let peer = self.peer.clone();
         peer.count_unfinished(true);
-        // Without a runtime that could wait, the memory is never freed: the read may still write to it.
+        // Without a runtime to wait on, the memory is never freed, because the read may still write to it.
         let left = ManuallyDrop::new((reading, peer));
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(end(left));
@@ -225,7 +224,7 @@ impl Drop for Flight<'_> {
     }
 }
 
-/// Waits until a read that was given up is over.
+/// Waits until an abandoned read is over.
 async fn end(left: ManuallyDrop<(Reading, NixlPeer)>) {
     let mut pause = MAX_PAUSE;
     let mut status = left.0.status(&left.1);
@@ -256,7 +255,7 @@ impl<'a> List<'a> {
         const WHAT: &str = "make a list";
         let functions = peer.agent.functions();
         let mut list = null_mut();
-        // SAFETY: a place for the list.
+        // SAFETY: room for the list.
         check(WHAT, unsafe {
             (functions.create_xfer_dlist)(DRAM, &mut list)
         })?;

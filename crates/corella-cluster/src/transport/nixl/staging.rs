@@ -1,4 +1,4 @@
-//! Memory that NIXL reads into.
+//! The memory into which NIXL reads.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -9,20 +9,20 @@ use super::library::NixlError;
 
 const ALIGNMENT: usize = 4096;
 
-/// Registered with the agent as long as it lives. The owner of a request under way keeps it until
+/// Registered with the agent as long as it lives. The owner of a request in progress keeps it until
 /// the request is over.
 pub struct Staging {
     agent: Arc<NixlAgent>,
     memory: NonNull<[u8]>,
 }
 
-// SAFETY: memory of its own; only requests that it was lent to write to it.
+// SAFETY: memory of its own, written only by requests that borrow it.
 unsafe impl Send for Staging {}
 // SAFETY: as above.
 unsafe impl Sync for Staging {}
 
 impl Staging {
-    /// With room for `num_bytes` at least.
+    /// Allocates at least `num_bytes`.
     pub fn new(agent: &Arc<NixlAgent>, num_bytes: usize) -> Result<Self, NixlError> {
         let layout = layout(num_bytes.next_multiple_of(ALIGNMENT).max(ALIGNMENT));
         // SAFETY: the layout has bytes.
@@ -50,7 +50,7 @@ impl Staging {
 
     /// Bytes that finished requests have read.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: initialised memory, and no request writes to it while it is not lent.
+        // SAFETY: initialised memory, and no request writes to it unless it is lent.
         unsafe { self.memory.as_ref() }
     }
 }

@@ -1,8 +1,8 @@
 //! Memory of another process on this host.
 //!
-//! Between two such processes rows are copied once, from pages to pages (`process_vm_readv` of
-//! Linux). The sender's KV pool stays private memory in huge pages, which a pool that both sides map
-//! would not: shared memory has them only where the host's administrator says so.
+//! Between two such processes rows are copied once, from pages to pages (`process_vm_readv` of Linux). The sender's KV
+//! pool stays private memory in huge pages. A pool mapped by both sides would not: shared memory has huge pages only
+//! where the host's administrator allows them.
 
 use std::io;
 use std::ptr::NonNull;
@@ -17,7 +17,7 @@ use crate::transport::row_path::{BoxFuture, RowReader, Target};
 /// so. One process at a time has this permission. It is needed only if `kernel.yama.ptrace_scope`
 /// is 1.
 pub fn allow_reader(pid: pid_t) {
-    // SAFETY: a call with numbers. Where it is unknown it is not needed.
+    // SAFETY: a call with numbers. Kernels that do not know it do not need it.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, pid as libc::c_ulong, 0, 0, 0) };
 }
 
@@ -27,7 +27,7 @@ pub struct HostMemory {
     places: Vec<iovec>,
 }
 
-// SAFETY: addresses of another process, which this one does not follow.
+// SAFETY: addresses of another process, which this one never dereferences.
 unsafe impl Send for HostMemory {}
 
 impl HostMemory {
@@ -38,7 +38,7 @@ impl HostMemory {
         }
     }
 
-    /// Copies from the places to the pieces, until these are full. `visit` sees each piece.
+    /// Copies from the places to the pieces, until the pieces are full. `visit` sees each piece.
     ///
     /// # Safety
     /// The pieces' memory has no other user meanwhile.
@@ -50,7 +50,7 @@ impl HostMemory {
         let mut from = &mut self.places[..];
         while to.num_bytes() > 0 {
             let (local, remote) = (to.for_call(), &from[..from.len().min(MAX_PARTS_PER_CALL)]);
-            // SAFETY: the pieces are the caller's; other memory of this process is not written.
+            // SAFETY: the caller owns the pieces; no other memory of this process is written.
             let num_bytes = unsafe {
                 libc::process_vm_readv(
                     self.pid,
@@ -114,7 +114,7 @@ impl RowReader for HostMemory {
         } = target;
         hasher.reset();
         let is_whole = gate.enter(|| {
-            // SAFETY: the caller's promise.
+            // SAFETY: promised by the caller.
             let hash = |part: NonNull<[u8]>| hasher.update(unsafe { part.as_ref() });
             // SAFETY: as above.
             let copied: io::Result<()> = unsafe { self.copy(to, hash) };

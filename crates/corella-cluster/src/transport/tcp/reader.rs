@@ -1,4 +1,4 @@
-//! Rows that follow their frames, on their way to pages.
+//! Reads rows that follow their frames, and writes them to pages.
 
 use std::io;
 use std::ptr::NonNull;
@@ -13,13 +13,13 @@ use crate::transport::io_parts::IoParts;
 use crate::transport::socket::Socket;
 
 pub struct TcpReader {
-    /// From the sender's canonical pages to this node's.
+    /// Converts the sender's canonical pages to this node's.
     conversion: PageConversion,
     parts: IoParts,
     hasher: Checksum,
-    /// For pages in their canonical form.
+    /// A buffer for pages in their canonical form.
     copy: Vec<u8>,
-    /// For such pages as this node keeps them.
+    /// A buffer for such pages in this node's form.
     own: Vec<u8>,
 }
 
@@ -34,8 +34,8 @@ impl TcpReader {
         }
     }
 
-    /// Reads a run of so many bytes, and returns whether all of it is there with its checksum; `None` if it is
-    /// withdrawn, or if no load wants it any more.
+    /// Reads a run of this many bytes. Returns whether all of it has arrived with its checksum, or `None` if the run is
+    /// withdrawn or its load has ended.
     pub async fn read(
         &mut self,
         socket: &Socket,
@@ -66,11 +66,11 @@ impl TcpReader {
         // SAFETY: own memory, or pages that are reserved for a load whose gate is open.
         let trailer = unsafe { frames.read_payload(socket, parts, gate, hasher).await? };
         let (Some(load), Trailer::Whole { checksum }) = (load, trailer) else {
-            // The sender says why in a frame of its own.
+            // The sender gives the reason in a separate frame.
             return Ok(None);
         };
         if checksum != self.hasher.value() {
-            // The rest of a payload whose load ended in the middle was discarded, so that its checksum says nothing.
+            // The rest of a payload whose load ended in the middle was discarded, so its checksum is meaningless.
             return Ok(load.gate.is_open().then_some(false));
         }
         if run.form == PageForm::Canonical {
