@@ -1,4 +1,4 @@
-//! A proxy whose gate a test opens and closes, and whose connections it cuts.
+//! A proxy whose gate a test opens and closes, and whose connections the test cuts.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread;
 
-/// Forwards everything to a server; what comes back from it goes on only as far as was allowed.
+/// Forwards everything to a server, and the server's bytes to the client up to an allowance.
 pub struct Proxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
@@ -21,13 +21,13 @@ struct Shared {
 #[derive(Default)]
 struct State {
     num_allowed: u64,
-    /// Bytes that have come back from the server.
+    /// Bytes read from the server.
     num_read: u64,
     num_forwarded: u64,
-    /// Bytes that the client's socket has by now.
+    /// Bytes written to the client's socket.
     num_delivered: u64,
     num_accepted: u64,
-    /// The next byte forwarded is another one than the server's.
+    /// Whether the next forwarded byte is changed.
     damages: bool,
     streams: Vec<TcpStream>,
     num_cuts: u64,
@@ -35,7 +35,7 @@ struct State {
 }
 
 impl Proxy {
-    /// At first nothing comes back.
+    /// The allowance is 0 at first.
     pub fn new(upstream: SocketAddr) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -51,7 +51,7 @@ impl Proxy {
         Self { address, shared }
     }
 
-    /// Lets `num_bytes` more come back.
+    /// Lets `num_bytes` more return from the server.
     pub fn allow(&self, num_bytes: u64) {
         let mut state = self.shared.lock();
         state.num_allowed = state.num_allowed.saturating_add(num_bytes);
@@ -62,7 +62,7 @@ impl Proxy {
         self.allow(u64::MAX);
     }
 
-    /// Lets nothing more come back.
+    /// Takes the rest of the allowance away.
     pub fn hold(&self) {
         let mut state = self.shared.lock();
         state.num_allowed = state.num_forwarded;
@@ -76,13 +76,13 @@ impl Proxy {
         self.shared.lock().num_delivered
     }
 
-    /// Bytes that have come from the server and wait here.
+    /// Returns the bytes from the server that wait here.
     pub fn num_held(&self) -> u64 {
         let state = self.shared.lock();
         state.num_read - state.num_forwarded
     }
 
-    /// How often clients have connected, whether or not the server was there.
+    /// Returns how often clients have connected, with or without a running server.
     pub fn num_accepted(&self) -> u64 {
         self.shared.lock().num_accepted
     }
@@ -98,7 +98,7 @@ impl Proxy {
     }
 }
 
-/// So that what the proxy holds up is held up at the server.
+/// Limits the buffer, so that bytes held by the proxy also hold up the server.
 fn limit_receive_buffer(stream: &TcpStream) {
     let num_bytes: libc::c_int = 64 << 10;
     // SAFETY: an option of an open descriptor, and its value.
@@ -119,9 +119,9 @@ impl Shared {
         self.state.lock().unwrap()
     }
 
-    /// Returns false when the proxy is gone.
+    /// Returns false when the proxy is dropped.
     fn connect(self: &Arc<Self>, near: TcpStream, upstream: SocketAddr) -> bool {
-        // Under the lock, so that no connection which the server knows of escapes a cut.
+        // The lock is held, so that no connection known to the server escapes a cut.
         let mut state = self.lock();
         if state.is_over {
             return false;
@@ -170,7 +170,8 @@ impl Shared {
         true
     }
 
-    /// Waits until some of the bytes may go on, and says how many. `None` when their connection has been cut.
+    /// Waits until some of the bytes may pass, and returns their number. Returns `None` when their connection has been
+    /// cut.
     fn take_allowance(&self, bytes: &mut [u8], num_cuts: u64) -> Option<usize> {
         let mut state = self.lock();
         while state.num_forwarded >= state.num_allowed && state.num_cuts == num_cuts {
@@ -192,7 +193,7 @@ impl Shared {
 impl State {
     fn cut(&mut self) {
         self.num_cuts += 1;
-        // What waited here goes nowhere.
+        // Waiting bytes are discarded.
         self.num_read = self.num_forwarded;
         for stream in self.streams.drain(..) {
             stream.shutdown(Shutdown::Both).ok();
@@ -204,7 +205,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.cut();
-        // Wakes the thread that accepts.
+        // This connection wakes the accepting thread.
         TcpStream::connect(self.address).ok();
     }
 }

@@ -1,4 +1,4 @@
-//! Registries of every kind, with what goes wrong with them caused for real.
+//! Registries of every kind, with their faults caused for real.
 
 mod addresses;
 mod etcd;

@@ -1,4 +1,4 @@
-//! What a prefill node knows of its decode nodes decides where requests go.
+//! A prefill node places requests by its knowledge of the decode nodes.
 
 use std::future::poll_fn;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use corella_test::wait_until_async;
 use crate::pair::fixture::*;
 
 const HOUR: Duration = Duration::from_hours(1);
-/// A key and a value of two 32-bit numbers each, in one layer.
+/// Bytes of a key and a value of two 32-bit numbers each, in one layer.
 const MOCK_ROW_BYTES: u64 = 16;
 
-/// A prefill node that knows one decode node by a registry. It asks how that one is when it begins, and when
-/// the test says so.
+/// A prefill node with one decode node in its registry. It probes the decode node when it begins, and at the test's
+/// request.
 struct Pair {
     prefill: Prefill,
     decode: Decode,
@@ -46,7 +46,7 @@ impl Pair {
                 ..PlacementConfig::default()
             },
             hello("prefill", PREFILL_INCARNATION, &*pages),
-            // The decode node hears of it with the first session.
+            // The decode node learns the address with the first session.
             KvAddress::default(),
             MOCK_ROW_BYTES * u64::from(model.num_layers),
             None,
@@ -66,7 +66,7 @@ impl Pair {
         pair
     }
 
-    /// The decode node as placement sees it.
+    /// Returns the decode node's facts for placement.
     fn seen(&self) -> Option<DecodeNode> {
         let peers = self.registry.peers();
         peers.with_table(|table, now_us| table.decode_nodes(now_us).first().copied())
@@ -80,14 +80,14 @@ impl Pair {
         wait_until_async(what, || self.seen().is_some_and(|node| is_so(&node))).await;
     }
 
-    /// Has the prefill node ask the decode node how it is: as if a session with it had broken off.
+    /// Probes the decode node, as after a broken session.
     fn probe(&self) {
         let peer = self.seen().expect("it is known").peer_id;
         let peers = self.registry.peers();
         peers.with_table(|table, now_us| table.handle_session_lost(peer, now_us));
     }
 
-    /// As if so much had been sent to the decode node in that time.
+    /// Records a transfer of this size and time to the decode node.
     fn note_transfer(&self, num_bytes: u64, elapsed_us: u64) {
         let peer = self.seen().expect("it is known").peer_id;
         self.registry.peers().with_table(|table, now_us| {
@@ -95,7 +95,7 @@ impl Pair {
         });
     }
 
-    /// Whether a prompt of its own is decoded by the other node.
+    /// Returns whether the other node decodes a prompt of its own.
     async fn goes_away(&self, first: TokenId, num_prompt_tokens: u32) -> bool {
         let prompt: Vec<_> = (first..first + num_prompt_tokens).map(|i| i % 50).collect();
         let expected = (self.model).lone_tokens(&prompt, &SamplingParams::GREEDY, 3);
@@ -111,7 +111,7 @@ impl Pair {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_granted_reservation_counts_here_until_the_nodes_own_report_counts_it() {
     let mut slow = model(128);
-    // All 200 tokens take 100 s.
+    // The answer of 200 tokens takes 100 s.
     slow.cost = Some(CostModel::per_step(500_000.0));
     let pair = Pair::start(slow.clone(), slow, None).await;
     let asked = submission(vec![1; 20], 200, SamplingParams::GREEDY);
@@ -136,7 +136,7 @@ async fn a_granted_reservation_counts_here_until_the_nodes_own_report_counts_it(
     drop(stream);
     at_rest(&pair.prefill.engine).await;
     at_rest(&pair.decode.engine).await;
-    // A cancelled one is gone at once, whether or not a report has come.
+    // A cancelled request is gone at once, with or without a report.
     let asked = submission(vec![2; 20], 200, SamplingParams::GREEDY);
     let stream = pair.prefill.submit(asked).remove(0);
     assert_eq!(pair.num_unreported_pages(), 55);
@@ -159,7 +159,7 @@ async fn a_refused_reservation_leaves_the_books_at_once() {
     at_rest(there).await;
 }
 
-/// 200 rows of 512 layers have 1.6 MB. Sending them takes four seconds, and computing them a thirtieth of one.
+/// 200 rows of 512 layers have 1.6 MB. Sending them takes four seconds, and computing them a thirtieth of a second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_takes_longer_to_send_than_to_compute_is_decoded_here() {
     let model = MockConfig {
@@ -175,7 +175,7 @@ async fn what_takes_longer_to_send_than_to_compute_is_decoded_here() {
     assert!(prefill_us >= 1024 / 32 * 5_000, "{prefill_us}");
     pair.until("the link is measured", |node| node.bandwidth.is_some())
         .await;
-    // A burst may go out at once, and a sender that is late sends less.
+    // A burst may go out at once, and a delayed sender sends less.
     let bandwidth = pair.seen().and_then(|node| node.bandwidth);
     assert!(bandwidth.is_some_and(|b| b < 2 * limit), "{bandwidth:?}");
     let num_stays = || pair.prefill.node.stays().get(StayReason::SlowLink);
@@ -186,7 +186,7 @@ async fn what_takes_longer_to_send_than_to_compute_is_decoded_here() {
     assert_eq!(pair.prefill.node.stays().get(StayReason::NoRoom), 0);
 }
 
-/// Too few bytes for a measurement, so that the test says how fast the link is.
+/// The transfer is too small for a measurement, so the test sets the link's speed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_link_is_said_to_take_decides_where_requests_are_decoded() {
     let model = MockConfig {

@@ -1,4 +1,4 @@
-//! Requests of a pair that are computed with an adapter, which nodes know by its contents.
+//! Requests of a pair with an adapter, which nodes identify by its contents.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -58,7 +58,7 @@ fn prompts() -> Vec<Vec<TokenId>> {
     [5, 16, 40, 41, 100].map(prompt).to_vec()
 }
 
-/// The answers of a generator with an adapter, and without one.
+/// Returns the answers of a generator with an adapter and without one.
 async fn answers(
     submit: impl Fn(Submission) -> corella_engine::TokenStream,
     adapter: &Arc<LoadedAdapter>,
@@ -95,13 +95,13 @@ async fn an_adapter_is_known_by_its_contents() {
     at_rest(&decode.engine).await;
     assert_eq!(num_decoded(), num_tokens);
 
-    // One of the same name has other contents.
+    // This adapter has the same name and other contents.
     let other = load(&decode.engine, "here", "llama-some");
     assert_eq!(answers(ask, &here).await, expected);
     at_rest(&decode.engine).await;
     assert_eq!(num_decoded(), 2 * num_tokens);
 
-    // One of another name has the same.
+    // This one has another name and the same contents.
     let there = load(&decode.engine, "there", "llama-all");
     assert_eq!(there.fingerprint(), here.fingerprint());
     assert_ne!(other.fingerprint(), here.fingerprint());
@@ -109,7 +109,7 @@ async fn an_adapter_is_known_by_its_contents() {
     at_rest(&decode.engine).await;
     assert_eq!(num_decoded(), 4 * num_tokens);
 
-    // It is served no more.
+    // The decode node no longer serves it.
     decode.engine.served_adapters().remove(&there);
     assert_eq!(answers(ask, &here).await, expected);
     at_rest(&prefill.engine).await;
@@ -117,7 +117,7 @@ async fn an_adapter_is_known_by_its_contents() {
     assert_eq!(num_decoded(), 5 * num_tokens);
 }
 
-/// A greedy request for `max_tokens`.
+/// Returns a greedy request for `max_tokens`.
 fn asked(prompt: &[TokenId], max_tokens: u32, adapter: Option<&Arc<LoadedAdapter>>) -> Submission {
     Submission {
         adapter: adapter.cloned(),

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 
 use crate::pair::fixture::*;
 
-/// No passing test comes near them.
+/// Limits that no passing test comes near.
 pub const FETCHES: FetchConfig = FetchConfig {
     is_forced: true,
     greeting: CONNECT_TIMEOUT,
@@ -35,7 +35,7 @@ pub enum Way {
 
 pub struct Blocks {
     pub fetcher: Arc<BlockFetcher>,
-    /// Where they are loaded from over TCP.
+    /// The address from which they are loaded over TCP.
     pub address: SocketAddr,
     /// `kv_transfer_params` that name the node as the source of blocks.
     pub params: Map<String, Value>,
@@ -108,7 +108,7 @@ impl Blocks {
         self.fetcher.loader().stats()
     }
 
-    /// Blocks that came from other nodes.
+    /// Returns the number of blocks loaded from other nodes.
     pub fn num_blocks(&self) -> u64 {
         self.loads().num_blocks
     }

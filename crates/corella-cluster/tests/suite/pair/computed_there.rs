@@ -1,4 +1,4 @@
-//! The decode node has the conversation, and computes the next turn of it itself.
+//! The decode node has the conversation, and computes its next turn itself.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn seeded(seed: u64) -> SamplingParams {
     }
 }
 
-/// A conversation of one turn: 30 tokens, and an answer of 9.
+/// Serves a conversation of one turn: 30 tokens, and an answer of 9.
 async fn first_turn(prefill: &Prefill, decode: &Decode, model: &MockConfig) -> Vec<TokenId> {
     let prompt: Vec<TokenId> = (0..30).collect();
     let expected = model.lone_tokens(&prompt, &seeded(1), 9);
@@ -65,14 +65,13 @@ async fn the_next_turn_is_computed_where_the_last_one_was_decoded() {
     assert_eq!(prefill.node.stats().num_bytes_sent, sent);
     let stats = prefill.engine.stats().scheduler;
     assert_eq!(stats.num_scheduled_tokens, computed);
-    // All 38 rows of the first turn are found: 9 whole pages of 4, and 2 rows that are copied. The last of 8 tokens has
-    // no row.
+    // All 38 rows of the first turn are found: 9 whole pages of 4, and 2 copied rows. The last of 8 tokens has no row.
     let after = decode.engine.stats().scheduler;
     let num_computed = after.num_scheduled_tokens - before.num_scheduled_tokens;
     assert_eq!(num_computed, 42 - 38 + 7);
 }
 
-/// The decode node has more of the prompt, and too much to do.
+/// The decode node has more of the prompt cached, and too many requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_prompt_that_stays_lacks_is_fetched() {
     let model = timed_model();
@@ -101,16 +100,16 @@ async fn what_a_prompt_that_stays_lacks_is_fetched() {
     here.at_rest().await;
     there.at_rest().await;
 
-    // 14 of 42 tokens against 4, which ten requests wait for.
+    // This node would compute 14 of 42 tokens, the decode node 4 after ten waiting requests.
     assert_eq!(prefill.node.num_decisions(ComputePlace::Here), 2);
-    // Seven of the decode node's nine blocks are here.
+    // This node has seven of the decode node's nine blocks.
     assert_eq!(here.num_blocks(), 2);
     let stats = prefill.engine.stats().scheduler;
     assert_eq!(stats.num_scheduled_tokens - computed, 42 - 36);
 }
 
-/// Costs would have the first prompt computed by the prefill node, because no node has a row of it, and the second one by
-/// the decode node.
+/// By costs, the prefill node would compute the first prompt, because no node has a row of it, and the decode node the
+/// second.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fixed_node_computes_every_prompt_whatever_it_costs() {
     for place in [ComputePlace::Here, ComputePlace::There] {
@@ -161,7 +160,7 @@ async fn an_answer_that_is_computed_there_follows_its_constraint() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_is_killed_after_it_was_told_to_compute_leaves_no_gap() {
-    // Before the first token of its own, and behind some.
+    // Before its own first token, and after some.
     for num_read in [0, 10] {
         let model = timed_model();
         let mut slow = model.clone();

@@ -1,4 +1,4 @@
-//! Answers of a pair that are held to a constraint.
+//! Constrained answers of a pair.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pair::fixture::*;
 const HAS_NO_SOURCE: u32 = 1000;
 const HAS_BAD_SOURCE: u32 = 1001;
 
-/// So many tokens, which are even, and nothing behind them.
+/// This many even tokens, and nothing after them.
 #[derive(Debug)]
 pub struct EvenTokens {
     pub num_even: u32,
@@ -22,7 +22,7 @@ struct EvenAnswer {
     num_left: u32,
 }
 
-/// Reads what `EvenTokens` says of itself.
+/// Reads the source of `EvenTokens`.
 pub struct EvenMaker;
 
 impl ConstraintMaker for EvenMaker {
@@ -80,7 +80,7 @@ fn seeded(seed: u64) -> SamplingParams {
     }
 }
 
-/// The decode node compiles the session's constraint and goes on behind the first token.
+/// The decode node compiles the session's constraint and continues after the first token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_constrained_answer_is_that_of_one_node() {
     let model = model(256);
@@ -115,14 +115,14 @@ async fn a_constrained_answer_is_that_of_one_node() {
     assert_eq!(there.num_generated_tokens, 4 * (1 + 7));
 }
 
-/// A decode node that cannot follow a constraint leaves the request to the node that read it.
+/// If a decode node cannot read a constraint, the prefill node decodes the request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_constraint_that_cannot_travel_stays_on_its_node() {
     let model = model(256);
     let decode = Decode::start(&model, 12).await;
     let prefill = Prefill::start(&model, &[&decode]);
     let prompt: Vec<TokenId> = (0..30).collect();
-    // The first has no source, and that of the second is not read by the decode node.
+    // The first constraint has no source, and the decode node cannot read the second one's.
     for num_even in [HAS_NO_SOURCE, HAS_BAD_SOURCE] {
         let mut asked = submission(prompt.clone(), 4, SamplingParams::GREEDY);
         asked.constraint = Some(Arc::new(EvenTokens { num_even }));
@@ -137,7 +137,7 @@ async fn a_constraint_that_cannot_travel_stays_on_its_node() {
     assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
 }
 
-/// The decode node is lost in the middle: the prefill node goes on behind the tokens that are there.
+/// The decode node is lost in the middle. The prefill node continues after the last token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_constrained_answer_goes_on_where_it_was_lost() {
     let mut slow = model(256);

@@ -25,7 +25,7 @@ pub struct Node {
     entrance: Entrance,
     kept: Arc<KeptPrompts>,
     puller: Arc<Puller>,
-    // Rows are sent and received on them.
+    // The threads that send and receive rows.
     _threads: TransferThreads,
 }
 
@@ -100,13 +100,13 @@ impl Node {
         }
     }
 
-    /// What a proxy is told of a prompt that this node computes.
+    /// Returns the parameters of a prompt that this node computes and keeps.
     async fn keep(&self, prompt: &[TokenId]) -> Map<String, Value> {
         let asked = submission(prompt.to_vec(), 1, SamplingParams::GREEDY);
         self.keep_for(asked).await
     }
 
-    /// The same for a request of one token.
+    /// Does the same for a submission of one token.
     pub async fn keep_for(&self, submission: Submission) -> Map<String, Value> {
         let asked = json!({"do_remote_decode": true, "do_remote_prefill": false});
         let call = self
@@ -123,7 +123,7 @@ impl Node {
         }
     }
 
-    /// The tokens of each choice.
+    /// Returns the tokens of each choice.
     pub async fn answer(
         &self,
         params: &Map<String, Value>,
@@ -168,7 +168,7 @@ async fn a_prompt_that_one_node_keeps_is_not_computed_by_the_other() {
 
 async fn compare_pulled_with_lone_runs(model: MockConfig) {
     let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
-    // One token, less than a page, whole pages, and more; some begin like others.
+    // One token, less than a page, whole pages, and more; some prompts share a beginning.
     for (at, num_tokens) in [1, 3, 4, 5, 8, 31, 32, 33, 100].into_iter().enumerate() {
         let prompt = prompt(at as TokenId / 2, num_tokens);
         let params = prefill.keep(&prompt).await;
@@ -220,7 +220,7 @@ async fn choices_share_what_the_first_has_pulled() {
 async fn what_cannot_be_pulled_is_computed() {
     let model = model(256);
     let prefill = Node::start(&model, 7);
-    // An attempt to connect that fails takes as long.
+    // Failing attempts to connect last this long.
     let connect_timeout = Duration::from_millis(250);
     let decode = Node::start_with(
         Box::new(MockExecutor::new(model.clone())),
@@ -234,7 +234,7 @@ async fn what_cannot_be_pulled_is_computed() {
     let asked = || submission(prompt.clone(), 12, SamplingParams::GREEDY);
     let params = prefill.keep(&prompt).await;
 
-    // Another prompt of as many tokens, and another model.
+    // Another prompt of the same length, and another model.
     let mut other = prompt.clone();
     other[6] += 1;
     let theirs = model.lone_tokens(&other, &SamplingParams::GREEDY, 12);
@@ -245,14 +245,14 @@ async fn what_cannot_be_pulled_is_computed() {
     changed.insert("remote_engine_id".to_owned(), engine_id.into());
     assert_eq!(decode.answer(&changed, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Unusable), 2);
-    // The rows alone do not say how likely the prompt is.
+    // Rows do not give the prompt's log-probabilities.
     let mut scored = asked();
     scored.sampling.prompt_logprobs = Some(0);
     assert_eq!(decode.answer(&params, scored).await, expected);
     assert_eq!(decode.num(PullOutcome::Unusable), 3);
 
-    // An earlier life of the same node, a session that it does not know, a port where nobody is, and
-    // one where somebody never says a word.
+    // An earlier life of the same node, a session that it does not know, a closed port, and a port that accepts and
+    // stays silent.
     let silent = TcpListener::bind("127.0.0.1:0")
         .await
         .expect("a port is free");
@@ -284,7 +284,7 @@ async fn what_cannot_be_pulled_is_computed() {
         at_rest(&decode.engine).await;
     }
 
-    // The rows still wait, for one node and once.
+    // The rows still wait, for one node and one pull.
     decode.engine.reset_prefix_cache().expect("nothing runs");
     assert_eq!(decode.answer(&params, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Loaded), 1);
@@ -292,7 +292,7 @@ async fn what_cannot_be_pulled_is_computed() {
     decode.engine.reset_prefix_cache().expect("nothing runs");
     assert_eq!(decode.answer(&params, asked()).await, expected);
     assert_eq!(decode.num(PullOutcome::Failed), num_failed + 1);
-    // Nothing needs to be pulled when all is cached.
+    // No pull is needed when all rows are cached.
     assert_eq!(decode.answer(&params, asked()).await, expected);
     at_rest(&decode.engine).await;
 }
@@ -302,7 +302,7 @@ async fn a_client_that_leaves_takes_everything_along() {
     let model = model(256);
     let (prefill, decode) = (Node::start(&model, 7), Node::start(&model, 11));
     let prompt = prompt(0, 30);
-    // While the node waits for rows from somebody who never says a word.
+    // While the node waits for rows from a silent peer.
     let mut params = prefill.keep(&prompt).await;
     let silent = TcpListener::bind("127.0.0.1:0")
         .await
@@ -318,7 +318,7 @@ async fn a_client_that_leaves_takes_everything_along() {
     at_rest(&decode.engine).await;
     assert_eq!(decode.num(PullOutcome::Failed), 0);
 
-    // Before it has heard how to ask for the rows.
+    // Before the parameters for the rows are known.
     let kept = prefill.kept.num_kept();
     let asked = json!({"do_remote_decode": true});
     let call = prefill
@@ -352,7 +352,7 @@ async fn a_node_without_room_computes_the_prompt_when_it_has() {
     at_rest(&decode.engine).await;
 }
 
-/// The other node goes on listening, and sends next to nothing.
+/// The other node keeps its connection, and sends next to nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pull_that_stands_still_is_given_up_long_before_its_deadline() {
     let model = model(256);

@@ -11,7 +11,7 @@ use crate::pair::blocks::{FETCHES, Way};
 use crate::pair::fetch_node::*;
 use crate::pair::fixture::*;
 
-/// Numbers that look random.
+/// Returns pseudo-random numbers.
 fn draw(state: &mut u64, end: u64) -> u64 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -19,7 +19,7 @@ fn draw(state: &mut u64, end: u64) -> u64 {
     (*state >> 33) % end
 }
 
-/// The second turn of a conversation goes to another node, which computes the new tokens alone.
+/// The second turn of a conversation goes to another node, which computes only the new tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_turn_brings_its_blocks_from_the_node_of_the_last() {
     for way in [Way::Tcp, Way::Shm] {
@@ -45,7 +45,7 @@ async fn the_next_turn_brings_its_blocks_from_the_node_of_the_last() {
             assert_eq!(stats.num_prefix_hit_tokens, 44);
             assert_eq!(stats.num_scheduled_tokens, 48 - 44 + 8 - 1);
 
-            // Now it has them.
+            // Now the node has them.
             assert_eq!(second.answer(&first, turn).await, expected);
             assert_eq!(second.num(FetchOutcome::NothingNew), 1);
             assert_eq!(second.num_blocks(), 11);
@@ -55,7 +55,7 @@ async fn the_next_turn_brings_its_blocks_from_the_node_of_the_last() {
     }
 }
 
-/// The node has computed nothing yet, so that it cannot tell how long the blocks would take to compute.
+/// The node has computed no prompt yet, so it cannot estimate the time to compute the blocks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_without_a_prompt_behind_it_waits_as_long_as_blocks_come() {
     let fetches = FetchConfig {
@@ -78,7 +78,7 @@ async fn a_node_without_a_prompt_behind_it_waits_as_long_as_blocks_come() {
     second.at_rest().await;
 }
 
-/// Conversations wander over three nodes, several at a time, and each turn names the node of the last.
+/// Conversations wander over three nodes, several at a time, and each turn names the node of the last one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wandering_conversations_say_what_they_would_say_on_one_node() {
     for (way, model) in [(Way::Tcp, windowed_model(256)), (Way::Shm, model(256))] {
@@ -90,7 +90,7 @@ async fn wandering_conversations_say_what_they_would_say_on_one_node() {
             talks.push(tokio::spawn(async move {
                 let mut state = talk;
                 let mut at = draw(&mut state, 3) as usize;
-                // Some talks begin alike.
+                // Some conversations share a beginning.
                 let mut prompt: Vec<TokenId> = (0..9 + talk as u32 % 4).map(|i| i % 7).collect();
                 for turn in 0..6 {
                     let num_new = 1 + draw(&mut state, 14);
@@ -120,7 +120,7 @@ async fn wandering_conversations_say_what_they_would_say_on_one_node() {
     }
 }
 
-/// A node that is not there, one that was started again, and one that has another model.
+/// A missing node, a restarted one, and one with another model.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_names_no_source_is_computed() {
     let model = model(256);
@@ -134,7 +134,7 @@ async fn a_request_that_names_no_source_is_computed() {
     assert_eq!(node.answer_from(&params, asked).await, [expected]);
     assert_eq!(node.num(FetchOutcome::Failed), 1);
 
-    // Less than a block, and several choices.
+    // A prompt of less than a block, and several choices.
     let other = Node::start(&model, 13, Way::Tcp);
     let short = submission(vec![1, 2, 3], 6, seeded(1));
     let expected = model.lone_tokens(&[1, 2, 3], &seeded(1), 6);

@@ -1,6 +1,6 @@
-//! Loads of cached blocks whose other end is lost, restarted or slow, and whose clients leave.
+//! Loads of cached blocks whose other end is lost, restarted or slow, or whose clients leave.
 //!
-//! A connection that a proxy cuts looks to either end as if the process at the other one were killed.
+//! Either end sees a connection cut by a proxy as if the process at the other end were killed.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn request(seed: u32) -> Submission {
     submission(prompt(seed), NUM_TOKENS, seeded(2))
 }
 
-/// What one node would say.
+/// Returns the answer of a single node.
 fn lone(model: &MockConfig, seed: u32) -> Vec<TokenId> {
     model.lone_tokens(&prompt(seed), &seeded(2), NUM_TOKENS as usize)
 }
@@ -70,8 +70,8 @@ impl Scene {
         self.second.at_rest().await;
     }
 
-    /// How many tokens the second node computes for the first prompt: one of the prompt if its blocks are there, and all
-    /// of the answer but the last.
+    /// Returns the number of tokens that the second node computes for the first prompt: one of the prompt if its blocks
+    /// are cached, and all of the answer but the last.
     async fn num_computed_again(&self) -> u32 {
         let engine = &self.second.engine;
         let before = engine.stats().scheduler.num_scheduled_tokens;
@@ -79,7 +79,7 @@ impl Scene {
         (engine.stats().scheduler.num_scheduled_tokens - before) as u32
     }
 
-    /// Holds the first rows that come.
+    /// Holds the first rows.
     fn hold_rows(&self) {
         self.proxy.judge(|passing| match passing.is_rows() {
             true => Verdict::Hold,
@@ -97,14 +97,14 @@ impl Scene {
     }
 }
 
-/// A phase of a load, named by the frame that comes next.
+/// A phase of a load, named by its next frame.
 struct Phase {
     name: &'static str,
-    /// The frame with which the fault comes.
+    /// The frame that triggers the fault.
     is_it: fn(&Passing<'_>) -> bool,
     num_before: u32,
     fault: Verdict,
-    /// Requests wait for the fetch by then.
+    /// Whether requests already wait for the fetch.
     has_begun: bool,
 }
 
@@ -141,7 +141,7 @@ fn phases() -> [Phase; 9] {
     ]
 }
 
-/// One load fails in each phase. `restarts` has another life of the source listen at the address by then.
+/// Fails one load in each phase. If it `restarts`, another life of the source listens at the address by then.
 async fn fail_in_each_phase(model: MockConfig, restarts: bool) {
     for phase in phases() {
         let scene = Scene::new(model.clone(), FETCHES).await;
@@ -202,7 +202,7 @@ async fn a_source_that_starts_again_in_any_phase_gives_nothing_of_its_last_life(
     fail_in_each_phase(model(256), true).await;
 }
 
-/// What was published is there without its source.
+/// Published blocks stay without their source.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_stay_when_their_source_is_killed_behind_the_load() {
     let scene = Scene::new(model(256), FETCHES).await;
@@ -214,7 +214,7 @@ async fn blocks_stay_when_their_source_is_killed_behind_the_load() {
     scene.at_rest().await;
 }
 
-/// The lease is shortened on its way, and rows are held up until it is over.
+/// The proxy shortens the lease and holds rows until it is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_whose_lease_ends_while_it_is_read_fails_even_if_all_bytes_come() {
     let mut lease_us = 1_000;
@@ -246,7 +246,7 @@ async fn a_load_whose_lease_ends_while_it_is_read_fails_even_if_all_bytes_come()
         if was_being_read {
             return;
         }
-        // On a busy machine it was over before there were rows.
+        // On a busy machine the lease was over before the first rows.
         lease_us *= 4;
     }
 }
@@ -273,7 +273,7 @@ async fn a_request_waits_for_slow_rows_until_the_soft_deadline() {
         ..FETCHES
     };
     let scene = Scene::new(model(256), times).await;
-    // From now on the node knows how long the prompt would take.
+    // From now on the node can estimate the prompt's computing time.
     scene.second.compute(request(5)).await;
     scene.hold_rows();
     scene.assert_answered(0).await;
@@ -284,7 +284,7 @@ async fn a_request_waits_for_slow_rows_until_the_soft_deadline() {
         1,
         "{loads:?}"
     );
-    // The rows come when the prompt has been computed.
+    // The rows arrive after the prompt has been computed.
     scene.proxy.release();
     scene.at_rest().await;
     assert_eq!(scene.second.blocks.loads().num_loaded, 1);
@@ -306,7 +306,7 @@ async fn a_slow_load_delays_no_other() {
         answers
     });
     scene.rows_wait().await;
-    // One loads blocks of the same node, another computes its prompt.
+    // One request loads blocks of the same node, another computes its prompt.
     let answers = scene.second.answer(&scene.first, request(1)).await;
     assert_eq!(answers, [lone(&scene.model, 1)]);
     assert_eq!(scene.second.num_blocks(), NUM_BLOCKS);
@@ -320,7 +320,7 @@ async fn a_slow_load_delays_no_other() {
     scene.at_rest().await;
 }
 
-/// A client leaves while the rows of its prompt arrive, for which another one waits, too.
+/// A client leaves while the rows of its prompt arrive. Another client waits for them, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_while_blocks_land_takes_them_from_nobody() {
     let scene = Scene::new(model(256), FETCHES).await;
@@ -342,7 +342,7 @@ async fn a_client_that_leaves_while_blocks_land_takes_them_from_nobody() {
     scene.at_rest().await;
 }
 
-/// Its only client leaves. The load ends when it is done, its source is killed, or nothing comes for too long.
+/// The load's only client leaves. The load ends when it is done, its source is killed, or it stalls for too long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_load_without_a_client_gives_back_the_pages_of_both_ends() {
     type End = fn(&FrameProxy);
@@ -359,7 +359,7 @@ async fn a_load_without_a_client_gives_back_the_pages_of_both_ends() {
         let scene = Scene::new(model(256), times).await;
         scene.hold_rows();
         let leaving = scene.second.submit(&scene.proxy.params, request(0));
-        // With quick times the load may be over before.
+        // At quick times the load may be over before.
         wait_until_async("the load has begun", || {
             scene.second.num(FetchOutcome::Begun) == 1
         })
@@ -377,7 +377,7 @@ async fn a_load_without_a_client_gives_back_the_pages_of_both_ends() {
     }
 }
 
-/// Answers and rows that come behind their deadlines are dropped.
+/// Answers and rows that arrive after their deadlines are dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_comes_behind_its_deadline_is_dropped() {
     let quick = FetchConfig {
@@ -395,7 +395,7 @@ async fn what_comes_behind_its_deadline_is_dropped() {
     assert_eq!(scene.second.num(FetchOutcome::Failed), 1);
     wait_until_async("the answer waits", || scene.proxy.num_held() == 1).await;
     scene.proxy.release();
-    // The next answer comes behind the late one.
+    // The next answer arrives after the late one.
     let third = Node::start(&scene.model, 13, Way::Tcp);
     assert_eq!(
         third.answer_from(&scene.proxy.params, request(0)).await,

@@ -36,7 +36,7 @@ impl Node {
         Self::of(engine, blocks)
     }
 
-    /// A node that lends so many pages at a time.
+    /// Starts a node that lends at most `num_pages` at a time.
     pub fn lending(model: &MockConfig, incarnation: u64, way: Way, num_pages: u32) -> Self {
         let executor = Box::new(MockExecutor::new(model.clone()));
         let set = |limits: &mut SchedulerConfig| limits.max_served_pages = num_pages;
@@ -66,12 +66,12 @@ impl Node {
         call.submit(submission).expect("it is taken")
     }
 
-    /// The tokens of each choice of a request that names `site`.
+    /// Returns the tokens of each choice of a request that names `site`.
     pub async fn answer(&self, site: &Self, submission: Submission) -> Vec<Vec<TokenId>> {
         self.answer_from(&site.blocks.params, submission).await
     }
 
-    /// The same by the parameters of the request.
+    /// Does the same with the parameters of the request.
     pub async fn answer_from(
         &self,
         site: &Map<String, Value>,

@@ -1,5 +1,5 @@
-//! Loads that bring only their first blocks: the source may lend no more, has evicted the rest, or has other blocks under
-//! these hashes.
+//! Loads that bring only their first blocks: the source may lend no more, has evicted the rest, or has other blocks
+//! under these hashes.
 
 use corella_cluster::transport::{
     BlockMessage, BlockVerb, FRAME_BYTES, Frame, decode_blocks, encode_blocks,
@@ -30,8 +30,8 @@ fn lone(model: &MockConfig, num_tokens: u32) -> Vec<TokenId> {
     model.lone_tokens(&prompt(num_tokens), &seeded(2), NUM_TOKENS as usize)
 }
 
-/// The source lends five blocks at a time, in the second model with the three and four pages that its windows of 10 and 17
-/// tokens read.
+/// The source lends five blocks at a time, in the second model with the three and four pages that its windows of 10 and
+/// 17 tokens read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_lends_the_first_of_the_blocks_that_another_lacks() {
     for way in [Way::Tcp, Way::Shm] {
@@ -39,7 +39,7 @@ async fn a_node_lends_the_first_of_the_blocks_that_another_lacks() {
             let first = Node::lending(&model, 7, way, num_pages);
             let second = Node::start(&model, 11, way);
             first.cache(request(65)).await;
-            // The first five of eight blocks come, and then five behind the eight.
+            // The first five of eight blocks are loaded, and then five after the eight.
             for (num_tokens, num_blocks) in [(33, 5), (65, 10)] {
                 let answers = second.answer(&first, request(num_tokens)).await;
                 assert_eq!(answers, [lone(&model, num_tokens)]);
@@ -95,8 +95,8 @@ async fn blocks_before_the_first_that_is_gone_are_loaded() {
     assert_eq!((loads.num_loaded, loads.num_failed), (1, 0));
 }
 
-/// A loading node that names a block by another's hash, or by tokens that the hash does not mean, gets the blocks before
-/// it, and the source holds nothing for it afterwards.
+/// A loading node that names a block by another block's hash, or by tokens that do not match the hash, gets the blocks
+/// before it. The source holds nothing for it afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn blocks_before_the_first_that_is_named_wrongly_are_lent() {
     let wrong_hash = |load: &mut LoadBlocks| {
@@ -132,7 +132,7 @@ async fn blocks_before_the_first_that_is_named_wrongly_are_lent() {
     }
 }
 
-/// A message that asks for blocks, with its request changed.
+/// Encodes a message that asks for blocks, with its request changed.
 fn changed(passing: &Passing<'_>, change: fn(&mut LoadBlocks)) -> Vec<u8> {
     let Frame::Blocks(frame) = &passing.frame else {
         panic!("a message about blocks");

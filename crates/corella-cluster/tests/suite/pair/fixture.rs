@@ -1,4 +1,4 @@
-//! Pairs of nodes, and what their clients see.
+//! Pairs of nodes, and the answers that their clients get.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -36,7 +36,7 @@ pub const PAGE_SIZE: u32 = 4;
 pub const FINGERPRINT: u128 = 0x5eed;
 /// Ends an answer that would hang. No passing test comes near it.
 const ANSWER_TIMEOUT: Duration = Duration::from_mins(5);
-/// For one attempt to connect to a node that is there.
+/// Limits one attempt to connect to a running node.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 
 pub fn model(num_pages: u32) -> MockConfig {
@@ -46,7 +46,7 @@ pub fn model(num_pages: u32) -> MockConfig {
     }
 }
 
-/// The same with three KV groups. Two have windows that end within pages. A page has the layers of one group.
+/// The same model with three KV groups. Two have windows that end within pages. A page has the layers of one group.
 pub fn windowed_model(num_pages: u32) -> MockConfig {
     let groups = [None, Some(10), Some(17)].map(|window| KvGroup { window });
     MockConfig {
@@ -71,7 +71,7 @@ pub fn hello(instance: &str, incarnation: u64, pages: &dyn KvPages) -> Hello {
     }
 }
 
-/// Times that a busy machine keeps, so that who draws which token depends on faults only.
+/// Times that a busy machine keeps, so that only faults decide which node draws which token.
 pub fn session_config() -> SessionConfig {
     SessionConfig {
         lost_after_us: 30_000_000,
@@ -82,7 +82,7 @@ pub fn session_config() -> SessionConfig {
     }
 }
 
-/// What one step and one request may have at most.
+/// Limits of one step and one request.
 pub const MAX_SEQS: u32 = 16;
 pub const MAX_STEP_TOKENS: u32 = 64;
 pub const MAX_CONTEXT: u32 = 256;
@@ -93,7 +93,7 @@ pub fn start_engine(executor: Box<dyn Executor>) -> (Engine, Arc<dyn KvPages>) {
     start_engine_with(executor, |_| {})
 }
 
-/// `set` changes the limits.
+/// Starts an engine whose limits `set` changes.
 pub fn start_engine_with(
     executor: Box<dyn Executor>,
     set: impl FnOnce(&mut SchedulerConfig),
@@ -125,7 +125,7 @@ pub struct Decode {
     pub address: SocketAddr,
     pub incarnation: u64,
     server: JoinHandle<()>,
-    // Rows are received on them.
+    // The threads that receive rows.
     _threads: TransferThreads,
 }
 
@@ -138,7 +138,7 @@ impl Decode {
         Self::start_limited(executor, incarnation, |_| {}).await
     }
 
-    /// `set` changes the limits of its engine.
+    /// Starts a decode node whose engine's limits `set` changes.
     pub async fn start_limited(
         executor: Box<dyn Executor>,
         incarnation: u64,
@@ -185,20 +185,20 @@ impl Decode {
         }
     }
 
-    /// As if the process had gone: nothing it holds is told to anybody.
+    /// Vanishes like a killed process: nothing that it holds is released to others.
     pub fn kill(&self) {
         self.server.abort();
     }
 }
 
-/// The nodes in turn.
+/// Chooses the nodes in turn.
 pub struct FixedPeers {
     nodes: Vec<(Peer, Channel)>,
     next: AtomicUsize,
     holder: Option<NodeId>,
-    /// Where each node's blocks are loaded from.
+    /// The source of each node's blocks.
     pub kv_address: Option<KvAddress>,
-    /// Requests that each node is said to decode.
+    /// The number of requests that each node reports.
     pub num_running: u32,
     compute_place: Option<ComputePlace>,
 }
@@ -291,12 +291,12 @@ impl Prefill {
         Self::start_among(executor, Arc::new(peers), None)
     }
 
-    /// Asks the first decode node how much of a prompt it has, before it computes the prompt.
+    /// Starts a node that asks the first decode node how much of a prompt it has before computing the prompt.
     pub fn start_asking(model: &MockConfig, decode: &[&Decode]) -> Self {
         Self::start_placing(model, decode, None)
     }
 
-    /// The same, where the operator has fixed which node computes the rest of a prompt.
+    /// Does the same with a fixed node for the rest of a prompt.
     pub fn start_placing(
         model: &MockConfig,
         decode: &[&Decode],
@@ -379,13 +379,13 @@ pub fn submission(prompt: Vec<TokenId>, max_tokens: u32, sampling: SamplingParam
     }
 }
 
-/// Reads to the end.
+/// Reads the answer to its end.
 pub async fn finish(stream: TokenStream) -> (Vec<TokenId>, FinishReason) {
     let (tokens, reason, _) = finish_scored(stream).await;
     (tokens, reason)
 }
 
-/// Reads to the end, also the log-probabilities of the prompt.
+/// Reads the answer to its end, with the log-probabilities of the prompt.
 pub async fn finish_scored(
     mut stream: TokenStream,
 ) -> (Vec<TokenId>, FinishReason, Vec<PromptLogprob>) {
@@ -414,7 +414,7 @@ pub async fn finish_scored(
     (tokens, reason, logprobs)
 }
 
-/// Pages that an engine keeps for KV which never comes, until this is dropped.
+/// Pages that an engine reserves for KV that never comes, until this is dropped.
 pub struct KeptPages {
     engine: Engine,
     receipt: Option<Receipt>,
@@ -451,7 +451,7 @@ impl Drop for KeptPages {
     }
 }
 
-/// Waits until an engine holds nothing for anybody.
+/// Waits until an engine holds no pages for requests or other nodes.
 pub async fn at_rest(engine: &Engine) {
     wait_until_async("the engine is at rest", || {
         let stats = engine.stats();

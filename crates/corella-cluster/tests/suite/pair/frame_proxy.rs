@@ -1,4 +1,4 @@
-//! A proxy between two nodes that sees each frame, and lets it pass, hold, change or be the last.
+//! A proxy between two nodes that inspects each frame, and passes, holds, changes or cuts it.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,24 +15,24 @@ use crate::pair::blocks::named;
 #[derive(Clone, Debug)]
 pub enum Verdict {
     Pass,
-    /// It waits for [`FrameProxy::release`], and holds up what is behind it on its connection.
+    /// Holds it until [`FrameProxy::release`], together with the later frames of its connection.
     Hold,
-    /// Other bytes go on in its place.
+    /// Sends these bytes in its place.
     Replace(Vec<u8>),
-    /// All connections end as if a process were killed. New ones lead to the node that is next, or nowhere.
+    /// Ends all connections as if a process were killed. New ones lead to the next node, if any.
     Kill,
-    /// The same behind half of the bytes.
+    /// Does the same after half of the frame's bytes.
     Tear,
 }
 
-/// A frame on its way, with its payload behind it.
+/// A frame on its way, with its payload.
 pub struct Passing<'a> {
     pub frame: Frame,
     pub bytes: &'a [u8],
 }
 
 impl Passing<'_> {
-    /// Messages about cached blocks.
+    /// Returns whether it is a message of this kind about cached blocks.
     pub fn is(&self, wanted: BlockVerb) -> bool {
         matches!(&self.frame, Frame::Blocks(frame) if frame.verb == wanted)
     }
@@ -59,7 +59,7 @@ struct Shared {
 
 struct State {
     source: Option<SocketAddr>,
-    /// Takes the place of a source that is killed.
+    /// Replaces a killed source.
     next: Option<SocketAddr>,
     judge: Option<Judge>,
     streams: Vec<TcpStream>,
@@ -70,7 +70,7 @@ struct State {
 }
 
 impl FrameProxy {
-    /// Everything passes before there is a judge.
+    /// Passes every frame until it gets a judge.
     pub fn start(source: SocketAddr, geometry: &KvGeometry) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
         let address = listener.local_addr().expect("it is bound");
@@ -103,17 +103,17 @@ impl FrameProxy {
         }
     }
 
-    /// Shows each frame of either end to `judge`.
+    /// Passes each frame of either end to `judge`.
     pub fn judge(&self, judge: impl FnMut(&Passing<'_>) -> Verdict + Send + 'static) {
         self.shared.lock().judge = Some(Box::new(judge));
     }
 
-    /// Lets everything pass.
+    /// Passes every frame from now on.
     pub fn pass_all(&self) {
         self.shared.lock().judge = None;
     }
 
-    /// The node to which connections lead when the source has been killed.
+    /// Sets the node for connections after the source has been killed.
     pub fn set_next(&self, next: SocketAddr) {
         self.shared.lock().next = Some(next);
     }
@@ -122,12 +122,12 @@ impl FrameProxy {
         self.shared.lock().num_kills
     }
 
-    /// Frames that wait.
+    /// Returns the number of held frames.
     pub fn num_held(&self) -> usize {
         self.shared.lock().num_held
     }
 
-    /// Lets everything pass, and what waits go on.
+    /// Passes every frame from now on, and the held ones.
     pub fn release(&self) {
         let mut state = self.shared.lock();
         state.judge = None;
@@ -145,7 +145,7 @@ impl Drop for FrameProxy {
     fn drop(&mut self) {
         self.shared.lock().is_over = true;
         self.kill();
-        // Wakes the thread that accepts.
+        // This connection wakes the accepting thread.
         TcpStream::connect(self.address).ok();
     }
 }
@@ -165,9 +165,9 @@ impl Shared {
         self.state.lock().unwrap()
     }
 
-    /// Returns false when the proxy is gone.
+    /// Returns false when the proxy is dropped.
     fn connect(self: &Arc<Self>, near: &TcpStream) -> bool {
-        // Under the lock, so that no connection escapes a kill.
+        // The lock is held, so that no connection escapes a kill.
         let mut state = self.lock();
         let far = state.source.map(TcpStream::connect);
         if let Some(Ok(far)) = far {
@@ -205,7 +205,7 @@ impl Shared {
                     true => to.write_all(&bytes)?,
                     false => return Ok(()),
                 },
-                // What came behind it is lost, too.
+                // Later frames are lost, too.
                 Verdict::Kill => {
                     self.kill();
                     return Ok(());

@@ -1,4 +1,4 @@
-//! Models with recurrent layers on two nodes: their answers are those of one process, bit for bit.
+//! Models with recurrent layers on two nodes: their answers equal one process's, bit for bit.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::pair::fixture::*;
 
 const NUM_TOKENS: u32 = 24;
 
-/// What a node may have otherwise than another one of the same model.
+/// The ways in which two nodes of the same model may differ.
 #[derive(Clone, Copy)]
 struct Kind {
     num_pages: u32,
@@ -31,7 +31,7 @@ impl Kind {
     fn set(self, limits: &mut SchedulerConfig) {
         limits.num_pages = self.num_pages;
         limits.num_pipeline_stages = self.num_stages;
-        // A draft follows the token before it.
+        // A draft depends on the token before it.
         limits.max_inflight_steps = if self.num_drafts > 0 { 1 } else { 2 };
         // Without speculation, it must not be 0.
         limits.max_draft_tokens = self.num_drafts.max(1);
@@ -62,8 +62,8 @@ fn executor(model: &str, kind: Kind) -> Box<CpuExecutor> {
     Box::new(CpuExecutor::new(spec, weights, config).expect("the executor starts"))
 }
 
-/// Prompts shorter than a page, that end in and behind the first chunk of a state and at the end of a page, in several
-/// chunks of a prefill, and some with a common beginning.
+/// Prompts shorter than a page, prompts that end in and after the first chunk of a state and at the end of a page,
+/// prompts of several chunks, and some with a common beginning.
 fn prompts() -> Vec<Vec<TokenId>> {
     let prompt = |(seed, len): (u64, u64)| {
         let token = |i| (i * i * 37 + i * 11 + seed * 53) % 79;
@@ -92,7 +92,7 @@ fn sampling(at: usize) -> SamplingParams {
     sampling
 }
 
-/// The answers of one process, each request alone.
+/// Returns the answers of one process, each request alone.
 async fn answers_of_one(model: &str) -> Vec<Vec<TokenId>> {
     let (alone, _) = start_engine_with(executor(model, PLAIN), |limits| PLAIN.set(limits));
     let mut expected = Vec::new();
@@ -124,7 +124,7 @@ async fn recurrent_states_reach_the_other_node_bit_for_bit() {
         for (how, kind) in [("plain", plain), ("staged", staged), ("drafting", drafting)] {
             let decode = decode_node(model, kind).await;
             let prefill = Prefill::start_with(executor(model, PLAIN), &[&decode]);
-            // One after the other, and then all together, when the caches have their beginnings.
+            // The prompts run one after the other, and then all together, when their beginnings are cached.
             for (at, prompt) in prompts().into_iter().enumerate() {
                 let asked = submission(prompt, NUM_TOKENS, sampling(at));
                 let (tokens, _) = finish(prefill.submit(asked).remove(0)).await;
@@ -150,7 +150,7 @@ async fn recurrent_states_reach_the_other_node_bit_for_bit() {
     }
 }
 
-/// The head of this model guesses right wherever it knows what came before.
+/// The head of this model guesses right wherever it has the preceding tokens' states.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_draft_head_guesses_on_the_decode_node() {
     let model = "mtp/agreeing";
@@ -172,7 +172,7 @@ async fn a_draft_head_guesses_on_the_decode_node() {
     assert!(there.num_accepted_draft_tokens > 0, "{there:?}");
 }
 
-/// A preempted request goes back to its prefill node, which has its prompt and its tokens.
+/// A preempted request returns to its prefill node, which has its prompt and its tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_a_decode_node_preempts_end_as_in_one_process() {
     for model in ["qwen3-next", "lfm2"] {

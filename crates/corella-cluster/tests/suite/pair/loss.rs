@@ -1,4 +1,4 @@
-//! Nodes that are not there, go, or have no room, and clients that leave.
+//! Nodes that are missing, leave or have no room, and clients that leave.
 
 use std::future::poll_fn;
 

@@ -1,5 +1,5 @@
-//! Nodes with other weights, another KV format and another page size work together: their answers are
-//! those of one process that prefills with the one executor, converts, and decodes with the other.
+//! Nodes with other weights, another KV format and another page size work together. Their answers equal those of one
+//! process that prefills with the one executor, converts, and decodes with the other.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::pair::fixture::*;
 
 const NUM_PAGES: u32 = 256;
 
-/// How a node keeps weights, keys and values.
+/// The formats of a node's weights, keys and values.
 #[derive(Clone, Copy)]
 struct Kind {
     weight_format: Option<WeightFormat>,
@@ -94,7 +94,7 @@ fn in_turn(
         // SAFETY: the step that wrote to the pages has returned, and no other was submitted.
         unsafe { sent.read(layer, &from_pages, PageForm::Canonical, &mut read) };
         conversion.convert(0..prompt.len(), &read, &mut written);
-        // SAFETY: nobody uses the pages yet.
+        // SAFETY: the pages are not in use yet.
         unsafe { there.write(layer, &to_pages, PageForm::Canonical, &written) };
     }
 
@@ -127,7 +127,7 @@ async fn what_one_node_reads_in_full_another_goes_on_with_in_integers() {
     for (from, to) in [(EXACT, SMALL), (SMALL, EXACT)] {
         let decode = Decode::start_with(Box::new(to.executor()), 11).await;
         let prefill = Prefill::start_with(Box::new(from.executor()), &[&decode]);
-        // Shorter than a page of either, and longer than a step.
+        // A prompt shorter than a page of either node, and one longer than a step.
         for (num_prompt_tokens, sampling) in [
             (9, SamplingParams::GREEDY),
             (75, SamplingParams::GREEDY),

@@ -1,4 +1,4 @@
-//! Tokens of a pair are those of the lone run.
+//! Tokens of a pair equal those of the lone run.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use corella_model::MockConfig;
 
 use crate::pair::fixture::*;
 
-/// Numbers that are the same in every run.
+/// Draws the same numbers in every run.
 struct Numbers(u64);
 
 impl Numbers {
@@ -26,7 +26,7 @@ impl Numbers {
 fn sampling(numbers: &mut Numbers) -> SamplingParams {
     match numbers.below(4) {
         0 => SamplingParams::GREEDY,
-        // Rules matter for the tokens of both nodes: the first one is drawn by the prefill node.
+        // Rules matter for the tokens of both nodes: the prefill node draws the first one.
         3 => SamplingParams {
             rules: Some(Arc::new(
                 TokenRules::new()
@@ -57,7 +57,7 @@ fn sampling(numbers: &mut Numbers) -> SamplingParams {
     }
 }
 
-/// Beginnings that prompts share, so that both sides find prefixes.
+/// Prompts share beginnings, so that both nodes find prefixes.
 fn prompt(numbers: &mut Numbers) -> Vec<TokenId> {
     let shared = numbers.below(4) * 8;
     let own = 1 + numbers.below(40);
@@ -68,8 +68,8 @@ fn prompt(numbers: &mut Numbers) -> Vec<TokenId> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outputs_of_a_pair_equal_those_of_lone_runs() {
-    // Half of the pages may be held for exports, and ten prompts fit in that half: on a busy machine
-    // all of them wait for their transfers at once.
+    // Exports may hold half of the pages, and ten prompts fit in that half: on a busy machine all of them wait for
+    // their transfers at once.
     for model in [model(512), windowed_model(512)] {
         compare_with_lone_runs(model).await;
     }
@@ -137,7 +137,7 @@ async fn choices_and_stop_tokens_are_as_on_one_node() {
         assert_eq!(finish(stream).await, (expected, FinishReason::Length));
     }
 
-    // A stop token in the middle, and one that is the first token.
+    // A stop token in the middle, and one as the first token.
     let lone = model.lone_tokens(&prompt, &sampling, 12);
     for at in [0, 5] {
         let first = lone
@@ -154,8 +154,7 @@ async fn choices_and_stop_tokens_are_as_on_one_node() {
     at_rest(&decode.engine).await;
 }
 
-/// 202 rows are 51 pages. The choices beside the first are sent the last page alone, whose rows each of
-/// them goes on to fill.
+/// 202 rows are 51 pages. Every choice but the first is sent only the last page, whose rows it continues to fill.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn choices_of_one_prompt_share_one_transfer() {
     let model = model(512);
@@ -195,7 +194,7 @@ async fn choices_of_one_prompt_share_one_transfer() {
     assert_eq!(there.num_prefix_query_tokens, 0, "it computes no prompt");
 }
 
-/// Only whoever computes a prompt has its log-probabilities.
+/// Only the node that computes a prompt has its log-probabilities.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_that_is_scored_stays_on_its_node() {
     let model = model(256);
@@ -217,7 +216,7 @@ async fn a_prompt_that_is_scored_stays_on_its_node() {
     assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
 }
 
-/// Likewise its hidden state, of which the decode node has nothing.
+/// Only the node that computes a prompt has its hidden state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_that_is_pooled_stays_on_its_node() {
     let model = model(256);

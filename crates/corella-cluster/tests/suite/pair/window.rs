@@ -1,4 +1,4 @@
-//! A model with sliding windows on two nodes: its answers are those of one process that keeps all pages, bit for bit,
+//! A model with sliding windows on two nodes. Its answers equal those of one process that keeps all pages, bit for bit,
 //! and only the rows of a long prompt that the windows reach are sent.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use corella_model::{Checkpoint, DType, KvFormat, KvGroups, KvPages};
 
 use crate::pair::fixture::*;
 
-/// How a node keeps the pages of Gemma 3's shape, whose windows have 24 positions.
+/// The page formats of a node for Gemma 3's shape, whose windows have 24 positions.
 #[derive(Clone, Copy)]
 struct Kind {
     keeps_context: bool,
@@ -53,7 +53,7 @@ fn executor(kind: Kind) -> Box<CpuExecutor> {
     Box::new(CpuExecutor::new(spec, weights, config).expect("the executor starts"))
 }
 
-/// Prompts that end before, in and behind the first window, and at the end of a page, some with a common beginning.
+/// Prompts that end before, in and after the first window, and at the end of a page, some with a common beginning.
 fn prompts() -> Vec<Vec<TokenId>> {
     let prompt = |(seed, len): (u64, u64)| {
         let token = |i| (i * i * 37 + i * 11 + seed * 53) % 79;
@@ -94,7 +94,7 @@ async fn windows_reach_no_bit_of_an_answer_of_two_nodes() {
         keeps_context: false,
         ..PLAIN
     };
-    // Stages divide pages in another way.
+    // Stages divide pages differently.
     for num_stages in [1, 2] {
         let decode = Kind {
             num_stages,
@@ -118,7 +118,7 @@ async fn windows_reach_no_bit_of_an_answer_of_two_nodes() {
     }
 }
 
-/// The first page that is sent would lack rows where pages have another size, and others could find it later.
+/// If page sizes differ, the first sent page would lack rows, and other requests could find it later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_with_windows_and_other_pages_do_not_work_together() {
     let windows = Kind {
@@ -139,7 +139,7 @@ async fn nodes_with_windows_and_other_pages_do_not_work_together() {
     assert_eq!(decode.engine.stats().scheduler.num_steps, 0);
 }
 
-/// The whole of 200 rows is 25 pages in each layer. Behind a window of 24 rows, those from row 176 on are three.
+/// The whole of 200 rows is 25 pages in each layer. Behind a window of 24 rows, rows 176 to 199 are three pages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_window_reaches_is_not_sent() {
     let windows = Kind {

@@ -16,18 +16,17 @@ use crate::registry::fleet::{
 
 /// Tells `a_node_in_a_process_of_its_own` where to register.
 const CHILD_REGISTRY: &str = "CORELLA_TEST_CHILD_REGISTRY";
-/// Renewed every three seconds, and six seconds more for a node on a busy machine to say that it lives.
+/// Renewed every three seconds, which leaves a node on a busy machine six seconds more for its renewal.
 const KEPT_LEASE_TTL: Duration = Duration::from_secs(9);
 
-/// Between nodes and etcd, to count how often they try.
+/// A proxy between nodes and etcd that counts the tries.
 fn counting_proxy(server: &EtcdServer) -> Proxy {
     let proxy = Proxy::new(server.address());
     proxy.allow_all();
     proxy
 }
 
-/// Waits until nodes have tried that often to reach an etcd that is away. A node tries again when a try has
-/// failed.
+/// Waits until nodes have tried this often to reach a stopped etcd. A node tries again when a try has failed.
 async fn until_tried(proxy: &Proxy, num_tries: u64) {
     let before = proxy.num_accepted();
     until(true, || proxy.num_accepted() >= before + num_tries).await;
@@ -36,7 +35,7 @@ async fn until_tried(proxy: &Proxy, num_tries: u64) {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_find_each_other() {
     let server = EtcdServer::start("find");
-    // With such leases nobody lists anything but because etcd has told of a change.
+    // With such leases, nodes list only when etcd has reported a change.
     let lease_ttl = Duration::from_secs(600);
     let first = start(&server.url(), node("prefill-1", Role::Prefill), lease_ttl);
     let second = start(&server.url(), node("decode-1", Role::Decode), lease_ttl);
@@ -95,7 +94,7 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
             server.lose_data();
         }
         server.restart();
-        // Whoever comes now finds what has been registered since, or never went.
+        // A newcomer finds the nodes registered since, and the ones that stayed.
         let newcomer = observer(&server.url());
         until(Some(Some(1)), || {
             record(&newcomer, "decode-1").map(|node| node.incarnation)
@@ -116,7 +115,7 @@ async fn an_outage_takes_nobody_away_and_all_register_again() {
     }
 }
 
-/// Most have registered again with an etcd that has lost its data, and one is slow to.
+/// Most nodes have registered again with an etcd that has lost its data, and one is late.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_registers_late_after_an_outage_is_waited_for() {
     let mut server = EtcdServer::start("late");
@@ -271,7 +270,7 @@ async fn a_node_in_a_process_of_its_own() {
         return;
     };
     let _registry: Registry = decode(&url, "decode-child");
-    // Nobody needs it longer when whoever started it is gone.
+    // The process ends when the parent has gone.
     let wait = || std::io::stdin().read(&mut [0]);
     let _ = tokio::task::spawn_blocking(wait).await;
 }

@@ -1,4 +1,4 @@
-//! What etcd says of the lease that a node's key has.
+//! The state of a node key's lease, as etcd reports it.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,8 +8,8 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use corella_test::wait_until_async;
 use serde_json::{Value, json};
 
-/// Waits until the lease of a node's key has been renewed: its time to live falls second by second, and rises
-/// when the node says that it lives.
+/// Waits until the lease of a node's key has been renewed: its time to live falls second by second, and rises with a
+/// renewal.
 pub async fn until_renewed(etcd: SocketAddr, instance_id: &str) {
     let mut stream = BufReader::new(TcpStream::connect(etcd).unwrap());
     let key = BASE64.encode(format!("/test/nodes/{instance_id}"));

@@ -23,7 +23,7 @@ impl EtcdServer {
         server
     }
 
-    /// Has an address, and nobody there.
+    /// Reserves an address without starting a server.
     pub fn not_started(test: &str) -> Self {
         Self {
             folder: TestFolder::new(test),
@@ -37,12 +37,12 @@ impl EtcdServer {
         (Ipv4Addr::LOCALHOST, self.client_port).into()
     }
 
-    /// For `--registry`.
+    /// Returns the value for `--registry`.
     pub fn url(&self) -> String {
         url_at(self.address())
     }
 
-    /// Starts it with whatever data there is.
+    /// Starts the server with its existing data.
     pub fn restart(&mut self) {
         let clients = format!("http://127.0.0.1:{}", self.client_port);
         let peers = format!("http://127.0.0.1:{}", self.peer_port);
@@ -71,7 +71,7 @@ impl EtcdServer {
         });
     }
 
-    /// As by `kill -9`.
+    /// Kills the server as `kill -9` does.
     pub fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -79,7 +79,7 @@ impl EtcdServer {
         }
     }
 
-    /// Lets it hang until what is returned is dropped.
+    /// Stops the server's process until the returned value is dropped.
     pub fn hold(&self) -> HeldProcess {
         HeldProcess::new(self.process.as_ref().unwrap().id())
     }
@@ -100,8 +100,8 @@ impl Drop for EtcdServer {
     }
 }
 
-/// Below the ports that the system gives to connections: a server that was killed finds its own
-/// port still free.
+/// Returns a port below the range that the system gives to connections, so that a killed server
+/// finds its port still free.
 fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let first = std::process::id() * 64;

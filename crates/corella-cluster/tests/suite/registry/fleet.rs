@@ -8,7 +8,7 @@ use corella_cluster::{NodeRecord, Registry, RegistryConfig, Role};
 use corella_core::{PeerFacts, PeerId, PeerStanding};
 use corella_test::wait_until_async;
 
-/// Long enough for a node on a busy machine to say in time that it lives.
+/// Long enough for a node on a busy machine to renew its lease in time.
 pub const LEASE_TTL: Duration = Duration::from_secs(3);
 
 const HOUR_US: u64 = 3_600_000_000;
@@ -24,21 +24,21 @@ pub fn config(peer_role: Role) -> RegistryConfig {
     let mut config = RegistryConfig::new(peer_role);
     config.lease_ttl = LEASE_TTL;
     config.file_interval = Duration::from_millis(100);
-    // Nobody lists anew but for a reason.
+    // Nodes list anew only on a change.
     config.list_interval = Duration::from_secs(600);
     config.max_retry = Duration::from_millis(500);
-    // A machine may be so busy that a node which has to register again does so late.
+    // A node on a busy machine may register again late.
     config.peer_table.outage_grace_us = HOUR_US;
     config.peer_table.empty_lists_us = HOUR_US;
     config
 }
 
-/// A prefill node that looks for decode nodes.
+/// Registers a prefill node that looks for decode nodes.
 pub fn prefill(url: &str, instance_id: &str) -> Registry {
     start(url, node(instance_id, Role::Prefill), LEASE_TTL)
 }
 
-/// A decode node that looks for prefill nodes.
+/// Registers a decode node that looks for prefill nodes.
 pub fn decode(url: &str, instance_id: &str) -> Registry {
     start(url, node(instance_id, Role::Decode), LEASE_TTL)
 }
@@ -53,7 +53,7 @@ pub fn start(url: &str, own: NodeRecord, lease_ttl: Duration) -> Registry {
     Registry::start(&url.parse().unwrap(), Some(own), config).unwrap()
 }
 
-/// Somebody who only looks for decode nodes.
+/// Follows decode nodes without registering.
 pub fn observer(url: &str) -> Registry {
     Registry::start(&url.parse().unwrap(), None, config(Role::Decode)).unwrap()
 }
@@ -78,7 +78,7 @@ pub fn peer_id(registry: &Registry, instance_id: &str) -> Option<PeerId> {
         .with_table(|table, _| table.peer_id(instance_id))
 }
 
-/// As if a probe had found it well.
+/// Records a successful probe.
 pub fn greet(registry: &Registry, instance_id: &str) -> PeerId {
     let peer_id = peer_id(registry, instance_id).unwrap();
     let hello = PeerFacts {
@@ -98,7 +98,7 @@ pub fn is_healthy(registry: &Registry, peer_id: PeerId) -> bool {
     standing == Some(PeerStanding::Healthy)
 }
 
-/// Waits until `look` sees what is expected.
+/// Waits until `look` returns the expected value.
 pub async fn until<T: PartialEq + Debug>(expected: T, mut look: impl FnMut() -> T) {
     wait_until_async(&format!("{expected:?}"), || look() == expected).await;
 }

@@ -13,11 +13,11 @@ fn url(folder: &TestFolder) -> String {
     format!("file:{}", folder.0.join("nodes").display())
 }
 
-/// Waits until a node has read its folder anew: it touches its own file before each time.
+/// Waits until a node has read its folder anew: it touches its own file before each read.
 async fn until_read(folder: &TestFolder, instance_id: &str) {
     let file = folder.0.join(format!("nodes/{instance_id}.json"));
     let touched_at = || fs::metadata(&file).and_then(|it| it.modified()).ok();
-    // What it read behind the first touch has been taken in by the second one.
+    // The second touch shows that the read after the first one has been processed.
     for _ in 0..2 {
         let before = touched_at();
         until(true, || touched_at().is_some() && touched_at() != before).await;
@@ -53,7 +53,7 @@ async fn a_node_without_heartbeat_is_gone() {
     until(2, || instances(&first).len()).await;
     drop(second);
     until(vec!["decode-3".to_owned()], || instances(&first)).await;
-    // Its file stays, and whoever comes later is not taken in.
+    // Its file stays, and newcomers ignore it.
     assert!(folder.0.join("nodes/decode-1.json").exists());
     let later = prefill(&url(&folder), "prefill-2");
     until(true, || !instances(&later).is_empty()).await;
@@ -93,7 +93,7 @@ async fn a_folder_that_cannot_be_read_takes_nobody_away() {
 
     fs::rename(&nodes, folder.0.join("away")).unwrap();
     fs::write(&nodes, "a file where the folder was").unwrap();
-    // In a folder that can be read, a node that is lost now is gone by and by.
+    // If the folder can be read, a node that is lost now disappears after a while.
     drop(lost);
     until(vec!["decode-8".to_owned()], || instances(&reader)).await;
     assert!(is_healthy(&first, life));

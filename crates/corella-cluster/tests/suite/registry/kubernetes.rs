@@ -1,4 +1,4 @@
-//! Nodes behind a Kubernetes service, against the part of the API that tells of them.
+//! Nodes behind a Kubernetes service, against the part of the API that lists them.
 
 use serde_json::{Value, json};
 
@@ -88,7 +88,7 @@ async fn a_watch_that_is_too_old_begins_anew() {
     let registry = observer(&api.url());
     until(vec!["pod-1".to_owned()], || instances(&registry)).await;
     until(1, || api.num_watchers()).await;
-    // What happened in the meantime is in the next list only.
+    // Only the next list shows changes from the meantime.
     api.set_slices(vec![slice("a", vec![ready("pod-2", "10.0.0.2")])]);
     api.tell("ERROR", json!({ "kind": "Status", "code": 410 }));
     until(vec!["pod-2".to_owned()], || instances(&registry)).await;

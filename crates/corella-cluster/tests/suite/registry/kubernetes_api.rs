@@ -17,7 +17,7 @@ struct State {
     slices: Vec<Value>,
     version: u32,
     watchers: Vec<mpsc::UnboundedSender<String>>,
-    /// What was asked for, list and watch alike.
+    /// The requested paths, lists and watches alike.
     paths: Vec<String>,
     is_refusing: bool,
 }
@@ -40,14 +40,14 @@ impl KubernetesApi {
         format!("kubernetes:serving/decode:session@{}", self.address)
     }
 
-    /// Sets what a list says, without telling those who watch.
+    /// Sets the content of a list without sending an event.
     pub fn set_slices(&self, slices: Vec<Value>) {
         let mut state = self.state.lock().unwrap();
         state.slices = slices;
         state.version += 1;
     }
 
-    /// Tells those who watch.
+    /// Sends an event to the watches.
     pub fn tell(&self, event: &str, object: Value) {
         let mut state = self.state.lock().unwrap();
         let line = json!({ "type": event, "object": object }).to_string();
@@ -62,7 +62,7 @@ impl KubernetesApi {
         state.watchers.len()
     }
 
-    /// Ends all watches; from now on everything is answered with 403, or again as it should be.
+    /// Ends all watches. From now on every request is answered with 403, or normally again.
     pub fn refuse(&self, is_refusing: bool) {
         let mut state = self.state.lock().unwrap();
         state.is_refusing = is_refusing;

@@ -1,4 +1,4 @@
-//! Speeds that differ, and everything that has a limit.
+//! Different speeds, and everything with a limit.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::transport::fixture::{
 };
 use crate::transport::raw_peer::RawPeer;
 
-/// A decode node behind a link that stands still, and another beside it.
+/// One decode node sits behind a blocked link, and another one beside it.
 #[test]
 fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     let geometry = geometry(4, 16, 512);
@@ -34,7 +34,7 @@ fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     assert_eq!(node.sender.bandwidth_bytes_per_s(DECODE + 1), None);
     let mut fast_key = key(2);
     fast_key.decode_incarnation.0 += 1;
-    // The same pages: what they hold for the fast session is the slow one's content.
+    // Both sessions use the same pages: their content is the slow one's.
     node.store(&fast_key, 8192);
     node.make_readable(&fast_key, &table, 8192);
     let fast_load = fast.load(&fast_key, node.address, 0, 8192, &table);
@@ -42,7 +42,7 @@ fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     fast.assert_holds(&key(1), &table, 0);
     assert!(!slow_load.status().is_over());
     assert!(slow_load.account().num_bytes <= num_allowed);
-    // A speed is measured over 50 ms, which this takes because a condition is looked at every 2 ms.
+    // A speed is measured over 50 ms, which pass here because a condition is checked every 2 ms.
     wait_until("the slow one is measured", || {
         proxy.allow(16 << 10);
         node.sender.bandwidth_bytes_per_s(DECODE).is_some()
@@ -52,7 +52,7 @@ fn a_slow_peer_holds_up_nobody_and_has_its_own_bandwidth() {
     slow.assert_holds(&key(1), &table, 0);
 }
 
-/// What is sent in a time is bounded, by all sessions and connections together.
+/// The bound covers all sessions and connections together.
 #[test]
 fn a_node_sends_no_more_than_its_bandwidth() {
     let geometry = geometry(2, 16, 128);
@@ -79,7 +79,7 @@ fn a_node_sends_no_more_than_its_bandwidth() {
     assert_not_before(earliest, "all bytes were there");
 }
 
-/// Chunk by chunk: whoever is asked for later does not wait for the end of who was first.
+/// Chunks of sessions alternate: a later session does not wait for the end of an earlier one.
 #[test]
 fn sessions_of_a_connection_take_turns() {
     let geometry = geometry(1, 16, 128);
@@ -90,14 +90,14 @@ fn sessions_of_a_connection_take_turns() {
     let mut peer = RawPeer::connect(node.address, &geometry);
     for uuid in 0..3 {
         node.store_whole(&key(uuid.into()), &page_ids(40 * uuid..40 * uuid + 40), 640);
-        // Nothing is sent before all have asked.
+        // Nothing is sent before all sessions are requested.
         peer.load(uuid.into(), &key(uuid.into()), 640, 0);
     }
     peer.load(9, &key(9), 16, 0);
     wait_until("all have asked", || {
         node.sender.stats().num_waiting_loads == 1
     });
-    // At once, so that the sender reads all of it before it sends anything.
+    // All credits go out at once, so that the sender reads all of them before it sends anything.
     let credit = |load_id| Frame::Credit {
         load_id,
         num_bytes: u32::MAX,
@@ -149,7 +149,7 @@ fn everything_that_peers_can_fill_has_a_limit() {
             reason
         })
     );
-    // One that ends makes room for another.
+    // A load that ends makes room for another.
     peers[0].send(&Frame::Cancel { load_id: 0 });
     wait_until("it is gone", || node.sender.stats().num_waiting_loads == 3);
     peers[1].load(12, &key(12), 16, 0);
@@ -182,7 +182,7 @@ fn loads_that_cannot_be_are_not_begun() {
         state: None,
         deadline: Instant::now() + HOUR,
     };
-    // SAFETY: no load writes anything: nobody listens.
+    // SAFETY: no load writes anything, because the ports are closed.
     let load = |request| unsafe { other.receiver.load(request) };
     let silent = std::net::TcpListener::bind(loopback(0)).unwrap();
     let port = silent.local_addr().unwrap().port();
@@ -212,7 +212,7 @@ fn loads_that_cannot_be_are_not_begun() {
     });
 }
 
-/// A load never lasts longer than its deadline, however slowly rows come.
+/// A load never lasts longer than its deadline, even if rows come slowly.
 #[test]
 fn a_load_in_the_middle_ends_at_its_deadline() {
     let geometry = geometry(4, 16, 256);
@@ -221,7 +221,7 @@ fn a_load_in_the_middle_ends_at_its_deadline() {
     let proxy = Proxy::new(node.address);
     let (table, further) = (page_ids(0..128), page_ids(128..256));
     let status = node.store_whole(&key(1), &table, 2048);
-    // The proxy holds the load in its middle, unless the deadline passes before it is there.
+    // The proxy holds the load in its middle, unless the deadline passes before.
     wait_until("a load that has begun ends", || {
         proxy.allow(200 << 10);
         let deadline = Instant::now() + Duration::from_millis(700);
@@ -233,7 +233,7 @@ fn a_load_in_the_middle_ends_at_its_deadline() {
     });
     other.fill(&table, 9);
     wait_for_status(&status, SendStatus::Stopped);
-    // What comes next on the connection is behind the load's rows.
+    // Later bytes of the connection follow the load's rows.
     proxy.allow_all();
     let next = other.load(&key(1), proxy.address, 0, 2048, &further);
     assert_eq!(wait(&next), LoadStatus::Done { num_rows: 2048 });

@@ -17,13 +17,13 @@ use tokio::sync::watch;
 pub const PREFILL: u64 = 0x70;
 pub const DECODE: u64 = 0xdec0de;
 pub const MODEL: u128 = 0x1234_5678_9abc_def0_1111;
-/// For deadlines and limits that are not the test's subject: no test lives to see them.
+/// For deadlines and limits that are not the test's subject: every test ends before.
 pub const HOUR: Duration = Duration::from_hours(1);
 /// Ends a read that would hang. No passing test comes near it.
 pub const READ_TIMEOUT: Duration = Duration::from_mins(5);
-/// For one attempt to connect that succeeds.
+/// Limits one attempt to connect that succeeds.
 const CONNECT_TIMEOUT: Duration = Duration::from_mins(1);
-/// For one attempt to connect that fails in the end, which takes as long, and may succeed before.
+/// Limits one attempt to connect that fails in the end, which takes this long.
 pub const FAILED_CONNECT_TIME: Duration = Duration::from_secs(1);
 
 pub fn geometry(num_layers: u32, page_size: u32, num_pages: u32) -> KvGeometry {
@@ -101,11 +101,11 @@ impl SendingNode {
         }
     }
 
-    /// The session's rows mean something else in each page, layer and session.
+    /// Fills pages with content that differs by session, layer and page.
     pub fn fill(&self, key: &SessionKey, table: &[PageId]) {
         for (index, &page) in table.iter().enumerate() {
             for layer in 0..self.num_layers() {
-                // SAFETY: the tests fill pages before they say that they may be read.
+                // SAFETY: the tests fill pages before they declare them readable.
                 unsafe { self.pages.fill(layer, page, content(key, layer, index)) };
             }
         }
@@ -116,11 +116,11 @@ impl SendingNode {
     }
 
     pub fn store(&self, key: &SessionKey, num_rows: u32) -> watch::Receiver<SendStatus> {
-        // SAFETY: tests change pages that may be read only where they say so.
+        // SAFETY: the tests that change readable pages say so.
         unsafe { self.sender.store(*key, num_rows) }.unwrap()
     }
 
-    /// The first layers. The others never come.
+    /// Stores the first layers. The others never come.
     pub fn store_layers(
         &self,
         key: &SessionKey,
@@ -136,7 +136,7 @@ impl SendingNode {
         status
     }
 
-    /// Everything at once.
+    /// Stores all rows at once.
     pub fn store_whole(
         &self,
         key: &SessionKey,
@@ -157,7 +157,7 @@ impl SendingNode {
     }
 }
 
-/// Byte `i` of a page within a layer, of a session's page `index`.
+/// Returns byte `i` of a page within a layer, for page `index` of a session.
 pub fn content(key: &SessionKey, layer: u32, index: usize) -> impl Fn(usize) -> u8 + use<> {
     let seed = key.session.0 as usize * 131 + layer as usize * 31 + index * 7 + 1;
     move |i| (seed.wrapping_mul(i / 8 + 3) >> 2) as u8 ^ i as u8
@@ -216,7 +216,7 @@ impl ReceivingNode {
         unsafe { self.receiver.load(request) }.unwrap()
     }
 
-    /// Whether these pages hold the session's rows, from the page `first` on, in all layers.
+    /// Asserts that these pages hold the session's rows, from the page `first` on, in all layers.
     pub fn assert_holds(&self, key: &SessionKey, table: &[PageId], first: usize) {
         let geometry = KvPages::geometry(&*self.pages);
         for (index, &page) in table.iter().enumerate().skip(first) {
@@ -257,7 +257,7 @@ impl ReceivingNode {
     }
 }
 
-/// On a free port.
+/// Listens on a free port.
 pub fn listen(sender: &KvSender) -> SocketAddr {
     match sender.listen(loopback(0)).unwrap() {
         PeerAddress::Tcp(address) => address,
@@ -274,7 +274,7 @@ pub fn wait(load: &LoadHandle) -> LoadStatus {
     })
 }
 
-/// Waits until rows have come.
+/// Waits until a load has received rows.
 pub fn wait_for_bytes(load: &LoadHandle) {
     wait_until("rows come", || load.status() != LoadStatus::Opening);
     assert!(
@@ -290,7 +290,7 @@ pub fn wait_for_status(status: &watch::Receiver<SendStatus>, wanted: SendStatus)
     });
 }
 
-/// Lower bounds hold however slow the machine is, and they are the only ones on wall-clock time.
+/// Lower bounds hold on slow machines, too; the tests have no other bounds on wall-clock time.
 pub fn assert_not_before(earliest: Instant, what: &str) {
     let left = earliest.saturating_duration_since(Instant::now());
     assert!(left.is_zero(), "{what}, {left:?} too early");

@@ -1,4 +1,4 @@
-//! Frames are read as they were written, and nothing else is read.
+//! Frames are read as they were written, and other bytes are refused.
 
 use corella_cluster::transport::{
     BlockFrame, BlockVerb, FRAME_BYTES, Frame, Hello, LoadFrame, PageRun, PathFrame, PathName,
@@ -161,7 +161,7 @@ proptest! {
         prop_assert_eq!(Frame::decode(&frame.encode()), Ok(frame));
     }
 
-    /// Bytes are a frame only if that frame is written as these bytes.
+    /// Bytes are a frame only if that frame is encoded as these bytes.
     #[test]
     fn other_bytes_are_refused(
         frame in prop_oneof![hello(), load(), data(), small()],
@@ -191,12 +191,12 @@ proptest! {
         }
     }
 
-    /// Whatever a peer says of its pages, a page has a size that can be reckoned with.
+    /// Any geometry from a peer yields a page size without overflow, or is refused.
     #[test]
     fn impossible_geometries_are_refused(sizes in prop::array::uniform4(any::<u32>())) {
         let Frame::Hello(hello) = greeting() else { unreachable!() };
         let mut bytes = greeting().encode();
-        // Behind kind, magic, version, incarnation and fingerprint.
+        // The fields after kind, magic, version, incarnation and fingerprint.
         for (field, size) in bytes[32..48].chunks_mut(4).zip(sizes) {
             field.copy_from_slice(&size.to_le_bytes());
         }

@@ -27,7 +27,7 @@ fn address_of(name: &str) -> PeerAddress {
     PeerAddress::Unix(format!("corella-kv-{}-{name}", std::process::id()))
 }
 
-/// As the system knows it.
+/// Converts an address to the system's form.
 fn system_address(address: &PeerAddress) -> SocketAddr {
     let PeerAddress::Unix(name) = address else {
         panic!("{address}");
@@ -41,7 +41,7 @@ fn sending_node(address: &PeerAddress) -> SendingNode {
     node
 }
 
-/// Not a test: the process whose memory the next one reads.
+/// Not a test: the process whose memory the next test reads.
 #[test]
 #[ignore = "run by the next test"]
 fn process_that_stores() {
@@ -99,7 +99,7 @@ fn rows_come_from_the_memory_of_another_process() {
         matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
         "{status:?}"
     );
-    // A killed process has left nothing behind: its socket's name is free.
+    // A killed process leaves nothing behind: its socket's name is free.
     sending_node(&address);
 }
 
@@ -114,7 +114,7 @@ fn a_socket_lives_as_long_as_its_sender() {
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(1), &table, 0);
     wait_for_status(&status, SendStatus::Received);
-    // Where somebody listens there is no room.
+    // A name in use cannot be taken again.
     let second = SendingNode::new(geometry(3, 16, 2 * NUM_PAGES));
     assert!(second.sender.listen(address.clone()).is_err());
     drop(node);
@@ -123,7 +123,7 @@ fn a_socket_lives_as_long_as_its_sender() {
     });
 }
 
-/// Does something as another user, in a thread of its own.
+/// Runs `act` as another user, in a thread of its own.
 fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> T {
     const NOBODY: libc::c_long = 65_534;
     thread::scope(|scope| {
@@ -133,7 +133,7 @@ fn as_another_user<T: Send>(act: impl FnOnce() -> T + Send) -> T {
             unsafe {
                 let changed = libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY);
                 assert_eq!(changed, 0, "only root can become another user");
-                // A process that changes its user hides its memory, which other tests read.
+                // A process that changes its user becomes unreadable, and other tests read its memory.
                 libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
             }
             act()
@@ -147,7 +147,7 @@ fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
-/// Anybody may listen where a node is expected. What they say is not even read.
+/// Any process may listen where a node is expected. Its bytes are not even read.
 #[test]
 fn rows_are_not_loaded_from_another_users_process() {
     if !is_root() {
@@ -165,7 +165,7 @@ fn rows_are_not_loaded_from_another_users_process() {
     assert!(reason.contains("another user's"), "{reason}");
 }
 
-/// Anybody may connect to a node. They are told nothing.
+/// Any process may connect to a node. It gets no answer.
 #[test]
 fn rows_are_not_sent_to_another_users_process() {
     if !is_root() {
@@ -190,7 +190,7 @@ fn rows_are_not_sent_to_another_users_process() {
     });
 }
 
-/// A sender on this host that says where pages are as the test says.
+/// A sender on this host that sends places chosen by the test.
 struct Scene {
     other: ReceivingNode,
     address: PeerAddress,
@@ -223,7 +223,7 @@ impl Scene {
         self.other.load(&key(1), address, 0, num_rows, table)
     }
 
-    /// With the word at an address of this process's memory.
+    /// Greets with the word at an address of this process's memory.
     fn greet(&self, address: u64, content: u64) -> UnixStream {
         let (mut stream, _) = self.listener.accept().unwrap();
         stream.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
@@ -264,8 +264,8 @@ fn a_memory_that_cannot_be_read_is_said_before_any_load() {
     }
 }
 
-/// The first load's places hold something else by the time they are read, or nothing: it fails alone.
-/// Places that do not fit the pages end the connection.
+/// The first load's places hold other bytes by the time they are read, or cannot be read: only this load fails. Places
+/// that do not fit the pages end the connection.
 #[test]
 fn wrong_places_fail_their_load() {
     let scene = Scene::new("places");
@@ -300,7 +300,7 @@ fn wrong_places_fail_their_load() {
     };
     send(ids[0], &[(at_page, 8192)], checksum ^ 1);
     send(ids[1], &[(16, 8192)], checksum);
-    // In two parts, as a page may lie.
+    // In two parts, because a page may have two.
     send(ids[2], &[(at_page, 1000), (at_page + 1000, 7192)], checksum);
     let num_rows = 16;
     let frame = Frame::Complete {

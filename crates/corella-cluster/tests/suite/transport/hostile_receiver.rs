@@ -1,4 +1,4 @@
-//! Peers that ask a sender for what they should not.
+//! Receivers that violate the protocol.
 
 use std::io::Write;
 use std::time::Duration;
@@ -63,7 +63,7 @@ fn whoever_does_not_speak_frames_loses_the_connection() {
     });
 }
 
-/// It learns what this node speaks, and its connection ends.
+/// The peer gets this node's greeting, and its connection ends.
 #[test]
 fn a_peer_of_another_protocol_version_is_answered() {
     let geometry = geometry(2, 16, 8);
@@ -85,7 +85,7 @@ fn a_peer_of_another_protocol_version_is_answered() {
 }
 
 /// Neither the connection's other sessions nor the sender's threads wait for a session without
-/// credit, and it gets what it gives credit for and no byte more.
+/// credit. The session gets exactly the bytes that it gives credit for.
 #[test]
 fn a_session_without_credit_holds_up_nobody_beside_it() {
     let geometry = geometry(2, 16, 64);
@@ -126,7 +126,7 @@ fn a_session_without_credit_holds_up_nobody_beside_it() {
         panic!("one more page");
     };
     assert_eq!(peer.payload(&run, &geometry).0.len(), layer_bytes as usize);
-    // Credit for a load that does not exist, and more than fits a number, are no harm.
+    // Credit for a load that does not exist, and credit that overflows, are harmless.
     for load_id in [7, 100, 100] {
         peer.send(&Frame::Credit {
             load_id,
@@ -148,7 +148,7 @@ fn assert_holds(uuid: u128, run: &PageRun, bytes: &[u8], layer_bytes: usize) {
     }
 }
 
-/// It asks for much, and never reads: its connection ends, and nobody else waits.
+/// The peer asks for many rows and never reads. Its connection ends, and no other peer waits.
 #[test]
 fn a_receiver_that_stops_reading_is_given_up() {
     let mut geometry = geometry(2, 16, 2048);
@@ -169,7 +169,7 @@ fn a_receiver_that_stops_reading_is_given_up() {
     let load = other.load(&key(2), node.address, 0, 64, &small);
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: 64 });
     wait_for_status(&status, SendStatus::Stopped);
-    // The other one has a connection.
+    // The other peer has a connection.
     wait_until("its connection is closed", || {
         node.sender.stats().num_connections == 1
     });
@@ -197,9 +197,9 @@ fn a_newer_load_takes_the_place_of_an_older_one() {
             num_rows
         })
     );
-    // And when rows have gone out already.
+    // The same after rows have gone out.
     peer.load(3, &key(1), 32, u32::MAX);
-    // The older one is complete: there is nothing to refuse.
+    // The older load is complete, so it cannot be refused.
     assert_eq!(peer.receive(), Some(Frame::Data(run(3, 0, 0, 32))));
     peer.payload(&run(3, 0, 0, 32), &geometry);
     assert_eq!(

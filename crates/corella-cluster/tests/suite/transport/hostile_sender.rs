@@ -1,4 +1,4 @@
-//! Peers that send a receiver what it did not ask for.
+//! Senders that violate the protocol.
 
 use std::io::Write;
 
@@ -23,7 +23,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Three pages of two layers are asked for, the first of which the receiver has.
+    /// Requests three pages of two layers. The receiver has the first page.
     fn new() -> Self {
         let geometry = geometry(2, 16, 16);
         let other = ReceivingNode::configured(geometry.clone(), |config| {
@@ -68,7 +68,7 @@ impl Scene {
         self.peer.send_run(run, &bytes, xxh3_64(&bytes));
     }
 
-    /// The load fails, the connection ends, and no page but those of the load was written.
+    /// Asserts that the load fails, the connection ends, and only the load's pages were written.
     fn assert_fails(mut self, failure: LoadFailure) {
         assert_eq!(wait(&self.load), LoadStatus::Failed(failure));
         while self.peer.receive().is_some() {}
@@ -129,7 +129,7 @@ fn rows_that_nobody_asked_for_fail_the_load() {
     for (wrong, what) in cases {
         let mut scene = Scene::new();
         let load_id = scene.load_id;
-        // Without the payload: it must not be waited for.
+        // The payload is missing: the receiver must not wait for it.
         scene.peer.send(&Frame::Data(PageRun { load_id, ..wrong }));
         scene.assert_fails(LoadFailure::Violation(what));
     }
@@ -149,7 +149,7 @@ fn a_state_that_nobody_asked_for_fails_the_load() {
             num_rows: NUM_ROWS,
             num_bytes,
         };
-        // Without the payload: it must not be waited for.
+        // The payload is missing: the receiver must not wait for it.
         scene.peer.send(&Frame::State(run));
         scene.assert_fails(LoadFailure::Violation(what));
     }
@@ -211,7 +211,7 @@ fn no_frames_at_all_lose_the_connection() {
         let mut scene = Scene::new();
         scene.peer.stream.write_all(bytes).unwrap();
         while scene.peer.receive().is_some() {}
-        // Nothing had come, so the load is tried once more, and no more often.
+        // No byte had arrived, so the load is retried exactly once.
         let mut peer = scene.listener.accept(&geometry(2, 16, 16));
         let Some(Frame::Load(frame)) = peer.receive() else {
             panic!("the load again");
@@ -223,7 +223,7 @@ fn no_frames_at_all_lose_the_connection() {
     }
 }
 
-/// They are dropped and counted, and the connection's other loads go on.
+/// The rows are dropped and counted, and the connection's other loads continue.
 #[test]
 fn rows_of_unknown_loads_go_nowhere() {
     let mut scene = Scene::new();
@@ -251,7 +251,7 @@ fn rows_of_unknown_loads_go_nowhere() {
     scene.other.assert_filled(&others, 0xaa);
 }
 
-/// A damaged byte on the way, between two nodes of ours.
+/// A byte is damaged between two Corella nodes.
 #[test]
 fn a_damaged_byte_is_noticed() {
     let geometry = geometry(2, 16, 64);
@@ -261,7 +261,7 @@ fn a_damaged_byte_is_noticed() {
     let table = page_ids(0..64);
     node.store_whole(&key(1), &table, 1024);
     let load = other.load(&key(1), proxy.address, 0, 1024, &table);
-    // Into the first page: greetings of two connections at most, and a frame.
+    // Into the first page, after the greetings of at most two connections and a frame.
     proxy.allow(64 + 64 + 4096);
     wait_until("it is on its way", || {
         proxy.num_forwarded() >= 64 + 64 + 4096

@@ -1,4 +1,4 @@
-//! Connections and processes that are lost.
+//! Lost connections and processes.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::TcpListener;
@@ -55,12 +55,12 @@ fn connections_are_there_before_loads_and_come_back() {
     let table = page_ids(0..2);
     for uuid in 0..3 {
         let num_delivered = proxy.num_delivered();
-        // As often as it is said: there are two.
+        // Repeated calls change nothing: there are two connections.
         for _ in 0..10 {
             other.receiver.expect_loads(&proxy.address.into());
         }
         wait_until("they are made", || num_connections() == 2);
-        // A receiver that has no greeting yet would connect again by itself.
+        // A receiver without a greeting would connect again by itself.
         let num_greetings = 2 * FRAME_BYTES as u64;
         wait_until("they have greetings", || {
             proxy.num_delivered() >= num_delivered + num_greetings
@@ -74,7 +74,7 @@ fn connections_are_there_before_loads_and_come_back() {
     }
 }
 
-/// A connection that died while nobody used it is not the load's fault.
+/// A load does not fail because its idle connection has died.
 #[test]
 fn a_load_that_meets_a_dead_connection_has_another() {
     let geometry = geometry(1, 16, 8);
@@ -112,11 +112,11 @@ fn where_nobody_listens_a_load_fails_after_few_attempts() {
         reason.contains(&nobody.to_string()) && reason.contains("refused"),
         "{reason}"
     );
-    // The peer may be about to listen: there is a pause behind each of three attempts.
+    // The peer may be about to listen, so each of three attempts is followed by a pause.
     assert_not_before(began_at + 3 * connect_timeout, "the load failed");
 }
 
-/// It accepts, as a stopped process would, and says nothing.
+/// The peer accepts, like a stopped process, and stays silent.
 #[test]
 fn whoever_does_not_greet_is_given_up() {
     let other = ReceivingNode::configured(geometry(1, 16, 8), |config| {
@@ -130,13 +130,13 @@ fn whoever_does_not_greet_is_given_up() {
         matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),
         "{status:?}"
     );
-    // How often it was tried.
+    // Counts the attempts.
     silent.set_nonblocking(true).unwrap();
     assert_eq!(silent.incoming().map_while(Result::ok).count(), 3);
 }
 
-/// Not a test: the process that the next one kills. It says its port and sends nothing but the
-/// first rows.
+/// Not a test: the process that the next test kills. It prints its port and sends only the first
+/// rows.
 #[test]
 #[ignore = "run by the next test"]
 fn process_that_sends() {
@@ -173,7 +173,7 @@ fn a_sender_that_is_killed_fails_its_loads_before_their_deadline() {
     });
     let tables = [page_ids(0..NUM_PAGES), page_ids(NUM_PAGES..2 * NUM_PAGES)];
     let load = other.load(&key(1), loopback(port), 0, NUM_ROWS, &tables[0]);
-    // Nobody will ever store this one.
+    // This session is never stored.
     let waiting = other.load(&key(2), loopback(port), 0, NUM_ROWS, &tables[1]);
     wait_until("two layers", || {
         load.account().num_pages == 2 * u64::from(NUM_PAGES)
@@ -181,7 +181,7 @@ fn a_sender_that_is_killed_fails_its_loads_before_their_deadline() {
     process.kill().unwrap();
     process.wait().unwrap();
     assert_eq!(wait(&load), LoadStatus::Failed(LoadFailure::ConnectionLost));
-    // It tries to connect again, in vain.
+    // The load tries to connect again, in vain.
     let status = wait(&waiting);
     assert!(
         matches!(status, LoadStatus::Failed(LoadFailure::Unreachable(_))),

@@ -1,4 +1,4 @@
-//! Rows that are read by NIXL, with the real library.
+//! Rows read by NIXL, with the real library.
 
 use std::io::{Read, Write};
 use std::process::Command;
@@ -56,7 +56,7 @@ fn rows_come_from_another_process_as_they_are() {
     );
 }
 
-/// The sender's next life is another peer to NIXL, on the same receiver.
+/// To NIXL, the sender's next life is another peer, on the same receiver.
 #[test]
 fn a_killed_sender_fails_its_load_and_its_next_life_is_read() {
     let other = receiving_node(|config| config.connections_per_peer = 2);
@@ -81,7 +81,7 @@ fn a_killed_sender_fails_its_load_and_its_next_life_is_read() {
     }
 }
 
-/// Over TCP a read of a stopped process stands still, and goes on when the process does.
+/// Over TCP a read of a stopped process blocks, and continues with the process.
 #[test]
 #[ignore = "run by the next test, with other networks"]
 fn a_read_that_ends_after_its_load_changes_no_page() {
@@ -89,12 +89,12 @@ fn a_read_that_ends_after_its_load_changes_no_page() {
     let proxy = Proxy::new(process.address);
     proxy.allow_all();
     let other = receiving_node(|_| {});
-    // It makes the connection: the last page alone.
+    // This load makes the connection: it has only the last page.
     let to = page_ids(NUM_PAGES..2 * NUM_PAGES);
     let first_row = (NUM_PAGES - 1) * 16;
     let load = other.load(&key(1), proxy.address, first_row, NUM_ROWS, &to);
     assert_eq!(wait(&load), DONE);
-    // Where the rows lie is on its way when the process is stopped, and then the receiver hears of it.
+    // The rows' places are on their way when the process is stopped, and reach the receiver afterwards.
     proxy.hold();
     let load = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table());
     wait_until("the places of a chunk are held", || proxy.num_held() > 0);
@@ -106,14 +106,14 @@ fn a_read_that_ends_after_its_load_changes_no_page() {
     load.cancel();
     other.fill(&table(), 0xcc);
     drop(held);
-    // On the same connection: what was read before it is through.
+    // The same connection has finished the earlier reads.
     let next = other.load(&key(1), proxy.address, 0, NUM_ROWS, &to);
     assert_eq!(wait(&next), DONE);
     other.assert_holds(&key(1), &to, 0);
     other.assert_filled(&table(), 0xcc);
 }
 
-/// UCX reads where it is told to when a process starts.
+/// UCX reads its variables when a process starts.
 #[test]
 fn tcp_does_as_well() {
     for name in [
@@ -139,7 +139,7 @@ fn tcp_does_as_well() {
 fn a_cancelled_load_changes_no_page_after_that() {
     let node = sending_node(PREFILL, |_| {});
     let other = receiving_node(|_| {});
-    // The last layer never comes, so that rows come and the load does not end.
+    // The last layer never comes, so rows arrive and the load does not end.
     let status = node.store_layers(&key(1), &table(), NUM_ROWS, 3);
     let further = page_ids(NUM_PAGES..2 * NUM_PAGES);
     node.store_whole(&key(2), &further, NUM_ROWS);
@@ -154,13 +154,12 @@ fn a_cancelled_load_changes_no_page_after_that() {
     wait_for_status(&status, SendStatus::Stopped);
 }
 
-/// The sender's pages belong to somebody else as soon as `delete` has returned. What is read of them
-/// then is no part of any load.
+/// The sender's pages may be reused as soon as `delete` has returned. Bytes read afterwards belong to no load.
 #[test]
 fn a_deleted_session_fails_its_load_and_no_other() {
     let node = sending_node(PREFILL, |_| {});
     let other = receiving_node(|_| {});
-    // The last layer never comes, so that rows come and the load does not end.
+    // The last layer never comes, so rows arrive and the load does not end.
     node.store_layers(&key(1), &table(), NUM_ROWS, 3);
     let further = page_ids(NUM_PAGES..2 * NUM_PAGES);
     node.store_whole(&key(2), &further, NUM_ROWS);
@@ -170,7 +169,7 @@ fn a_deleted_session_fails_its_load_and_no_other() {
     node.sender.delete(&key(1));
     for page in table() {
         for layer in 0..node.num_layers() {
-            // SAFETY: the session is over. A read that comes late has another checksum.
+            // SAFETY: the session is over. A later read fails its checksum.
             unsafe { node.pages.fill(layer, page, |i| i as u8) };
         }
     }
@@ -201,7 +200,7 @@ fn without_nixl_at_one_end_rows_go_over_the_socket() {
     assert_eq!(num_nixl_bytes(&other), SESSION_BYTES);
 }
 
-/// A description of so many bytes, with a word at address 16.
+/// Returns a description of this many bytes, with a word at address 16.
 fn offer(num_bytes: u32) -> Frame {
     let mut data = [0; 32];
     (data[0], data[8]) = (16, 1);
@@ -223,7 +222,7 @@ fn hello_with_nixl(incarnation: u64) -> Hello {
     }
 }
 
-/// A sender whose NIXL cannot be used sends its rows over the socket.
+/// A sender with an unusable NIXL sends its rows over the socket.
 #[test]
 fn a_description_that_nixl_cannot_read_is_refused_and_rows_come_over_the_socket() {
     let listener = RawListener::new();
@@ -282,8 +281,8 @@ fn a_receiver_that_does_not_answer_about_nixl_is_refused() {
     });
 }
 
-/// A sender that passes on how to reach another one's memory, and then names places outside of what that
-/// one has offered: the load fails, and no memory is touched.
+/// A sender passes on another sender's metadata, and then names places that this one has not offered. The load fails,
+/// and no memory is touched.
 #[test]
 fn places_that_were_not_offered_are_not_read() {
     let node = sending_node(PREFILL, |_| {});

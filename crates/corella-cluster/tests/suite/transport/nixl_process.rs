@@ -1,4 +1,4 @@
-//! A sender by NIXL in a process of its own, which tests kill and stop.
+//! A NIXL sender in a process of its own, which tests kill and stop.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ pub fn large_geometry() -> KvGeometry {
     }
 }
 
-/// Where `cargo xtask set-up` has installed it, unless the environment says otherwise.
+/// The library installed by `cargo xtask set-up`, unless the environment names another.
 pub fn library() -> NixlLibrary {
     let library = match std::env::var_os("CORELLA_NIXL_LIBRARY") {
         Some(path) => NixlLibrary::open(path.as_ref()),
@@ -100,7 +100,7 @@ impl SendingProcess {
         Self::start_with(incarnation, None)
     }
 
-    /// A load never ends, because only the first layers are there.
+    /// Stores only the first layers, so that a load never ends.
     pub fn start_with_layers(incarnation: u64, num_layers: u32) -> Self {
         Self::start_with(incarnation, Some(num_layers))
     }
@@ -132,7 +132,7 @@ impl SendingProcess {
         self.process.wait().unwrap();
     }
 
-    /// Keeps it still until what is returned is dropped.
+    /// Stops the process until the returned value is dropped.
     pub fn hold(&self) -> HeldProcess {
         HeldProcess::new(self.process.id())
     }

@@ -1,4 +1,4 @@
-//! A peer that speaks frames as the test says.
+//! A peer that sends frames chosen by the test.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,7 +16,7 @@ pub struct RawPeer {
 }
 
 impl RawPeer {
-    /// A receiver that has exchanged greetings.
+    /// Connects as a receiver and exchanges greetings.
     pub fn connect(address: SocketAddr, geometry: &KvGeometry) -> Self {
         Self::connect_as(Hello::new(DECODE, MODEL, geometry), address)
     }
@@ -40,7 +40,7 @@ impl RawPeer {
         self.stream.write_all(&frame.encode()).unwrap();
     }
 
-    /// `None` when the other side has closed the connection.
+    /// Returns `None` when the other side has closed the connection.
     pub fn receive(&mut self) -> Option<Frame> {
         let mut bytes = [0; FRAME_BYTES];
         match self.stream.read_exact(&mut bytes) {
@@ -82,7 +82,7 @@ impl RawPeer {
     }
 }
 
-/// Waits for receivers as a sender would.
+/// Accepts receivers like a sender.
 pub struct RawListener {
     listener: TcpListener,
     pub address: SocketAddr,
@@ -95,7 +95,7 @@ impl RawListener {
         Self { listener, address }
     }
 
-    /// Accepts one and exchanges greetings.
+    /// Accepts a receiver and exchanges greetings.
     pub fn accept(&self, geometry: &KvGeometry) -> RawPeer {
         self.accept_as(Hello::new(PREFILL, MODEL, geometry))
     }

@@ -1,4 +1,4 @@
-//! What is loaded is what was stored.
+//! Loaded rows equal the stored ones.
 
 use std::ops::Range;
 
@@ -20,7 +20,7 @@ fn rows_go_to_the_receivers_own_pages_and_nowhere_else() {
     let other = ReceivingNode::new(geometry);
     let everywhere = page_ids(0..64);
     other.fill(&everywhere, 0xee);
-    // 7 whole pages and 5 rows; the receiver has two pages already.
+    // 7 whole pages and 5 rows. The receiver already has two pages.
     let (from, to) = (
         page_ids([9, 8, 3, 4, 5, 6, 40, 41]),
         page_ids([60, 1, 20, 21, 7, 2, 50, 3]),
@@ -73,7 +73,7 @@ fn rows_flow_while_further_layers_are_computed() {
             .handle_rows_readable(&key, layer..layer + 1, num_rows);
     }
     wait_until("all pages", || load.account().num_pages == 20);
-    // They are worth nothing before the last step has returned.
+    // The rows are invalid until the last step has returned.
     assert!(!load.status().is_over());
     assert!(node.sender.finish(&key));
     assert_eq!(wait(&load), LoadStatus::Done { num_rows });
@@ -91,7 +91,7 @@ fn many_sessions_share_few_connections() {
     let mut loads = Vec::new();
     for uuid in 0..40 {
         let key = key(uuid.into());
-        // Half of them are asked for before they are there.
+        // Half of the sessions are requested before they are stored.
         if uuid % 2 == 0 {
             node.store_whole(&key, &table(uuid), num_rows(uuid));
         }
@@ -129,7 +129,7 @@ fn a_load_of_nothing_waits_for_the_end() {
     assert_eq!(load.account().num_bytes, 0);
 }
 
-/// Page size, KV format and element order of the receiver.
+/// The receiver's page size, KV format and element order.
 const OTHERS: [(u32, KvFormat, ElementOrder); 5] = [
     (16, KvFormat::Float(DType::Bf16), ElementOrder::Tiles),
     (32, KvFormat::Float(DType::Bf16), ElementOrder::Plain),
@@ -159,7 +159,7 @@ fn pages_of_another_kind_are_converted() {
         for layer in 0..2 {
             for (index, &page) in from_table.iter().enumerate() {
                 let bytes = canonical(&from, layer, index as u32, 0..num_rows);
-                // SAFETY: nobody else uses the pages yet.
+                // SAFETY: the pages are not in use yet.
                 unsafe {
                     node.pages
                         .write(layer, &[page], PageForm::Canonical, &bytes)
@@ -189,7 +189,8 @@ fn pages_of_another_kind_are_converted() {
     }
 }
 
-/// A page of a session: for these rows small whole numbers, which every format holds, else 0.
+/// Returns a page of a session: small whole numbers for these rows, which every format holds, else
+/// 0.
 fn canonical(geometry: &KvGeometry, layer: u32, index: u32, rows: Range<u32>) -> Vec<u8> {
     let size = geometry.format.size();
     let mut bytes = Vec::new();
@@ -200,7 +201,7 @@ fn canonical(geometry: &KvGeometry, layer: u32, index: u32, rows: Range<u32>) ->
                     true => (row * 5 + layer * 3 + head_and_side * 11 + i) % 251,
                     false => 0,
                 };
-                // Those of bf16 are the upper half of those of f32.
+                // A bf16 value is the upper half of an f32 value.
                 bytes.extend(&(value as f32).to_le_bytes()[4 - size..]);
             }
         }

@@ -1,4 +1,4 @@
-//! Recurrent states come behind the rows, by every path.
+//! Recurrent states come after the rows, by every path.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::transport::fixture::{DECODE, HOUR, MODEL, PREFILL, key, loopback, wai
 
 const NUM_ROWS: u32 = 20;
 
-/// Memory whose snapshots say which tokens they are behind.
+/// Memory whose snapshots encode the tokens before them.
 fn pages() -> Arc<dyn KvPages> {
     let config = MockConfig {
         num_layers: 2,
@@ -42,7 +42,7 @@ fn a_state_comes_behind_its_rows() {
         let sender = KvSender::start(SenderConfig::new(PREFILL, MODEL), from.clone(), &threads);
         let sender = sender.unwrap();
         let peer = sender.listen(address).unwrap();
-        // SAFETY: nothing changes these pages.
+        // SAFETY: these pages do not change.
         unsafe { sender.store(key(1), NUM_ROWS) }.unwrap();
         sender.add_pages(&key(1), &[PageTable::whole(vec![PageId(2), PageId(5)])]);
         sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
@@ -59,9 +59,9 @@ fn a_state_comes_behind_its_rows() {
             state: Some(here),
             deadline: Instant::now() + HOUR,
         };
-        // SAFETY: nobody else uses these pages.
+        // SAFETY: these pages are not in use.
         let load = unsafe { receiver.load(request) }.unwrap();
-        // A state is worth something only when its step has returned.
+        // A state is valid only after its step has returned.
         assert!(sender.finish(&key(1)));
         let num_rows = NUM_ROWS;
         assert_eq!(wait(&load), LoadStatus::Done { num_rows });
@@ -72,7 +72,7 @@ fn a_state_comes_behind_its_rows() {
     }
 }
 
-/// Neither end takes rows without their state for the whole.
+/// Neither end accepts rows without the recurrent state after them.
 #[test]
 fn rows_without_their_state_are_no_load() {
     let threads = TransferThreads::start(2).unwrap();
@@ -80,7 +80,7 @@ fn rows_without_their_state_are_no_load() {
     let sender = KvSender::start(SenderConfig::new(PREFILL, MODEL), from.clone(), &threads);
     let sender = sender.unwrap();
     let peer = sender.listen(loopback(0)).unwrap();
-    // SAFETY: nothing changes these pages.
+    // SAFETY: these pages do not change.
     unsafe { sender.store(key(1), NUM_ROWS) }.unwrap();
     sender.add_pages(&key(1), &[PageTable::whole(vec![PageId(2), PageId(5)])]);
     sender.handle_rows_readable(&key(1), 0..2, NUM_ROWS);
@@ -95,7 +95,7 @@ fn rows_without_their_state_are_no_load() {
         state: Some(SnapshotId(3)),
         deadline: Instant::now() + HOUR,
     };
-    // SAFETY: nobody else uses these pages.
+    // SAFETY: these pages are not in use.
     let load = unsafe { receiver.load(request) }.unwrap();
     assert!(matches!(wait(&load), LoadStatus::Failed(_)));
 }

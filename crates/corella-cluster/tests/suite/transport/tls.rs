@@ -1,4 +1,4 @@
-//! Rows between nodes that trust one authority, and none between others.
+//! Rows between nodes that trust one authority, and none between other nodes.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -39,7 +39,7 @@ impl Authority {
         Self(folder)
     }
 
-    /// The files of a node whose certificate names `san` and is valid for so many days.
+    /// Issues the files of a node whose certificate names `san` and is valid for this many days.
     fn issue(&self, node: &str, san: &str, days: i32) -> TlsFiles {
         let subject = format!("-subj /CN={node} -keyout {node}.key -out {node}.csr");
         openssl(&self.0, &format!("req -new {NEW_KEY} {subject}"));
@@ -104,7 +104,7 @@ fn rows_arrive_as_they_were_and_nobody_else_can_read_them() {
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: 5000 });
 }
 
-/// Who has no certificate, or one that is not good for this, gets no rows, and the sender goes on.
+/// A peer without a certificate, or with an unsuitable one, gets no rows, and the sender continues.
 #[test]
 fn strangers_get_nothing() {
     let (authority, other) = (Authority::new("own"), Authority::new("foreign"));
@@ -126,7 +126,7 @@ fn strangers_get_nothing() {
             "{status:?}"
         );
     }
-    // Nor does one who knows the protocol but speaks no TLS.
+    // A peer that knows the protocol but not TLS gets none either.
     let mut plain = TcpStream::connect(node.address).unwrap();
     plain.set_read_timeout(Some(READ_TIMEOUT)).unwrap();
     plain
@@ -134,7 +134,7 @@ fn strangers_get_nothing() {
         .unwrap();
     let mut answer = Vec::new();
     let _ = plain.read_to_end(&mut answer);
-    // An alert at most: kind, version and length of a record, then level and description.
+    // At most an alert: kind, version and length of a record, then level and description.
     assert!(answer.len() <= 7, "{answer:?}");
     wait_until("no connection is left", || {
         node.sender.stats().num_connections == 0

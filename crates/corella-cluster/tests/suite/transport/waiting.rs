@@ -1,4 +1,4 @@
-//! Loads that come before their session.
+//! Loads that arrive before their session.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use crate::transport::fixture::{
 };
 use crate::transport::raw_peer::RawPeer;
 
-/// When it ends to the microsecond is in `sender_connection/tests.rs`.
+/// `sender_connection/tests.rs` tests the deadline to the microsecond.
 #[test]
 fn a_session_that_never_comes_leaves_nothing_but_a_tombstone() {
     let geometry = geometry(2, 16, 8);
     let node = SendingNode::new(geometry.clone());
     let mut peer = RawPeer::connect(node.address, &geometry);
-    // This one waits for longer than the test takes.
+    // This load waits for longer than the test takes.
     peer.load(6, &key(2), 32, 1 << 20);
     let wait = Duration::from_millis(200);
     let deadline = Instant::now() + wait;
@@ -33,7 +33,7 @@ fn a_session_that_never_comes_leaves_nothing_but_a_tombstone() {
     assert_not_before(deadline, "the load ended");
     assert_eq!(node.sender.stats().num_waiting_loads, 1);
 
-    // The session comes late: whoever stores it learns that nobody wants it.
+    // The session comes late: storing it reports that its load has been refused.
     // SAFETY: nothing is stored.
     let stored = unsafe { node.sender.store(key(1), 32) };
     assert_eq!(stored.err(), Some(StoreError::TooLate(reason)));
@@ -65,7 +65,7 @@ fn a_load_ends_at_its_deadline() {
     let table = page_ids(0..2);
     let load = other.load_until(&key(1), node.address, 0, 32, &table, deadline);
     let status = wait(&load);
-    // Either end may be the first to notice.
+    // Either end may notice first.
     let failures = [
         LoadFailure::DeadlinePassed,
         LoadFailure::Refused(Refusal::NotStored),
@@ -93,7 +93,7 @@ fn whoever_asks_for_what_is_over_learns_it_at_once() {
     node.sender.delete(&key(1));
     node.store(&key(2), 32);
     node.sender.fail(&key(2));
-    // Failed before anybody had stored it, and while somebody waits.
+    // A session fails before it is stored, and while a load waits for it.
     let waiting = other.load(&key(3), node.address, 0, 32, &page_ids(4..6));
     wait_until("the load waits", || {
         node.sender.stats().num_waiting_loads == 1
@@ -129,8 +129,7 @@ fn another_number_of_rows_is_refused() {
     assert_eq!(wait(&load), refused);
 }
 
-/// With one thread, far more loads wait than there are threads, and whatever else is asked of the sender is
-/// answered while they do.
+/// With one thread, far more loads wait than there are threads, and the sender still answers other messages.
 #[test]
 fn loads_that_wait_hold_up_nobody() {
     let geometry = geometry(2, 16, 8);
@@ -142,10 +141,10 @@ fn loads_that_wait_hold_up_nobody() {
         .collect();
     let num_waiting = || node.sender.stats().num_waiting_loads;
     wait_until("all wait", || num_waiting() == 100);
-    // A greeting is what a health check would be.
+    // A health check would only exchange a greeting.
     drop(RawPeer::connect(node.address, &geometry));
     assert_eq!(num_waiting(), 100);
-    // The last of them gets its rows.
+    // The last of the waiting loads gets its rows.
     let last = waiting.pop().unwrap();
     node.store_whole(&key(99), &page_ids(6..8), 32);
     assert_eq!(wait(&last), LoadStatus::Done { num_rows: 32 });
@@ -153,7 +152,7 @@ fn loads_that_wait_hold_up_nobody() {
     assert_eq!(num_waiting(), 99);
     waiting[0].cancel();
     wait_until("one waits no more", || num_waiting() == 98);
-    // And whoever comes last is answered before those that wait.
+    // A later load is answered before the waiting ones.
     let load = other.load(&key(1000), node.address, 0, 32, &page_ids(4..6));
     node.sender.delete(&key(1000));
     let refused = LoadStatus::Failed(LoadFailure::Refused(Refusal::Gone));

@@ -15,14 +15,14 @@ use crate::transport::fixture::{
 const NUM_PAGES: u32 = 64;
 const NUM_ROWS: u32 = NUM_PAGES * 16;
 
-/// One connection, whose way back is held up.
+/// One connection, whose way back the proxy holds.
 struct Pair {
     node: SendingNode,
     other: ReceivingNode,
     proxy: Proxy,
 }
 
-/// A session has 8 MiB: more than is on its way at a time.
+/// A session has 8 MiB: more than is in flight at a time.
 fn large_geometry() -> KvGeometry {
     KvGeometry {
         num_kv_heads: 8,
@@ -51,7 +51,7 @@ fn nothing_is_written_after_a_cancelled_load() {
     proxy.allow(64 + 64 + (64 << 10) + 16 + 64 + (32 << 10));
     wait_for_bytes(&load);
     wait_until("the reader is in the middle of a frame", || {
-        // SAFETY: what the test reads may be torn, and it compares one page that arrives whole.
+        // SAFETY: the bytes read may be torn, and the test compares one page that has arrived whole.
         let bytes = unsafe { other.pages.bytes(1, table[0]) };
         bytes
             .iter()
@@ -60,27 +60,27 @@ fn nothing_is_written_after_a_cancelled_load() {
     });
     load.cancel();
     assert_eq!(load.status(), LoadStatus::Failed(LoadFailure::Cancelled));
-    // The pages belong to somebody else from now on.
+    // From now on the pages belong to another user.
     other.fill(&table, 0x55);
     let next = other.load(&key(2), proxy.address, 0, NUM_ROWS, &further);
     proxy.allow_all();
-    // Its frames are behind those of the cancelled load, on the same connection.
+    // Its frames follow those of the cancelled load on the same connection.
     assert_eq!(wait(&next), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_filled(&table, 0x55);
     other.assert_holds(&key(2), &further, 0);
     wait_for_status(&status, SendStatus::Stopped);
-    // Cancelling is idempotent, and an end stays what it was.
+    // Cancelling is idempotent, and the end's status stays.
     load.cancel();
     next.cancel();
     assert_eq!(next.status(), LoadStatus::Done { num_rows: NUM_ROWS });
-    // The session is still stored: it may be asked for again.
+    // The session is still stored, so it may be requested again.
     let again = other.load(&key(1), proxy.address, 0, NUM_ROWS, &table);
     assert_eq!(wait(&again), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(1), &table, 0);
 }
 
-/// The sender's pages are overwritten as soon as `delete` has returned, in the middle of a frame. If
-/// anything of that went out, its checksum would end the connection and the other session with it.
+/// The sender's pages are overwritten as soon as `delete` has returned, in the middle of a frame. If overwritten bytes
+/// went out, their checksum would end the connection and the other session with it.
 #[test]
 fn nothing_is_read_after_a_deleted_session() {
     let Pair { node, other, proxy } = Pair::new();
@@ -95,7 +95,7 @@ fn nothing_is_read_after_a_deleted_session() {
     wait_for_status(&status, SendStatus::Over);
     for &page in &table {
         for layer in 0..4 {
-            // SAFETY: nobody reads them any more.
+            // SAFETY: the pages are not read any more.
             unsafe { node.pages.fill(layer, page, |i| i as u8) };
         }
     }
@@ -110,8 +110,8 @@ fn nothing_is_read_after_a_deleted_session() {
     assert_eq!(node.sender.stats().num_connections, 1);
 }
 
-/// Whoever ends first wins, and there is one end: loads are cancelled at every moment of their lives. Every other
-/// session has all its rows and no end before its load has one, so that the cancel is the first.
+/// The first end wins, and there is only one: loads are cancelled at every moment of their lives. Every other session
+/// has all its rows and no end before its load has one, so the cancel comes first.
 #[test]
 fn a_cancel_races_with_everything() {
     let geometry = geometry(2, 16, 64);
@@ -128,7 +128,7 @@ fn a_cancel_races_with_everything() {
         }
         let deadline = Instant::now() + READ_TIMEOUT;
         let load = other.load_until(&key, node.address, 0, 512, &to, deadline);
-        // From nothing to all rows. The deadline ends the loop if they do not come.
+        // From no byte to all rows. The deadline ends the loop if they do not come.
         let num_bytes = session_bytes * u64::from(round / 2) / 99;
         while load.account().num_bytes < num_bytes && !load.status().is_over() {
             std::thread::yield_now();
@@ -148,12 +148,12 @@ fn a_cancel_races_with_everything() {
     wait_until("both are idle", || {
         node.sender.stats().num_stored + other.receiver.stats().num_loads == 0
     });
-    // What goes nowhere is not taken for damage, which would end the connection.
+    // Discarded bytes do not count as damaged, which would end the connection.
     assert_eq!(other.receiver.stats().num_corrupt_frames, 0);
     assert_eq!(node.sender.stats().num_refused_connections, 0);
 }
 
-/// Both ends may go without a word.
+/// Either end may vanish without a message.
 #[test]
 fn dropping_an_end_ends_its_sessions() {
     let Pair { node, other, proxy } = Pair::new();
