@@ -1,4 +1,4 @@
-//! Every HTTP request is counted once, with the status that its client saw.
+//! Counts every HTTP request once, with the status that its client gets.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -57,14 +57,14 @@ pub async fn count_request(
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Counts its request when it is dropped. A client that leaves drops the handler and with it this
-/// record, which has no status then.
+/// record, which then has no status.
 struct Record {
     state: Arc<ServerState>,
     name: Option<RequestName>,
     method: Method,
     path: Option<MatchedPath>,
     trace: Option<TraceScope>,
-    /// `None` if the log is not to have a line of the request.
+    /// `None` if the request has no line in the log.
     line: Option<Arc<RequestLine>>,
     status: u16,
     arrival: Instant,
@@ -94,7 +94,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        // Only paths that exist become labels, so that the number of labels is bounded.
+        // Only existing paths become labels, so that the number of labels is bounded.
         let path = self.path.as_ref().map_or("other", MatchedPath::as_str);
         self.state.metrics.handle_response(path, self.status);
         let ended = EndedRequest {

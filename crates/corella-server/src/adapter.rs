@@ -1,4 +1,4 @@
-//! Adapters, which callers name in place of the model, and the endpoints that load and unload them.
+//! Adapters, which callers name instead of the model, and the endpoints that load and unload them.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -21,38 +21,37 @@ use crate::metrics::AdapterUses;
 use crate::request_body::RequestBody;
 use crate::server_state::{ServerState, unix_now_s};
 
-/// Reads adapters for the model that is served.
+/// Reads adapters for the served model.
 pub trait AdapterLoader: Send + Sync {
-    /// Loads the adapter of a folder under a name that no other adapter has had. `Err` says what is wrong
-    /// with it.
+    /// Loads the adapter of a folder under a name that no other adapter has had. The error names its fault.
     fn load(&self, name: &str, path: &str) -> Result<LoadedAdapter, String>;
 }
 
-/// Adapters that are read at a time, each on a thread of its own: a stalled file system holds up no other work.
+/// Limits the adapters read at a time, each on a thread of its own: a stalled file system holds up no other work.
 const MAX_NUM_READ: usize = 4;
 
-/// The adapters that are served.
+/// The served adapters.
 pub struct ServedAdapters {
     loader: Option<Arc<dyn AdapterLoader>>,
     max_adapters: usize,
     load_timeout: Duration,
     table: Arc<Mutex<Table>>,
     uses: Arc<AdapterUses>,
-    /// Where requests of other nodes find them.
+    /// The index in which requests of other nodes find them.
     index: Arc<AdapterIndex>,
 }
 
 #[derive(Default)]
 struct Table {
     by_name: BTreeMap<String, Place>,
-    /// How many loads have begun in all.
+    /// Number of loads begun since the start.
     num_loads: u64,
-    /// How many are being read, including those that were unloaded meanwhile.
+    /// Number of adapters being read, including unloaded ones.
     num_read: usize,
 }
 
 enum Place {
-    /// The load of this number has not ended. Its caller is told when the adapter is unloaded meanwhile.
+    /// The load with this number has not ended. Its caller is told when the adapter is unloaded meanwhile.
     Loading {
         number: u64,
         unloaded: oneshot::Sender<()>,
@@ -60,7 +59,7 @@ enum Place {
     Served(ServedAdapter),
 }
 
-/// An adapter as callers know it.
+/// An adapter under the name that callers use.
 #[derive(Clone)]
 pub struct ServedAdapter {
     pub path: String,
@@ -86,7 +85,7 @@ impl ServedAdapters {
         }
     }
 
-    /// Whether the server takes adapters.
+    /// Returns whether the server takes adapters.
     pub fn is_on(&self) -> bool {
         self.loader.is_some()
     }
@@ -116,7 +115,7 @@ impl ServedAdapters {
         lock(&self.table)
     }
 
-    /// Takes a place for an adapter that is to be read. The receiver hears when it is unloaded before that.
+    /// Reserves a place for an adapter. The receiver is told when the adapter is unloaded before its load ends.
     fn begin(&self, name: &str, path: &str) -> Result<(Load, oneshot::Receiver<()>), ApiError> {
         let loader = self.loader()?.clone();
         let mut table = self.lock();
@@ -157,8 +156,8 @@ impl ServedAdapters {
         Ok((load, unloaded))
     }
 
-    /// Reads an adapter on a thread of its own. One that takes too long is given up, whether or not its caller still
-    /// waits; its thread ends when the file system answers.
+    /// Reads an adapter on a thread of its own. An adapter that takes too long is given up, even if its caller has
+    /// left; its thread ends when the file system answers.
     async fn load(&self, name: &str, path: &str) -> Result<(), ApiError> {
         let (load, unloaded) = self.begin(name, path)?;
         let wait = Wait {
@@ -179,7 +178,7 @@ impl ServedAdapters {
         waiting.await.unwrap_or_else(failed)
     }
 
-    /// Takes no new requests for an adapter, or gives up loading it. Requests that run go on with it.
+    /// Refuses new requests for an adapter, or gives up its load. Running requests continue with it.
     fn unload(&self, name: &str) -> Result<(), ApiError> {
         self.loader()?;
         match self.lock().by_name.remove(name) {
@@ -208,7 +207,7 @@ impl ServedAdapters {
 }
 
 impl Table {
-    /// Frees the place of a load that has not ended.
+    /// Frees the place of an unfinished load.
     fn forget(&mut self, name: &str, number: u64) {
         if self.is_loading(name, number) {
             self.by_name.remove(name);
@@ -240,7 +239,7 @@ impl Wait {
                 result = ended => {
                     result.unwrap_or_else(|_| Err(ApiError::engine("Loading the adapter failed.")))
                 }
-                // A sender that was dropped means that the load has ended by itself.
+                // A dropped sender means that the load has ended by itself.
                 Ok(()) = unloaded => Err(unloaded_meanwhile(&self.name)),
             }
         };
@@ -260,8 +259,8 @@ impl Wait {
     }
 }
 
-/// The engine's name of an adapter. Requests share cached prefixes by it, and what was cached for another adapter of
-/// the same name is not for this one. The number makes it unlike any other, whatever callers choose.
+/// The engine's name of an adapter. Requests share cached prefixes by it, so an earlier adapter's cache must not match
+/// a new adapter of the same name. The number makes it unique among all names of callers.
 fn unique_name(name: &str, number: u64) -> String {
     format!("{name}#{number}")
 }
@@ -280,7 +279,7 @@ fn lock(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An adapter that is being read. Its place is free again when this is dropped, unless it is served then.
+/// An adapter being read. Dropping it frees its place, unless the adapter is served by then.
 struct Load {
     loader: Arc<dyn AdapterLoader>,
     table: Arc<Mutex<Table>>,
@@ -323,7 +322,7 @@ impl Drop for Load {
 }
 
 impl ServerState {
-    /// Loads the adapter of a folder, which callers then name in `model`. `Err` says why it cannot be.
+    /// Loads the adapter of a folder, which callers then name in `model`. The error says why it cannot be loaded.
     pub fn load_adapter(&self, name: &str, path: &str) -> Result<(), String> {
         let load = { self.check_adapter_name(name) }.and_then(|()| self.adapters.begin(name, path));
         let loaded = load.and_then(|(load, _)| load.run());
@@ -361,7 +360,7 @@ struct LoadFields {
 #[serde(deny_unknown_fields, expecting = "a JSON object")]
 struct UnloadFields {
     lora_name: Option<String>,
-    /// vLLM numbers its adapters; here, names are enough.
+    /// vLLM numbers its adapters; Corella uses names only.
     #[serde(rename = "lora_int_id")]
     _lora_int_id: Option<i64>,
 }

@@ -1,4 +1,4 @@
-//! Every failure as OpenAI's error object, worded for the caller who has to fix it.
+//! Every failure as OpenAI's error object, written for the caller who can correct it.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ use crate::serve_config::ServeConfig;
 pub struct ApiError {
     pub status: StatusCode,
     body: ErrorBody,
-    /// When to try again, if that is known.
+    /// Time until the caller may retry, if known.
     retry_after_us: Option<u64>,
 }
 
@@ -33,8 +33,8 @@ struct ErrorBody {
     code: Option<&'static str>,
 }
 
-/// The `retry-after` of a 429. Every request that ends frees a place in the queue, so this is a pace
-/// for retries and not a prediction.
+/// The `retry-after` of a 429. Every request that ends frees a place in the queue, so this is a pace for retries and
+/// not a prediction.
 const RETRY_AFTER_S: &str = "1";
 
 /// OpenAI's clients prefer it to `retry-after`, which has whole seconds.
@@ -83,7 +83,7 @@ impl ApiError {
         Self::invalid("model", message)
     }
 
-    /// A request for vectors to a model that gives scores only.
+    /// A request for vectors to a model that only gives scores.
     pub fn no_vectors(config: &ServeConfig) -> Self {
         let model = config.model_name();
         let message = match config.is_encoder {
@@ -98,7 +98,7 @@ impl ApiError {
         Self::invalid("model", message)
     }
 
-    /// A request for scores to a decoder without the template that puts two texts together.
+    /// A request for scores to a decoder whose files have no template for pairs of texts.
     pub fn no_pairs(model: &str) -> Self {
         let message = format!("{model} has no chat template for pairs of a query and a document");
         Self::invalid("model", message)
@@ -121,7 +121,7 @@ impl ApiError {
         self.body.param.as_deref()
     }
 
-    /// The same error, blamed on a field.
+    /// The same error, attributed to a field.
     pub fn with_param(mut self, param: &str) -> Self {
         self.body.param = Some(param.to_owned());
         self
@@ -131,7 +131,7 @@ impl ApiError {
         self.body.code
     }
 
-    /// The same error of a field that has another name at this endpoint, or of a place within it.
+    /// The same error of a field with another name at this endpoint, or of a place within it.
     pub fn renamed(mut self, from: &str, to: &str) -> Self {
         let Some(rest) = self.param().and_then(|param| param.strip_prefix(from)) else {
             return self;
@@ -161,7 +161,7 @@ impl ApiError {
         }
     }
 
-    /// The same error of a tool or of the choice of one, at an endpoint where its members have no `function` around them.
+    /// The same error of a tool or of a tool choice, at an endpoint where its members have no `function` around them.
     pub fn without_function(self) -> Self {
         let param = self.param().unwrap_or_default();
         let is_of_tool = ["tools[", "tool_choice."]
@@ -189,7 +189,7 @@ impl ApiError {
         }
     }
 
-    /// A field that is neither known here nor from another server.
+    /// A field that neither Corella nor another known server has.
     pub fn unknown_field(path: &str, name: &str, closest: Option<&str>) -> Self {
         const MAX_CHARS: usize = 100;
         let shown: String = name.chars().take(MAX_CHARS).collect();
@@ -247,7 +247,7 @@ impl ApiError {
         error
     }
 
-    /// A model that a caller wants fetched, on a server that fetches none.
+    /// A caller asks to fetch a model from a server that fetches none.
     pub fn not_pulled(model: &str, served: &str) -> Self {
         let mut error = Self::model_not_found(model, served);
         error.body.message = format!(
@@ -257,13 +257,13 @@ impl ApiError {
         error
     }
 
-    /// A response that the caller names and that is not there, for this reason.
+    /// A response that the caller names and that does not exist, for this reason.
     pub fn response_not_found(id: &str, reason: &str) -> Self {
         Self::not_found("response", id, reason, "response_not_found")
     }
 
-    /// The same of the response that a request wants to go on with, as OpenAI's API tells it: clients that see
-    /// this code send the whole conversation instead.
+    /// The same error about the response that a request wants to continue, in the form of OpenAI's API: clients that
+    /// see this code send the whole conversation instead.
     pub fn into_previous_response_error(mut self) -> Self {
         self.status = StatusCode::BAD_REQUEST;
         self.body.code = Some("previous_response_not_found");
@@ -297,7 +297,7 @@ impl ApiError {
         )
     }
 
-    /// There is no room for more files.
+    /// The disk limit leaves no room for more files.
     pub fn insufficient_storage(message: impl Into<String>) -> Self {
         let mut error = Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
@@ -308,7 +308,7 @@ impl ApiError {
         error
     }
 
-    /// An object of the caller's that is not there.
+    /// An object of the caller's that does not exist.
     fn not_found(kind: &str, id: &str, reason: &str, code: &'static str) -> Self {
         const MAX_CHARS: usize = 200;
         let shown: String = id.chars().take(MAX_CHARS).collect();
@@ -331,14 +331,14 @@ impl ApiError {
         error
     }
 
-    /// The key is right, and may not do this.
+    /// The key is valid, but does not permit this.
     pub fn forbidden(message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::FORBIDDEN, "permission_error", message);
         error.body.code = Some("insufficient_permissions");
         error
     }
 
-    /// A model that the caller's key may not use; what others there are is not its business.
+    /// A model that the caller's key may not use. The error does not reveal which models exist.
     pub fn model_not_allowed(model: &str) -> Self {
         let mut error = Self::new(
             StatusCode::NOT_FOUND,
@@ -366,7 +366,7 @@ impl ApiError {
         error
     }
 
-    /// A prompt longer than what the caller's key may use in a minute.
+    /// A prompt longer than the caller's key may use in a minute.
     pub fn beyond_rate(prompt_field: &str, num_tokens: usize, per_minute: u32) -> Self {
         let message = format!(
             "has {num_tokens} tokens, and this API key may use {per_minute} tokens per minute"
@@ -398,7 +398,7 @@ impl ApiError {
         )
     }
 
-    /// A request for labels to a model that has none.
+    /// A request for labels to a model without any.
     pub fn no_classes(model: &str) -> Self {
         let message = format!(
             "{model} has no classification head, so it knows no labels; use /score or /rerank, or \
@@ -407,7 +407,7 @@ impl ApiError {
         Self::invalid("model", message)
     }
 
-    /// A caller that wants to know of a free slot, and none is free.
+    /// A caller asks for a free slot, and none is free.
     pub fn no_slot(num_slots: usize) -> Self {
         let mut error = Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -548,7 +548,7 @@ impl ApiError {
         }
     }
 
-    /// Tokenising the prompt was given up at this number of tokens.
+    /// Tokenising the prompt stopped at this number of tokens.
     pub fn prompt_too_long(prompt_field: &str, at_least: usize, max_model_len: u32) -> Self {
         let message = format!(
             "This model's maximum context length is {max_model_len} tokens. However, you requested \
@@ -557,7 +557,7 @@ impl ApiError {
         Self::too_long(message, prompt_field)
     }
 
-    /// Each message has at least one token, so this is known before they are rendered.
+    /// Each message has at least one token, so the check precedes rendering.
     pub fn too_many_messages(num_messages: usize, max_model_len: u32) -> Self {
         let message = format!(
             "This model's maximum context length is {max_model_len} tokens, and {num_messages} \
@@ -585,7 +585,7 @@ impl ApiError {
                 lost.body.code = Some("decode_lost");
                 lost
             }
-            // It is known by its end wherever it was drawn: another node tells errors as text.
+            // Other nodes report errors as text, so the error is recognised by its ending.
             error if error.to_string().ends_with(NOTHING_ALLOWED) => {
                 let mut undrawable = Self::new(
                     StatusCode::BAD_REQUEST,
@@ -601,7 +601,7 @@ impl ApiError {
         }
     }
 
-    /// A grammar compiles but cannot be followed to its end: it takes too many steps, or too much memory.
+    /// A grammar compiles, but matching it takes too many steps or too much memory.
     pub fn grammar_failed(error: impl fmt::Display) -> Self {
         let mut failed = Self::new(
             StatusCode::BAD_REQUEST,
@@ -661,7 +661,7 @@ impl IntoResponse for ApiError {
             }
             _ => {}
         }
-        // Another API's layer reads it here to write it in another shape.
+        // The layer of another API reads the error here and rewrites it in that API's shape.
         response.extensions_mut().insert(self);
         response
     }
@@ -671,7 +671,7 @@ impl IntoResponse for ApiError {
 mod tests {
     use std::collections::BTreeSet;
 
-    /// The codes in the source of this file, by the two ways in which errors get them.
+    /// Returns the codes in the source of this file, by the two ways in which errors get them.
     fn codes() -> BTreeSet<&'static str> {
         let source = include_str!("api_error.rs");
         let (source, _) = source

@@ -1,4 +1,4 @@
-//! Who may call the server, what each may use, and how much of it a minute.
+//! The API keys of callers: their permissions, and their limits per minute.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -10,26 +10,26 @@ use sha2::{Digest, Sha256};
 use crate::api_error::ApiError;
 use crate::rate_limit::{RateLimit, Refusal, ResetTime};
 
-/// A key that callers present, and what they may do with it.
+/// A caller's key and its permissions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiKey {
-    /// In logs and metrics. The key itself is in neither.
+    /// The name in logs and metrics, which never contain the key itself.
     pub name: String,
     pub secret: KeyDigest,
-    /// `None` is no limit.
+    /// `None` means no limit.
     pub requests_per_minute: Option<u32>,
-    /// Tokens of prompts and answers; `None` is no limit.
+    /// Limits tokens of prompts and answers; `None` means no limit.
     pub tokens_per_minute: Option<u32>,
-    /// Names of the models and adapters that it may use; `None` is all.
+    /// Names of the models and adapters that it may use; `None` means all.
     pub models: Option<Vec<String>>,
-    /// Priority of its requests, whatever they ask for.
+    /// Priority of its requests, which overrides the requests' own.
     pub priority: Option<i32>,
     /// Whether it may change the server: load adapters, empty the prefix cache, change the role.
     pub is_admin: bool,
 }
 
 impl ApiKey {
-    /// A key that may do everything.
+    /// Makes a key without limits and with all permissions.
     pub fn unlimited(name: impl Into<String>, key: &str) -> Self {
         Self {
             name: name.into(),
@@ -43,7 +43,7 @@ impl ApiKey {
     }
 }
 
-/// The SHA-256 digest of a key. The server keeps no more of it.
+/// The SHA-256 digest of a key. The server does not keep the key itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct KeyDigest([u8; 32]);
 
@@ -62,7 +62,7 @@ impl KeyDigest {
         is_hex.then_some(Self(digest))
     }
 
-    /// Compares in constant time, so that the time does not tell how much of a digest is right.
+    /// Compares in constant time, so that the time does not reveal a matching prefix.
     fn is_same(&self, other: &Self) -> bool {
         let pairs = self.0.iter().zip(&other.0);
         pairs.fold(0, |differences, (a, b)| differences | (a ^ b)) == 0
@@ -75,12 +75,12 @@ impl fmt::Debug for KeyDigest {
     }
 }
 
-/// The time of rate limits. Tests bring their own.
+/// The clock of rate limits. Tests bring their own.
 #[derive(Clone)]
 pub struct Clock(Arc<dyn Fn() -> Duration + Send + Sync>);
 
 impl Clock {
-    /// `now` is the time since any fixed moment, and does not go back.
+    /// `now` is the time since any fixed moment, and never decreases.
     pub fn new(now: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self(Arc::new(now))
     }
@@ -103,7 +103,7 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// The keys of a server. Without any, everybody may do everything.
+/// The keys of a server. Without any, every caller has all permissions.
 pub struct ApiKeys {
     accounts: RwLock<Arc<[Arc<Account>]>>,
     clock: Clock,
@@ -119,7 +119,7 @@ impl ApiKeys {
         }
     }
 
-    /// Puts other keys in the place of all. What a key has used stays used if its limits are the same.
+    /// Replaces all keys. A key keeps its used amounts if its limits are unchanged.
     pub fn replace(&self, keys: Vec<ApiKey>) {
         let old = self.accounts();
         let accounts = keys.into_iter().map(|key| {
@@ -146,7 +146,7 @@ impl ApiKeys {
             .cloned()
     }
 
-    /// Takes the same time for every key that is presented, whichever it is like.
+    /// Takes the same time for every presented key, to reveal nothing about similar ones.
     pub fn find(&self, presented: &[u8]) -> Option<Arc<Account>> {
         let digest = KeyDigest::of(presented);
         let mut found = None;
@@ -165,7 +165,7 @@ impl ApiKeys {
     }
 }
 
-/// A key in use: what is left of its limits.
+/// A key in use, with the rest of its limits.
 pub struct Account {
     key: ApiKey,
     limits: Mutex<Limits>,
@@ -250,7 +250,7 @@ impl Account {
             })
     }
 
-    /// Gives the tokens of prompts back that nobody has computed.
+    /// Gives back the tokens of prompts that were not computed.
     pub fn give_back_prompt(&self, num_tokens: usize) {
         let now_us = self.clock.now_us();
         if let Some(tokens) = &mut self.limits().tokens {
@@ -258,10 +258,10 @@ impl Account {
         }
     }
 
-    /// Counts a token of an answer, which may use up more than there is: the next request waits for it.
+    /// Counts a token of an answer, even beyond the limit: the next request waits for it.
     ///
-    /// It takes a lock with every token, which is held for a few instructions and is shared only by
-    /// requests of one key that has this limit.
+    /// Every token takes a lock, which is held for a few instructions and is shared only by
+    /// requests of one key with this limit.
     pub fn handle_token(&self) {
         if self.key.tokens_per_minute.is_none() {
             return;
@@ -272,7 +272,7 @@ impl Account {
         }
     }
 
-    /// Says how much is left, by the names that OpenAI's clients know.
+    /// Writes the rest of each limit, with the header names that OpenAI's clients know.
     pub fn write_headers(&self, headers: &mut HeaderMap) {
         let now_us = self.clock.now_us();
         let mut limits = self.limits();
@@ -285,12 +285,12 @@ impl Account {
     }
 
     fn limits(&self) -> MutexGuard<'_, Limits> {
-        // Limits are whole numbers, which are right whatever panicked.
+        // Limits are whole numbers, which stay valid after a panic elsewhere.
         self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The headers of a limit: how much a minute, how much now, and when it is all there again.
+/// The headers of a limit: the amount per minute, the rest, and the time until it is full again.
 struct LimitHeaders {
     limit: HeaderName,
     remaining: HeaderName,

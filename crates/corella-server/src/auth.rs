@@ -19,7 +19,7 @@ use crate::server_state::ServerState;
 /// The header by which Anthropic's clients send a key.
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Lets requests with a key pass. Requests that only read (GET) do not count against its limits.
+/// Passes requests with a valid key. Requests that only read (GET) do not count against its limits.
 pub async fn require_api_key(
     State(state): State<Arc<ServerState>>,
     mut request: Request,
@@ -50,7 +50,7 @@ pub async fn require_api_key(
     response
 }
 
-/// Lets only keys pass that may change the server. It comes behind `require_api_key`.
+/// Passes only keys that may change the server. This layer comes after `require_api_key`.
 pub async fn require_admin(request: Request, next: Next) -> Response {
     match request.extensions().get::<Arc<Account>>() {
         Some(account) if !account.is_admin() => {
@@ -60,32 +60,32 @@ pub async fn require_admin(request: Request, next: Next) -> Response {
     }
 }
 
-/// Marks the requests of batches, for which nobody waits.
+/// Marks the requests of batches, whose clients do not wait.
 #[derive(Clone, Copy)]
 pub struct Background;
 
-/// Who calls, as the layers before a handler have found out.
+/// The caller's facts, as found by the layers before a handler.
 #[derive(Clone)]
 pub struct CallContext {
     pub name: RequestName,
     /// `None` if the server requires no key.
     pub account: Option<Arc<Account>>,
-    /// `None` if nobody wants to see the request's spans.
+    /// `None` if the request is not traced.
     pub trace: Option<TraceScope>,
-    /// `None` if the log is not to have a line of the call.
+    /// `None` if the call has no line in the log.
     pub line: Option<Arc<RequestLine>>,
-    /// Whether others go first.
+    /// Whether other requests come first.
     pub is_background: bool,
 }
 
 impl CallContext {
-    /// To whom what the call leaves on the server belongs: the name of its API key.
+    /// Returns the owner of objects that the call leaves on the server: the name of its API key.
     pub fn owner(&self) -> Option<Arc<str>> {
         let account = self.account.as_ref();
         account.map(|account| account.name().into())
     }
 
-    /// The priority of the call's requests, if it is not for the caller to say.
+    /// Returns the priority of the call's requests, if the caller may not choose it.
     pub fn priority(&self) -> Option<i32> {
         match (self.is_background, &self.account) {
             (true, _) => Some(i32::MAX),

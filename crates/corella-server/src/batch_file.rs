@@ -1,4 +1,4 @@
-//! The two files of a batch: the requests, and the answers that there are already.
+//! The two files of a batch: the requests, and the existing answers.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,12 +8,12 @@ use std::path::Path;
 
 use crate::batch_line::{EarlierLine, RequestLine};
 
-/// What is wrong with a file of a batch.
+/// Why a batch's file cannot be used.
 #[derive(Debug)]
 pub enum BatchFileError {
-    /// What could not be done, and why.
+    /// The failed operation and its cause.
     Io(String, io::Error),
-    /// A line is not what it must be.
+    /// A line is invalid.
     Line {
         file: String,
         number: usize,
@@ -49,7 +49,7 @@ pub struct Line {
     pub number: usize,
     /// Without the line break.
     pub bytes: Vec<u8>,
-    /// Whether there is a line break behind it.
+    /// Whether a line break ends it.
     is_ended: bool,
 }
 
@@ -85,7 +85,7 @@ impl Lines {
         }
         let is_ended = bytes.pop_if(|byte| *byte == b'\n').is_some();
         if !is_ended && bytes.len() == self.max_line_bytes {
-            // The next call reads the next line, whatever this one was.
+            // The next call reads the next line, even after an error.
             let skipped = self.reader.skip_until(b'\n');
             skipped.map_err(|error| {
                 BatchFileError::Io(format!("cannot read {}", self.shown), error)
@@ -114,7 +114,7 @@ impl Lines {
         Ok(None)
     }
 
-    /// The number of the line that was read last.
+    /// Returns the number of the last line read.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -128,8 +128,7 @@ impl Lines {
     }
 }
 
-/// Reads all requests once, so that nothing is computed for a file with a mistake in it, and returns
-/// their ids.
+/// Reads all requests once, so that a file with a mistake costs no computation. Returns their ids.
 pub fn check_input(path: &Path, max_line_bytes: usize) -> Result<HashSet<String>, BatchFileError> {
     let mut lines = Lines::open(path, max_line_bytes)?;
     let mut ids = HashSet::new();
@@ -147,13 +146,13 @@ pub fn check_input(path: &Path, max_line_bytes: usize) -> Result<HashSet<String>
 /// The file of the answers, open for more of them.
 pub struct Output {
     pub file: File,
-    /// The requests that it has answers to.
+    /// Each line is parsed alone, so the place would always be `line 1`.
     pub answered: HashSet<String>,
 }
 
 impl Output {
-    /// Opens the file, and makes it if it is not there. Whole lines stay. A last line that a kill or a
-    /// full disk has torn goes. A file that holds anything else is refused and left as it is.
+    /// Opens or creates the file. Whole lines stay. A last line torn by a kill or a full disk is removed. A file with
+    /// other content is refused and left unchanged.
     pub fn open(path: &Path, requests: &HashSet<String>) -> Result<Self, BatchFileError> {
         let shown = path.display().to_string();
         let io_error = |error| BatchFileError::Io(format!("cannot write {shown}"), error);
@@ -181,7 +180,7 @@ impl Output {
                     );
                     return Err(lines.error(line.number, &reason));
                 }
-                // A line is written from its beginning, so a torn one begins as all lines do.
+                // A line is written from its beginning, so a torn line begins like a whole one.
                 Err(_) if !line.is_ended && is_beginning(&line.bytes) => break,
                 Err(_) => {
                     let reason = "is no answer of a batch; give another file";
@@ -263,8 +262,7 @@ mod tests {
         assert!(error.contains("line 2: is not JSON"), "{error}");
     }
 
-    /// However many bytes of the last line were written before the process was killed, the next run
-    /// goes on from the last whole line.
+    /// A kill may cut the last line at any byte; the next run continues after the last whole line.
     #[test]
     fn a_torn_line_goes_wherever_it_was_torn() {
         let (a, b) = (answer("a"), answer("b"));

@@ -1,4 +1,4 @@
-//! The lines of OpenAI's batch files: requests, and what became of them.
+//! The lines of OpenAI's batch files: requests and their results.
 //!
 //! Source: <https://platform.openai.com/docs/api-reference/batch/request-input>.
 
@@ -25,7 +25,7 @@ const ENDPOINTS: [&str; 11] = [
 /// A line of the input.
 #[derive(Debug, PartialEq, Deserialize)]
 pub struct RequestLine {
-    /// Says which line of the output belongs to this one.
+    /// Names the output's line for this request.
     pub custom_id: String,
     method: String,
     pub url: String,
@@ -37,14 +37,14 @@ pub struct RequestLine {
 struct ResultLine<'a> {
     id: String,
     custom_id: &'a str,
-    /// The server's answer, which may be an error.
+    /// The server's answer or error response.
     response: Option<&'a ResultResponse>,
-    /// Why there is no answer.
+    /// Why the server gave no answer.
     error: Option<&'a ResultError>,
 }
 
-/// The line that tells what became of a request, with its line break. `count` tells results apart
-/// that have no request id.
+/// Returns the result line of a request, with its line break. `count` tells results apart that have
+/// no request id.
 pub fn result_line(
     custom_id: &str,
     result: &Result<ResultResponse, ResultError>,
@@ -60,13 +60,13 @@ pub fn result_line(
         response: result.as_ref().ok(),
         error: result.as_ref().err(),
     };
-    // JSON has no line breaks unless they are asked for.
+    // Compact JSON has no line breaks.
     let mut line = serde_json::to_string(&line).unwrap_or_default();
     line.push('\n');
     line
 }
 
-/// Asks a server for the answer to a line.
+/// Sends a line's request to a server.
 pub async fn ask(
     client: &LocalClient,
     path: &str,
@@ -92,7 +92,7 @@ pub struct ResultError {
 }
 
 impl ResultError {
-    /// The line's path cannot be asked.
+    /// The line's path cannot be called.
     pub fn invalid_url(message: String) -> Self {
         let code = "invalid_url";
         Self { code, message }
@@ -100,7 +100,8 @@ impl ResultError {
 }
 
 impl ResultResponse {
-    /// The answer of `path`, whose body was read or was cut off for a reason.
+    /// Makes the result of a call of `path` from its body, or from the reason why the body was cut
+    /// off.
     pub fn new(
         path: &str,
         status_code: u16,
@@ -122,12 +123,12 @@ impl ResultResponse {
         })
     }
 
-    /// Whether there were too many other requests.
+    /// Returns whether the queue was full.
     pub fn is_queue_full(&self) -> bool {
         self.status_code == 429 && self.code() == "queue_full"
     }
 
-    /// Whether the key of the caller has used up a limit, which has room again later.
+    /// Returns whether a limit of the caller's key is used up, which later has room again.
     pub fn is_rate_limited(&self) -> bool {
         self.status_code == 429 && self.code() == "rate_limit_exceeded"
     }
@@ -137,14 +138,14 @@ impl ResultResponse {
     }
 }
 
-/// What a line of an earlier run's output must have at least.
+/// The required members of a line in an earlier run's output.
 #[derive(Deserialize)]
 pub(crate) struct EarlierLine {
     pub custom_id: String,
 }
 
 impl RequestLine {
-    /// `Err` says what is wrong with the line.
+    /// The error names the line's fault.
     pub fn parse(line: &[u8]) -> Result<Self, String> {
         let line: Self = serde_json::from_slice(line).map_err(|error| match error.is_data() {
             // All lines are parsed alone, so the place would be `line 1`.
@@ -175,7 +176,7 @@ impl RequestLine {
         }
     }
 
-    /// Why no server is asked about this line.
+    /// Returns why the line's request cannot be sent.
     pub fn refusal(&self) -> Option<ResultError> {
         let streams = self
             .body

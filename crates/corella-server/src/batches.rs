@@ -1,4 +1,4 @@
-//! `/v1/batches`: requests of a file, answered when nobody waits for something else.
+//! `/v1/batches`: answers the requests of a file when no client waits.
 
 mod ending;
 mod input_check;
@@ -121,7 +121,7 @@ impl BatchFields {
     }
 }
 
-/// OpenAI has `24h` only.
+/// OpenAI only has `24h`.
 fn window_s(window: &str) -> Result<u64, ApiError> {
     let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
     let seconds = units.iter().find_map(|(unit, seconds)| {

@@ -1,19 +1,19 @@
-//! Memory for the bodies of requests that have come and are not answered yet, in the whole server.
+//! Memory for the bodies of unanswered requests in the whole server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::text_thread::{LARGE_BODY_BYTES, MIDDLING_BODY_BYTES};
 
-/// The bytes that bodies may have together. Large ones leave a quarter of it to all others, and middling ones an
-/// eighth to small ones.
+/// Limits the bytes of all bodies together. Large ones leave a quarter of it to all others, and middling ones an eighth
+/// to small ones.
 #[derive(Debug)]
 pub struct BodyMemory {
     max_bytes: usize,
     num_bytes: AtomicUsize,
 }
 
-/// The part of one body. It is given back when this is dropped.
+/// The share of one body. Dropping it gives the memory back.
 #[derive(Debug)]
 pub struct BodyShare {
     memory: Arc<BodyMemory>,
@@ -37,7 +37,7 @@ impl BodyMemory {
 }
 
 impl BodyShare {
-    /// Takes memory for more bytes of the body. False if there is none; the share is empty then.
+    /// Takes memory for more bytes of the body. Returns false if none is left; the share is then empty.
     pub fn try_grow(&mut self, num_more: usize) -> bool {
         let limit = match self.num_bytes + num_more {
             0..MIDDLING_BODY_BYTES => self.memory.max_bytes,

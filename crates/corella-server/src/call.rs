@@ -1,4 +1,4 @@
-//! The way of a call that all generating endpoints share, around the trait of what differs.
+//! The path of a call through all generating endpoints, which implement a common trait.
 
 use std::sync::Arc;
 
@@ -32,19 +32,19 @@ use crate::text_thread::Caller;
 pub struct Call<F> {
     pub prompts: Vec<PromptTokens>,
     pub params: GenerationParams,
-    /// The name of the model that the caller used.
+    /// The caller's name of the model.
     pub model: String,
-    /// What the endpoint needs to format its answer.
+    /// The endpoint's data for formatting its answer.
     pub format: F,
 }
 
-/// The fields that every object of a response begins with.
+/// The common first fields of every response object.
 #[derive(Clone, Debug)]
 pub struct ResponseHead {
     pub id: String,
     pub created: u64,
     pub model: String,
-    /// Only in answers that another server continues.
+    /// Present only in answers that another server continues.
     pub kv_transfer_params: Option<Value>,
 }
 
@@ -61,10 +61,11 @@ pub struct ResponseObject<'a, C> {
     usage: Option<Option<&'a Usage>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_transfer_params: Option<&'a Value>,
-    /// Only in answers of `/v1/chat/completions`, as in vLLM: completions have them in each choice.
+    /// Present only in answers of `/v1/chat/completions`, as in vLLM: completions have them in each
+    /// choice.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<PromptLogprobs<'a>>,
-    /// Likewise.
+    /// Present only in these, too.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [TokenId]>,
 }
@@ -93,10 +94,10 @@ impl ResponseHead {
 /// A request that holds a conversation, parsed and without unknown fields.
 pub struct ConversationFields<F> {
     pub sampling: SamplingFields,
-    /// The endpoint's own.
+    /// The endpoint's own fields.
     pub fields: F,
     pub check: FieldCheck,
-    /// The name of the model that the caller used.
+    /// The caller's name of the model.
     pub model: String,
 }
 
@@ -124,7 +125,7 @@ impl<F: DeserializeOwned> ConversationFields<F> {
 /// An endpoint that generates text.
 pub trait Endpoint: Sized + Send + 'static {
     type Encoder: ChunkEncoder;
-    /// What the ids of answers begin with.
+    /// Prefix of the ids of answers.
     const ID_PREFIX: &'static str;
     /// The field that holds the prompt, named in errors.
     const PROMPT_FIELD: &'static str;
@@ -195,7 +196,7 @@ pub async fn serve_call<E: Endpoint>(
     };
     let num_choices = call.prompts.len() * call.params.num_choices as usize;
     let generator: &dyn Generate = match &transfer {
-        // The field says something of one prompt.
+        // The field describes a single prompt.
         Some(transfer) if call.prompts.len() == 1 => &**transfer,
         _ => &*state.generator,
     };
@@ -249,7 +250,7 @@ fn begin_transfer(
     Ok(transfer)
 }
 
-/// Checks `model`: a name of the model, or of an adapter. The model needs no name.
+/// Checks `model`, which may name the model or an adapter, or be absent.
 pub fn check_model(state: &ServerState, model: Option<&str>) -> Result<String, ApiError> {
     let config = &state.config;
     match model {

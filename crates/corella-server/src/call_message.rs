@@ -1,4 +1,4 @@
-//! The calls of tools in earlier messages of a conversation, as chat templates read them.
+//! The tool calls in earlier messages of a conversation, in the form that chat templates read.
 
 use serde_json::{Map, Value};
 
@@ -7,8 +7,8 @@ use crate::cut_json::object_of;
 use crate::field_check::FieldCheck;
 use crate::field_table::{CALL, CALLED_FUNCTION};
 
-/// Checks `tool_calls` of a message, and writes the arguments of each call as the template wants them:
-/// an object, or JSON within a string if `as_text`. OpenAI's API has only the latter.
+/// Checks `tool_calls` of a message, and writes the arguments of each call in the template's form: an object, or JSON
+/// within a string if `as_text`. OpenAI's API has only the string.
 pub fn prepare_calls(
     message: usize,
     calls: &mut [Value],
@@ -50,7 +50,7 @@ fn prepare_function(
         None | Some(Value::Null) => Value::Object(Map::new()),
         Some(Value::String(json)) if json.trim().is_empty() => Value::Object(Map::new()),
         Some(Value::String(_)) if as_text => return Ok(()),
-        // As in vLLM, JSON that is no object stays as it is, but for null.
+        // As in vLLM, JSON other than an object stays as it is, except null.
         Some(Value::String(json)) => match serde_json::from_str(json) {
             Ok(Value::Null) => Value::Object(Map::new()),
             Ok(arguments) => arguments,
@@ -73,7 +73,7 @@ mod tests {
 
     use super::*;
 
-    /// The arguments that a template sees, and `None` for a refusal.
+    /// Returns the arguments for the template, or `None` for a refusal.
     fn prepared(arguments: Value, as_text: bool) -> Option<Value> {
         let mut function = json!({"name": "now", "arguments": arguments});
         let function = function.as_object_mut().expect("an object");

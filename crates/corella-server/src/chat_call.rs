@@ -1,11 +1,11 @@
-//! Fits calls of tools to a chat template. Some templates, as that of Llama 3.1, take one call in a message, but models make
+//! Fits tool calls to a chat template. Some templates, such as Llama 3.1's, take one call in a message, but models make
 //! several at once, and clients send them back.
 
 use corella_text::ChatTemplate;
 use serde_json::Value;
 
-/// Splits a message of several calls into messages of one call each, with its tool's result behind it, where the template
-/// takes no more.
+/// If the template takes only one call in a message, splits a message of several calls into messages of one call each,
+/// followed by its result.
 pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     if template.role_support().takes_calls_together {
         return messages;
@@ -27,7 +27,7 @@ pub fn fit_calls(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
         for (index, call) in calls.into_iter().enumerate() {
             let mut turn = message.clone();
             if index > 0 {
-                // Its text and its thoughts came before the first call.
+                // The text and the thoughts came before the first call.
                 turn["content"] = "".into();
                 if let Some(turn) = turn.as_object_mut() {
                     turn.remove("reasoning_content");

@@ -42,8 +42,8 @@ pub async fn chat_completions(
     serve_call::<Chat>(state, context, body).await
 }
 
-/// Fields that `/v1/completions` does not have. `/tokenize` reads a conversation with them too, and other
-/// APIs' conversations are brought into this form.
+/// Fields that `/v1/completions` does not have. `/tokenize` also reads them in a conversation, and conversations of
+/// other APIs are converted to this form.
 #[derive(Default, Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct ChatFields {
@@ -61,11 +61,11 @@ pub struct ChatFields {
     parallel_tool_calls: Option<bool>,
 }
 
-/// A conversation as the model reads it, and how its reply is to be read.
+/// A conversation in the form that the model reads, and the form of its reply.
 pub struct ChatPrompt {
     pub tokens: Vec<TokenId>,
     pub reply: ReplyContext,
-    /// The calls that the reply has to make, if it has to make any.
+    /// The tool calls that the reply must make, if any.
     pub demanded_calls: Option<WantedCalls>,
     /// The names of all tools in the request, in its order.
     pub tool_names: Vec<String>,
@@ -74,7 +74,7 @@ pub struct ChatPrompt {
 /// A conversation as its template writes it.
 struct RenderedChat {
     text: String,
-    /// The messages as the template took them.
+    /// The messages that the template accepted.
     messages: Vec<Value>,
     continue_final_message: bool,
     tools: Option<OfferedTools>,
@@ -98,7 +98,7 @@ struct MessageCount {
     input: Option<ItemCount>,
 }
 
-/// The number of items of an array; what is no array has none.
+/// The number of items of an array; 0 for any other value.
 struct ItemCount(usize);
 
 impl<'de> Deserialize<'de> for ItemCount {
@@ -116,7 +116,7 @@ impl<'de> Deserialize<'de> for ItemCount {
                 Ok(ItemCount(0))
             }
 
-            /// Whoever reads the field says what is wrong with it.
+            /// The field's own parser reports its fault.
             fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<ItemCount, A::Error> {
                 while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
                 Ok(ItemCount(0))
@@ -197,7 +197,7 @@ impl ChatFields {
         self.check_tools(state, check)
     }
 
-    /// Checks the tools of a request that has no conversation for them.
+    /// Checks the tools of a request without a conversation.
     pub fn check_tools(&mut self, state: &ServerState, check: FieldCheck) -> Result<(), ApiError> {
         self.offered_tools(state, check).map(drop)
     }
@@ -215,7 +215,7 @@ impl ChatFields {
         tools.offered(state, check)
     }
 
-    /// The text that the model sees of the conversation.
+    /// Returns the conversation's text for the model.
     pub fn prompt_text(
         &mut self,
         state: &ServerState,
@@ -341,7 +341,7 @@ impl ChatFields {
     }
 }
 
-/// What an answer has beside its message.
+/// The members of an answer besides its message.
 #[derive(Clone, Copy)]
 struct Chat {
     /// The number of alternatives in `prompt_logprobs`.
@@ -350,13 +350,13 @@ struct Chat {
     tokens_as_ids: bool,
     /// Whether token ids are part of the answer.
     returns_token_ids: bool,
-    /// Whether the request named the tool that is called.
+    /// Whether the request named the tool to call.
     names_tool: bool,
 }
 
 impl Chat {
-    /// A reply that ends by itself behind calls waits for what the tools say. Where the caller has named
-    /// the tool it ends as any other, as OpenAI and vLLM have it.
+    /// A reply that ends by itself after calls waits for the tools' results. If the caller has named the tool, it ends
+    /// like any other, as with OpenAI and vLLM.
     fn finish_reason(self, reason: &'static str, has_calls: bool) -> &'static str {
         match reason {
             "stop" if has_calls && !self.names_tool => "tool_calls",
@@ -551,7 +551,7 @@ impl ChunkEncoder for ChatChunks {
         if deltas.is_empty() && !delta.logprobs.is_empty() {
             deltas.push(ChatDelta::text(""));
         }
-        // What belongs to tokens comes with the first of the parts that they gave.
+        // The log-probabilities and ids of tokens come with the first part that the tokens gave.
         let mut logprobs = logprobs_of(self.format.token_names(&self.state), &delta.logprobs);
         for content in deltas {
             let content = ChatChunkChoice {

@@ -8,7 +8,7 @@ use crate::field_check::FieldCheck;
 use crate::field_table::{CONTENT_PART, MESSAGE};
 
 /// Templates expect `content` to be one string, whereas OpenAI's API also has lists of parts. Other
-/// members of a message are passed to the template as they are.
+/// members of a message are passed to the template unchanged.
 pub fn template_messages(
     messages: Vec<Map<String, Value>>,
     needs_text_arguments: bool,
@@ -27,8 +27,8 @@ pub fn template_messages(
         .collect()
 }
 
-/// Whether the message is the beginning of the answer: Mistral's API marks such with `prefix`, as DeepSeek's does, and
-/// Kimi's with `partial`.
+/// Returns whether the message begins the answer: Mistral's and DeepSeek's APIs mark it with `prefix`, and Kimi's with
+/// `partial`.
 pub fn is_begun_answer(message: &Value) -> bool {
     let is_marked = ["prefix", "partial"]
         .iter()
@@ -52,7 +52,7 @@ fn template_message(
     let is_assistant = role == "assistant";
     match message.get_mut("tool_calls") {
         None | Some(Value::Null) => {
-            // Templates ask whether there are calls by asking whether the member is defined.
+            // Templates test for calls by testing whether the member is defined.
             message.remove("tool_calls");
         }
         Some(Value::Array(calls)) if calls.is_empty() => {
@@ -71,13 +71,13 @@ fn template_message(
     if let Some(reasoning) = message.get("reasoning")
         && !message.contains_key("reasoning_content")
     {
-        // It is vLLM's newer name, which templates do not know.
+        // This is vLLM's newer name, which templates do not know.
         let reasoning = reasoning.clone();
         message.insert("reasoning_content".into(), reasoning);
     }
     let content = match message.get("content") {
         Some(Value::String(_)) => return Ok(Value::Object(message)),
-        // vLLM reads null beside calls as empty text, too: templates print the content or search it.
+        // vLLM also reads null beside calls as empty text: templates print the content or search it.
         None | Some(Value::Null) if is_assistant => Value::from(""),
         Some(Value::Array(parts)) => Value::from(text_of_parts(index, parts, check)?),
         _ => {

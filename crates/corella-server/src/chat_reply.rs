@@ -1,18 +1,18 @@
-//! The message of an answer, whole or as deltas: what its parts are in OpenAI's API.
+//! The message of an answer, whole or as deltas, with its parts in OpenAI's form.
 
 use corella_text::{CallFormat, ReplyPart};
 use serde::Serialize;
 
 use crate::sampling_fields::random_seed;
 
-/// The message of a choice that is answered whole.
+/// The message of a choice in an answer without a stream.
 #[derive(Serialize)]
 pub struct ChatMessage {
     role: &'static str,
     /// `null` in a message that consists of calls.
     content: Option<String>,
     refusal: Option<&'static str>,
-    /// Thoughts, by the name that vLLM has since 0.11 and by the older one, which other clients read.
+    /// Thoughts, under vLLM's name since 0.11 and under the older one, which other clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,7 @@ impl ChatMessage {
     }
 }
 
-/// What a chunk of a stream adds to the message of a choice.
+/// The addition of a stream's chunk to the message of a choice.
 #[derive(Default, Serialize)]
 pub struct ChatDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +92,7 @@ pub struct ChatDelta<'a> {
     tool_calls: Option<[CallDelta<'a>; 1]>,
 }
 
-/// The first delta of a call has its id, type and name, and those behind it more of its arguments.
+/// The first delta of a call has its id, type and name, and the later ones have more of its arguments.
 #[derive(Serialize)]
 struct CallDelta<'a> {
     index: usize,

@@ -1,5 +1,5 @@
-//! Fits the roles of a conversation to a chat template. Clients are written for models that take every role everywhere;
-//! a template of another model refuses some, or drops them without a word.
+//! Fits the roles of a conversation to a chat template. Clients are written for models that take every role anywhere;
+//! another model's template refuses some, or drops them silently.
 
 use corella_text::{ChatTemplate, RoleSupport};
 use serde_json::{Map, Value};
@@ -9,9 +9,9 @@ use crate::api_error::ApiError;
 /// Separates the parts of a merged message.
 const SEPARATOR: &str = "\n\n";
 
-/// `developer` becomes `system`, system prompts at the beginning become one, and a later one becomes text of the user
-/// behind it or before it, each only where the template does not take it as it is. A role that the template leaves out is
-/// an error.
+/// Makes `developer` messages `system` ones, joins system prompts at the beginning, and moves a later one into the
+/// user's next or previous text, each only where the template does not take it as it is. A role that the template
+/// leaves out is an error.
 pub fn fit_roles(messages: Vec<Value>, template: &ChatTemplate) -> Result<Vec<Value>, ApiError> {
     let support = template.role_support();
     let mut fitted: Vec<Value> = Vec::with_capacity(messages.len());
@@ -67,7 +67,7 @@ fn flush(fitted: &mut Vec<Value>, waiting: &mut Vec<String>) {
     }
 }
 
-/// The roles that every template is asked with, and whose absence it explains itself.
+/// The roles that every template is asked about. Templates explain their absence themselves.
 const USUAL: [&str; 4] = ["system", "user", "assistant", "tool"];
 
 fn check_role(
@@ -110,12 +110,12 @@ mod tests {
 
     use super::*;
 
-    /// As Mistral's: a system prompt at the beginning, and then turns that alternate.
+    /// Like Mistral's: a system prompt at the beginning, and then alternating turns.
     const STRICT: &str = "{% if messages[0].role == 'system' %}[S]{{ messages[0].content }}{% set rest = messages[1:] %}\
                           {% else %}{% set rest = messages %}{% endif %}{% for m in rest %}\
                           {% if (m.role == 'user') != (loop.index0 % 2 == 0) or m.role not in ['user', 'assistant'] %}\
                           {{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
-    /// As Qwen's: a role of any name.
+    /// Like Qwen's: a role of any name.
     const LENIENT: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     /// Drops messages of unknown roles.
     const SILENT: &str = "{% for m in messages %}{% if m.role in ['system', 'user', 'assistant'] %}\

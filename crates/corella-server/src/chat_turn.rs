@@ -1,13 +1,13 @@
-//! Fits turns, thoughts and ids of calls to a chat template. Some templates want turns that alternate, but coding agents
-//! send user messages in a row, and text behind a tool's result.
+//! Fits turns, thoughts and ids of calls to a chat template. Some templates require alternating turns, but coding
+//! agents send consecutive user messages, and text after a tool's result.
 
 use corella_text::{ChatTemplate, ThoughtSupport};
 use serde_json::Value;
 
 use crate::chat_role::{append, append_to, content_of};
 
-/// Joins user messages in a row, joins text behind a tool's result to it, renames thoughts and shortens ids of calls, each
-/// only where the template does not take it as it is.
+/// Joins consecutive user messages, joins text after a tool's result to the result, renames thoughts and shortens ids
+/// of calls, each only where the template does not take it as it is.
 pub fn fit_turns(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     let support = template.turn_support();
     let mut fitted: Vec<Value> = Vec::with_capacity(messages.len());
@@ -31,7 +31,7 @@ pub fn fit_turns(messages: Vec<Value>, template: &ChatTemplate) -> Vec<Value> {
     fitted
 }
 
-/// `reasoning_content` becomes `thinking`. Text beside calls joins it where the template takes only one of them.
+/// `reasoning_content` becomes `thinking`. Text beside calls joins it if the template takes only one of them.
 fn rename_thoughts(message: &mut Value, beside_text: bool) {
     let Value::Object(fields) = message else {
         return;
@@ -49,7 +49,7 @@ fn rename_thoughts(message: &mut Value, beside_text: bool) {
     }
 }
 
-/// Ids of other servers become nine letters and digits, the same ones for a call and its result.
+/// Ids of other servers become nine letters and digits, the same for a call and its result.
 fn shorten_ids(message: &mut Value) {
     let shorten = |member: &mut Value| {
         let is_short =
@@ -69,7 +69,7 @@ fn shorten_ids(message: &mut Value) {
     }
 }
 
-/// A digest of 36 bits, by FNV-1a: a conversation has few calls, and a request always gets the same prompt.
+/// A digest of 36 bits, by FNV-1a: a conversation has few calls, and the same request always gives the same prompt.
 fn short_id(id: &str) -> String {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
@@ -86,13 +86,13 @@ mod tests {
 
     use super::*;
 
-    /// As Mistral's: turns that alternate, whatever calls and results are between them.
+    /// Like Mistral's: alternating turns, with any calls and results between them.
     const STRICT: &str = "{% set ns = namespace(turns=0) %}{% for m in messages %}\
                           {% if m.role != 'tool' and m.tool_calls is not defined %}\
                           {% if (m.role == 'user') != (ns.turns % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}\
                           {% set ns.turns = ns.turns + 1 %}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     const LENIENT: &str = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.reasoning_content }}{{ m.thinking }}{% endfor %}";
-    /// As that of gpt-oss: calls beside thoughts or text, but not both.
+    /// Like gpt-oss's: calls beside thoughts or text, but not both.
     const THINKING: &str = "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}\
                             {{ raise_exception('both') }}{% endif %}[{{ m.role }}]{{ m.thinking }}{{ m.content }}{% endfor %}";
 

@@ -1,4 +1,4 @@
-//! `/classify`, in the shape of vLLM: which class a text belongs to.
+//! `/classify`, in vLLM's form: the class of a text.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub async fn classify(
         let fields: ClassifyFields = body.parse()?;
         body.check_fields(state.field_check(Endpoint::Classify))?;
         let model = check_model(state, pooling.model.as_deref())?;
-        // A decoder that reranks knows pairs only.
+        // A decoder that reranks only takes pairs.
         let head = state.config.sentence.classes.as_ref();
         let Some(head) = head.filter(|_| state.config.is_encoder) else {
             return Err(ApiError::no_classes(state.config.model_name()));
@@ -104,7 +104,7 @@ struct Classified<'a> {
     index: usize,
     /// The likeliest class.
     label: &'a str,
-    /// One for each class.
+    /// One probability for each class.
     probs: Vec<f32>,
     num_classes: usize,
 }

@@ -34,12 +34,12 @@ pub async fn completions(
     serve_call::<Completion>(state, context, body).await
 }
 
-/// The `object` of a response and of its chunks, which have the same shape.
+/// The `object` of a response and of its chunks, which have the same form.
 const OBJECT: &str = "text_completion";
-/// OpenAI's default, which vLLM has too.
+/// The default of OpenAI and vLLM.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Fields that `/v1/chat/completions` does not have, or has with another type.
+/// Fields that `/v1/chat/completions` lacks, or has with another type.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct CompletionFields {
@@ -51,7 +51,7 @@ struct CompletionFields {
     add_special_tokens: Option<bool>,
 }
 
-/// The members of an answer beside its text.
+/// The members of an answer besides its text.
 #[derive(Clone, Copy)]
 struct Completion {
     /// The number of alternatives to each token among the `logprobs` of an echoed prompt.

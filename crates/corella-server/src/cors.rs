@@ -1,4 +1,4 @@
-//! Cross-origin requests: which web pages of other servers may read answers (the Fetch standard, CORS).
+//! Cross-origin requests: the web pages of other servers that may read answers (the Fetch standard, CORS).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::server_state::ServerState;
 /// The web pages that may use the server from a browser.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum AllowedOrigins {
-    /// Only pages of the server itself.
+    /// Pages of the server itself and no others.
     #[default]
     Own,
     These(Vec<HeaderValue>),
@@ -25,7 +25,7 @@ pub enum AllowedOrigins {
 }
 
 impl AllowedOrigins {
-    /// Reads origins, `SCHEME://HOST` or `SCHEME://HOST:PORT`, or `*` for all. `Err` is what is no origin.
+    /// Reads origins, `SCHEME://HOST` or `SCHEME://HOST:PORT`, or `*` for all. The error is the invalid one.
     pub fn parse(origins: &[String]) -> Result<Self, &String> {
         if origins.is_empty() {
             return Ok(Self::Own);
@@ -45,7 +45,7 @@ impl AllowedOrigins {
         origins.collect::<Result<_, _>>().map(Self::These)
     }
 
-    /// What a page of this origin is told; `None` is nothing, and its browser keeps answers from it.
+    /// Returns the header for a page of this origin. With `None`, its browser withholds answers from the page.
     fn answer(&self, origin: &HeaderValue) -> Option<HeaderValue> {
         match self {
             Self::Own => None,
@@ -55,18 +55,18 @@ impl AllowedOrigins {
     }
 }
 
-/// The methods that some path answers.
+/// The methods of all paths together.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 /// How long a browser may remember that a request is allowed, in seconds.
 const MAX_AGE_S: HeaderValue = HeaderValue::from_static("600");
-/// Headers of answers that scripts may read beside those that they always may.
+/// Response headers that scripts may read in addition to the standard ones.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id, retry-after, retry-after-ms, \
      x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, \
      x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
 );
 
-/// Answers what a browser asks in advance, which has no key, and marks answers that pages may read.
+/// Answers preflight requests, which have no key, and marks answers that pages may read.
 pub async fn allow_origins(
     State(state): State<Arc<ServerState>>,
     request: Request,

@@ -1,9 +1,9 @@
-//! Reads arguments of a call that `max_tokens` cut off, or that are broken JSON. Clients send them back, and an error there
-//! would end the conversation for good.
+//! Reads arguments of a call that `max_tokens` cut off, or that are broken JSON. Clients send them back, and an error
+//! there would end the conversation for good.
 
 use serde_json::{Map, Value};
 
-/// The object as far as it was written; empty if it is none.
+/// Returns the object as far as it was written, or an empty one.
 pub fn object_of(json: &str) -> Map<String, Value> {
     let parsed = serde_json::from_str(json).ok();
     match parsed.or_else(|| completed(json)) {
@@ -12,12 +12,12 @@ pub fn object_of(json: &str) -> Map<String, Value> {
     }
 }
 
-/// The value of JSON that breaks off: everything that is open is closed, and a member that has not all of its parts is left
-/// out. `None` if it has another fault at its very beginning.
+/// Returns the value of JSON that breaks off: closes everything open and leaves out an incomplete member. Returns
+/// `None` if it has another fault at its very beginning.
 pub fn completed(json: &str) -> Option<Value> {
     let mut open = Vec::new();
     let (mut in_string, mut is_escaped) = (false, false);
-    // Where the last member or item began to be written, and what was open there.
+    // The start of the last member or item, and the open brackets there.
     let mut safe = (0, Vec::new());
     for (at, byte) in json.bytes().enumerate() {
         match byte {

@@ -1,4 +1,4 @@
-//! `/v1/embeddings` and `/pooling`: a vector for each input, made of the model's hidden states.
+//! `/v1/embeddings` and `/pooling`: a vector for each input, from the model's hidden states.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ struct EmbeddingFields {
     encoding_format: Option<EncodingFormat>,
     dimensions: Option<usize>,
     normalize: Option<bool>,
-    /// Which of the model's prompts is written before the texts.
+    /// The name of the model's prompt to write before the texts.
     prompt_name: Option<String>,
 }
 
@@ -99,7 +99,7 @@ async fn vectors(
         false => ("embd", "embedding"),
     };
     let id = format!("{id_prefix}-{}", context.name);
-    // As JSON, a million numbers take some tens of milliseconds.
+    // A million numbers take some tens of milliseconds as JSON.
     let write = move |server: &ServerState, _: &Caller| {
         let data = pooled.states.iter().enumerate();
         let data = data.map(|(index, state)| {
@@ -127,13 +127,13 @@ async fn vectors(
     state.run_blocking(num_bytes, write).await
 }
 
-/// How a hidden state becomes a vector of the answer.
+/// Converts a hidden state to a vector of the answer.
 #[derive(Clone, Copy)]
 struct VectorFormat {
     encoding: EncodingFormat,
-    /// The first so many values are kept.
+    /// The number of first values that are kept.
     num_dimensions: usize,
-    /// Whether the length of what is kept is then made 1.
+    /// Whether the kept values are then scaled to length 1.
     is_normalised: bool,
 }
 
@@ -153,7 +153,7 @@ impl VectorFormat {
     }
 }
 
-/// How many values of a vector are kept: all of them, unless fewer are asked for.
+/// Returns the number of values kept of a vector: all of them, unless the request asks for fewer.
 pub fn check_dimensions(asked: Option<usize>, config: &ServeConfig) -> Result<usize, ApiError> {
     let len = config.vector_len();
     match asked {
@@ -171,7 +171,7 @@ pub fn check_dimensions(asked: Option<usize>, config: &ServeConfig) -> Result<us
     }
 }
 
-/// Refuses a model that scores pairs of texts, and makes no vectors of single ones.
+/// Refuses a model that scores pairs of texts and has no vectors of single ones.
 pub fn check_vectors(config: &ServeConfig) -> Result<(), ApiError> {
     match &config.sentence.classes {
         None => Ok(()),
@@ -179,13 +179,13 @@ pub fn check_vectors(config: &ServeConfig) -> Result<(), ApiError> {
     }
 }
 
-/// Whether vectors have the length 1 where a request does not say it. Only a model whose files show
-/// another way has others.
+/// Returns whether vectors have length 1 by default. Only a model whose files show another way has
+/// others.
 pub fn is_normalised(config: &ServeConfig) -> bool {
     config.sentence.is_normalised.unwrap_or(true)
 }
 
-/// What is written before each text: the prompt of this name, or the model's default.
+/// Returns the text before each input: the prompt of this name, or the model's default.
 pub fn prompt<'a>(config: &'a ServeConfig, name: Option<&str>) -> Result<&'a str, ApiError> {
     let sentence = &config.sentence;
     let Some(name) = name.or(sentence.default_prompt.as_deref()) else {
@@ -202,7 +202,7 @@ pub fn prompt<'a>(config: &'a ServeConfig, name: Option<&str>) -> Result<&'a str
     })
 }
 
-/// The first values of what the model makes of a hidden state; whether their length is then made 1.
+/// Returns the first values of a hidden state's vector, scaled to length 1 if asked.
 pub fn vector(
     config: &ServeConfig,
     state: &[f32],
@@ -217,7 +217,7 @@ pub fn vector(
     values
 }
 
-/// Makes the length of a vector 1. A vector of zeros stays as it is.
+/// Scales a vector to length 1. A vector of zeros stays unchanged.
 fn normalise(values: &mut [f32]) {
     let sum: f64 = values.iter().map(|&value| f64::from(value).powi(2)).sum();
     if sum > 0.0 {
@@ -249,7 +249,7 @@ struct Embedding {
     data: Option<Vector>,
 }
 
-/// The numbers, or the bytes of numbers of 32 bits, the lowest byte first.
+/// Numbers, or the bytes of 32-bit numbers, little-endian.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Vector {

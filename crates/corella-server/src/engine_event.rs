@@ -1,4 +1,4 @@
-//! What `/engine/events` tells, as JSON. The page `engine-events.md` of the book describes each field.
+//! The content of `/engine/events` as JSON. The page `engine-events.md` of the book describes each field.
 
 use corella_core::{PageMap, PageState, RequestStatus, RequestView};
 use corella_engine::{EngineSnapshot, EngineState, StepRecord};
@@ -8,7 +8,7 @@ use crate::cluster_status::ClusterStatus;
 use crate::recent_latency::LatencySummary;
 use crate::server_state::ServerState;
 
-/// The first event of a stream: what does not change while the server runs.
+/// The first event of a stream: facts that do not change while the server runs.
 #[derive(Serialize)]
 pub struct ServerEvent<'a> {
     version: &'static str,
@@ -27,7 +27,7 @@ pub struct ServerEvent<'a> {
 /// One snapshot.
 #[derive(Serialize)]
 pub struct SnapshotEvent {
-    /// Counts the snapshots that were made. A gap tells a reader that it was too slow for some.
+    /// Counts the snapshots. A gap shows a reader that it was too slow for some.
     pub number: u64,
     /// Time since the engine started.
     time_ms: f64,
@@ -95,7 +95,7 @@ struct Map {
 struct Step {
     step: u64,
     steps: u32,
-    /// How long before the snapshot the last of them returned.
+    /// Time from the return of the last step to the snapshot.
     ago_ms: f64,
     ms: f64,
     prefill_tokens: u64,
@@ -104,7 +104,7 @@ struct Step {
     requests: u32,
 }
 
-/// Since the snapshot before. `None` where no token came.
+/// Latency since the previous snapshot. `None` where no token came.
 #[derive(Serialize)]
 pub struct Latency {
     pub time_to_first_token: Option<LatencySummary>,
@@ -120,7 +120,7 @@ struct Totals {
     generated_tokens: u64,
     prefix_query_tokens: u64,
     prefix_hit_tokens: u64,
-    /// Cached blocks that came from other nodes.
+    /// Cached blocks loaded from other nodes.
     fetched_blocks: u64,
     draft_tokens: u64,
     accepted_draft_tokens: u64,
@@ -262,7 +262,7 @@ impl Map {
     }
 }
 
-/// A letter for each cell, so that two thousand of them take two kilobytes.
+/// Writes a letter for each cell, so that two thousand of them take two kilobytes.
 fn as_letters<S: Serializer>(cells: &[PageState], serializer: S) -> Result<S::Ok, S::Error> {
     let letters: String = { cells.iter() }
         .map(|state| match state {

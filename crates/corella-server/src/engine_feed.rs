@@ -1,8 +1,7 @@
-//! `/engine/events`: snapshots of the engine, several times a second, for as long as somebody reads.
+//! `/engine/events`: snapshots of the engine, several times a second while it has readers.
 //!
-//! One task makes the snapshots for all readers. It begins with the first of them and ends when the
-//! last has left, and the engine keeps no records without it. A reader that is slow misses snapshots:
-//! only the newest one is kept.
+//! One task makes the snapshots for all readers. It begins with the first reader and ends when the last has left.
+//! Without it the engine keeps no records. A slow reader misses snapshots: only the newest one is kept.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +22,7 @@ use crate::sse::{Events, event_stream};
 
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The newest snapshot, encoded, and whether a task makes more.
+/// The newest snapshot, encoded, and whether a task makes further ones.
 #[derive(Default)]
 pub struct EngineFeed {
     newest: watch::Sender<Bytes>,
@@ -55,7 +54,7 @@ impl EngineFeed {
         reader
     }
 
-    /// Whether nobody reads any more. The task that asks must then end, because the next reader
+    /// Returns whether no reader is left. The calling task must then end, because the next reader
     /// starts another.
     fn try_stop(&self, recent: &RecentLatency) -> bool {
         let mut is_running = { self.is_running.lock() }.unwrap_or_else(PoisonError::into_inner);
@@ -74,8 +73,7 @@ async fn make_snapshots(state: Arc<ServerState>) {
     let mut number = 0;
     let mut due = Instant::now();
     while !feed.try_stop(recent) {
-        // A lost engine ends the watch, and a loop that is stuck leaves the readers without news, which
-        // they see as what it is.
+        // A lost engine ends the watch. A stuck loop sends no news, which readers see.
         if let Ok(Some(snapshot)) = timeout(INTERVAL, watch.snapshot()).await {
             let latency = Latency {
                 time_to_first_token: recent.time_to_first_token.take(),
@@ -94,7 +92,7 @@ async fn make_snapshots(state: Arc<ServerState>) {
 
 type NextEvent = Pin<Box<dyn Future<Output = Option<(Bytes, watch::Receiver<Bytes>)>> + Send>>;
 
-/// The body of a stream. It ends when the server drains, because it would hold up the shutdown.
+/// The body of a stream. It ends when the server drains, because it would delay the shutdown.
 struct FeedBody {
     first: Option<Bytes>,
     /// `None` after the last event.

@@ -1,4 +1,4 @@
-//! Refuses fields that would be ignored: unknown ones, and known ones that are not supported.
+//! Refuses unknown fields, and known fields without support, instead of ignoring them.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ impl<'de> Visitor<'de> for FieldCheck {
         let mut result = Ok(());
         let table = self.endpoint.table();
         while let Some(name) = fields.next_key::<String>()? {
-            // Only the first fault is reported, but the rest must still be JSON.
+            // Only the first fault is reported, but the rest must still be valid JSON.
             if result.is_err() {
                 fields.next_value::<IgnoredAny>()?;
                 continue;
@@ -60,7 +60,7 @@ impl<'de> Visitor<'de> for FieldCheck {
                 }
                 Some(_) if name == "stream_options" => match fields.next_value::<Value>()? {
                     Value::Object(options) => self.check(&STREAM_OPTIONS, &name, &options),
-                    // The type of this field is checked where its value is read.
+                    // The field's reader checks its type.
                     _ => Ok(()),
                 },
                 treatment => match fields.next_value::<Option<IgnoredAny>>()? {
@@ -81,7 +81,7 @@ impl FieldCheck {
         path: &str,
         fields: &Map<String, Value>,
     ) -> Result<(), ApiError> {
-        // A null member counts as left out. Client libraries send every member of their types.
+        // A null member counts as absent. Client libraries send every member of their types.
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
             match table.find(name) {
                 Some(Treatment::Refused(refused)) => {
@@ -125,7 +125,7 @@ impl FieldCheck {
         }
     }
 
-    /// The closest name that would not be refused here.
+    /// Returns the closest name that this endpoint accepts.
     fn closest(&self, name: &str, table: &FieldTable) -> Option<&'static str> {
         let names = table.names().filter(|known| match table.find(known) {
             Some(Treatment::Refused(_)) => false,
@@ -135,8 +135,8 @@ impl FieldCheck {
         closest(name, names)
     }
 
-    /// `/tokenize` and `/apply-template` accept the fields of the generating endpoints, so that a request can
-    /// be sent there unchanged to see its prompt.
+    /// `/tokenize` and `/apply-template` accept the fields of the generating endpoints, so that a request can be sent
+    /// there unchanged to see its prompt.
     fn may_have(&self, endpoints: &[Endpoint]) -> bool {
         let reads_chat = self.endpoint.takes_a_chat() && endpoints.contains(&Endpoint::Chat);
         reads_chat || endpoints.contains(&self.endpoint)
@@ -153,10 +153,10 @@ fn refuse_unless(is_neutral: bool, error: impl FnOnce() -> ApiError) -> Result<(
 /// The one field that some servers read and others refuse.
 const KV_TRANSFER_PARAMS: &str = "kv_transfer_params";
 
-/// Longer names are not compared, since they are not typing errors.
+/// Longer names are not compared, because they are not typing errors.
 const MAX_NAME_BYTES: usize = 64;
 
-/// The closest known name, if about two of three letters are right.
+/// Returns the closest known name, if about two of three letters match.
 pub fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     if name.len() > MAX_NAME_BYTES {
         return None;
@@ -166,7 +166,7 @@ pub fn closest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<&
         let known_chars: Vec<char> = known.chars().collect();
         (num_edits(&name, &known_chars), known)
     });
-    // Among equally close names the first is taken, and names that are read come first.
+    // Among equally close names the first wins, and readable names come first.
     let (num_edits, known) = distances.min_by_key(|&(num_edits, _)| num_edits)?;
     (num_edits <= name.len().max(3) / 3).then_some(known)
 }

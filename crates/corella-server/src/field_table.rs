@@ -1,5 +1,5 @@
-//! Every request field that this server knows by name: those of OpenAI's API and those that vLLM,
-//! SGLang, llama.cpp, Ollama, TGI and the usual clients add to it.
+//! Every request field that this server knows by name: the fields of OpenAI's API and the additions
+//! of vLLM, SGLang, llama.cpp, Ollama, TGI and the usual clients.
 //!
 //! Ignoring a field may give a wrong answer that looks right. So every field is either read, or
 //! accepted because it cannot change the answer, or refused by name.
@@ -18,14 +18,14 @@ pub use endpoint::Endpoint;
 
 use serde_json::Value;
 
-/// How a field that is not `null` is treated.
+/// The treatment of a field that is not `null`.
 pub enum Treatment {
     Read,
     /// Read at these endpoints only.
     ReadAt(&'static [Endpoint]),
     /// Accepted but not read, for this reason.
     NoEffect(&'static str),
-    /// Refused, unless its value asks for the behaviour that Corella has anyway.
+    /// Refused, unless its value asks for Corella's behaviour.
     Refused(&'static Refused),
 }
 
@@ -41,7 +41,7 @@ pub struct FieldTable {
     read: &'static [&'static str],
     read_at: &'static [(&'static str, &'static [Endpoint])],
     no_effect: &'static [(&'static str, &'static [&'static str])],
-    /// A table that goes on from another may read some of the fields that the other refuses.
+    /// A table that extends another may read some of its refused fields.
     refused: &'static [Refused],
 }
 
@@ -458,7 +458,7 @@ pub static MESSAGE: FieldTable = FieldTable {
     ],
 };
 
-/// A call of a tool in an earlier message.
+/// A tool call in an earlier message.
 pub static CALL: FieldTable = FieldTable {
     read: &["id", "type", "function"],
     read_at: &[],
@@ -469,7 +469,7 @@ pub static CALL: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// What a call of a tool names.
+/// The function of a tool call.
 pub static CALLED_FUNCTION: FieldTable = FieldTable {
     read: &["name", "arguments"],
     read_at: &[],
@@ -480,7 +480,7 @@ pub static CALLED_FUNCTION: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// A tool that is offered.
+/// An offered tool.
 pub static TOOL: FieldTable = FieldTable {
     read: &["type", "function"],
     read_at: &[],
@@ -488,7 +488,7 @@ pub static TOOL: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// The function of a tool that is offered. The template sees all of it.
+/// The function of an offered tool. The template sees all of it.
 pub static FUNCTION: FieldTable = FieldTable {
     read: &["name", "description", "parameters", "return"],
     read_at: &[],
@@ -499,7 +499,7 @@ pub static FUNCTION: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// A part of a message's content, whose type is checked where it is read.
+/// A part of a message's content. Its reader checks its type.
 pub static CONTENT_PART: FieldTable = FieldTable {
     read: &["type", "text"],
     read_at: &[],
@@ -575,7 +575,7 @@ fn is_negative(value: &Value) -> bool {
     value.as_f64().is_some_and(|number| number < 0.0)
 }
 
-/// A time limit that is switched off.
+/// A disabled time limit.
 fn is_no_time(value: &Value) -> bool {
     value.as_i64().is_some_and(|ms| ms <= 0)
 }

@@ -1,4 +1,4 @@
-//! `/v1/files`: files that batches read and write.
+//! `/v1/files`: the files that batches read and write.
 
 mod multipart;
 mod store;
@@ -32,12 +32,12 @@ pub use store::{
     remove_if_there, write_record,
 };
 
-/// What a file may be uploaded for.
+/// The purpose of an upload.
 const PURPOSE: &str = "batch";
 const MAX_FILENAME_BYTES: usize = 255;
 const MAX_LIMIT: usize = 10_000;
 
-/// The form of an upload, beside the content.
+/// The form fields of an upload besides its content.
 #[derive(Default)]
 struct Form {
     filename: Option<String>,
@@ -104,7 +104,7 @@ async fn read_form(
     Ok((form, upload))
 }
 
-/// Checks how long a file is to be kept.
+/// Checks the lifetime of a file.
 pub fn life_s(field: &str, seconds: Option<u64>) -> Result<u64, ApiError> {
     const HOUR: u64 = 3600;
     let seconds = seconds.filter(|seconds| (HOUR..=DEFAULT_LIFE_S).contains(seconds));
@@ -124,7 +124,7 @@ pub async fn upload_file(
     if state.is_draining() {
         return Err(ApiError::draining());
     }
-    // The other fields, and the heads of all, are short.
+    // The other fields and all part heads are short.
     const MAX_REST_BYTES: u64 = 64 << 10;
     let max_bytes = files.config.max_file_bytes.saturating_add(MAX_REST_BYTES);
     let mut parts = Multipart::new(&headers, body, state.config.body_timeout, max_bytes)?;
@@ -132,7 +132,7 @@ pub async fn upload_file(
     let allow_unknown = state.config.allow_unknown_fields;
     let read = read_form(&mut parts, &files, owner.as_deref(), allow_unknown).await;
     if read.is_err() {
-        // A client that is still sending when the connection closes would see a reset instead of the answer.
+        // If the connection closed while the client still sends, it would see a reset instead of the answer.
         parts.skip_rest().await;
     }
     let (form, upload) = read?;
@@ -236,7 +236,7 @@ pub async fn file_content(
     Ok(response)
 }
 
-/// Runs work that waits for the disk away from the threads that serve sockets.
+/// Runs disk work away from the threads that serve sockets.
 pub async fn on_disk<T: Send + 'static>(
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -258,7 +258,7 @@ pub fn disk_error(error: &std::io::Error) -> ApiError {
     }
 }
 
-/// The content of a file, read as fast as the client takes it.
+/// The content of a file, read at the client's pace.
 struct FileBody {
     file: tokio::fs::File,
     num_left: u64,

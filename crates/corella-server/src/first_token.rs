@@ -1,5 +1,5 @@
-//! Refuses requests that leave no token to draw from the start. Those that come to such a place later end
-//! there with an error.
+//! Refuses requests that leave no token to draw at the start. A request that reaches such a place later ends there with
+//! an error.
 
 use corella_core::TokenId;
 use corella_engine::Allowed;
@@ -9,8 +9,8 @@ use crate::sampling_fields::GenerationParams;
 use crate::server_state::ServerState;
 
 impl GenerationParams {
-    /// Checks that what the answer must look like, the rules about single tokens and the tokens that may
-    /// not end it yet leave something together.
+    /// Checks that the constraint on the answer, the rules about single tokens and the tokens that may not end it yet
+    /// leave a common token.
     pub fn check_first_token(&self, state: &ServerState) -> Result<(), ApiError> {
         let rules = self.sampling.rules.as_deref();
         let ends = |token: TokenId| {

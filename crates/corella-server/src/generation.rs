@@ -15,15 +15,15 @@ use crate::sampling_fields::GenerationParams;
 use crate::scored_prompt::ScoredPrompt;
 use crate::server_state::ServerState;
 
-/// All choices of all prompts of one call. Dropping it aborts those that still run.
+/// All choices of all prompts of one call. Dropping it aborts the running ones.
 pub struct Generation {
     state: Arc<ServerState>,
     choices: Vec<Choice>,
     choices_per_prompt: usize,
-    /// How many choices of each prompt are part of the answer.
+    /// The number of choices of each prompt in the answer.
     num_best: usize,
     num_unfinished: usize,
-    /// The choice to poll first next time, so that no choice waits behind the backlog of another.
+    /// The choice to poll first next time, so that no choice waits for the backlog of another.
     next: usize,
     timer: CallTimer,
 }
@@ -35,19 +35,19 @@ pub struct ChoiceDelta {
     pub index: usize,
     /// The new text of a completion. It is empty in a reply of a conversation, which has parts.
     pub text: String,
-    /// What is new in a reply, as soon as it is known not to be markup.
+    /// New parts of a reply, as soon as they are known not to be markup.
     pub parts: Vec<ReplyPart>,
     /// Log-probabilities of the tokens since the last delta; empty unless requested.
     pub logprobs: Vec<(TokenId, Box<Logprobs>)>,
-    /// The prompt's, if they were requested, in the first delta of the choice.
+    /// The prompt's log-probabilities, if requested, in the first delta of the choice.
     pub prompt: Option<ScoredPrompt>,
-    /// All tokens that were drawn since the last delta, the end token included; empty unless requested.
+    /// All tokens drawn since the last delta, including the end token; empty unless requested.
     pub tokens: Vec<TokenId>,
     /// The prompt's tokens, if token ids were requested, in the first delta of the choice.
     pub prompt_tokens: Option<Arc<[TokenId]>>,
     /// The prompt and the tokens of this choice up to here.
     pub usage: Usage,
-    /// What took how long, in the last delta of the choice.
+    /// The durations of the choice's stages, in its last delta.
     pub times: Option<ChoiceTimes>,
     pub finish: Option<Finish>,
 }
@@ -73,7 +73,7 @@ pub struct Usage {
     pub completion_tokens: u64,
     pub total_tokens: u64,
     pub prompt_tokens_details: PromptTokensDetails,
-    /// Only replies of conversations are told apart.
+    /// Present only for replies of conversations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_tokens_details: Option<CompletionTokensDetails>,
 }
@@ -118,16 +118,16 @@ pub struct CompletionTokensDetails {
     pub reasoning_tokens: u64,
 }
 
-/// A tokenised prompt, and the text that the answer begins with if `echo` is set.
+/// A tokenised prompt, and the text that begins the answer if `echo` is set.
 #[derive(Debug)]
 pub struct PromptTokens {
     pub tokens: Vec<TokenId>,
     pub echo: Option<String>,
-    /// How the answer is read as the parts of a reply; `None` leaves it as text.
+    /// The format of a reply with parts; `None` keeps plain text.
     pub reply: Option<ReplyContext>,
 }
 
-/// Number of prompt tokens that the first output tokens are decoded after, so that their texts join.
+/// The first output tokens are decoded after this many prompt tokens, so that their texts join.
 const PROMPT_TAIL_TOKENS: usize = 8;
 
 impl Generation {
@@ -204,7 +204,7 @@ impl Generation {
         }
         let mut generation = Self {
             state: state.clone(),
-            // A call that was refused has not begun, so it does not count as aborted.
+            // A refused call has not begun, so it does not count as aborted.
             num_unfinished: 0,
             choices_per_prompt: params.num_choices as usize,
             num_best: params.num_best as usize,
@@ -257,7 +257,7 @@ impl Generation {
         Poll::Pending
     }
 
-    /// Aborts the choices that still run.
+    /// Aborts the running choices.
     fn fail(&mut self, error: ApiError) -> ApiError {
         self.timer.handle_failure(self.num_unfinished);
         self.num_unfinished = 0;
@@ -302,16 +302,16 @@ impl Generation {
         Ok(finished)
     }
 
-    /// Keeps the best choices of each prompt, the best one first: those with the highest mean
-    /// log-probability per token, which is OpenAI's definition of `best_of`. (vLLM, before it dropped
-    /// the field, compared sums, by which short choices are better.)
+    /// Keeps the best choices of each prompt, the best one first: the ones with the highest mean log-probability per
+    /// token, which is OpenAI's definition of `best_of`. (vLLM, before it dropped the field, compared sums, which
+    /// favour short choices.)
     fn best(&self, choices: Vec<ChoiceDelta>) -> Vec<ChoiceDelta> {
         let mut best = Vec::with_capacity(choices.len());
         let mut choices = choices.into_iter();
         while best.len() < self.choices.len() / self.choices_per_prompt * self.num_best {
             let mut of_prompt: Vec<_> = choices.by_ref().take(self.choices_per_prompt).collect();
             let mean = |choice: &ChoiceDelta| self.choices[choice.index].mean_logprob();
-            // Equal ones stay in their order.
+            // The sort is stable, so equal ones keep their order.
             of_prompt.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
             best.extend(of_prompt.into_iter().take(self.num_best));
         }
@@ -321,8 +321,7 @@ impl Generation {
         best
     }
 
-    /// The tokens of a prompt count once, however many choices it has. Choices that were generated and
-    /// are not part of the answer count, as OpenAI says.
+    /// A prompt's tokens count once for all of its choices. Generated choices outside the answer count, as OpenAI says.
     pub fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for prompt in self.choices.chunks(self.choices_per_prompt) {
@@ -357,17 +356,17 @@ struct Choice {
     reply: Option<ReplyParser>,
     stop: Vec<String>,
     wants_logprobs: bool,
-    /// Sum and number of the log-probabilities of all tokens that were drawn, the end token included.
+    /// Sum and number of the log-probabilities of all drawn tokens, including the end token.
     logprob_sum: f64,
     num_logprobs: u32,
-    /// What is not yet part of a delta: text, the parts of a reply, and log-probabilities.
+    /// Text, parts of a reply, and log-probabilities that are not yet part of a delta.
     pending_text: String,
     pending_parts: Vec<ReplyPart>,
     pending_logprobs: Vec<(TokenId, Box<Logprobs>)>,
-    /// The prompt, while its log-probabilities are to come or not yet part of a delta.
+    /// The prompt, until its log-probabilities are part of a delta.
     prompt: Option<ScoredPrompt>,
     returns_token_ids: bool,
-    /// Tokens that are not yet part of a delta, of the prompt and of the output.
+    /// Tokens of the prompt and the output that are not yet part of a delta.
     prompt_tokens: Option<Arc<[TokenId]>>,
     pending_tokens: Vec<TokenId>,
     num_prompt_tokens: u32,
@@ -375,11 +374,11 @@ struct Choice {
     num_output_tokens: u32,
 }
 
-/// What makes text, or the parts of a reply, of a choice's tokens.
+/// Converts a choice's tokens to text or to the parts of a reply.
 struct ChoiceText {
     stream: TextStream,
     reply: Option<ReplyParser>,
-    /// What the text begins with.
+    /// The beginning of the text.
     beginning: String,
 }
 

@@ -1,4 +1,4 @@
-//! A compiled grammar as the engine takes it: without a word of text.
+//! A compiled grammar in the engine's form, without text.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,15 +6,15 @@ use corella_core::TokenId;
 use corella_engine::{Allowed, ConstrainedAnswer, ConstraintMaker, TokenConstraint};
 use corella_text::{Grammar, GrammarCompiler, GrammarState, Tokenizer};
 
-/// Holds answers to a grammar.
+/// Constrains answers to a grammar.
 #[derive(Debug)]
 pub struct GrammarConstraint(pub Grammar);
 
-/// Compiles again, for one vocabulary, the grammars that other nodes with the same tokenizer have compiled.
+/// Compiles, for one vocabulary, grammars from other nodes with the same tokenizer.
 pub struct GrammarMaker {
     tokenizer: Tokenizer,
     vocab_size: usize,
-    /// Made when the first request needs it, because reading the vocabulary takes time.
+    /// Made for the first request that needs it, because reading the vocabulary takes time.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
 

@@ -14,7 +14,7 @@ use crate::call::json_response;
 use crate::metrics::{prefers_open_metrics, prometheus_text};
 use crate::server_state::ServerState;
 
-/// Answers 200 while the engine works, with llama-server's words. After a 503 the server must be restarted.
+/// Answers 200 while the engine works, in llama-server's words. After a 503 the server must be restarted.
 pub async fn health(State(state): State<Arc<ServerState>>) -> Result<Response, ApiError> {
     match state.engine.state() {
         EngineState::Ready | EngineState::Draining => Ok(json_response(&json!({ "status": "ok" }))),
@@ -31,7 +31,7 @@ pub async fn ready(State(state): State<Arc<ServerState>>) -> Result<(), ApiError
     }
 }
 
-/// The number of requests that have no complete answer yet, as vLLM tells it. This one does not count.
+/// Returns the number of unanswered requests, as vLLM does, without this one.
 pub async fn load(State(state): State<Arc<ServerState>>) -> Response {
     let num_in_flight = *state.num_in_flight.borrow();
     json_response(&json!({ "server_load": num_in_flight.saturating_sub(1) }))

@@ -1,9 +1,8 @@
-//! KV events for routers: which blocks this server's prefix cache holds, published as vLLM publishes them.
+//! KV events for routers: publishes the blocks of this server's prefix cache, as vLLM does.
 //!
-//! The [`hub`] is the engine's one subscriber. It numbers batches of events and keeps the latest of them in a bounded
-//! history, from which every ZMQ subscriber reads at its own pace ([`publisher`]), and which is asked again after a gap
-//! ([`replay`]). Nothing of this can slow the engine: where the hub is late, the scheduler makes fewer events, and where
-//! a subscriber is late, it skips batches.
+//! The [`hub`] is the engine's one subscriber. It numbers batches of events and keeps the latest in a bounded history,
+//! from which every ZMQ subscriber reads at its own pace ([`publisher`]), and again after a gap ([`replay`]). None of
+//! this can slow the engine: if the hub is late, the scheduler makes fewer events, and a late subscriber skips batches.
 
 mod batch;
 mod config;
@@ -36,7 +35,7 @@ pub struct KvEvents {
 }
 
 impl KvEvents {
-    /// Binds the sockets, on the caller's tokio runtime, and publishes from now on. `salt` seeds the hashes of blocks.
+    /// Binds the sockets, on the caller's tokio runtime, and publishes from then on. `salt` seeds the hashes of blocks.
     pub async fn start(
         config: &KvEventsConfig,
         engine: &Engine,
@@ -73,7 +72,7 @@ impl KvEvents {
         Ok(Self { hub })
     }
 
-    /// For the start-up lines.
+    /// Returns the text for the start-up lines.
     pub fn summary(config: &KvEventsConfig) -> String {
         let endpoint = match &config.endpoint {
             Endpoint::Bind(address) => format!("on tcp://{address}"),

@@ -1,12 +1,12 @@
 //! The field `kv_transfer_params`, by which a proxy has one server compute a prompt and another
-//! decode. What stands in it is between the two, and this server only passes it on.
+//! decode. Its content is the two servers' matter; this crate only passes it on.
 
 use corella_engine::Generate;
 use serde_json::{Map, Value};
 
 /// Reads the field and does what it asks for.
 pub trait KvTransfer: Send + Sync {
-    /// `request_name` is the request's `x-request-id`. `None` when nothing is asked for.
+    /// `request_name` is the request's `x-request-id`. Returns `None` when the field asks for nothing.
     fn begin(
         &self,
         params: &Map<String, Value>,
@@ -14,20 +14,20 @@ pub trait KvTransfer: Send + Sync {
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError>;
 }
 
-/// One call with the field. Its prompt is submitted here, and not to the server's generator.
+/// One call with the field. Its prompt is submitted here instead of to the server's generator.
 pub trait KvTransferCall: Generate {
-    /// Whether its answer carries the field, too. Such an answer is no stream.
+    /// Returns whether its answer has the field, too. Such an answer is not streamed.
     fn answers_with_params(&self) -> bool;
 
-    /// The field of the answer, asked for when all tokens are there. `None` is `null`, from which the
-    /// proxy learns that there is nothing to transfer.
+    /// Returns the field of the answer, once all tokens are there. `None` becomes `null`, which tells the proxy that
+    /// there is nothing to transfer.
     fn params(&self) -> Option<Value>;
 }
 
-/// What is wrong with the field.
+/// The fault of the field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvTransferError {
-    /// The member that is to blame.
+    /// The faulty member.
     pub field: String,
     pub message: String,
 }

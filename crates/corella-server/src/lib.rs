@@ -1,9 +1,9 @@
 //! The HTTP front end, which speaks OpenAI's API, Anthropic's, Ollama's and llama-server's.
 //!
 //! A request passes `router`, then `chat_completions`, `completions`, `responses`, `messages`, `ollama` or
-//! `llama_server` (which parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the engine's token
-//! streams as text), and leaves as events of `sse` or as one JSON object. `embeddings` and `score` want
-//! vectors instead of text, which `pooled_call` gets.
+//! `llama_server` (which parse, check and tokenise it on a thread of `text_thread`), then `generation` (which reads the
+//! engine's token streams as text), and leaves as events of `sse` or as one JSON object. `embeddings` and `score` need
+//! vectors instead of text, which `pooled_call` computes.
 
 mod accounting;
 mod adapter;
@@ -89,7 +89,7 @@ mod unread_body;
 mod value_count;
 mod write_deadline;
 
-/// Files of requests and their answers, which `corella batch` and `/v1/batches` have in common.
+/// Files of requests and answers, shared by `corella batch` and `/v1/batches`.
 pub mod batch {
     pub use crate::batch_file::{BatchFileError, Lines, Output, check_input};
     pub use crate::batch_line::{RequestLine, ResultError, ResultResponse, result_line};
@@ -97,7 +97,7 @@ pub mod batch {
     pub use crate::files::FilesConfig;
 }
 
-/// How ZeroMQ peers are read.
+/// The reader of ZeroMQ peers.
 pub mod zmtp {
     pub use crate::kv_events::zmtp::{
         Frame, FrameBuffer, ZmtpError, check_greeting, command, socket_type,

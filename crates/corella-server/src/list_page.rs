@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::api_error::ApiError;
 
-/// The part of a list that a caller wants.
+/// The requested part of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListQuery {
     pub limit: usize,
@@ -19,8 +19,7 @@ pub struct ListQuery {
 const DEFAULT_LIMIT: usize = 20;
 
 impl ListQuery {
-    /// Reads `limit`, `after`, `order`, which is descending if it is not given, and the parameters in
-    /// `others`.
+    /// Reads `limit`, `after`, `order`, which is descending by default, and the parameters in `others`.
     pub fn parse(
         uri: &Uri,
         max_limit: usize,
@@ -69,7 +68,7 @@ impl ListQuery {
         Ok(query)
     }
 
-    /// The page of a list that is sorted in ascending order.
+    /// Returns the page of a list in ascending order.
     pub fn page(&self, mut objects: Vec<Value>) -> Result<Value, ApiError> {
         if !self.is_ascending {
             objects.reverse();

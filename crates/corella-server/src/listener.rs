@@ -1,4 +1,4 @@
-//! Where a server listens: a TCP port, or a Unix domain socket.
+//! The listening socket of a server: a TCP port, or a Unix domain socket.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -20,7 +20,7 @@ impl From<TcpListener> for Listener {
 }
 
 impl Listener {
-    /// Accepts from the same queue of connections.
+    /// Returns a listener on the same queue of connections.
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(match self {
             Self::Tcp(listener) => {

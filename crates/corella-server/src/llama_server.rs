@@ -1,5 +1,5 @@
-//! llama-server's own API: `/completion`, `/infill`, `/embedding`, `/apply-template`, and what its clients ask
-//! about the server.
+//! llama-server's own API: `/completion`, `/infill`, `/embedding`, `/apply-template`, and its clients' questions about
+//! the server.
 
 mod answer;
 mod chat_prompt;

@@ -1,4 +1,4 @@
-//! Answers requests 503 while the model is loaded.
+//! Answers requests with 503 while the model is loaded.
 
 use std::future::poll_fn;
 use std::io;
@@ -17,12 +17,12 @@ use crate::listener::Listener;
 use crate::serve::{ConnectionLimits, Connections};
 use crate::tls::ServerTls;
 
-/// Enough for clients that are answered at once.
+/// Enough, because clients are answered at once.
 const MAX_CONNECTIONS: usize = 256;
-/// A body is read for as long before its request is refused.
+/// Limits the time in which a body is read before its request is refused.
 const MAX_READING: Duration = Duration::from_secs(5);
 
-/// Answers every request 503 until it ends. Each connection is closed behind the answer, so that the next request
+/// Answers every request with 503 until it ends. Each connection is closed after the answer, so that the next request
 /// reaches the server.
 pub struct Loading {
     ends: oneshot::Sender<()>,
@@ -59,8 +59,8 @@ impl Loading {
     }
 }
 
-/// Reads the body and forgets it. A client whose connection is closed while it writes sees a broken connection instead
-/// of the answer. One that waits to be asked for its body has not begun to write.
+/// Reads and discards the body. If the connection closes while a client writes, it sees a broken connection instead of
+/// the answer. A client that waits for `100 Continue` has not begun to write.
 async fn refuse(request: Request) -> ApiError {
     if !request.headers().contains_key(EXPECT) {
         let _ = tokio::time::timeout(MAX_READING, read_to_end(request.into_body())).await;

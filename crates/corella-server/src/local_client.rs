@@ -14,12 +14,12 @@ use crate::auth::Background;
 use crate::router::{batch_router, router};
 use crate::server_state::ServerState;
 
-/// Sends requests to a server that need not listen anywhere. Whatever a client gets over a socket,
-/// this one gets too: the same checks, limits, errors and events.
+/// Sends requests to a server that need not listen on a socket. It behaves like a client over a
+/// socket: the same checks, limits, errors and events.
 #[derive(Clone)]
 pub struct LocalClient {
     service: TowerToHyperService<Router>,
-    /// What layers before a handler would find out about a caller.
+    /// The facts about the caller that layers before a handler would find.
     extensions: Extensions,
 }
 
@@ -39,7 +39,7 @@ impl LocalClient {
         }
     }
 
-    /// Sends the lines of a batch, which wait behind other requests.
+    /// Sends the lines of a batch, which wait for other requests.
     pub(crate) fn for_batch(state: Arc<ServerState>) -> Self {
         let mut extensions = Extensions::new();
         extensions.insert(Background);
@@ -49,7 +49,7 @@ impl LocalClient {
         }
     }
 
-    /// The same client, with requests that `account` pays for.
+    /// Returns the same client with `account` paying for its requests.
     pub(crate) fn paid_by(&self, account: Option<Arc<Account>>) -> Self {
         let mut client = self.clone();
         if let Some(account) = account {
@@ -60,7 +60,7 @@ impl LocalClient {
 
     /// Posts a JSON body. Dropping the future aborts the request.
     ///
-    /// `Err` is the reason why `path` cannot be part of a request.
+    /// The error says why `path` cannot be part of a request.
     pub async fn post(&self, path: &str, json: Vec<u8>) -> Result<LocalResponse, String> {
         let uri: Uri = path
             .parse()
@@ -88,7 +88,8 @@ impl LocalClient {
 }
 
 impl LocalResponse {
-    /// The next part of the body; `None` at its end. `Err` says why the rest cannot be had.
+    /// Returns the next part of the body; `None` at its end. The error says why the rest is
+    /// missing.
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, String> {
         loop {
             let body = &mut self.body;

@@ -73,7 +73,7 @@ pub async fn count_tokens(
     state.run_blocking(num_bytes, count).await
 }
 
-/// Fields that no other endpoint has, or that it has with another meaning.
+/// Fields that no other endpoint has, or that mean something else there.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct MessageFields {
@@ -89,13 +89,13 @@ struct MessageFields {
 }
 
 impl MessageFields {
-    /// The conversation as the chat template takes it.
+    /// Returns the conversation in the chat template's form.
     fn chat(self, state: &ServerState, check: FieldCheck) -> Result<ChatFields, ApiError> {
         let Some(messages) = self.messages else {
             return Err(ApiError::invalid("messages", "is required"));
         };
         let messages = conversation(messages, self.system, check)?;
-        // What the last message has of the assistant's answer is continued.
+        // The assistant's answer continues its part in the last message.
         let is_begun = { messages.last() }.is_some_and(|message| message["role"] == "assistant");
         let mut template_kwargs = match self.thinking {
             None => None,
@@ -121,7 +121,7 @@ impl MessageFields {
     }
 }
 
-/// The template's variables that switch thinking on or off.
+/// Returns the template's variables that switch thinking on or off.
 fn template_kwargs(
     state: &ServerState,
     thinking: &Map<String, Value>,
@@ -130,7 +130,7 @@ fn template_kwargs(
     let is_on = match thinking.get("type").and_then(Value::as_str) {
         Some("disabled") => false,
         Some("enabled") => true,
-        // The model decides, and one that does not think has decided.
+        // The model decides; a model that does not think has decided.
         Some("adaptive") => thinks,
         _ => {
             let message = "must be \"enabled\", \"adaptive\" or \"disabled\"";
@@ -140,17 +140,17 @@ fn template_kwargs(
     thinking_switch(state, "thinking.type", is_on)
 }
 
-/// An error of a chat, with the names of this API's fields.
+/// Renames the fields in a chat's error to this API's names.
 fn in_own_names(error: ApiError) -> ApiError {
     { error.without_function() }
         .within_tools("parameters", "input_schema")
         .renamed("continue_final_message", "messages")
 }
 
-/// The template's variable for how much a model thinks.
+/// The template's variable for the effort of thinking.
 const EFFORT: &str = "reasoning_effort";
 
-/// The effort for a template that reads one. Models know three grades; Anthropic's API has more above them.
+/// Returns the effort for a template that reads one. Models know three grades; Anthropic's API has more above them.
 fn effort(state: &ServerState, effort: Option<&Value>) -> Result<Option<String>, ApiError> {
     let effort = match effort {
         None | Some(Value::Null) => return Ok(None),
@@ -269,7 +269,7 @@ struct Message<'a> {
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum ContentBlock {
-    /// Anthropic signs what its models think; nobody checks an empty signature here.
+    /// Anthropic signs its models' thoughts. Corella does not check an empty signature.
     Thinking {
         thinking: String,
         signature: &'static str,
@@ -301,7 +301,7 @@ impl ContentBlock {
     }
 }
 
-/// Tokens as Anthropic counts them: those that came from the cache apart from those that did not.
+/// Tokens as Anthropic counts them: cached ones apart from the others.
 #[derive(Serialize)]
 struct MessageUsage {
     input_tokens: u64,
@@ -322,7 +322,7 @@ impl MessageUsage {
     }
 }
 
-/// `stop_reason` and `stop_sequence`. A reply that ends by itself behind calls waits for what the tools say.
+/// Returns `stop_reason` and `stop_sequence`. A reply that ends by itself after calls waits for the tools' results.
 fn stop_of(
     finish: Option<Finish>,
     blocks: &[ReplyBlock],

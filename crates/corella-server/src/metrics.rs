@@ -1,4 +1,4 @@
-//! The metrics that `/metrics` reports, under Corella's names and under vLLM's.
+//! The metrics of `/metrics`, under Corella's and vLLM's names.
 
 mod adapter_use;
 mod call_timer;
@@ -33,10 +33,10 @@ use crate::text_thread::TextWork;
 
 use self::process::ProcessMetrics;
 
-/// Metrics of requests, counted as clients see them. The counts of the engine are read at each scrape.
+/// Metrics of requests, as clients see them. The engine's counts are read at each scrape.
 pub struct Metrics {
     registry: Registry,
-    /// Metrics of the process, which have no model.
+    /// Metrics of the process, without a model label.
     process: Registry,
     engine: EngineMetrics,
     text_work_waiting: Gauge,
@@ -77,7 +77,7 @@ const REQUEST_BUCKETS: [f64; 16] = [
 ];
 
 impl Metrics {
-    /// `collectors` add metrics of parts that the server knows nothing of.
+    /// `collectors` add metrics of parts unknown to the server.
     pub fn new(
         config: &ServeConfig,
         limits: &SchedulerConfig,
@@ -195,7 +195,7 @@ impl Metrics {
     }
 }
 
-/// The labels of vLLM's `cache_config_info` that dashboards read. Switches are written as Python writes them.
+/// Returns the labels of vLLM's `cache_config_info` that dashboards read. Switches are written like Python's booleans.
 fn cache_labels(limits: &SchedulerConfig, kv_format: &str) -> Vec<(&'static str, String)> {
     let switch = match limits.enable_prefix_caching {
         true => "True",
@@ -492,7 +492,7 @@ impl EngineMetrics {
             counter.inner().fetch_max(count, Ordering::Relaxed);
         }
         for (counter, count) in copies {
-            // Two scrapes at the same time may bring their snapshots out of order.
+            // Two concurrent scrapes may bring their snapshots out of order.
             counter.inner().fetch_max(count, Ordering::Relaxed);
         }
         // The bit patterns of non-negative floats have the order of the floats.

@@ -1,11 +1,11 @@
-//! The nearest route to a path or a method that is not answered. The routes come from the OpenAPI document.
+//! The nearest route to an unknown path or method. The routes come from the OpenAPI document.
 
 use std::sync::OnceLock;
 
 use crate::field_check::closest;
 use crate::openapi::routes;
 
-/// A path, in which `{…}` stands for one step, or for all that follow at the end, and the methods that it answers.
+/// A path and its methods. `{…}` stands for one step, or at the end for the rest of the path.
 #[derive(Debug)]
 pub struct Route {
     pub path: String,
@@ -17,7 +17,7 @@ fn all_routes() -> &'static [Route] {
     ROUTES.get_or_init(routes)
 }
 
-/// The methods that a path answers.
+/// Returns the methods of a path.
 pub fn methods(path: &str) -> Vec<&'static str> {
     let routes = all_routes().iter().filter(|route| route.matches(path));
     let methods = routes.flat_map(|route| &route.methods);
@@ -33,7 +33,7 @@ const OF_A_LIBRARY: [&str; 5] = [
     "/api/blobs",
 ];
 
-/// A sentence that names the nearest route, or where all are listed.
+/// Returns a sentence that names the nearest route, or the list of all routes.
 pub fn advice(method: &str, path: &str) -> String {
     let is_of_a_library = { OF_A_LIBRARY.iter() }.any(|known| {
         path.strip_prefix(known)
@@ -50,7 +50,7 @@ pub fn advice(method: &str, path: &str) -> String {
     }
 }
 
-/// Longer ends of a path are not compared with routes.
+/// Limits the ends of a path that are compared with routes.
 const MAX_STEPS: usize = 8;
 
 fn nearest(method: &str, path: &str) -> Option<(String, String)> {
@@ -79,13 +79,13 @@ fn nearest(method: &str, path: &str) -> Option<(String, String)> {
         let route = best(method, |route| route.path == name)?;
         Some((route.method(method), route.path.clone()))
     };
-    // A single step says less than a path that is spelt almost right.
+    // A single step says less than a path with a typing error.
     { as_written.or_else(with_version) }
         .or_else(misspelt)
         .or_else(|| from_end(1).filter(|_| longest > 0))
 }
 
-/// The first route that fits, if possible one that answers this method.
+/// Returns the first matching route, preferably one with this method.
 fn best(method: &str, fits: impl Fn(&Route) -> bool) -> Option<&'static Route> {
     let fitting: Vec<_> = all_routes().iter().filter(|route| fits(route)).collect();
     let same = fitting.iter().find(|route| route.answers(method));
@@ -97,7 +97,7 @@ impl Route {
         self.methods.iter().any(|known| known == method)
     }
 
-    /// The method of the caller if the route answers it, else the first of its own.
+    /// Returns the caller's method if the route has it, else the route's first.
     fn method(&self, method: &str) -> String {
         match (self.answers(method), self.methods.first()) {
             (false, Some(own)) => own.clone(),
@@ -148,7 +148,7 @@ mod tests {
             ("GET", "/api/tag", "GET /api/tags"),
             ("GET", "/v1/v1/models/org/mock", "GET /v1/models/org/mock"),
             ("GET", "/healthz", "GET /health"),
-            // The method of the route, where the caller has another.
+            // The route's method, if the caller's differs.
             ("GET", "/v1/complete", "POST /v1/completions"),
         ] {
             let advice = advice(method, path);

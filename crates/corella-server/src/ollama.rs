@@ -1,4 +1,5 @@
-//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and what its clients ask about models.
+//! Ollama's API: `/api/chat`, `/api/generate`, `/api/embed`, and its clients' questions about
+//! models.
 
 mod answer;
 mod chat;

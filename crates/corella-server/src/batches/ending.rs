@@ -1,4 +1,4 @@
-//! The end of a batch: what has been answered becomes files, also when the disk takes nothing any more.
+//! The end of a batch: its answers become files, even if the disk is full.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,11 +14,11 @@ use super::job::Run;
 use super::record::{BatchError, BatchRecord, BatchStatus, failure};
 use super::table::Batches;
 
-/// How often the end of a failed batch is written before it stays in memory.
+/// The number of attempts to write a failed batch's end before it stays in memory.
 const NUM_DISK_TRIES: usize = 3;
 const DISK_RETRY: Duration = Duration::from_secs(5);
 
-/// A file that a batch leaves, and where its lines are until then.
+/// An output file of a batch, and the path of its lines until then.
 struct Output {
     id: String,
     lines: PathBuf,
@@ -26,7 +26,7 @@ struct Output {
 }
 
 impl Run {
-    /// Notes how the batch ends and what its files are called. From here on, no line is answered.
+    /// Records the batch's outcome and the names of its files. From then on, no line is answered.
     pub(super) async fn decide(&self, outcome: BatchStatus) -> Result<(), Vec<BatchError>> {
         let [answers, failures] = self.new_file_ids();
         self.change_and_save(|record| {
@@ -40,7 +40,7 @@ impl Run {
         .await
     }
 
-    /// Makes files of the answers, and ends the batch. After a crash it begins where it was.
+    /// Makes files of the answers, and ends the batch. After a crash it continues where it stopped.
     pub(super) async fn publish(&self) -> Result<(), Vec<BatchError>> {
         let Some(record) = self.batches.change(&self.id, |_| {}) else {
             return Ok(());
@@ -55,10 +55,10 @@ impl Run {
         .await
     }
 
-    /// Ends the batch. What has been answered until then becomes files, too.
+    /// Ends the batch. Its answers up to then become files, too.
     ///
-    /// If the disk does not even take this end, callers see it all the same, and the files for as long as the server
-    /// runs. The next server then finds a batch that has not ended, and goes on with it.
+    /// If the disk refuses even this end, callers still see it, and the files as long as the server runs. The next
+    /// server then finds an unfinished batch and continues it.
     pub(super) async fn end_as_failed(&self, errors: Vec<BatchError>) {
         self.batches.free_end(&self.id);
         for num_tried in 1..=NUM_DISK_TRIES {
@@ -93,7 +93,7 @@ impl Run {
         let [answers, failures] = self.new_file_ids();
         self.change_and_save(|record| {
             record.errors = errors;
-            // Files have their names from the first try on, or from the end that could not be written.
+            // Files have their names from the first attempt on, or from the end that could not be written.
             if record.outcome.is_none() {
                 record.output_file_id = answers;
                 record.error_file_id = failures;
@@ -104,7 +104,7 @@ impl Run {
         self.publish().await
     }
 
-    /// Names for the files of answers and of failures, if there are any.
+    /// Returns names for the files of answers and failures, if there are lines of the kind.
     fn new_file_ids(&self) -> [Option<String>; 2] {
         let paths = [
             self.batches.answers_path(&self.id),
@@ -162,7 +162,7 @@ fn publish(batches: &Batches, record: &BatchRecord) -> io::Result<()> {
         let num_bytes = fs::metadata(&file)?.len();
         batches.files.publish(output.record(record, num_bytes))?;
     }
-    // A path that still exists is an empty file, or a second link to a file that `show` made.
+    // A remaining path is an empty file, or a second link to a file that `show` made.
     remove_if_there(&batches.answers_path(&record.id))?;
     remove_if_there(&batches.failures_path(&record.id))?;
     batches.free_end(&record.id);

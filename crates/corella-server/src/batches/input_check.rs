@@ -1,4 +1,4 @@
-//! Finds what is wrong with the input file of a batch, before anything is computed for it.
+//! Finds the faults of a batch's input file before anything is computed for it.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -7,14 +7,14 @@ use crate::batch_file::{BatchFileError, Lines};
 
 use super::record::{BatchError, disk_failure, failure};
 
-/// Most lines of a batch, as in OpenAI's API.
+/// Limits the lines of a batch, as in OpenAI's API.
 const MAX_NUM_LINES: usize = 50_000;
-/// Ids of lines are kept in memory.
+/// Limits the ids of lines, which are kept in memory.
 const MAX_ID_BYTES: usize = 512;
-/// Mistakes of an input file that are told of.
+/// Limits the reported mistakes of an input file.
 const MAX_NUM_ERRORS: usize = 20;
 
-/// The ids of all lines, or what is wrong with some of them.
+/// Returns the ids of all lines, or the faults of some.
 pub fn check_lines(
     input: &Path,
     endpoint: &str,
@@ -65,7 +65,7 @@ pub fn check_lines(
 mod tests {
     use super::*;
 
-    /// What a file has in it must not come back as a message of megabytes, or stay in memory.
+    /// A message must not repeat megabytes of a file's content, nor keep them in memory.
     #[test]
     fn messages_are_short_whatever_is_wrong() {
         let long = "x".repeat(100_000);

@@ -1,4 +1,4 @@
-//! One batch: its lines are checked, answered, and written as they are answered.
+//! One batch: its lines are checked, answered, and each answer is written at once.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -23,7 +23,7 @@ use super::line_answer::{Asker, KeyIsGone, LineAnswer, LineOutcome, PendingLine}
 use super::record::{BatchError, BatchRecord, BatchStatus, disk_failure, failure};
 use super::table::{Batches, Job};
 
-/// Lines of a batch that wait in memory have at most so many bytes, or are one line.
+/// Limits the lines of a batch that wait in memory to this many bytes, or one line.
 const MAX_WAITING_BYTES: usize = 16 << 20;
 
 pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
@@ -40,18 +40,18 @@ pub async fn run_job(state: Arc<ServerState>, batches: Arc<Batches>, job: Job) {
     batches.put_back(&id);
 }
 
-/// A batch that is being answered.
+/// A batch in progress.
 pub(super) struct Run {
     pub(super) state: Arc<ServerState>,
     pub(super) batches: Arc<Batches>,
     pub(super) id: String,
 }
 
-/// Why the lines of a batch are no longer answered.
+/// Why a batch stops answering lines.
 enum End {
-    /// All have been, or the batch ends early.
+    /// All lines are answered, or the batch ends early.
     Outcome(BatchStatus),
-    /// The server ends, and goes on with the batch when it is started again.
+    /// The server ends, and continues the batch after its next start.
     Interrupted,
 }
 
@@ -102,7 +102,7 @@ impl Run {
         self.publish().await
     }
 
-    /// The ids of all lines. Nothing is computed for a file with a mistake in it.
+    /// Returns the ids of all lines. A file with a mistake costs no computation.
     async fn check(
         &self,
         record: &BatchRecord,
@@ -118,7 +118,7 @@ impl Run {
         Ok(ids)
     }
 
-    /// Opens what has been answered before.
+    /// Opens the answers of earlier runs.
     async fn open_answers(&self, ids: HashSet<String>) -> Result<Answers, Vec<BatchError>> {
         let paths = (
             self.batches.answers_path(&self.id),
@@ -129,7 +129,7 @@ impl Run {
         let opened = spawn_blocking(move || {
             let files = &batches.files;
             let open = |path: &Path| {
-                // What was written before has been counted since.
+                // The folder's total already includes earlier answers.
                 let num_bytes = fs::metadata(path).map_or(0, |file| file.len());
                 files.give_back(num_bytes);
                 let output = Output::open(path, &ids)?;
@@ -188,7 +188,7 @@ impl Run {
                     running.spawn(asker.clone().answer(line));
                 }
             }
-            // An answer that is there is always written, whatever else happens.
+            // A finished answer is always written, even if the batch ends at the same time.
             let answer = tokio::select! {
                 outcome = &mut early_end => return Ok(End::Outcome(outcome)),
                 answer = running.join_next() => answer,
@@ -216,7 +216,7 @@ impl Run {
         }
     }
 
-    /// Writes what became of a line at once, so that it is not computed again after a crash.
+    /// Writes a line's result at once, so that a crash does not repeat its computation.
     async fn keep(
         &self,
         answers: &mut Answers,
@@ -236,7 +236,8 @@ impl Run {
         let written = on_disk(move || {
             let num_bytes_before = file.metadata()?.len();
             (&*file).write_all(line.as_bytes()).inspect_err(|_| {
-                // A part of a line is no answer. If it stays, whoever reads the file finds it.
+                // A part of a line is not an answer. If it cannot be removed, the next reader of
+                // the file detects it.
                 let _ = file.set_len(num_bytes_before);
                 files.give_back(line.len() as u64);
             })
@@ -251,7 +252,7 @@ impl Run {
         Ok(())
     }
 
-    /// Writes an error for each line that the batch's time was too short for.
+    /// Writes an error for each line that was not answered in the batch's time.
     async fn expire_lines(
         &self,
         input: &Path,
@@ -278,7 +279,7 @@ impl Run {
 
     async fn reach(&self, status: BatchStatus) -> Result<(), Vec<BatchError>> {
         self.change_and_save(|record| {
-            // A batch that is being cancelled at this moment stays so.
+            // A batch that is being cancelled at this moment keeps that status.
             if record.status != BatchStatus::Cancelling {
                 record.reach(status, unix_now_s());
             }
@@ -297,7 +298,7 @@ impl Run {
     }
 }
 
-/// Files of lines that have an answer, and their ids.
+/// Files of answered lines, and their ids.
 struct Answers {
     answers: Arc<File>,
     failures: Arc<File>,
@@ -308,7 +309,7 @@ fn no_room(error: ApiError) -> Vec<BatchError> {
     failure("storage_full", error.message())
 }
 
-/// Ends at a time in seconds since 1970.
+/// Sleeps until a time in seconds since 1970.
 async fn sleep_until(unix_s: u64) {
     loop {
         match unix_s.saturating_sub(unix_now_s()) {
@@ -324,7 +325,7 @@ fn key_is_gone(_: KeyIsGone) -> Vec<BatchError> {
     failure("invalid_api_key", message)
 }
 
-/// A line may have several megabytes, so it is read where the disk may be waited for.
+/// A line may have several megabytes, so it is read on a thread that may wait for the disk.
 async fn next_line(mut lines: Lines) -> Result<(Lines, Option<PendingLine>), Vec<BatchError>> {
     let read = spawn_blocking(move || {
         let line = lines.next_request();

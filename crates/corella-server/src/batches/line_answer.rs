@@ -1,4 +1,4 @@
-//! One line of a batch: what it asks for, and how the server is asked.
+//! One line of a batch: its request, and how it is sent to the server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::server_state::ServerState;
 
 use super::table::Batches;
 
-/// A line that is to be answered.
+/// A line to be answered.
 pub struct PendingLine {
     pub custom_id: String,
     path: String,
-    /// The JSON of the request, or why nobody is asked.
+    /// The JSON of the request, or the reason not to send it.
     body: Result<Vec<u8>, ResultError>,
 }
 
@@ -36,29 +36,29 @@ impl PendingLine {
         }
     }
 
-    /// What the line takes in memory until it is answered.
+    /// Returns the memory that the line takes until it is answered.
     pub fn num_bytes(&self) -> usize {
         self.custom_id.len() + self.body.as_ref().map_or(0, Vec::len)
     }
 }
 
-/// What became of a line.
+/// The result of a line.
 pub struct LineAnswer {
     pub custom_id: String,
-    /// What the line took in memory.
+    /// The memory that the line took.
     pub num_bytes: usize,
     pub outcome: LineOutcome,
 }
 
 pub enum LineOutcome {
     Answered(Result<ResultResponse, ResultError>),
-    /// The server ends, and the line is answered after its next start.
+    /// The server ends; the line is answered after its next start.
     Later,
-    /// The key that would pay for the line is no longer valid.
+    /// The key that pays for the line is no longer valid.
     KeyIsGone,
 }
 
-/// Whoever asks on behalf of a batch.
+/// Sends requests on behalf of a batch.
 #[derive(Clone)]
 pub struct Asker {
     pub state: Arc<ServerState>,
@@ -72,7 +72,7 @@ pub struct Asker {
 pub struct KeyIsGone;
 
 impl Asker {
-    /// Whoever pays for the next tokens: keys may be changed while a batch runs.
+    /// Returns the account that pays for the next tokens. Keys may be changed while a batch runs.
     pub fn account(&self) -> Result<Option<Arc<Account>>, KeyIsGone> {
         let Some(owner) = &self.owner else {
             return Ok(None);
@@ -102,7 +102,7 @@ impl Asker {
         }
     }
 
-    /// Asks again and again while the server is too busy, and leaves a line for later if the server ends.
+    /// Retries while the server is too busy. Leaves a line for later if the server ends.
     async fn ask(self, path: &str, body: Vec<u8>) -> LineOutcome {
         const RETRY: Duration = Duration::from_secs(1);
         let Self { state, batches, .. } = &self;
@@ -124,9 +124,9 @@ impl Asker {
             match &result {
                 Ok(response) if response.is_queue_full() || response.is_rate_limited() => {}
                 Ok(response) if response.status_code == 503 => {}
-                // An answer that broke off because the server ends is none.
+                // An answer interrupted by the server's end does not count.
                 Err(_) if state.is_draining() => return LineOutcome::Later,
-                // Nor is the error of a request that an engine has dropped when it was lost.
+                // Nor does the error of a request whose engine was lost.
                 Ok(response) if response.status_code >= 500 && is_lost(state) => {
                     return LineOutcome::Later;
                 }
@@ -144,7 +144,7 @@ fn is_lost(state: &ServerState) -> bool {
     matches!(state.engine.state(), EngineState::Lost(_))
 }
 
-/// Requests of clients that wait go first, whatever the scheduling policy.
+/// Requests of waiting clients come first under every scheduling policy.
 async fn wait_for_others(state: &ServerState) {
     const PERIOD: Duration = Duration::from_millis(10);
     while state.engine.stats().scheduler.num_waiting > 0 && !state.is_draining() {

@@ -1,4 +1,4 @@
-//! What is known of a batch, as it is kept on disk and told to callers.
+//! The record of a batch, as kept on disk and shown to callers.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -28,18 +28,18 @@ impl BatchStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchRecord {
     pub id: String,
-    /// The name of the API key to which the batch belongs; `None` if the server required none.
+    /// The name of the API key that owns the batch; `None` if the server required none.
     pub owner: Option<String>,
     pub endpoint: String,
     pub input_file_id: String,
     pub completion_window: String,
     pub metadata: Option<Map<String, Value>>,
-    /// How long the files of answers are kept.
+    /// Time for which the files of answers are kept.
     pub output_life_s: u64,
     pub status: BatchStatus,
-    /// How the batch ends, once all of its answers are written.
+    /// The outcome of the batch once all of its answers are written.
     pub outcome: Option<BatchStatus>,
-    /// What is wrong with the input file.
+    /// The faults of the input file.
     pub errors: Vec<BatchError>,
     pub output_file_id: Option<String>,
     pub error_file_id: Option<String>,
@@ -47,7 +47,7 @@ pub struct BatchRecord {
     pub counts: BatchCounts,
 }
 
-/// When the batch reached each status, in seconds since 1970.
+/// The times at which the batch reached each status, in seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchTimes {
     pub created_at: u64,
@@ -68,7 +68,7 @@ pub struct BatchCounts {
     pub failed: usize,
 }
 
-/// A mistake in the input file, or why a batch cannot go on.
+/// A mistake in the input file, or the reason why a batch cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchError {
     pub code: String,
@@ -77,7 +77,7 @@ pub struct BatchError {
     pub line: Option<usize>,
 }
 
-/// Bounds what a batch takes in memory and in every list: messages repeat parts of the input file.
+/// Limits a batch's memory and its size in lists, because messages repeat parts of the input file.
 const MAX_MESSAGE_CHARS: usize = 600;
 
 impl BatchError {
@@ -95,7 +95,7 @@ impl BatchError {
     }
 }
 
-/// Why a batch as a whole cannot go on.
+/// Why a whole batch cannot continue.
 pub fn failure(code: &str, message: impl Into<String>) -> Vec<BatchError> {
     vec![BatchError::new(code, message.into(), None, None)]
 }
@@ -106,7 +106,7 @@ pub fn disk_failure(error: impl std::fmt::Display) -> Vec<BatchError> {
 }
 
 impl BatchRecord {
-    /// Notes the time at which the batch reaches a status.
+    /// Records the time at which the batch reaches a status.
     pub fn reach(&mut self, status: BatchStatus, now_s: u64) {
         let times = &mut self.times;
         let time = match status {
@@ -126,7 +126,7 @@ impl BatchRecord {
     }
 
     pub fn object(&self) -> Value {
-        // Files are there once all answers are.
+        // Files exist once all answers do.
         let files = self.status.has_ended();
         let file = |id: &Option<String>| id.clone().filter(|_| files);
         let errors =

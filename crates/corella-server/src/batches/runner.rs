@@ -1,4 +1,4 @@
-//! Runs batches behind the requests of clients that wait.
+//! Runs batches after the requests of waiting clients.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use crate::server_state::ServerState;
 use super::job::run_job;
 use super::table::Batches;
 
-/// How often files are looked at whose time may be over.
+/// Time between two searches for expired files.
 const SWEEP_PERIOD: Duration = Duration::from_secs(60);
 
-/// Runs batches until the server begins to drain, and then waits for the lines that are being answered.
-/// What is not answered then goes on at the next start.
+/// Runs batches until the server begins to drain, and then waits for the lines in progress. The next start continues
+/// with the rest.
 pub async fn run_batches(state: Arc<ServerState>, batches: Arc<Batches>) {
     let mut jobs = JoinSet::new();
     while !state.is_draining() {

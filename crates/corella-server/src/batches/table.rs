@@ -20,12 +20,12 @@ use super::record::{BatchRecord, BatchStatus};
 pub struct Batches {
     pub files: Arc<FileStore>,
     table: Mutex<BTreeMap<String, Batch>>,
-    /// Tells that there is a batch to run.
+    /// Signals a batch to run.
     pub(super) has_work: Notify,
-    /// One for each line that may be answered at a time, whichever batch it is of.
+    /// One permit for each line that may be answered at a time, over all batches.
     pub(super) permits: Semaphore,
-    /// Held while a record is written: several threads may change a batch, and the last to write must not
-    /// be the first to have changed it.
+    /// Held while a record is written. Several threads may change a batch, and an older record must not overwrite a
+    /// newer one.
     saving: Mutex<()>,
 }
 
@@ -35,18 +35,18 @@ struct Batch {
     is_cancelled: watch::Sender<bool>,
 }
 
-/// A batch that is run.
+/// A running batch.
 pub struct Job {
     pub record: BatchRecord,
     pub is_cancelled: watch::Receiver<bool>,
 }
 
-/// Batches of a key that are run at a time; others wait. Keys do not wait for each other, since the lines
-/// of one may have to wait for its limit.
+/// Limits the running batches of a key; others wait. Keys do not wait for each other, because the lines of one may have
+/// to wait for its limit.
 const MAX_NUM_RUNNING: usize = 16;
-/// Batches of a key that have not ended.
+/// Limits the unfinished batches of a key.
 const MAX_NUM_UNFINISHED: usize = 1000;
-/// Batches of a key. Beyond it, the oldest that have ended are forgotten.
+/// Limits the batches of a key. Beyond it, the oldest finished ones are forgotten.
 const MAX_NUM_BATCHES: usize = 10_000;
 
 impl Batch {
@@ -61,7 +61,7 @@ impl Batch {
 }
 
 impl Batches {
-    /// Opens a folder, and makes it if it is not there.
+    /// Opens or creates a folder.
     pub fn open(config: FilesConfig) -> io::Result<Arc<Self>> {
         let folder = config.dir.join(BATCHES);
         create_private_dir(&folder)?;
@@ -101,24 +101,24 @@ impl Batches {
         self.files.config.dir.join(BATCHES)
     }
 
-    /// Where the answers of a batch are written before they are a file.
+    /// Returns the path of a batch's answers before they are a file.
     pub fn answers_path(&self, id: &str) -> PathBuf {
         self.folder().join(format!("{id}{ANSWERS}"))
     }
 
-    /// Likewise for the lines that have failed.
+    /// Returns the same for failed lines.
     pub fn failures_path(&self, id: &str) -> PathBuf {
         self.folder().join(format!("{id}{FAILURES}"))
     }
 
-    /// Takes the disk that the records of a batch's end need, so that a full disk does not keep it from ending.
+    /// Reserves disk space for the records of a batch's end, so that a full disk cannot keep it from ending.
     pub fn reserve_end(&self, id: &str) -> io::Result<()> {
         fs::write(self.reserve_path(id), [0; END_BYTES])
     }
 
-    /// Gives that disk to the records of the end.
+    /// Frees this space for the records of the end.
     pub fn free_end(&self, id: &str) {
-        // What stays is removed at the next start.
+        // The next start removes a remaining file.
         let _ = fs::remove_file(self.reserve_path(id));
     }
 
@@ -149,7 +149,7 @@ impl Batches {
             && let Some(oldest) = oldest.map(|batch| batch.record.id.clone())
         {
             table.remove(&oldest);
-            // A record that stays is read at the next start, and forgotten later.
+            // The next start reads a remaining record, which is forgotten later.
             let _ = remove_if_there(&self.folder().join(format!("{oldest}.json")));
         }
         drop(table);
@@ -180,7 +180,7 @@ impl Batches {
         batches
     }
 
-    /// The batch that still reads a file.
+    /// Returns a batch that still reads a file.
     pub fn user_of(&self, file: &str) -> Option<String> {
         let table = self.table();
         let mut records = table.values().map(|batch| &batch.record);
@@ -207,7 +207,7 @@ impl Batches {
             && !batch.record.status.has_ended()
             && batch.record.outcome.is_none()
         {
-            // A batch that waits for others has nothing to keep, and does not wait any longer.
+            // A batch that has not begun has nothing to keep, and is cancelled at once.
             let has_begun = batch.is_running || batch.record.status != BatchStatus::Validating;
             batch.record.reach(BatchStatus::Cancelling, now_s);
             if !has_begun {
@@ -224,7 +224,7 @@ impl Batches {
         self.find(owner, id)
     }
 
-    /// Changes what is known of a batch in memory.
+    /// Changes a batch's record in memory.
     pub fn change(&self, id: &str, change: impl FnOnce(&mut BatchRecord)) -> Option<BatchRecord> {
         let mut table = self.table();
         let batch = table.get_mut(id)?;
@@ -232,14 +232,14 @@ impl Batches {
         Some(batch.record.clone())
     }
 
-    /// Writes to disk what is known of a batch now.
+    /// Writes a batch's current record to disk.
     pub fn save(&self, id: &str) -> io::Result<()> {
         let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let record = self.table().get(id).map(|batch| batch.record.clone());
         record.map_or(Ok(()), |record| write_record(&self.folder(), id, &record))
     }
 
-    /// The next batch to run: the oldest that is not run, of a key that may have one more.
+    /// Returns the next batch to run: the oldest waiting one whose key may have one more.
     pub fn take_job(&self) -> Option<Job> {
         let mut table = self.table();
         let mut num_running: HashMap<Option<String>, usize> = HashMap::new();
@@ -260,7 +260,7 @@ impl Batches {
         })
     }
 
-    /// A batch is no longer run.
+    /// Marks a batch as not running.
     pub fn put_back(&self, id: &str) {
         if let Some(batch) = self.table().get_mut(id) {
             batch.is_running = false;
@@ -273,24 +273,23 @@ impl Batches {
     }
 }
 
-/// The part of the folder with batches, and their answers until they are complete.
+/// The subfolder of batches and their unfinished answers.
 const BATCHES: &str = "batches";
-/// How the names of files of answers, and of lines that have failed, end behind the id of their batch.
+/// Suffixes of the files of answers and of failed lines, after the id of their batch.
 const ANSWERS: &str = ".output.jsonl";
 const FAILURES: &str = ".errors.jsonl";
-/// How the name of the file ends that keeps disk for the end of a batch.
+/// Suffix of the file that reserves disk space for the end of a batch.
 const RESERVE: &str = ".reserve";
-/// The record of a batch and those of two files, each beside the one that it replaces, and the folders' growth.
+/// The records of a batch and of two files, each beside its predecessor, and the folders' growth.
 const END_BYTES: usize = 64 << 10;
 
-/// The batch whose lines a file has, by its name.
+/// Returns the batch of an output file, by the file's name.
 fn answered_batch(name: &str) -> Option<&str> {
     name.strip_suffix(ANSWERS)
         .or_else(|| name.strip_suffix(FAILURES))
 }
 
-/// Removes what a crash has left of records that were being written, and answers to batches that are
-/// forgotten.
+/// Removes half-written records of a crash, and answers of forgotten batches.
 fn remove_leftovers(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
@@ -341,7 +340,7 @@ mod tests {
         Batches::open(config).expect("it opens")
     }
 
-    /// A client may cancel a batch while it is finished: whoever writes last, the newest is what stays.
+    /// A client may cancel a batch while it is finished. The newest record stays, in either order of writes.
     #[test]
     fn the_newest_record_is_what_stays() {
         let batches = open("newest");
@@ -379,7 +378,7 @@ mod tests {
             .collect();
         assert_eq!(taken.len(), MAX_NUM_RUNNING + 1);
         assert!(taken.contains(&"batch_other".to_owned()));
-        // What has not begun is cancelled at once, and never begins.
+        // A batch that has not begun is cancelled at once, and never begins.
         let own = batches.list(Some("many"));
         let waiting = own.iter().find(|record| !taken.contains(&record.id));
         let waiting = waiting.expect("one of them waits").id.clone();

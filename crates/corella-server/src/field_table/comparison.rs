@@ -1,5 +1,5 @@
-//! Compares the tables with the fields that other servers and their clients define, and writes the book's list
-//! of fields.
+//! Compares the tables with the fields that other servers and their clients define, and writes the book's list of
+//! fields.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -33,7 +33,7 @@ do that are read. A field without effect is accepted because it cannot change th
 is refused by name, unless it is `null` or asks for what is done anyway.
 ";
 
-/// The tables, by their names in the file, with their headings in the book and the endpoint whose body has them.
+/// The tables, by their names in the file, with their headings in the book and the endpoint of their body.
 const TABLES: [(&str, &str, &FieldTable, Option<Endpoint>); 50] = [
     (
         "chat",
@@ -288,7 +288,7 @@ const INNER: (&str, &FieldTable) = ("ollama called function", &ollama::CALLED_FU
 #[derive(Deserialize)]
 struct Fields {
     versions: BTreeMap<String, String>,
-    /// The names of each table, by who defines them.
+    /// The names of each table, by the server that defines them.
     tables: BTreeMap<String, BTreeMap<String, BTreeSet<String>>>,
 }
 
@@ -393,7 +393,7 @@ fn section(page: &mut String, heading: &str, table: &FieldTable, endpoint: Optio
     }
 }
 
-/// A body that a chat takes can be sent to `/tokenize` and `/apply-template`, too.
+/// A chat's body can also be sent to `/tokenize` and `/apply-template`.
 fn is_read_at(endpoint: Endpoint, endpoints: &[Endpoint]) -> bool {
     endpoints.contains(&endpoint) || endpoint.takes_a_chat() && endpoints.contains(&Endpoint::Chat)
 }
@@ -424,7 +424,7 @@ const NEUTRAL: [&str; 22] = [
     "[\"text\"]",
 ];
 
-/// Adds a name to those of the same reason.
+/// Adds a name to the others with the same reason.
 fn add<R: PartialEq>(groups: &mut Vec<(R, Vec<String>)>, reason: R, name: String) {
     match groups.iter_mut().find(|(known, _)| *known == reason) {
         Some((_, names)) => names.push(name),
@@ -438,7 +438,7 @@ fn owned(groups: Vec<(&str, Vec<String>)>) -> Vec<(String, Vec<String>)> {
         .collect()
 }
 
-/// The tables and the test agree on the values that change nothing.
+/// The tables and the test agree on the neutral values.
 #[test]
 fn a_neutral_value_is_one_of_those_in_the_list() {
     let neutral = |field: &super::Refused, value: Value| (field.is_neutral)(&value);

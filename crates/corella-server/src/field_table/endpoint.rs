@@ -61,7 +61,7 @@ impl Endpoint {
         }
     }
 
-    /// Other paths with the same answers, as vLLM and llama-server have them.
+    /// Other paths with the same answers, from vLLM and llama-server.
     pub fn other_paths(self) -> &'static [&'static str] {
         match self {
             Self::Chat => &["/chat/completions"],
@@ -74,7 +74,7 @@ impl Endpoint {
         }
     }
 
-    /// Whether it takes the body of a chat, and makes a text or tokens of its conversation.
+    /// Returns whether it takes a chat's body, and returns a text or tokens of its conversation.
     pub fn takes_a_chat(self) -> bool {
         matches!(self, Self::Tokenize | Self::ApplyTemplate)
     }

@@ -126,7 +126,7 @@ pub static THINKING: FieldTable = FieldTable {
             "thoughts count to max_tokens, which bounds them too",
             &["budget_tokens"],
         ),
-        // Claude Code sends "omitted". Without their text, the model would not see its thoughts behind a call.
+        // Claude Code sends "omitted". Without their text, the model would not see its thoughts after a call.
         ("thoughts are always sent, as a whole", &["display"]),
     ],
     refused: &[],
@@ -140,7 +140,7 @@ pub static OUTPUT_CONFIG: FieldTable = FieldTable {
     refused: &[refused("task_budget", never)],
 };
 
-/// What the assistant thought. Its signature is for Anthropic's own servers.
+/// A thought of the assistant. Its signature is for Anthropic's own servers.
 pub static THINKING_BLOCK: FieldTable = FieldTable {
     read: &["type", "thinking"],
     read_at: &[],
@@ -148,7 +148,7 @@ pub static THINKING_BLOCK: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// A call of a tool by the assistant.
+/// A tool call of the assistant.
 pub static TOOL_USE: FieldTable = FieldTable {
     read: &["type", "id", "name", "input"],
     read_at: &[],
@@ -162,7 +162,7 @@ pub static TOOL_USE: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// What a tool has said.
+/// A tool's result.
 pub static TOOL_RESULT: FieldTable = FieldTable {
     read: &["type", "tool_use_id", "content"],
     read_at: &[],
@@ -180,7 +180,7 @@ pub static TOOL_RESULT: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// A tool that is offered.
+/// An offered tool.
 pub static TOOL: FieldTable = FieldTable {
     read: &["type", "name", "description", "input_schema"],
     read_at: &[],

@@ -24,7 +24,7 @@ pub static CHAT: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[KEEP_ALIVE],
     refused: &[
-        // What is too long is refused, so that the switches change nothing.
+        // A prompt that is too long is refused, so the switches change nothing.
         refused("truncate", Value::is_boolean),
         refused("shift", Value::is_boolean),
         refused("images", is_empty),
@@ -57,7 +57,7 @@ pub static GENERATE: FieldTable = FieldTable {
     read_at: &[],
     no_effect: &[KEEP_ALIVE],
     refused: &[
-        // What is too long is refused, so that the switches change nothing.
+        // A prompt that is too long is refused, so the switches change nothing.
         refused("truncate", Value::is_boolean),
         refused("shift", Value::is_boolean),
         refused("images", is_empty),
@@ -187,7 +187,7 @@ pub static MESSAGE: FieldTable = FieldTable {
     refused: &[refused("images", is_empty)],
 };
 
-/// A call of a tool in an earlier message.
+/// A tool call in an earlier message.
 pub static CALL: FieldTable = FieldTable {
     read: &["id", "function"],
     read_at: &[],
@@ -198,7 +198,7 @@ pub static CALL: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// What a call of a tool names.
+/// The function of a tool call.
 pub static CALLED_FUNCTION: FieldTable = FieldTable {
     read: &["name", "arguments"],
     read_at: &[],

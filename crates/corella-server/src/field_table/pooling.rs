@@ -1,5 +1,5 @@
-//! The fields of endpoints that make vectors of texts, compare or classify them: OpenAI's, and those that vLLM,
-//! llama.cpp, Ollama, TEI, Cohere and Jina add to them.
+//! The fields of endpoints that embed, compare or classify texts: OpenAI's, and the additions of vLLM, llama.cpp,
+//! Ollama, TEI, Cohere and Jina.
 
 use super::{FieldTable, Refused, instead, is_empty, is_false, is_true, is_zero, never, refused};
 
@@ -39,7 +39,7 @@ pub static EMBEDDINGS: FieldTable = FieldTable {
         // vLLM.
         TRUNCATE,
         instead("messages", "use input"),
-        // Members that go with `messages`.
+        // These members belong to `messages`.
         refused("add_generation_prompt", is_false),
         refused("continue_final_message", is_false),
         refused("chat_template", never),
@@ -164,7 +164,7 @@ pub static CLASSIFY: FieldTable = FieldTable {
     refused: &[
         TRUNCATE,
         instead("messages", "use input"),
-        // Members that go with `messages`.
+        // These members belong to `messages`.
         refused("add_generation_prompt", is_false),
         refused("continue_final_message", is_false),
         refused("chat_template", never),
@@ -172,7 +172,7 @@ pub static CLASSIFY: FieldTable = FieldTable {
         refused("media_io_kwargs", is_empty),
         TRUNCATION_SIDE,
         PADDING,
-        // How hidden states are pooled is part of the model.
+        // The pooling of hidden states is part of the model.
         refused("pooling", never),
         refused("use_activation", is_true),
         refused("activation", is_true),

@@ -162,7 +162,7 @@ pub static CONTENT: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// The members of a tool that is offered.
+/// The members of an offered tool.
 pub static TOOL: FieldTable = FieldTable {
     read: &["type", "name", "description", "parameters"],
     read_at: &[],
@@ -182,7 +182,7 @@ pub static TOOL: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// A call of a tool among the input items.
+/// A tool call among the input items.
 pub static CALL: FieldTable = FieldTable {
     read: &["type", "call_id", "name", "arguments"],
     read_at: &[],
@@ -202,7 +202,7 @@ pub static CALL: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// What a tool has said.
+/// A tool's result.
 pub static CALL_OUTPUT: FieldTable = FieldTable {
     read: &["type", "call_id", "output"],
     read_at: &[],
@@ -213,7 +213,7 @@ pub static CALL_OUTPUT: FieldTable = FieldTable {
     refused: &[],
 };
 
-/// What the model thought. Encrypted thoughts are another server's.
+/// A thought of the model. Encrypted thoughts belong to another server.
 pub static THOUGHT: FieldTable = FieldTable {
     read: &["type", "content"],
     read_at: &[],

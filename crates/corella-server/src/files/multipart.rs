@@ -13,31 +13,31 @@ use crate::api_error::ApiError;
 
 pub struct Multipart {
     body: Body,
-    /// A line break and the boundary behind two dashes, which ends each part.
+    /// A line break and two dashes before the boundary, which end each part.
     delimiter: Vec<u8>,
     buffer: Vec<u8>,
-    /// Most bytes of the body.
+    /// Limits the bytes of the body.
     max_bytes: u64,
     pace: Pace,
     /// Whether the delimiter of the last part has been read.
     is_between_parts: bool,
 }
 
-/// How long the body may take: a slow client must not hold a connection for ever, and a large body takes
-/// longer than a small one.
+/// Limits the time of the body: a slow client must not hold a connection forever, and a large body takes longer than a
+/// small one.
 struct Pace {
     started: Instant,
     patience: Duration,
     num_bytes: u64,
 }
 
-/// The slowest upload that is served.
+/// The slowest permitted upload.
 const MIN_BYTES_PER_SECOND: u64 = 32 << 10;
 const MAX_HEAD_BYTES: usize = 16 << 10;
-/// The longest boundary of RFC 2046.
+/// The longest boundary by RFC 2046.
 const MAX_BOUNDARY_BYTES: usize = 70;
 
-/// The name of a part, and of the file in it.
+/// The name of a part and its file name.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PartHead {
     pub name: String,
@@ -75,7 +75,7 @@ impl Multipart {
         })
     }
 
-    /// Skips what is left of this part, and reads the head of the next.
+    /// Skips the rest of this part, and reads the head of the next.
     pub async fn next_part(&mut self) -> Result<Option<PartHead>, ApiError> {
         while !self.is_between_parts {
             self.chunk().await?;
@@ -101,7 +101,7 @@ impl Multipart {
         part_head(&head).map(Some)
     }
 
-    /// More of the part's content; `None` at its end.
+    /// Returns more of the part's content; `None` at its end.
     pub async fn chunk(&mut self) -> Result<Option<Vec<u8>>, ApiError> {
         if self.is_between_parts {
             return Ok(None);
@@ -113,7 +113,7 @@ impl Multipart {
                 self.is_between_parts = true;
                 return Ok((!content.is_empty()).then_some(content));
             }
-            // What is at the end may be the beginning of the delimiter.
+            // The end of the buffer may be the beginning of the delimiter.
             let num_certain = self.buffer.len().saturating_sub(self.delimiter.len());
             if num_certain > 0 {
                 return Ok(Some(self.buffer.drain(..num_certain).collect()));
@@ -122,7 +122,7 @@ impl Multipart {
         }
     }
 
-    /// The content of a part that is a short text.
+    /// Reads a part that is a short text.
     pub async fn text(&mut self, name: &str, max_bytes: usize) -> Result<String, ApiError> {
         let mut bytes = Vec::new();
         while let Some(chunk) = self.chunk().await? {
@@ -137,7 +137,7 @@ impl Multipart {
         String::from_utf8(bytes).map_err(|_| ApiError::invalid(name, "must be UTF-8"))
     }
 
-    /// Reads what is left of a body that is refused, as long as it comes.
+    /// Reads the rest of a refused body, as long as it keeps coming.
     pub async fn skip_rest(&mut self) {
         let patience = self.pace.patience;
         let body = &mut self.body;
@@ -146,7 +146,7 @@ impl Multipart {
                 std::future::poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await
             {}
         };
-        // Whoever is slower than this does not hear why.
+        // A slower client does not receive the error.
         let _ = tokio::time::timeout(patience, rest).await;
     }
 
@@ -216,7 +216,7 @@ fn part_head(head: &str) -> Result<PartHead, ApiError> {
         {
             return Ok(PartHead {
                 name,
-                // Browsers and most clients escape quotes so, and nothing else but line breaks.
+                // Browsers and most clients escape quotes this way, and otherwise only line breaks.
                 filename: parameter(parameters, "filename").map(|name| name.replace("%22", "\"")),
             });
         }
@@ -226,7 +226,7 @@ fn part_head(head: &str) -> Result<PartHead, ApiError> {
     ))
 }
 
-/// The value of a parameter of a header, without its quotes and what is escaped in them.
+/// Returns the value of a header's parameter, without quotes and escapes.
 fn parameter(parameters: &str, wanted: &str) -> Option<String> {
     let mut rest = parameters;
     loop {
@@ -248,7 +248,7 @@ fn parameter(parameters: &str, wanted: &str) -> Option<String> {
     }
 }
 
-/// What stands before the closing quote, and what follows it.
+/// Returns the text before the closing quote, and the rest.
 fn unquoted(quoted: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut chars = quoted.char_indices();
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    /// Whatever is skipped counts, too: what stands before the first boundary, and in parts that nobody reads.
+    /// Skipped bytes count, too: before the first boundary, and in parts that are not read.
     #[tokio::test]
     async fn a_body_without_end_is_refused() {
         let last = "--a b--";

@@ -1,4 +1,4 @@
-//! The folder of files: contents, what is known of each, and how much all of them take.
+//! The folder of files: contents, the record of each, and their total size.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -15,23 +15,23 @@ use crate::api_error::ApiError;
 use crate::sampling_fields::random_seed;
 use crate::server_state::unix_now_s;
 
-/// Where files are kept, and how many bytes they may have.
+/// The folder of files, and its limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesConfig {
     pub dir: PathBuf,
-    /// Most bytes of one file.
+    /// Limits the bytes of one file.
     pub max_file_bytes: u64,
-    /// Most bytes of all files, the outputs of batches included.
+    /// Limits the bytes of all files, including the outputs of batches.
     pub max_files_bytes: u64,
-    /// Most lines of batches that are answered at once.
+    /// Limits the lines of batches answered at once.
     pub batch_concurrency: usize,
 }
 
-/// What is known of a file beside its content.
+/// The record of a file besides its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
     pub id: String,
-    /// The name of the API key to which the file belongs; `None` if the server required none.
+    /// The name of the API key that owns the file; `None` if the server required none.
     pub owner: Option<String>,
     pub bytes: u64,
     pub created_at: u64,
@@ -60,26 +60,26 @@ impl FileRecord {
 pub struct FileStore {
     pub config: FilesConfig,
     table: Mutex<Table>,
-    /// Held for as long as the server runs.
+    /// Held as long as the server runs.
     _lock: File,
 }
 
 #[derive(Default)]
 struct Table {
     files: BTreeMap<String, FileRecord>,
-    /// The bytes of all files, and of those that are being written.
+    /// The bytes of all files and uploads.
     num_bytes: u64,
 }
 
-/// A month, as OpenAI has it for files of batches.
+/// A month, as OpenAI keeps files of batches.
 pub const DEFAULT_LIFE_S: u64 = 30 * 24 * 3600;
-/// Files of a key, which bounds the table in memory.
+/// Limits the files of a key, which bounds the table in memory.
 const MAX_NUM_FILES: usize = 100_000;
 
 impl FileStore {
-    /// Opens a folder, and makes it if it is not there. Contents without a record are left over from an
-    /// upload that a crash has cut off, and are removed, except those in `referred`. A content whose record
-    /// cannot be read, perhaps because another version of the program wrote it, stays for the operator.
+    /// Opens or creates a folder. Contents without a record come from an upload that a crash cut off, and are removed,
+    /// except those named in `referred`. A content whose record cannot be read, perhaps because another version of the
+    /// program wrote it, stays for the operator.
     pub fn open(config: FilesConfig, referred: &BTreeSet<String>) -> io::Result<Self> {
         let lock = lock(&config.dir)?;
         let folder = config.dir.join(FILES);
@@ -133,7 +133,7 @@ impl FileStore {
         }
     }
 
-    /// Whether the file is there, be its time over or not: it stays for as long as a batch reads it.
+    /// Returns whether the file exists, expired or not: it stays as long as a batch reads it.
     pub fn is_kept(&self, id: &str) -> bool {
         self.table().files.contains_key(id)
     }
@@ -149,7 +149,7 @@ impl FileStore {
         files
     }
 
-    /// Begins a file. Its content is written to `Upload::path`.
+    /// Begins a file. Its content goes to `Upload::path`.
     pub fn begin(self: &Arc<Self>, owner: Option<&str>) -> Result<Upload, ApiError> {
         let is_own = |file: &&FileRecord| file.owner.as_deref() == owner;
         let num_files = self.table().files.values().filter(is_own).count();
@@ -167,7 +167,7 @@ impl FileStore {
         })
     }
 
-    /// Counts bytes that are about to be written, if there is room for them.
+    /// Reserves room for bytes before they are written.
     pub fn reserve(&self, num_bytes: u64) -> Result<(), ApiError> {
         let max_bytes = self.config.max_files_bytes;
         let mut table = self.table();
@@ -181,7 +181,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Counts bytes that are there already.
+    /// Counts existing bytes.
     pub fn count(&self, num_bytes: u64) {
         self.table().num_bytes += num_bytes;
     }
@@ -191,14 +191,14 @@ impl FileStore {
         table.num_bytes = table.num_bytes.saturating_sub(num_bytes);
     }
 
-    /// Makes a content that is in the folder a file. Its bytes have been reserved.
+    /// Makes a content in the folder a file. Its bytes have been reserved.
     pub fn publish(&self, record: FileRecord) -> io::Result<()> {
         write_record(&self.config.dir.join(FILES), &record.id, &record)?;
         self.show(record);
         Ok(())
     }
 
-    /// Shows a content as a file for as long as the server runs.
+    /// Shows a content as a file as long as the server runs.
     pub fn show(&self, record: FileRecord) {
         self.table().files.insert(record.id.clone(), record);
     }
@@ -207,14 +207,14 @@ impl FileStore {
         let Some(file) = self.table().files.remove(id) else {
             return Ok(());
         };
-        // A content without a record is none.
+        // A content without a record is not a file.
         remove_if_there(&self.path_of(&format!("{id}.json")))?;
         remove_if_there(&self.path_of(id))?;
         self.give_back(file.bytes);
         Ok(())
     }
 
-    /// Deletes files whose time is over, except those that `is_needed`.
+    /// Deletes expired files, except those that `is_needed`.
     pub fn sweep(&self, is_needed: impl Fn(&str) -> bool) -> io::Result<()> {
         let now_s = unix_now_s();
         let table = self.table();
@@ -230,7 +230,7 @@ impl FileStore {
     }
 }
 
-/// A file that is being uploaded. Unless it is completed, nothing of it stays.
+/// A file being uploaded. Dropping it before completion removes it.
 pub struct Upload {
     pub id: String,
     pub path: PathBuf,
@@ -240,7 +240,7 @@ pub struct Upload {
 }
 
 impl Upload {
-    /// Counts bytes that are about to be written, if the file may have so many.
+    /// Reserves room for bytes before they are written, within the file's limit.
     pub fn grow(&mut self, num_bytes: u64) -> Result<(), ApiError> {
         let max_bytes = self.store.config.max_file_bytes;
         if self.num_bytes + num_bytes > max_bytes {
@@ -251,7 +251,7 @@ impl Upload {
         Ok(())
     }
 
-    /// What was written becomes a file.
+    /// Makes the written content a file.
     pub fn complete(mut self, record: FileRecord) -> io::Result<()> {
         File::open(&self.path)?.sync_all()?;
         fs::rename(&self.path, self.store.path_of(&self.id))?;
@@ -263,18 +263,18 @@ impl Upload {
 impl Drop for Upload {
     fn drop(&mut self) {
         if !self.is_complete {
-            // It is removed at the next start if it cannot be now.
+            // The next start removes it if this fails.
             let _ = fs::remove_file(&self.path);
             self.store.give_back(self.num_bytes);
         }
     }
 }
 
-/// The part of the folder with contents and their records.
+/// The subfolder of contents and their records.
 const FILES: &str = "files";
 
-/// Makes a folder that only its owner can read: prompts and answers are nobody else's business. One that is
-/// there stays as it is.
+/// Makes a folder that only its owner can read, because prompts and answers are private. An existing one stays
+/// unchanged.
 pub fn create_private_dir(dir: &Path) -> io::Result<()> {
     fs::DirBuilder::new()
         .recursive(true)
@@ -306,8 +306,8 @@ pub fn remove_if_there(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes a record such that a crash leaves either the old one or the new one, and what was renamed in the
-/// folder before is there if the new one is.
+/// Writes a record such that a crash leaves either the old or the new one. If the new one exists, so do all earlier
+/// renames in the folder.
 pub fn write_record(folder: &Path, id: &str, record: &impl Serialize) -> io::Result<()> {
     let path = folder.join(format!("{id}.json"));
     let new = folder.join(format!("{id}.json.new"));
@@ -318,7 +318,7 @@ pub fn write_record(folder: &Path, id: &str, record: &impl Serialize) -> io::Res
     File::open(folder)?.sync_all()
 }
 
-/// The records of a folder. What is no record is left out, with a warning.
+/// Returns the records of a folder. Other files are left out, with a warning.
 pub fn read_records<T: DeserializeOwned>(folder: &Path) -> io::Result<Vec<T>> {
     let mut records = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -387,7 +387,7 @@ mod tests {
         std::mem::forget(cut_off);
         fs::write(store.path_of("file-1"), "no record").expect("it can be written");
         fs::write(store.path_of("file-2"), "an output").expect("it can be written");
-        // What another version of the program has written.
+        // A content written by another version of the program.
         fs::write(store.path_of("file-3"), "a content").expect("it can be written");
         fs::write(store.path_of("file-3.json"), r#"{"id":"file-3"}"#).expect("it can be written");
         drop(store);
@@ -416,7 +416,7 @@ mod tests {
         expected.extend(kept);
         expected.sort();
         assert_eq!(names, expected);
-        // The output counts before it is a file: 90 + 9 of 250 bytes.
+        // The output counts before it becomes a file: 90 + 9 of 250 bytes.
         assert!(store.reserve(152).is_err());
         assert_eq!(store.reserve(151), Ok(()));
         fs::remove_dir_all(second.dir).expect("it can be removed");

@@ -1,18 +1,18 @@
-//! A batch of KV events as vLLM writes it: msgpack of `[time, [event, …], rank]`, where an event is a map with its name
+//! A batch of KV events in vLLM's format: msgpack of `[time, [event, …], rank]`, where an event is a map with its name
 //! in `type`.
 //!
-//! Fields and names are those of vLLM's `distributed/kv_events.py` of June 2026. Fields that are optional there, and
-//! that Corella has nothing to say of, are left out: `group_idx`, because a block is announced when all groups have
-//! what a hit needs, and `kv_cache_spec_…`.
+//! Fields and names follow vLLM's `distributed/kv_events.py` of June 2026. Optional fields for which Corella has no
+//! value are left out: `group_idx`, because a block is announced when all groups have its part of a hit, and
+//! `kv_cache_spec_…`.
 
 use corella_core::{KvEvent, Namespace, PageHash, TokenId};
 
 use crate::adapter::served_name;
 
-/// The pool that steps read from, under vLLM's name. Routers rate other media lower.
+/// vLLM's name of the pool that steps read from. Routers rate other media lower.
 const MEDIUM: &str = "GPU";
 
-/// Writes a batch. Blocks that follow each other become one event.
+/// Writes a batch. Consecutive blocks become one event.
 pub fn encode(unix_s: f64, events: &[KvEvent], block_size: u32) -> Vec<u8> {
     let runs = runs(events);
     let mut out = Writer(Vec::with_capacity(256));
@@ -41,7 +41,7 @@ pub fn encode(unix_s: f64, events: &[KvEvent], block_size: u32) -> Vec<u8> {
     out.0
 }
 
-/// Cuts events into runs that one event of the format can tell.
+/// Cuts events into runs that one event of the format can hold.
 fn runs(events: &[KvEvent]) -> Vec<&[KvEvent]> {
     let belongs = |before: &KvEvent, event: &KvEvent| match (before, event) {
         (KvEvent::Removed { .. }, KvEvent::Removed { .. }) => true,
@@ -51,7 +51,7 @@ fn runs(events: &[KvEvent]) -> Vec<&[KvEvent]> {
     events.chunk_by(belongs).collect()
 }
 
-/// The name of a block outside: the low half of its hash.
+/// The published name of a block: the low half of its hash.
 fn name(hash: PageHash) -> u64 {
     hash.0 as u64
 }
@@ -80,7 +80,7 @@ impl Writer {
             self.number(token.into());
         }
         self.entry("block_size").number(block_size.into());
-        // Adapters are known by name; a number would mean nothing on another server.
+        // Adapters are published by name; a number would mean nothing on another server.
         self.entry("lora_id").nil();
         self.entry("medium").text(MEDIUM);
         match &namespace.lora {
@@ -92,7 +92,8 @@ impl Writer {
         }
     }
 
-    /// What tells blocks with equal tokens apart: the adapter in all of them, the cache salt in the first of a prompt.
+    /// The keys that distinguish blocks with equal tokens: the adapter in all of them, the cache salt in a prompt's
+    /// first.
     fn extra_keys(&mut self, num_blocks: usize, is_first: bool, namespace: &Namespace) {
         self.entry("extra_keys").array(num_blocks);
         for block in 0..num_blocks {
@@ -168,7 +169,7 @@ impl Writer {
         }
     }
 
-    /// No map has more than 15 entries.
+    /// All maps here have at most 15 entries.
     fn map(&mut self, len: usize) {
         self.0.push(0x80 | len as u8);
     }

@@ -1,4 +1,4 @@
-//! vLLM's JSON of `--kv-events-config`.
+//! The value of `--kv-events-config`, in vLLM's JSON.
 
 use serde_json::{Map, Value};
 
@@ -8,14 +8,14 @@ pub struct KvEventsConfig {
     pub(super) endpoint: Endpoint,
     /// Host and port.
     pub(super) replay_endpoint: Option<String>,
-    /// The most batches that are kept for replay.
+    /// Limits the batches kept for replay.
     pub(super) buffer_steps: usize,
-    /// The most batches that a subscriber may be behind before it skips some.
+    /// Limits how many batches a subscriber may lag before it skips some.
     pub(super) hwm: usize,
     pub(super) topic: String,
 }
 
-/// Where subscribers are, as host and port.
+/// The host and port of subscribers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Endpoint {
     /// They connect to this server.
@@ -37,12 +37,12 @@ const KEYS: [&str; 8] = [
 const DEFAULT_ENDPOINT: &str = "tcp://*:5557";
 const DEFAULT_BUFFER_STEPS: usize = 10_000;
 const DEFAULT_HWM: usize = 100_000;
-/// A count above this is refused: it would promise memory that is not kept.
+/// Larger counts are refused: they would promise memory that is not kept.
 const MAX_COUNT: u64 = 1_000_000;
 const MAX_TOPIC_BYTES: usize = 255;
 
 impl KvEventsConfig {
-    /// Reads the option's value. `None` when it asks for no events. The error names the key that is wrong.
+    /// Reads the option's value. Returns `None` when it asks for no events. The error names the wrong key.
     pub fn parse(json: &str) -> Result<Option<Self>, String> {
         let fields: Value = serde_json::from_str(json)
             .map_err(|error| format!("it is no JSON: {error}; for example {EXAMPLE}"))?;
@@ -55,7 +55,7 @@ impl KvEventsConfig {
                 KEYS.join(", ")
             ));
         }
-        // All keys are checked, also of a configuration that asks for nothing.
+        // All keys are checked, even if the events are off.
         let is_enabled = flag(&fields, "enable_kv_cache_events")?;
         let publisher = text(&fields, "publisher")?;
         let publishes = match publisher {
@@ -120,7 +120,7 @@ fn count(fields: &Map<String, Value>, key: &str, min: u64) -> Result<Option<usiz
     }
 }
 
-/// Host and port, and whether to bind: as in vLLM, if the host stands for all addresses.
+/// Returns host and port, and whether to bind: as in vLLM, if the host stands for all addresses.
 fn address(key: &str, endpoint: &str) -> Result<(String, bool), String> {
     let wrong = |why: &str| format!("{key}: {endpoint} {why}; for example {DEFAULT_ENDPOINT}");
     let Some(address) = endpoint.strip_prefix("tcp://") else {

@@ -1,4 +1,4 @@
-//! Reads the engine's KV events, and keeps the latest batches for everybody who wants them.
+//! Reads the engine's KV events, and keeps the latest batches for all readers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,22 +14,22 @@ use tokio::sync::watch;
 use super::batch;
 use super::config::KvEventsConfig;
 
-/// The most events of one batch, so that no batch is much larger than others.
+/// Limits the events of one batch, so that no batch is much larger than others.
 const MAX_BATCH_EVENTS: usize = 256;
 
-/// The history has at most this many bytes, however many batches it may have.
+/// Limits the bytes of the history, besides its number of batches.
 const MAX_HISTORY_BYTES: usize = 64 << 20;
 
-/// Numbers batches and keeps the latest. Readers have places in the history of their own, so that none waits for
-/// another, and a reader that is too slow for the history skips what has gone.
+/// Numbers batches and keeps the latest. Each reader has its own place in the history, so none waits for another, and a
+/// slow reader skips discarded batches.
 #[derive(Debug)]
 pub struct Hub {
     history: Mutex<History>,
     /// The number of the next batch.
     next: watch::Sender<u64>,
-    /// The most batches that a reader may be behind.
+    /// Limits the batches that a reader may lag.
     max_behind: u64,
-    /// The most batches that are told again.
+    /// Limits the batches that are replayed.
     max_replayed: u64,
     num_subscribers: AtomicUsize,
     num_missed: AtomicU64,
@@ -39,7 +39,7 @@ pub struct Hub {
 #[derive(Debug)]
 struct History {
     batches: VecDeque<Bytes>,
-    /// The number of the first of them.
+    /// The number of the first kept batch.
     first: u64,
     num_bytes: usize,
     max_batches: usize,
@@ -53,10 +53,10 @@ pub struct HubStats {
     pub num_replays: u64,
 }
 
-/// A reader of all batches from its subscription on. It counts for as long as it is there.
+/// A reader of all batches from its subscription on. It counts as a subscriber until dropped.
 pub struct Subscriber {
     hub: Arc<Hub>,
-    /// The batch that it wants next.
+    /// The number of its next batch.
     number: u64,
 }
 
@@ -116,12 +116,12 @@ impl Hub {
         }
     }
 
-    /// The number of the batch that comes next.
+    /// Returns the number of the next batch.
     pub fn next_number(&self) -> u64 {
         *self.next.borrow()
     }
 
-    /// The batches that are told again to a reader that asks for those from `start` on.
+    /// Returns the kept batches from `start` on, for a replay.
     pub fn replay(&self, start: u64) -> impl Iterator<Item = (u64, Bytes)> {
         self.num_replays.fetch_add(1, Ordering::Relaxed);
         let end = self.next_number();
@@ -148,7 +148,7 @@ impl Hub {
 }
 
 impl Subscriber {
-    /// The next batch that can still be had, with its number. Waits until there is one. Cancelling it loses nothing.
+    /// Returns the next kept batch with its number, and waits if there is none yet. Cancelling it loses nothing.
     pub async fn next(&mut self) -> (u64, Bytes) {
         let hub = &self.hub;
         let mut news = hub.next.subscribe();
@@ -162,7 +162,7 @@ impl Subscriber {
                 self.number = number + 1;
                 return (number, batch);
             }
-            // The hub has the sender, and the subscriber has the hub.
+            // `changed` cannot fail: the hub owns the sender, and the subscriber the hub.
             let _ = news.changed().await;
         }
     }
@@ -175,7 +175,7 @@ impl Drop for Subscriber {
 }
 
 impl History {
-    /// Returns the number of the batch after it.
+    /// Returns the number of the following batch.
     fn push(&mut self, batch: Bytes) -> u64 {
         self.num_bytes += batch.len();
         self.batches.push_back(batch);
@@ -189,7 +189,7 @@ impl History {
         self.first + self.batches.len() as u64
     }
 
-    /// The batch with this number, or the oldest if that has gone. `None` before it is there.
+    /// Returns the batch with this number, or the oldest if it is discarded. Returns `None` before it exists.
     fn get(&self, number: u64) -> Option<(u64, Bytes)> {
         let number = number.max(self.first);
         let batch = self.batches.get((number - self.first) as usize)?;

@@ -12,7 +12,7 @@ use super::zmtp::{self, Frame, FrameBuffer, ZmtpError};
 /// Limits the handshake of a peer.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that each socket has at once. Others wait in the system's queue.
+/// Limits the connections of each socket. Others wait in the system's queue.
 pub const MAX_PEERS: usize = 256;
 
 pub struct Peer {
@@ -23,7 +23,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Greets a peer, which must be a socket of one of the types in `theirs`.
+    /// Greets a peer, whose socket must have one of the types in `theirs`.
     pub async fn greet(stream: TcpStream, own: &str, theirs: &[&str]) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let mut peer = Self {
@@ -58,7 +58,7 @@ impl Peer {
             .ok_or_else(|| refused(ZmtpError::SocketType))
     }
 
-    /// The next frame but for pings, which are answered. Cancelling it loses nothing.
+    /// Returns the next frame, and answers pings in between. Cancelling it loses nothing.
     pub async fn next(&mut self) -> io::Result<Frame> {
         loop {
             match self.buffer.pop().map_err(refused)? {
@@ -82,7 +82,7 @@ impl Peer {
         self.flush().await
     }
 
-    /// Takes out what is written, so that a cancelled write leaves the rest.
+    /// Removes written bytes as it goes, so that a cancelled write leaves the rest.
     async fn flush(&mut self) -> io::Result<()> {
         while !self.out.is_empty() {
             let num_written = self.stream.write(&self.out).await?;
@@ -103,7 +103,7 @@ impl Peer {
     }
 }
 
-/// The context of a ping, behind its two bytes of time.
+/// The context of a ping, after its two bytes of time.
 fn ping(frame: &Frame) -> Option<&[u8]> {
     let (name, data) = zmtp::command(&frame.body).ok()?;
     let is_ping = frame.is_command && name == b"PING";

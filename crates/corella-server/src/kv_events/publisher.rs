@@ -14,13 +14,13 @@ use super::hub::{Hub, Subscriber};
 use super::peer::{MAX_PEERS, Peer, refused};
 use super::zmtp::{self, Frame, ZmtpError};
 
-/// Subscriptions of one peer, and the bytes of each.
+/// Limits the subscriptions of one peer, and the bytes of each.
 const MAX_PREFIXES: usize = 64;
 
 const MIN_PAUSE: Duration = Duration::from_millis(100);
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
-/// Serves all subscribers that come.
+/// Serves all arriving subscribers.
 pub async fn listen(listener: TcpListener, hub: Arc<Hub>, topic: Arc<[u8]>) {
     let places = Arc::new(Semaphore::new(MAX_PEERS));
     loop {
@@ -28,7 +28,7 @@ pub async fn listen(listener: TcpListener, hub: Arc<Hub>, topic: Arc<[u8]>) {
             return;
         };
         let Ok((stream, address)) = listener.accept().await else {
-            // No more files may be open. One is closed some time.
+            // No descriptor is left. Closing files will free one.
             sleep(MIN_PAUSE).await;
             continue;
         };
@@ -41,7 +41,7 @@ pub async fn listen(listener: TcpListener, hub: Arc<Hub>, topic: Arc<[u8]>) {
     }
 }
 
-/// Connects to a subscriber, and does so again whenever the connection is lost.
+/// Connects to a subscriber, and reconnects whenever the connection is lost.
 pub async fn connect(address: String, hub: Arc<Hub>, topic: Arc<[u8]>) {
     let mut pause = MIN_PAUSE;
     loop {
@@ -55,7 +55,7 @@ pub async fn connect(address: String, hub: Arc<Hub>, topic: Arc<[u8]>) {
     }
 }
 
-/// Sends what comes from the subscription on, until the connection ends.
+/// Sends batches from the subscription on, until the connection ends.
 async fn publish(stream: TcpStream, hub: &Arc<Hub>, topic: &[u8]) -> io::Result<()> {
     let mut peer = Peer::greet(stream, "PUB", &["SUB", "XSUB"]).await?;
     let mut subscriptions = Subscriptions::default();
@@ -85,7 +85,7 @@ async fn next_of(subscriber: &mut Option<Subscriber>) -> (u64, Bytes) {
     }
 }
 
-/// The prefixes of topics that a peer wants.
+/// The topic prefixes of a peer.
 #[derive(Debug, Default)]
 struct Subscriptions(Vec<Vec<u8>>);
 
@@ -94,8 +94,8 @@ impl Subscriptions {
         self.0.iter().any(|prefix| topic.starts_with(prefix))
     }
 
-    /// Takes a subscription or its end, which is a command or, before version 3.1, a message. Anything else means
-    /// nothing to a publisher.
+    /// Handles a subscription or its end, which is a command or, before version 3.1, a message. A publisher ignores all
+    /// other messages.
     fn handle(&mut self, frame: &Frame) -> Result<(), ZmtpError> {
         let (is_begin, prefix) = match frame.is_command {
             true => match zmtp::command(&frame.body)? {
@@ -115,7 +115,7 @@ impl Subscriptions {
             }
             self.0.push(prefix.to_vec());
         } else if let Some(at) = self.0.iter().position(|known| known == prefix) {
-            // A prefix that was subscribed to twice stays until it is given up twice.
+            // A prefix subscribed to twice stays until it is given up twice.
             self.0.swap_remove(at);
         }
         Ok(())

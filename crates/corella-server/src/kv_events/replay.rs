@@ -1,7 +1,7 @@
-//! The ROUTER socket of which subscribers ask for batches that they have missed.
+//! The ROUTER socket from which subscribers request missed batches.
 //!
-//! A request is the number of the first batch, as 8 bytes. The answer has a message with number and batch for each
-//! that is kept, and one with the number −1 and no batch at its end.
+//! A request is the number of the first batch, as 8 bytes. The answer has a message with number and batch for each kept
+//! one, and at its end one with the number −1 and no batch.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::peer::{MAX_PEERS, Peer, refused};
 use super::zmtp::ZmtpError;
 
 const PAUSE: Duration = Duration::from_millis(100);
-/// Frames of a request, of which only the last has anything to say.
+/// Limits the frames of a request, of which only the last has content.
 const MAX_FRAMES: usize = 8;
 const END: [u8; 8] = (-1_i64).to_be_bytes();
 
@@ -27,7 +27,7 @@ pub async fn listen(listener: TcpListener, hub: Arc<Hub>) {
             return;
         };
         let Ok((stream, address)) = listener.accept().await else {
-            // No more files may be open. One is closed some time.
+            // No descriptor is left. Closing files will free one.
             sleep(PAUSE).await;
             continue;
         };
@@ -43,7 +43,7 @@ pub async fn listen(listener: TcpListener, hub: Arc<Hub>) {
 async fn answer(stream: TcpStream, hub: &Hub) -> io::Result<()> {
     let mut peer = Peer::greet(stream, "ROUTER", &["REQ", "DEALER", "ROUTER"]).await?;
     loop {
-        // A REQ socket puts an empty frame before its request, and wants it back.
+        // A REQ socket puts an empty frame before its request, and expects it back.
         let mut envelope = Vec::new();
         let request = loop {
             let frame = peer.next().await?;

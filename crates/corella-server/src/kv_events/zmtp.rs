@@ -1,13 +1,12 @@
-//! ZMTP 3.0, the wire protocol of ZeroMQ (RFC 23), as far as a publisher and a router need it: the mechanism NULL,
-//! frames, and subscriptions in both of their forms. All bytes come from outside, and what is too long ends the
-//! connection.
+//! The parts of ZMTP 3.0, ZeroMQ's wire protocol (RFC 23), that a publisher and a router need: the mechanism NULL,
+//! frames, and subscriptions in both of their forms. All bytes come from outside; oversized ones end the connection.
 
 use std::fmt;
 
-/// The first bytes of either side.
+/// The length of the greeting of either side.
 pub const GREETING_LEN: usize = 64;
 
-/// Peers send subscriptions, replies to greetings and sequence numbers, all of them short.
+/// Peers send only subscriptions, replies to greetings and sequence numbers, all of them short.
 pub const MAX_BODY: usize = 4096;
 
 const MORE: u8 = 1;
@@ -29,11 +28,11 @@ pub enum ZmtpError {
     NoGreeting,
     /// The peer asks for a mechanism other than NULL.
     Mechanism,
-    /// Its flags are not those of this version.
+    /// Its flags do not belong to this version.
     Flags,
     TooLong,
     Command,
-    /// It is a socket of a kind that this one does not talk to.
+    /// Its socket type cannot talk to this one.
     SocketType,
 }
 
@@ -86,7 +85,7 @@ fn put(out: &mut Vec<u8>, body: &[u8], flags: u8) {
     out.extend(body);
 }
 
-/// Appends the command with which a side tells what it is.
+/// Appends the command that names a side's socket type.
 pub fn put_ready(out: &mut Vec<u8>, socket_type: &str) {
     let mut body = b"\x05READY\x0bSocket-Type".to_vec();
     body.extend((socket_type.len() as u32).to_be_bytes());
@@ -94,14 +93,14 @@ pub fn put_ready(out: &mut Vec<u8>, socket_type: &str) {
     put(out, &body, COMMAND);
 }
 
-/// Appends the answer to a ping, which gives its context back.
+/// Appends the answer to a ping, which returns its context.
 pub fn put_pong(out: &mut Vec<u8>, context: &[u8]) {
     let mut body = b"\x04PONG".to_vec();
     body.extend(context);
     put(out, &body, COMMAND);
 }
 
-/// A command's name and what follows it.
+/// Returns a command's name and the rest of its body.
 pub fn command(body: &[u8]) -> Result<(&[u8], &[u8]), ZmtpError> {
     let (&len, rest) = body.split_first().ok_or(ZmtpError::Command)?;
     rest.split_at_checked(len.into()).ok_or(ZmtpError::Command)
@@ -125,7 +124,7 @@ pub fn socket_type(body: &[u8]) -> Result<&[u8], ZmtpError> {
     Err(ZmtpError::SocketType)
 }
 
-/// Bytes that have come, cut into frames.
+/// Received bytes, cut into frames.
 #[derive(Debug, Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,

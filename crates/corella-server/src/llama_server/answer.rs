@@ -1,5 +1,5 @@
-//! The answers of `/completion` and `/infill`: one object, an array of them for several prompts or choices, or a
-//! stream of events.
+//! The answers of `/completion` and `/infill`: one object, an array of them for several prompts or choices, or a stream
+//! of events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::token_logprob::{ChatLogprobs, TokenNames};
 
-/// No request has a slot of its own.
+/// Requests have no slots of their own.
 const NO_SLOT: i32 = -1;
 
-/// The members of an answer beside its text.
+/// The members of an answer besides its text.
 #[derive(Clone)]
 pub struct AnswerFormat {
     /// The text of each prompt.
@@ -28,13 +28,13 @@ pub struct AnswerFormat {
     pub settings: Value,
     pub has_probs: bool,
     pub returns_tokens: bool,
-    /// The only members that the answer keeps, by their paths; empty for all.
+    /// The paths of the members that the answer keeps; empty for all.
     pub response_fields: Vec<String>,
     pub min_indent: usize,
 }
 
 impl AnswerFormat {
-    /// The events of a stream with this format.
+    /// Returns the events of a stream with this format.
     pub fn into_events(self, state: &Arc<ServerState>, model: String) -> AnswerEvents {
         AnswerEvents {
             state: state.clone(),
@@ -43,7 +43,7 @@ impl AnswerFormat {
         }
     }
 
-    /// The object of a whole answer, or the last of a stream, which has no `content` then.
+    /// Returns the object of a whole answer, or the last one of a stream, which has no `content`.
     fn last(&self, state: &ServerState, model: &str, choice: ChoiceDelta, content: &str) -> Value {
         let cut = cut_at_indent(content, self.min_indent);
         let (mut stop_type, stopping_word) = match choice.finish.clone() {
@@ -134,7 +134,7 @@ fn probabilities(state: &ServerState, choice: &ChoiceDelta) -> Value {
     Value::Array(rows)
 }
 
-/// Times in milliseconds, and speeds.
+/// Returns times in milliseconds, and speeds.
 fn timings(times: Option<ChoiceTimes>, usage: &Usage) -> Value {
     let (prefill, decode) = times.map_or((Duration::ZERO, Duration::ZERO), |times| {
         (times.prefill, times.decode)
@@ -157,7 +157,7 @@ fn timings(times: Option<ChoiceTimes>, usage: &Usage) -> Value {
     timings
 }
 
-/// The members of an answer at these paths, whose steps are divided by slashes.
+/// Returns the members of an answer at these paths, whose steps are separated by slashes.
 fn kept(answer: &Value, paths: &[String]) -> Value {
     let members = paths.iter().filter_map(|path| {
         let member = answer.pointer(&format!("/{path}"))?;
@@ -166,7 +166,7 @@ fn kept(answer: &Value, paths: &[String]) -> Value {
     Value::Object(members.collect::<Map<_, _>>())
 }
 
-/// Encodes each piece of text as an event, and behind each choice one with `stop`.
+/// Encodes each piece of text as an event, and after each choice an event with `stop`.
 pub struct AnswerEvents {
     state: Arc<ServerState>,
     model: String,

@@ -1,4 +1,4 @@
-//! `/apply-template`: the text that the chat template makes of a conversation.
+//! `/apply-template`: a conversation's text by the chat template.
 
 use std::sync::Arc;
 

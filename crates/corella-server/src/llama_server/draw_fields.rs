@@ -1,4 +1,4 @@
-//! The fields by which `/completion` and `/infill` draw tokens, under llama-server's names.
+//! The sampling fields of `/completion` and `/infill`, under llama-server's names.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::sampling_fields::{
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
-/// The fields as they were sent; `null` is the same as absent.
+/// The fields as sent; `null` counts as absent.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct DrawFields {
@@ -55,7 +55,7 @@ const NAMES: &[(&str, &str)] = &[
     ("n", "n_cmpl"),
 ];
 
-/// llama-server's number for a seed that is drawn.
+/// llama-server's number for a random seed.
 const RANDOM_SEED: i64 = 0xFFFF_FFFF;
 
 impl DrawFields {
@@ -69,7 +69,7 @@ impl DrawFields {
         check_model(state, self.model.as_deref())
     }
 
-    /// The parameters of the call, and the options of its answer.
+    /// Returns the parameters of the call, and the options of its answer.
     pub fn params(
         mut self,
         state: &ServerState,
@@ -119,7 +119,7 @@ impl DrawFields {
             ..SamplingFields::default()
         };
         match num_predict {
-            // The prompt is computed, and nothing follows.
+            // Only the prompt is computed.
             Some(0) => {
                 sampling.set_max_tokens(Some(0));
                 sampling.prompt_logprobs = Some(0);
@@ -127,7 +127,7 @@ impl DrawFields {
             Some(num_predict) if num_predict > 0 => {
                 sampling.set_max_tokens(Some(u32::try_from(num_predict).unwrap_or(u32::MAX)));
             }
-            // Negative numbers are no limit but the context.
+            // Negative numbers mean no limit but the context.
             _ => {}
         }
         let validated = sampling.validate(state, caller, own).map_err(|error| {
@@ -148,7 +148,7 @@ impl DrawFields {
         Ok((params, answer))
     }
 
-    /// A sampler that a list leaves out is off.
+    /// Turns off the samplers that a list leaves out.
     fn apply_samplers(&mut self) -> Result<(), ApiError> {
         let samplers = match &self.samplers {
             None | Some(Value::Null) => return Ok(()),
@@ -176,7 +176,7 @@ impl DrawFields {
         Ok(())
     }
 
-    /// Penalties count the whole context. Where there are none, the window does not matter.
+    /// Penalties count the whole context. Without penalties, the window does not matter.
     fn apply_repeat_window(&mut self) -> Result<(), ApiError> {
         let is = |field: Option<f64>, neutral: f64| field.is_none_or(|value| value == neutral);
         let has_penalty = !is(self.repeat_penalty, 1.0)
@@ -199,8 +199,8 @@ impl DrawFields {
     }
 }
 
-/// `logit_bias`: an object of token ids and numbers, or an array of pairs, in which a text stands for its
-/// tokens and `false` for a token that is not drawn.
+/// Reads `logit_bias`: an object of token ids and numbers, or an array of pairs, in which a text stands for its tokens
+/// and `false` forbids a token.
 fn biases(
     state: &ServerState,
     field: Option<Value>,
@@ -250,7 +250,7 @@ fn biases(
     Ok(Some(biases))
 }
 
-/// The sampling parameters, which answers repeat.
+/// Returns the sampling parameters, which answers repeat.
 fn settings(params: &GenerationParams, num_predict: Option<i64>) -> Value {
     let sampling = &params.sampling;
     serde_json::json!({

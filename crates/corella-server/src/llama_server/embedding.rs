@@ -23,12 +23,12 @@ use crate::text_thread::Caller;
 #[serde(expecting = "a JSON object")]
 struct EmbeddingFields {
     content: Option<PromptField>,
-    /// The same under OpenAI's name.
+    /// The same field under OpenAI's name.
     input: Option<PromptField>,
     embd_normalize: Option<i64>,
 }
 
-/// llama-server has a vector for each token where a model does not pool, so that there are several.
+/// llama-server has a vector for each token if a model does not pool, so its answers allow several.
 #[derive(Serialize)]
 struct Embedding {
     index: usize,
@@ -81,7 +81,7 @@ pub async fn embedding(
     let pooled = pool(&state, &context, prompts, &model, params, timer).await?;
     let num_dimensions = state.config.vector_len();
     let num_bytes = pooled.states.len() * size_of::<f32>() * num_dimensions;
-    // As JSON, a million numbers take some tens of milliseconds.
+    // A million numbers take some tens of milliseconds as JSON.
     let write = move |server: &ServerState, _: &Caller| {
         let states = pooled.states.iter().enumerate();
         let answer: Vec<_> = states

@@ -1,4 +1,4 @@
-//! `/infill`: writes the text between two others, as editors ask for it.
+//! `/infill`: writes the text between two others, for editors.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ struct OtherFile {
     text: String,
     #[serde(default)]
     filename: Option<String>,
-    /// When the editor took it.
+    /// The time at which the editor read it.
     #[serde(default, rename = "time")]
     _time: Option<serde_json::Value>,
 }

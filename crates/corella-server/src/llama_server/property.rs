@@ -1,4 +1,4 @@
-//! `/props` and `/slots`: what llama-server's clients ask about the server.
+//! `/props` and `/slots`: facts about the server for llama-server's clients.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ pub async fn props(State(state): State<Arc<ServerState>>) -> Response {
     }))
 }
 
-/// The sampling defaults of a request that sets none.
+/// Returns the sampling defaults of a request.
 fn default_params(state: &ServerState) -> Value {
     let defaults = &state.config.generation_defaults;
     json!({
@@ -55,7 +55,7 @@ fn default_params(state: &ServerState) -> Value {
     })
 }
 
-/// A slot is a request that may run beside the others. None has a context of its own, so each may have all of it.
+/// A slot is a request that may run beside the others. None has a context of its own, so each may use all of it.
 pub async fn slots(State(state): State<Arc<ServerState>>, uri: Uri) -> Result<Response, ApiError> {
     let num_slots = state.engine.limits().max_num_seqs as usize;
     let num_running = state.engine.stats().scheduler.num_running;

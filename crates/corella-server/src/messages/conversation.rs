@@ -1,4 +1,4 @@
-//! Reads Anthropic's messages, whose content is a list of blocks, as the messages of a chat.
+//! Converts Anthropic's messages, whose content is a list of blocks, to the messages of a chat.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::messages::{BLOCK, MESSAGE, THINKING_BLOCK, TOOL_RESULT, TOOL_USE};
 
-/// `system` becomes the first message. Faults are named by their places in the request.
+/// `system` becomes the first message. Errors name places in the request.
 pub fn conversation(
     messages: Vec<Map<String, Value>>,
     system: Option<Value>,
@@ -50,8 +50,8 @@ pub fn conversation(
     Ok(conversation)
 }
 
-/// The system prompt without the line by which Claude Code is billed. It differs between sessions and stands first, so that
-/// nothing behind it would be found in the prefix cache. `None` if nothing is left.
+/// Removes the line by which Claude Code is billed from the system prompt. It comes first and differs between sessions,
+/// so nothing after it would be found in the prefix cache. Returns `None` if nothing is left.
 fn without_billing_header(system: Value) -> Option<Value> {
     const HEADER: &str = "x-anthropic-billing-header:";
     match system {
@@ -76,7 +76,7 @@ fn message(role: &str, content: String) -> Map<String, Value> {
     ])
 }
 
-/// A message of the user is text, and what tools have said, each of which is a message of its own.
+/// A message of the user has text and tool results. Each result becomes a message of its own.
 fn push_user(
     conversation: &mut Vec<Map<String, Value>>,
     content: &Value,
@@ -123,7 +123,7 @@ fn flush(conversation: &mut Vec<Map<String, Value>>, texts: &mut Vec<String>) {
     }
 }
 
-/// A message of the assistant is what it thought, its text and its calls of tools.
+/// A message of the assistant has its thoughts, its text and its tool calls.
 fn assistant(
     content: &Value,
     path: &str,
@@ -180,8 +180,7 @@ fn required_text<'a>(block: &'a Value, name: &str, path: &str) -> Result<&'a str
     text.ok_or_else(|| ApiError::invalid(format!("{path}.{name}"), "must be a string"))
 }
 
-/// The text of a string or of a list of blocks, which are joined with line breaks, as parts of OpenAI's
-/// messages are.
+/// Returns the text of a string or of a list of blocks, joined with line breaks like the parts of OpenAI's messages.
 fn text_of(content: &Value, path: &str, check: FieldCheck) -> Result<String, ApiError> {
     match content {
         Value::String(text) => Ok(text.clone()),

@@ -39,10 +39,10 @@ impl<'a> Envelope<'a> {
     }
 }
 
-/// The name by which clients know the answer's id.
+/// The header by which clients know the answer's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// Rewrites the error of an answer, whoever it comes from, and adds the header `request-id`.
+/// Rewrites the error of an answer, from any layer, and adds the header `request-id`.
 pub async fn in_anthropic_shape(request: Request, next: Next) -> Response {
     let name = request.extensions().get::<RequestName>().cloned();
     let mut response = next.run(request).await;
@@ -57,7 +57,7 @@ pub async fn in_anthropic_shape(request: Request, next: Next) -> Response {
     response
 }
 
-/// The event that ends a stream which fails.
+/// Returns the event that ends a failed stream.
 pub fn error_event(error: &ApiError) -> impl Serialize {
     Envelope::new(error, None)
 }

@@ -16,7 +16,7 @@ pub struct MessageEvents {
     head: ResponseHead,
     format: Option<CallFormat>,
     is_started: bool,
-    /// All blocks up to now, of which the last one is open.
+    /// All blocks so far. The last one is open.
     blocks: Vec<ReplyBlock>,
 }
 
@@ -30,7 +30,7 @@ impl MessageEvents {
         }
     }
 
-    /// The prompt's tokens are known with the first token.
+    /// The number of prompt tokens is known with the first token.
     fn start(&mut self, usage: &Usage, events: &mut Events) {
         if std::mem::replace(&mut self.is_started, true) {
             return;

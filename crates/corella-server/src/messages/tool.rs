@@ -1,4 +1,4 @@
-//! Reads Anthropic's `tools` and `tool_choice` as OpenAI's.
+//! Converts Anthropic's `tools` and `tool_choice` to OpenAI's.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::messages::{TOOL, TOOL_CHOICE};
 
-/// The tools in the shape that chat templates read.
+/// Returns the tools in the form that chat templates read.
 pub fn chat_tools(
     tools: Vec<Map<String, Value>>,
     check: FieldCheck,
@@ -43,7 +43,7 @@ pub fn chat_tools(
     Ok(list)
 }
 
-/// OpenAI's `tool_choice` and `parallel_tool_calls`.
+/// Returns OpenAI's `tool_choice` and `parallel_tool_calls`.
 pub fn chat_tool_choice(
     choice: &Map<String, Value>,
     check: FieldCheck,

@@ -1,5 +1,5 @@
 //! The adapters that calls and requests of other nodes use: vLLM's `lora_requests_info`, by which gateways choose a
-//! server that has an adapter at work.
+//! server with a running adapter.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::series::encode;
 use crate::server_state::unix_now_s;
 
-/// Counts the calls of each adapter, and requests that other nodes bring. There are at most as many names as adapters and
+/// Counts the calls of each adapter, and requests from other nodes. The names are at most as many as adapters and
 /// calls.
 #[derive(Debug, Default)]
 pub struct AdapterUses {
@@ -24,7 +24,7 @@ pub struct AdapterUses {
 struct CallCount {
     /// Calls without an output.
     num_waiting: usize,
-    /// Calls that have one.
+    /// Calls with an output.
     num_running: usize,
 }
 
@@ -36,7 +36,7 @@ struct UseLabels {
 }
 
 impl AdapterUses {
-    /// Counts a call that is submitted, until the value is dropped.
+    /// Counts a submitted call until the value is dropped.
     pub fn begin(self: &Arc<Self>, name: &str) -> AdapterCall {
         self.lock().entry(name.to_owned()).or_default().num_waiting += 1;
         AdapterCall {
@@ -67,7 +67,7 @@ impl AdapterUses {
     }
 }
 
-/// What registers with the metrics.
+/// Registers with the metrics.
 #[derive(Debug)]
 pub struct AdapterMetrics {
     pub uses: Arc<AdapterUses>,
@@ -75,7 +75,7 @@ pub struct AdapterMetrics {
 }
 
 impl Collector for AdapterMetrics {
-    /// As in vLLM, the value is the time of the scrape, by which a gateway knows the latest of several series.
+    /// As in vLLM, the value is the time of the scrape, by which a gateway recognises the latest of several series.
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let family = Family::<UseLabels, Gauge>::default();
         family
@@ -98,7 +98,7 @@ pub struct AdapterCall {
 }
 
 impl AdapterCall {
-    /// Notes an output. Only the first takes the lock.
+    /// Notes an output. Only the first output takes the lock.
     pub fn handle_output(&mut self) {
         if self.is_running {
             return;

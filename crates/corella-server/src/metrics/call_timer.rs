@@ -17,24 +17,24 @@ use super::output::TokenTimes;
 /// Times one API call, from the arrival of its request.
 pub struct CallTimer {
     metrics: Arc<Metrics>,
-    /// Whoever pays for the tokens.
+    /// The account that pays for the tokens.
     account: Option<Arc<Account>>,
     trace: Option<TraceScope>,
     adapter: Option<AdapterCall>,
     line: Option<Arc<RequestLine>>,
     arrival: Instant,
     submission: Instant,
-    /// By choice.
+    /// The choices by index.
     choices: Vec<Choice>,
     first_token_seen: bool,
 }
 
-/// What took how long in a choice that has ended.
+/// The durations of a finished choice's stages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChoiceTimes {
     /// From the arrival of the request to now.
     pub total: Duration,
-    /// From the beginning of its prompt's computation to its first token.
+    /// From the start of its prompt's computation to its first token.
     pub prefill: Duration,
     /// From its first token to its last.
     pub decode: Duration,
@@ -63,17 +63,17 @@ impl CallTimer {
         }
     }
 
-    /// The span of the call, if anybody wants to see it.
+    /// Returns the span of the call, if it is traced.
     pub fn trace(&self) -> Option<&TraceScope> {
         self.trace.as_ref()
     }
 
-    /// The call uses an adapter.
+    /// Counts the call for the adapter that it uses.
     pub fn count_adapter(&mut self, adapter: AdapterCall) {
         self.adapter = Some(adapter);
     }
 
-    /// The prompts have been tokenised and are now submitted to the engine.
+    /// Records that the prompts are tokenised and submitted to the engine.
     pub fn handle_submission(&mut self, num_prompt_tokens: usize) {
         if let Some(line) = &self.line {
             line.add_prompt(num_prompt_tokens);
@@ -94,7 +94,7 @@ impl CallTimer {
         }
         if output.sample.is_none() {
             if output.finish == Some(FinishReason::Length) {
-                // It was asked for log-probabilities of its prompt and for no token.
+                // The call asked for log-probabilities of its prompt and for no token.
                 let num_prompt_tokens = u64::from(output.num_prompt_tokens);
                 self.metrics.prompt_tokens.inc_by(num_prompt_tokens);
             }
@@ -148,7 +148,7 @@ impl CallTimer {
         }
     }
 
-    /// The times of a choice up to now; `None` if it has no token.
+    /// Returns the times of a choice so far; `None` before its first token.
     pub fn times(&self, choice: usize) -> Option<ChoiceTimes> {
         let choice = self.choices.get(choice)?;
         let tokens = choice.tokens?;
@@ -183,7 +183,7 @@ impl CallTimer {
             .observe(inference.as_secs_f64());
     }
 
-    /// The last choice has finished.
+    /// Records the end of the last choice.
     pub fn handle_end(&self) {
         self.metrics
             .latency

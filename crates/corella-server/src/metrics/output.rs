@@ -1,5 +1,5 @@
-//! Metrics of output tokens and of choices that end. Calls of clients feed them, and on a decode node the requests of
-//! other nodes, too.
+//! Metrics of output tokens and of finished choices. They count calls of clients and, on a decode node, requests of
+//! other nodes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,7 +23,7 @@ const TOKEN_BUCKETS: [f64; 18] = [
     5.0, 10.0,
 ];
 
-/// Clones count together.
+/// Clones share the counts.
 #[derive(Clone)]
 pub struct OutputMetrics {
     finished: Family<FinishLabels, Counter>,
@@ -33,9 +33,9 @@ pub struct OutputMetrics {
     decode_seconds: Histogram,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
-    /// What requests are computed with.
+    /// The adapters in use.
     pub adapter_uses: Arc<AdapterUses>,
-    /// For those who watch the engine.
+    /// For watchers of the engine.
     pub recent_latency: Arc<RecentLatency>,
 }
 
@@ -44,7 +44,7 @@ struct FinishLabels {
     finished_reason: &'static str,
 }
 
-/// The tokens of one choice.
+/// The times of one choice's tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenTimes {
     pub first: Instant,
@@ -125,7 +125,7 @@ impl OutputMetrics {
         );
     }
 
-    /// Counts a token. True if it is the first of its choice.
+    /// Counts a token. Returns whether it is the first of its choice.
     pub(super) fn handle_token(&self, times: &mut Option<TokenTimes>, now: Instant) -> bool {
         self.generation_tokens.inc();
         let Some(times) = times else {
@@ -179,7 +179,7 @@ impl OutputMeter for OutputMetrics {
     }
 }
 
-/// Counts a request that another node has brought.
+/// Counts a request from another node.
 struct ReceivedCount {
     metrics: OutputMetrics,
     adapter: Option<AdapterCall>,

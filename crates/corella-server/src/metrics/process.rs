@@ -1,4 +1,4 @@
-//! The metrics that Prometheus' libraries have of a process, by their usual names. Linux tells them in `/proc`.
+//! The usual process metrics of Prometheus' libraries, read from Linux's `/proc`.
 
 use std::fmt;
 use std::fs;
@@ -10,7 +10,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::series::encode;
 
-/// Reads them at each scrape. Elsewhere than on Linux there are none.
+/// Reads them at each scrape. Other systems than Linux have none.
 #[derive(Debug)]
 pub struct ProcessMetrics;
 
@@ -73,11 +73,11 @@ impl Collector for ProcessMetrics {
     }
 }
 
-/// What the numbers of `/proc/self/stat` are counted in.
+/// The units of `/proc/self/stat`.
 struct Units {
     ticks_per_second: f64,
     page_bytes: i64,
-    /// When the machine started, in seconds since 1970.
+    /// The time at which the machine started, in seconds since 1970.
     boot_seconds: f64,
 }
 
@@ -105,10 +105,11 @@ struct ProcessStat {
 }
 
 impl ProcessStat {
-    /// The line is described in proc_pid_stat(5). The name of the program, in brackets, may have spaces and brackets.
+    /// Parses the line, which proc_pid_stat(5) describes. The name of the program, in brackets, may have spaces and
+    /// brackets.
     fn parse(line: &str, units: &Units) -> Option<Self> {
         let (_, behind_name) = line.rsplit_once(')')?;
-        // The first of them is the third of the line.
+        // The first of these fields is the third of the line.
         let fields: Vec<&str> = behind_name.split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<i64>().ok();
         let seconds = |ticks: i64| ticks as f64 / units.ticks_per_second;

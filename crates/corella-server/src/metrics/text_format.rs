@@ -3,7 +3,7 @@
 use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
 
-/// Whether `Accept` names OpenMetrics, and plain text not before it. Like Prometheus' libraries, a client that
+/// Returns whether `Accept` names OpenMetrics, and plain text not before it. Like Prometheus' libraries, a client that
 /// names neither gets plain text.
 pub fn prefers_open_metrics(headers: &HeaderMap) -> bool {
     let (mut open, mut plain) = (0.0f32, 0.0f32);
@@ -23,8 +23,8 @@ pub fn prefers_open_metrics(headers: &HeaderMap) -> bool {
     open > 0.0 && open >= plain
 }
 
-/// The same metrics in Prometheus' format: a counter is named as its series are, and units and the mark of
-/// the end are left out.
+/// Converts the metrics to Prometheus' format: a counter is named like its series, and units and the end mark are left
+/// out.
 pub fn prometheus_text(open_metrics: &str) -> String {
     let mut text = String::with_capacity(open_metrics.len());
     let mut help = None;
@@ -75,7 +75,7 @@ mod tests {
             ("application/openmetrics-text", true),
             ("application/openmetrics-text;q=0, */*", false),
             ("application/openmetrics-text;q=0.2,text/plain;q=0.5", false),
-            // Prometheus 2 and 3.
+            // The headers of Prometheus 2 and 3.
             (
                 "application/openmetrics-text;version=1.0.0;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,\
                  text/plain;version=0.0.4;q=0.3,*/*;q=0.2",

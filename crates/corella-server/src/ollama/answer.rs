@@ -1,4 +1,4 @@
-//! The lines of an answer, which is one line if it is not streamed.
+//! The lines of an answer; a single line without streaming.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -21,7 +21,7 @@ use crate::server_state::ServerState;
 use crate::sse::{ChunkEncoder, Events};
 use crate::token_logprob::{ChatLogprobs, TokenNames};
 
-/// The endpoint that answers, which says where a line has its text.
+/// The endpoint of the answer, which determines the place of a line's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     Chat,
@@ -78,7 +78,7 @@ struct CalledFunction {
     arguments: Value,
 }
 
-/// What only the last line has. Times are nanoseconds.
+/// The members of the last line only. Times are nanoseconds.
 #[derive(Serialize)]
 struct End {
     done_reason: &'static str,
@@ -91,7 +91,7 @@ struct End {
 }
 
 impl End {
-    /// A call that generated nothing has asked for the model to be loaded.
+    /// A call that generated nothing has only asked to load the model.
     fn new(finish: Option<&Finish>, times: Option<ChoiceTimes>, usage: &Usage) -> Self {
         let nanos = |time: fn(&ChoiceTimes) -> Duration| {
             let time = times.as_ref().map_or(Duration::ZERO, time);
@@ -104,13 +104,13 @@ impl End {
             prompt_eval_count: usage.prompt_tokens,
             prompt_eval_duration: nanos(|times| times.prefill),
             eval_count: usage.completion_tokens,
-            // Clients divide by it.
+            // Clients divide by this time.
             eval_duration: nanos(|times| times.decode).max(1),
         }
     }
 }
 
-/// What one line adds to the answer.
+/// The addition of one line to the answer.
 #[derive(Default)]
 struct Addition {
     text: String,
@@ -166,7 +166,7 @@ fn line(model: &str, content: Content, end: Option<End>, logprobs: Vec<Value>) -
     }
 }
 
-/// A time as Ollama writes it.
+/// Writes a time in Ollama's form.
 pub fn timestamp(time: SystemTime) -> String {
     strftime("%Y-%m-%dT%H:%M:%S.%fZ", time)
 }
@@ -202,16 +202,16 @@ pub fn whole_answer(
     json_response(&line(model, addition.content(door), Some(end), logprobs))
 }
 
-/// Encodes each part of a reply as a line of its own, calls of tools as soon as they are whole, and at the
-/// end one with `done`.
+/// Encodes each part of a reply as a line of its own, a tool call once it is complete, and at the end a line with
+/// `done`.
 pub struct AnswerLines {
     state: Arc<ServerState>,
     model: String,
     door: Door,
-    /// A call whose arguments are not complete.
+    /// A call with incomplete arguments.
     call: Option<ReplyBlock>,
     num_calls: usize,
-    /// Log-probabilities of tokens that no line has told of.
+    /// Log-probabilities of tokens that no line has contained yet.
     logprobs: Vec<Value>,
     finish: Option<Finish>,
     times: Option<ChoiceTimes>,

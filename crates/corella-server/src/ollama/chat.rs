@@ -61,7 +61,7 @@ impl Endpoint for OllamaChat {
         let mut params = common.params(state, caller, EndpointFields::default())?;
         let messages = conversation(fields.messages.unwrap_or_default(), check)?;
         let mut prompts = Vec::new();
-        // As in Ollama's templates, an answer that has begun is continued.
+        // As in Ollama's templates, a begun answer is continued.
         let is_begun = messages
             .last()
             .is_some_and(|last| last["role"] == "assistant" && !last.contains_key("tool_calls"));
@@ -69,7 +69,7 @@ impl Endpoint for OllamaChat {
         let chat = ChatFields::conversation(messages, is_begun, template_kwargs);
         let mut chat = chat.with_tools(fields.tools, None, None);
         if is_empty {
-            // This asks for the model to be loaded, which it is.
+            // Such a call only asks to load the model, which is loaded already.
             chat.check_tools(state, check)?;
         } else {
             let prompt = chat.tokenize(state, check, caller);

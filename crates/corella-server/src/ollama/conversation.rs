@@ -1,4 +1,4 @@
-//! Reads Ollama's messages as the messages of a chat.
+//! Converts Ollama's messages to the messages of a chat.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use crate::api_error::ApiError;
 use crate::field_check::FieldCheck;
 use crate::field_table::ollama::{CALL, CALLED_FUNCTION, MESSAGE};
 
-/// Faults are named by their places in the request.
+/// Errors name places in the request.
 pub fn conversation(
     messages: Vec<Map<String, Value>>,
     check: FieldCheck,
@@ -18,12 +18,12 @@ pub fn conversation(
         .collect()
 }
 
-/// Ollama's calls need no ids, which some chat templates want: what a tool has said belongs to the first
-/// call of that tool which has no answer yet.
+/// Ollama's calls need no ids, but some chat templates do. A tool's result belongs to the first call of that tool
+/// without a result.
 #[derive(Default)]
 struct Calls {
     num_calls: usize,
-    /// The id and the tool of each call without an answer.
+    /// The id and the tool of each call without a result.
     open: Vec<(String, String)>,
 }
 
@@ -110,8 +110,8 @@ impl Calls {
             Some(_) => return must_be(format!("{path}.arguments"), "must be an object"),
         };
         self.num_calls += 1;
-        // Mistral's templates accept only ids of nine letters and digits. The same conversation always
-        // has the same ids, so that the prefix cache knows it again.
+        // Mistral's templates accept only ids of nine letters and digits. The same conversation always has the same
+        // ids, so that the prefix cache recognises it.
         let id = id.unwrap_or_else(|| format!("call{:05}", self.num_calls));
         self.open.push((id.clone(), name.clone()));
         Ok(json!({
@@ -119,7 +119,7 @@ impl Calls {
         }))
     }
 
-    /// The id of the call that a tool has answered.
+    /// Returns the id of the call that a tool's result belongs to.
     fn answered(&mut self, id: Option<String>, tool: Option<&str>) -> Option<String> {
         let position = match (&id, tool) {
             (Some(id), _) => self.open.iter().position(|(open, _)| open == id),
@@ -131,7 +131,7 @@ impl Calls {
     }
 }
 
-/// Takes a text out of an object, if it has one.
+/// Takes a text out of an object, if present.
 fn text_member(
     fields: &mut Map<String, Value>,
     name: &str,

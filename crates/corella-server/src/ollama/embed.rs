@@ -41,15 +41,15 @@ struct OlderFields {
     prompt: Option<String>,
 }
 
-/// What a call wants vectors of.
+/// The texts of a call.
 struct Texts {
     model: String,
     prompts: Vec<PooledPrompt>,
-    /// The first so many values of each vector.
+    /// The number of values kept of each vector.
     num_dimensions: usize,
 }
 
-/// Vectors are cut to `dimensions` and then have the length 1.
+/// Vectors are cut to `dimensions` and then scaled to length 1.
 pub async fn embed(
     State(state): State<Arc<ServerState>>,
     context: CallContext,
@@ -87,7 +87,7 @@ pub async fn embed(
     vectors(&state, &context, body, "input", prepare, write).await
 }
 
-/// The vector is as long as it comes.
+/// The vector is not scaled.
 pub async fn embeddings(
     State(state): State<Arc<ServerState>>,
     context: CallContext,
@@ -115,7 +115,7 @@ pub async fn embeddings(
     vectors(&state, &context, body, "prompt", prepare, write).await
 }
 
-/// How texts become tokens at these endpoints.
+/// Returns how these endpoints tokenise texts.
 fn form(state: &ServerState) -> Result<TextForm<'_>, ApiError> {
     check_vectors(&state.config)?;
     Ok(TextForm {
@@ -132,8 +132,8 @@ struct Vectors {
     usage: PoolingUsage,
 }
 
-/// Computes what `prepare` asks for; `write` makes the answer. A call without a text asks for the model to
-/// be loaded, which it is.
+/// Computes the hidden states of the texts from `prepare`; `write` makes the answer. A call without a text only asks to
+/// load the model, which is loaded already.
 async fn vectors(
     state: &Arc<ServerState>,
     context: &CallContext,
@@ -165,7 +165,7 @@ async fn vectors(
         num_dimensions: texts.num_dimensions,
         usage: pooled.usage,
     };
-    // As JSON, a million numbers take some tens of milliseconds.
+    // A million numbers take some tens of milliseconds as JSON.
     let write = move |server: &ServerState, _: &Caller| Ok(write(vectors, &server.config));
     state.run_blocking(num_bytes, write).await
 }

@@ -21,12 +21,12 @@ impl<'a> ErrorLine<'a> {
     }
 }
 
-/// Rewrites the errors of answers, whoever they come from.
+/// Rewrites the errors of answers, from any layer.
 pub async fn in_ollama_shape(request: Request, next: Next) -> Response {
     with_ollama_error(next.run(request).await)
 }
 
-/// Rewrites the error of an answer, if it is one.
+/// Rewrites an answer that is an error.
 pub fn with_ollama_error(mut response: Response) -> Response {
     if let Some(error) = response.extensions_mut().remove::<ApiError>() {
         let body = serde_json::to_vec(&ErrorLine::new(&error)).unwrap_or_default();

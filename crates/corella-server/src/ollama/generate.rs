@@ -32,7 +32,7 @@ pub async fn generate(
     serve_call::<OllamaGenerate>(state, context, body).await
 }
 
-/// Fields that `/api/chat` does not have. An empty text is the same as none.
+/// Fields that `/api/chat` does not have. An empty text counts as absent.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct PromptFields {
@@ -42,11 +42,11 @@ struct PromptFields {
     raw: Option<bool>,
 }
 
-/// What a prompt is to the model.
+/// The meaning of a prompt to the model.
 enum Reading {
-    /// A message of a conversation, which is rendered by the chat template.
+    /// A message of a conversation, rendered by the chat template.
     Message { system: Option<String> },
-    /// A text that goes on, with another behind it if there is a suffix.
+    /// A text to continue, up to the suffix if present.
     Text { suffix: Option<Suffix> },
 }
 
@@ -110,7 +110,7 @@ impl Endpoint for OllamaGenerate {
         let mut params = common.params(state, caller, own)?;
         let mut prompts: Vec<PromptTokens> = Vec::new();
         match reading {
-            // A call without a prompt asks for the model to be loaded, which it is.
+            // A call without a prompt only asks to load the model, which is loaded already.
             Reading::Message { .. } | Reading::Text { suffix: None } if prompt.is_empty() => {}
             Reading::Message { system } => {
                 let messages = messages(system, prompt);

@@ -1,4 +1,4 @@
-//! What Ollama's clients ask about models and the server.
+//! Facts about models and the server for Ollama's clients.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -20,9 +20,9 @@ use crate::field_table::Endpoint;
 use crate::request_body::RequestBody;
 use crate::server_state::ServerState;
 
-/// The version of Ollama whose API is spoken. Clients ask for it before they use newer features.
+/// The version of Ollama's API. Clients ask for it before they use newer features.
 const OLLAMA_VERSION: &str = "0.13.0";
-/// Models are never unloaded, and clients take a date.
+/// Models are never unloaded, but clients expect a date.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 #[derive(Serialize)]
@@ -35,7 +35,7 @@ struct Model {
     name: String,
     model: String,
     modified_at: String,
-    /// In bytes: size of the files, and of the weights in memory where the model is listed as running.
+    /// In bytes: size of the files, or of the weights in memory if the model is listed as running.
     size: u64,
     digest: String,
     details: Details,
@@ -105,7 +105,7 @@ fn details(state: &ServerState, name: &str) -> Details {
     }
 }
 
-/// A number of parameters as Ollama writes it: `596.05M`, `8.2B`.
+/// Writes a number of parameters in Ollama's form: `596.05M`, `8.2B`.
 fn parameter_size(num_parameters: u64) -> String {
     let num = num_parameters as f64;
     match num_parameters {
@@ -117,7 +117,7 @@ fn parameter_size(num_parameters: u64) -> String {
     }
 }
 
-/// The names that a caller may use: those of the model, and its adapters.
+/// Returns the names that a caller may use: the model's names and its adapters.
 fn names(state: &ServerState, context: &CallContext) -> Vec<String> {
     let adapters = state.adapters.list();
     let adapters = adapters.iter().map(|(name, _)| name.to_string());
@@ -135,7 +135,7 @@ pub async fn tags(State(state): State<Arc<ServerState>>, context: CallContext) -
     json_response(&ModelList { models })
 }
 
-/// `/api/ps`: the same, since all of them are loaded for as long as the server runs.
+/// `/api/ps`: the same list, because all of them stay loaded as long as the server runs.
 pub async fn running_models(
     State(state): State<Arc<ServerState>>,
     context: CallContext,
@@ -164,7 +164,7 @@ struct ShowFields {
     name: Option<String>,
 }
 
-/// `/api/show`: what a model can do, and what requests to it draw by if they say nothing.
+/// `/api/show`: a model's abilities, and its default parameters of sampling.
 pub async fn show_model(
     State(state): State<Arc<ServerState>>,
     context: CallContext,
@@ -198,7 +198,7 @@ pub async fn show_model(
     })))
 }
 
-/// The defaults of sampling, in the notation of a Modelfile.
+/// Returns the sampling defaults in a Modelfile's notation.
 fn parameters(state: &ServerState) -> String {
     let defaults = &state.config.generation_defaults;
     let lines = [

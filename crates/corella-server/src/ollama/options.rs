@@ -1,5 +1,4 @@
-//! Fields that `/api/chat` and `/api/generate` share: the model, how tokens are drawn, and what the answer
-//! is to look like.
+//! Fields that `/api/chat` and `/api/generate` share: the model, sampling, and the format of the answer.
 
 use corella_engine::rare_line;
 use corella_text::GrammarSource;
@@ -21,7 +20,7 @@ use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 use crate::thinking_switch::thinking_switch;
 
-/// The fields as they were sent; `null` is the same as absent.
+/// The fields as sent; `null` counts as absent.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct CommonFields {
@@ -51,14 +50,14 @@ struct OptionFields {
     frequency_penalty: Option<f64>,
 }
 
-/// The members of `options` as a map, whose names are checked.
+/// The names of `options`' members, for the check.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct OptionNames {
     options: Option<Map<String, Value>>,
 }
 
-/// Where the fields of `SamplingFields` come from.
+/// The sources of the fields of `SamplingFields`.
 const NAMES: &[(&str, &str)] = &[
     ("temperature", "options.temperature"),
     ("top_k", "options.top_k"),
