@@ -1,7 +1,7 @@
-//! `/openapi.json`: what this server answers, as an OpenAPI 3.1 document.
+//! `/openapi.json`: describes this server's API as an OpenAPI 3.1 document.
 //!
-//! The fields of a body come from the tables by which requests are checked, so that the document says of
-//! each field what the server does with it. What does not depend on a table is in JSON files.
+//! The fields of a body come from the tables that check requests, so that the document describes the server's treatment
+//! of each field. The rest is in JSON files.
 
 mod field_schema;
 mod operation;
@@ -25,7 +25,7 @@ use template::Blanks;
 
 const DOCUMENT: &str = include_str!("openapi/document.json");
 
-/// What is answered without a table of fields. Each operation may fail, which is added to it.
+/// The operations without a table of fields. The possible errors are added to each.
 const PATHS: [&str; 4] = [
     include_str!("openapi/paths/server.json"),
     include_str!("openapi/paths/llama_server.json"),
@@ -126,7 +126,7 @@ fn operation_object(operation: &Operation, body: &str) -> Value {
     })
 }
 
-/// An operation that the model has no answer to, whatever the body says.
+/// An operation that the model never supports.
 fn refused_operation(operation: &Operation) -> Value {
     let summary = format!("Always 400 with this model. {}", operation.summary);
     json!({"operationId": operation.id, "summary": summary, "responses": {}})
@@ -151,7 +151,7 @@ fn json_content(schema: &str) -> Value {
     json!({"application/json": {"schema": {"$ref": reference}}})
 }
 
-/// The schema of a body, with the fields that are read and those that are accepted without effect.
+/// Returns the schema of a body, with the fields that are read and those accepted without effect.
 fn body_schema(operation: &Operation, schemas: &FieldSchemas) -> Value {
     let endpoint = operation.endpoint;
     let schema = |name: &str| schemas.of_field(endpoint, name);
@@ -169,8 +169,8 @@ fn body_schema(operation: &Operation, schemas: &FieldSchemas) -> Value {
     object
 }
 
-/// Whether a field makes a difference at an endpoint. Those that count or convert tokens accept the fields
-/// of those that generate, so that a request can be sent to both, and leave them unread.
+/// Returns whether a field makes a difference at an endpoint. Endpoints that count or convert tokens accept the fields
+/// of the generating endpoints, so that a request can be sent to both, but do not read them.
 fn is_heeded(endpoint: Endpoint, name: &str, treatment: &Treatment) -> bool {
     match treatment {
         Treatment::Read => match endpoint {
@@ -191,12 +191,12 @@ fn is_heeded(endpoint: Endpoint, name: &str, treatment: &Treatment) -> bool {
     }
 }
 
-/// Whether a field of `/v1/completions` says what becomes of the tokens of a prompt, and not which they are.
+/// Returns whether a field of `/v1/completions` affects the answer and not the prompt's tokens.
 fn is_of_answer(name: &str) -> bool {
     matches!(name, "best_of" | "suffix")
 }
 
-/// The schema of an object whose fields are those of a table for which `is_shown`.
+/// Returns the schema of an object with the fields of a table for which `is_shown`.
 fn table_schema(
     table: &FieldTable,
     is_shown: impl Fn(&str, &Treatment) -> bool,
@@ -218,7 +218,7 @@ fn table_schema(
         };
         properties.insert(name.to_owned(), schema.unwrap_or_else(|| json!({})));
     }
-    // A null member counts as left out, whatever its name.
+    // A null member of any name counts as absent.
     let others = json!({"type": "null"});
     json!({"type": "object", "properties": properties, "additionalProperties": others})
 }
@@ -231,7 +231,7 @@ mod tests {
     use super::field_schema::{FIELDS, TABLES};
     use super::*;
 
-    /// A field that is read and has no schema would be described as taking anything.
+    /// A field that is read but lacks a schema would be described as taking anything.
     #[test]
     fn every_field_that_is_read_has_a_schema() {
         let blanks = Blanks::of(&ServeConfig::new("model", 64, 100, 16));
@@ -293,7 +293,7 @@ mod tests {
         assert!(num_references > 100, "{num_references}");
     }
 
-    /// A name in angle brackets that is misspelt would stay in the document.
+    /// A misspelt name in angle brackets would stay in the document.
     #[test]
     fn every_file_is_json_whose_blanks_are_known() {
         let blanks = Blanks::of(&ServeConfig::new("model", 64, 100, 16));

@@ -1,12 +1,12 @@
-//! The fields that say what an answer must look like: OpenAI's `response_format`, vLLM's
-//! `structured_outputs`, and the names that vLLM had for its parts before.
+//! The fields for an answer's format: OpenAI's `response_format`, vLLM's `structured_outputs`, and
+//! vLLM's earlier names of its parts.
 
 use corella_text::{GrammarError, GrammarSource};
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 
-/// The fields as they were sent.
+/// The fields as sent.
 #[derive(Debug, Default)]
 pub struct OutputFormatFields {
     pub response_format: Option<Value>,
@@ -18,18 +18,18 @@ pub struct OutputFormatFields {
     pub guided_grammar: Option<String>,
 }
 
-/// What the answer must look like, and the field that says so.
+/// The format of an answer, and the field that asks for it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputFormat {
     pub source: GrammarSource,
-    /// The path of the field in the body. What is wrong with the grammar is told with it.
+    /// The path of the field in the body, for errors of the grammar.
     pub field: String,
 }
 
 pub const MAX_CHOICES: usize = 4096;
 
 impl OutputFormatFields {
-    /// Checks everything but the grammar itself. `None` if any text will do.
+    /// Checks everything but the grammar itself. Returns `None` if the format is free.
     pub fn checked(self) -> Result<Option<OutputFormat>, ApiError> {
         let mut formats = Vec::new();
         let mut add = |field: &str, source| {
@@ -146,8 +146,8 @@ pub fn message_format(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
     }
 }
 
-/// The format of an object with a schema. Its name and description are for the caller, and every schema
-/// is followed strictly.
+/// Returns the format of an object with a schema. Its name and description are for the caller, and every schema is
+/// followed strictly.
 fn schema_of(path: &str, mut fields: Map<String, Value>) -> Result<OutputFormat, ApiError> {
     let field = format!("{path}.schema");
     let schema = fields.remove("schema").filter(|schema| !schema.is_null());
@@ -162,7 +162,7 @@ fn schema_of(path: &str, mut fields: Map<String, Value>) -> Result<OutputFormat,
 /// The forms of vLLM's `structured_outputs`.
 const KINDS: [&str; 5] = ["json", "json_object", "regex", "choice", "grammar"];
 
-/// Switches beside them: there is one backend, and members that a schema does not name are never generated.
+/// Switches beside them: there is one backend, and members outside a schema are never generated.
 const WITHOUT_EFFECT: [&str; 4] = [
     "_backend",
     "_backend_was_auto",
@@ -217,7 +217,7 @@ fn structured_outputs(field: Option<Value>) -> Result<Option<OutputFormat>, ApiE
     Ok(Some(OutputFormat { source, field }))
 }
 
-/// A schema, or, as vLLM takes it too, its text.
+/// Returns a schema, which may also be sent as text, as in vLLM.
 pub fn json_schema(field: &str, schema: Value) -> Result<GrammarSource, ApiError> {
     let schema = match schema {
         Value::String(text) => serde_json::from_str(&text)
@@ -242,7 +242,7 @@ fn choice(field: &str, texts: Vec<String>) -> Result<GrammarSource, ApiError> {
 }
 
 fn lark(field: &str, grammar: String) -> Result<GrammarSource, ApiError> {
-    // llama.cpp's and older vLLM's notation has rules like `root ::= "yes" | "no"`.
+    // The notation of llama.cpp and older vLLM has rules like `root ::= "yes" | "no"`.
     if grammar.contains("::=") && !grammar.contains("start:") {
         return Err(ApiError::invalid(
             field,
@@ -259,7 +259,7 @@ fn object(field: &str, value: Value) -> Result<Map<String, Value>, ApiError> {
     }
 }
 
-/// A field that nobody reads might change the answer.
+/// An unread field might change the answer, so it is refused.
 fn no_others(field: &str, fields: &Map<String, Value>, known: &[&str]) -> Result<(), ApiError> {
     let is_other = |name: &&String| !known.contains(&name.as_str()) && !fields[*name].is_null();
     match fields.keys().find(is_other) {

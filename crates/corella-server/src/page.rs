@@ -64,12 +64,12 @@ const ASSETS: &[Asset] = assets![
     "token_list.js",
 ];
 
-/// Everything comes from this server, and nothing that a model writes can be run.
+/// The browser loads files from this server only, and runs nothing that a model writes.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The page. Its files are relative to it, or below the path that is before all others: a browser may know that path
-/// with or without a slash at its end, and a proxy may take it away.
+/// The page. Its files are relative to it, or below the root path: a browser may use that path with or without a final
+/// slash, and a proxy may remove it.
 pub async fn page(State(state): State<Arc<ServerState>>) -> Response {
     match &*state.config.root_path {
         "" => response(INDEX.name, INDEX.bytes.into()),
@@ -81,7 +81,7 @@ pub async fn page(State(state): State<Arc<ServerState>>) -> Response {
     }
 }
 
-/// A file that the page is made of.
+/// A file of the page.
 pub async fn page_asset(Path(name): Path<String>) -> Result<Response, ApiError> {
     let asset = ASSETS.iter().find(|asset| asset.name == name);
     let asset = asset
@@ -97,7 +97,7 @@ fn response(name: &str, body: Body) -> Response {
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // Another version of the server may be next, and its files must fit together.
+        // The next server may have another version, whose files must fit together.
         (CACHE_CONTROL, "no-cache"),
     ] {
         headers.insert(name, HeaderValue::from_static(value));
@@ -119,7 +119,7 @@ fn content_type(name: &str) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Every file that another one names is served, and every one that is served is named.
+    /// Every file that another one names is served, and every served file is named.
     #[test]
     fn files_and_references_agree() {
         let texts = ASSETS.iter().chain([&INDEX]).map(|asset| {
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(named, served);
     }
 
-    /// A path from the root would leave out what a proxy has before it.
+    /// A path from the root would lack a proxy's prefix.
     #[test]
     fn no_reference_begins_at_the_root() {
         for asset in ASSETS.iter().chain([&INDEX]) {
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// What the policy forbids would fail in the browser alone.
+    /// The policy's violations would only show in a browser.
     #[test]
     fn no_script_or_style_is_inline() {
         let html = std::str::from_utf8(INDEX.bytes).expect("it is text");

@@ -1,4 +1,4 @@
-//! A call that wants hidden states of prompts: submits them, a bounded number at a time.
+//! A call for hidden states of prompts, which submits a bounded number at a time.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -24,10 +24,10 @@ use crate::serve_config::ServeConfig;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
-/// The most prompts of one call, which is OpenAI's limit too.
+/// Limits the prompts of one call, as OpenAI does.
 pub const MAX_NUM_PROMPTS: usize = 2048;
 
-/// Fields that all endpoints of this kind have.
+/// The fields that all endpoints of this kind share.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct PoolingFields {
@@ -72,7 +72,7 @@ impl PoolingFields {
     }
 }
 
-/// How the prompts of a call are computed.
+/// How a call's prompts are computed.
 pub struct PoolingParams {
     pub pooling: Pooling,
     pub priority: i32,
@@ -83,9 +83,9 @@ pub struct PoolingParams {
 /// A tokenised prompt.
 pub struct PooledPrompt {
     pub tokens: Vec<TokenId>,
-    /// Where its second text begins, if it has two and the tokenizer tells them apart.
+    /// The start of its second text, if it has two and the tokenizer tells them apart.
     pub second_text: Option<u32>,
-    /// Where the caller has put it, named in errors.
+    /// The caller's field with the prompt, named in errors.
     field: String,
 }
 
@@ -93,7 +93,7 @@ pub struct PooledPrompt {
 #[derive(Clone, Copy)]
 pub struct TextForm<'a> {
     pub add_special_tokens: Option<bool>,
-    /// What is written before each text. Prompts that are tokens stay as they are.
+    /// The text before each input. Prompts of tokens stay unchanged.
     pub prefix: &'a str,
 }
 
@@ -133,7 +133,7 @@ pub fn pooled_prompts(
     prompts.collect()
 }
 
-/// Tokenises pairs of texts for a model that reads both at once; `field` holds the second ones.
+/// Tokenises pairs of texts for a model that reads both at once; `field` has the second ones.
 pub fn paired_prompts(
     state: &ServerState,
     field: &str,
@@ -164,8 +164,8 @@ pub fn paired_prompts(
     prompts.collect()
 }
 
-/// A pair of texts as a decoder that reranks reads it: a conversation of a query and a document, behind the
-/// model's instruction.
+/// Renders a pair of texts for a decoder that reranks: a conversation of a query and a document, after the model's
+/// instruction.
 fn pair_text(
     state: &ServerState,
     field: &str,
@@ -213,7 +213,7 @@ fn name_of(field: &str, index: usize, num_prompts: usize) -> String {
     }
 }
 
-/// What the prompts of a call have cost. A prompt that is used several times counts once.
+/// The cost of a call's prompts. A prompt used several times counts once.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct PoolingUsage {
     pub prompt_tokens: u64,
@@ -226,10 +226,10 @@ pub struct PooledStates {
     pub usage: PoolingUsage,
 }
 
-/// Computes the hidden states of prompts; `field` holds most of them and is named in errors. At most
-/// `max_num_choices` of them are in the engine at a time, so that a long call leaves room in the queue.
-/// While the queue is full, a call with prompts in the engine waits for one of them; only one without any
-/// is refused. A key pays for what was computed.
+/// Computes the hidden states of prompts; `field` has most of them and is named in errors. At most `max_num_choices` of
+/// them are in the engine at a time, so that a long call leaves room in the queue. While the queue is full, a call with
+/// prompts in the engine waits for one of them; only a call without any is refused. A key pays for the computed
+/// prompts.
 pub async fn pool(
     state: &Arc<ServerState>,
     context: &CallContext,
@@ -296,17 +296,17 @@ struct PooledCall {
     timer: CallTimer,
 }
 
-/// A prompt in the engine. It is kept, because the engine may refuse it for now.
+/// A prompt in the engine. It is kept, because the engine may refuse it temporarily.
 struct Running {
     index: usize,
     prompt: PooledPrompt,
     stream: TokenStream,
-    /// Whether no other prompt of its call was in the engine or was submitted with it. Only then does a
-    /// full queue say that there is no room for this call: otherwise it may have been full of the others.
+    /// Whether no other prompt of its call was in the engine or was submitted with it. Only then does a full queue mean
+    /// that this call has no room: otherwise its own prompts may have filled the queue.
     is_alone: bool,
 }
 
-/// What has become of a prompt in the engine.
+/// The progress of a prompt in the engine.
 enum Progress {
     Pending,
     Refused,
@@ -346,7 +346,7 @@ impl PooledCall {
         }
     }
 
-    /// Submits prompts as long as there is room for them.
+    /// Submits prompts as long as the queue has room.
     fn submit(&mut self) -> Result<(), ApiError> {
         let num_running = self.running.len();
         while self.running.len() < self.max_num_running
@@ -400,7 +400,7 @@ impl PooledCall {
         }
     }
 
-    /// Reads the events of one prompt, as far as there are any.
+    /// Reads the available events of one prompt.
     fn poll_one(&mut self, at: usize, cx: &mut Context<'_>) -> Result<Progress, ApiError> {
         let running = &mut self.running[at];
         while let Poll::Ready(event) = running.stream.poll_next(cx) {
@@ -453,7 +453,7 @@ impl Drop for PooledCall {
     }
 }
 
-/// Whether a request is refused for now only.
+/// Returns whether a request is refused only temporarily.
 fn is_full(error: &AdmissionError) -> bool {
     matches!(
         error,

@@ -1,28 +1,28 @@
-//! A token bucket: how much may be taken now, by counts and times that are whole numbers.
+//! A token bucket with whole-number counts and times.
 
 use std::fmt;
 
-/// A minute in microseconds, and the number of units of which one request or token consists: a limit of
-/// N a minute is then exactly N units per microsecond, and nothing is ever rounded.
+/// A minute in microseconds, and the number of units in one request or token: a limit of N per minute is then exactly N
+/// units per microsecond, without rounding.
 const MINUTE_US: i128 = 60_000_000;
 
-/// Allows so much a minute. It holds what one minute allows, and fills evenly.
+/// Allows an amount per minute. It holds one minute's amount, and fills evenly.
 ///
-/// Times are microseconds of any clock that does not go back.
+/// Times are microseconds of any clock that never decreases.
 #[derive(Clone, Debug)]
 pub struct RateLimit {
     per_minute: u32,
-    /// In units. Below zero after more was used than was there.
+    /// In units. Below zero after more was used than available.
     level: i128,
     updated_us: u64,
 }
 
-/// Why nothing was taken.
+/// Why an amount was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is there after this time if nobody takes anything before.
+    /// The amount is available after this time, unless other calls take some.
     After { wait_us: u64 },
-    /// The limit is smaller than what was asked for.
+    /// The limit is smaller than the amount.
     Never,
 }
 
@@ -54,25 +54,25 @@ impl RateLimit {
         Ok(())
     }
 
-    /// Takes what was used already, even if it was not there.
+    /// Takes an amount that was used already, even beyond the available one.
     pub fn take(&mut self, now_us: u64, amount: u64) {
         self.fill(now_us);
         self.level -= i128::from(amount) * MINUTE_US;
     }
 
-    /// Puts back what was taken and not used.
+    /// Gives back an unused amount.
     pub fn give_back(&mut self, now_us: u64, amount: u64) {
         self.fill(now_us);
         self.level = (self.level + i128::from(amount) * MINUTE_US).min(self.capacity());
     }
 
-    /// How much could be taken now.
+    /// Returns the amount available now.
     pub fn remaining(&mut self, now_us: u64) -> u64 {
         self.fill(now_us);
         u64::try_from(self.level.max(0) / MINUTE_US).unwrap_or(u64::MAX)
     }
 
-    /// Time until everything that a minute allows is there.
+    /// Returns the time until the whole minute's amount is available.
     pub fn time_to_full_us(&mut self, now_us: u64) -> u64 {
         self.fill(now_us);
         self.time_to_fill(self.capacity() - self.level)
@@ -96,7 +96,7 @@ impl RateLimit {
     }
 }
 
-/// A time as OpenAI writes it in `x-ratelimit-reset-…`: `120ms`, `8.64s`, `6m0s`.
+/// A time in the form of OpenAI's `x-ratelimit-reset-…`: `120ms`, `8.64s`, `6m0s`.
 pub struct ResetTime {
     pub time_us: u64,
 }
@@ -133,7 +133,7 @@ mod tests {
         for _ in 0..3 {
             assert_eq!(limit.try_take(0, 1), Ok(()));
         }
-        // Three a minute are one each 20 seconds.
+        // Three per minute are one per 20 seconds.
         let wait_us = 20 * SECOND_US;
         assert_eq!(limit.try_take(0, 1), Err(Refusal::After { wait_us }));
         assert_eq!(
@@ -161,7 +161,7 @@ mod tests {
         let mut limit = RateLimit::new(60, 0);
         limit.take(0, 90);
         assert_eq!(limit.remaining(0), 0);
-        // It owes 30, one a second, and then one more is to be there.
+        // It owes 30 units at one per second, and then needs one more.
         assert_eq!(
             limit.try_take(0, 1),
             Err(Refusal::After {
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn no_rounding_adds_up() {
-        // Seven a minute do not divide a second; a million small steps are still one long one.
+        // Seven per minute do not divide a second; a million small steps still equal one long step.
         let mut small = RateLimit::new(7, 0);
         let mut large = RateLimit::new(7, 0);
         small.take(0, 7);

@@ -1,15 +1,14 @@
-//! How long tokens took since somebody last looked, for those who watch the engine.
+//! Latencies of tokens since the last reading, for watchers of the engine.
 //!
-//! The histograms of `/metrics` count from the start and have few buckets. These are emptied at each
-//! look, and have a bucket for each eighth of a power of two, so that a quantile is off by at most a
-//! sixteenth.
+//! The histograms of `/metrics` count from the start and have few buckets. These are emptied at each reading, and have
+//! a bucket for each eighth of a power of two, so that a quantile is off by at most a sixteenth.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Latencies of all requests. Nothing is recorded while nobody watches.
+/// Latencies of all requests, recorded only while watched.
 #[derive(Default)]
 pub struct RecentLatency {
     is_watched: AtomicBool,
@@ -23,7 +22,7 @@ pub struct LatencyHistogram {
     total_us: AtomicU64,
 }
 
-/// What a histogram held, in milliseconds.
+/// The former content of a histogram, in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LatencySummary {
     count: u64,
@@ -33,19 +32,19 @@ pub struct LatencySummary {
     max_ms: f64,
 }
 
-/// Bits behind the leading one by which buckets are told apart.
+/// The number of bits after the leading one that select a bucket.
 const PRECISION_BITS: u32 = 3;
 
 /// Up to 2^36 microseconds, which are 19 hours.
 const NUM_BUCKETS: usize = (36 - PRECISION_BITS as usize + 1) << PRECISION_BITS;
 
 impl RecentLatency {
-    /// `None` while nobody watches.
+    /// `None` without a watcher.
     pub fn watched(&self) -> Option<&Self> {
         self.is_watched.load(Ordering::Relaxed).then_some(self)
     }
 
-    /// Forgets what was recorded before, and records from now on, or no more.
+    /// Forgets earlier latencies, and starts or stops recording.
     pub fn set_watched(&self, is_watched: bool) {
         self.time_to_first_token.take();
         self.inter_token.take();
@@ -98,7 +97,7 @@ impl LatencyHistogram {
     }
 }
 
-/// The bucket of a latency: its power of two, and the bits behind the leading one.
+/// Returns the bucket of a latency: its power of two, and the bits after the leading one.
 fn bucket(us: u64) -> usize {
     let Some(shift) = us
         .checked_ilog2()
@@ -147,7 +146,7 @@ mod tests {
         assert_eq!(histogram.take(), None);
     }
 
-    /// Every latency is in a bucket whose middle is no more than a sixteenth away.
+    /// Every latency is in a bucket whose middle is at most a sixteenth away.
     #[test]
     fn buckets_hold_what_they_say() {
         let mut us = 0u64;

@@ -1,4 +1,4 @@
-//! A reply as a list of blocks, which is how Anthropic's messages and OpenAI's responses are made up.
+//! A reply as a list of blocks, the form of Anthropic's messages and OpenAI's responses.
 
 use corella_text::ReplyPart;
 
@@ -7,7 +7,7 @@ use corella_text::ReplyPart;
 pub enum ReplyBlock {
     Reasoning(String),
     Text(String),
-    /// A call of a tool, with its arguments as JSON.
+    /// A tool call, with its arguments as JSON.
     Call {
         name: String,
         arguments: String,
@@ -24,7 +24,7 @@ impl ReplyBlock {
                 name: name.clone(),
                 arguments: String::new(),
             },
-            // Arguments follow the beginning of their call, so they begin no block.
+            // Arguments follow the start of their call, so they begin no block.
             ReplyPart::CallArguments { .. } => Self::Call {
                 name: String::new(),
                 arguments: String::new(),
@@ -32,7 +32,7 @@ impl ReplyBlock {
         }
     }
 
-    /// Whether `part` belongs to this block. Otherwise it begins the next one.
+    /// Returns whether `part` continues this block. Otherwise it begins the next one.
     pub fn is_continued_by(&self, part: &ReplyPart) -> bool {
         matches!(
             (self, part),
@@ -53,7 +53,7 @@ impl ReplyBlock {
                 Some(Self::Call { arguments: all, .. }),
                 ReplyPart::CallArguments { json: more, .. },
             ) => all.push_str(more),
-            // A call's beginning has no text of its own.
+            // A call's start has no text of its own.
             _ => {}
         }
     }

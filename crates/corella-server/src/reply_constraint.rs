@@ -1,5 +1,4 @@
-//! Holds the reply of a conversation to what its request asks for: calls of tools, a format of its text,
-//! or one of them.
+//! Constrains a conversation's reply to the request's demand: tool calls, a format of its text, or one of them.
 
 use std::sync::Arc;
 
@@ -13,9 +12,9 @@ use crate::sampling_fields::GenerationParams;
 use crate::server_state::ServerState;
 
 impl GenerationParams {
-    /// Holds every reply to `prompt` to the calls that its request demands, or to the format that it
-    /// gives. With a format the model may call the tools that it was offered in place of writing text.
-    /// Compiling may take a tenth of a second, so this is for text threads.
+    /// Constrains every reply to `prompt` to the demanded calls, or to the requested format. With a format the model
+    /// may call the offered tools instead of writing text. Compiling may take a tenth of a second, so this is for text
+    /// threads.
     pub fn set_reply_constraint(
         &mut self,
         state: &ServerState,

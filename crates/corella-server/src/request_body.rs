@@ -14,18 +14,17 @@ use crate::server_state::ServerState;
 use crate::type_mismatch::in_json_words;
 use crate::value_count::{MAX_VALUES, crowded_field};
 
-/// A complete body, not yet parsed as JSON. Each struct parses the fields that it owns, so a body may
-/// be parsed several times; `check_fields` finds the fields that no struct reads.
+/// A complete body, not yet parsed as JSON. Each struct parses its own fields, so a body may be parsed several times;
+/// `check_fields` finds the fields that no struct reads.
 pub struct RequestBody {
     bytes: Bytes,
-    /// The field with too many values, if there is one; known from the first time that the body is parsed.
+    /// The field with too many values, if any; known after the first parse of the body.
     crowded_field: OnceLock<Option<String>>,
     _share: BodyShare,
 }
 
 impl RequestBody {
-    /// Reads the body. A server that begins to drain stops waiting for it, because it would refuse the
-    /// request anyway.
+    /// Reads the body. A server that begins to drain stops waiting for it, because it would refuse the request anyway.
     pub async fn read(body: Body, state: &ServerState) -> Result<Self, ApiError> {
         let ServeConfig {
             max_body_bytes,
@@ -51,7 +50,7 @@ impl RequestBody {
         self.count()
     }
 
-    /// Parses a body for counts alone, without the bound on its number of values.
+    /// Parses a body only for counts, without the bound on its number of values.
     pub fn count<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
         self.parse_with(PhantomData)
     }
@@ -126,8 +125,8 @@ async fn collect(
         oversized |= bytes.len() + data.len() > max_bytes;
         is_crowded_out |= !oversized && !is_crowded_out && !share.try_grow(data.len());
         if oversized || is_crowded_out {
-            // The rest is read and dropped, because a client that is still sending when the
-            // connection closes would see a reset instead of the answer.
+            // The rest is read and dropped: if the connection closed while the client still sends,
+            // it would see a reset instead of the answer.
             bytes = Vec::new();
             share.give_back();
         } else {
@@ -147,7 +146,7 @@ async fn collect(
     }
 }
 
-/// Removes the position of an error: in a body that a library wrote, the path of the field says more.
+/// Removes the position of an error: a library wrote the body, so the path of the field is more helpful.
 fn without_position(message: &str) -> &str {
     message
         .rfind(" at line ")

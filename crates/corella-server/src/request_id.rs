@@ -1,5 +1,4 @@
-//! `x-request-id`: taken from the caller, or from its `traceparent`, or made up, and returned with every
-//! response.
+//! `x-request-id`: taken from the caller or from its `traceparent`, or generated, and returned with every response.
 
 use std::fmt;
 use std::sync::Arc;
@@ -40,7 +39,7 @@ const MAX_BYTES: usize = 128;
 pub async fn name_request(mut request: Request, next: Next) -> Response {
     let name = name_of(request.headers());
     request.extensions_mut().insert(RequestName(name.clone()));
-    // Every line of the log that is about the request begins with its name.
+    // Every log line about the request begins with its name.
     let span = tracing::info_span!("request", id = &*name);
     let mut response = next.run(request).instrument(span).await;
     if let Ok(value) = HeaderValue::from_str(&name) {
@@ -58,14 +57,14 @@ fn name_of(headers: &HeaderMap) -> Arc<str> {
     }
 }
 
-/// The second field of `VERSION-TRACE_ID-PARENT_ID-FLAGS`; all zeros stand for no trace.
+/// Returns the second field of `VERSION-TRACE_ID-PARENT_ID-FLAGS`; all zeros mean no trace.
 fn trace_id(trace_parent: &str) -> Option<&str> {
     let trace_id = trace_parent.split('-').nth(1)?;
     let is_hex = trace_id.len() == 32 && trace_id.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_hex && trace_id.bytes().any(|byte| byte != b'0')).then_some(trace_id)
 }
 
-/// Makes a name that is unique in this process, and in practice across restarts.
+/// Generates a name that is unique in this process, and in practice across restarts.
 fn new_name() -> String {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);

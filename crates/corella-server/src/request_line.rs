@@ -1,4 +1,4 @@
-//! The line of the log that tells how a request was answered.
+//! The log line of an answered request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,10 @@ use axum::extract::Request;
 use crate::auth::Background;
 use crate::request_trace::EndedRequest;
 
-/// Counts the tokens of a request, which its line of the log names.
+/// Counts a request's tokens for its log line.
 #[derive(Debug)]
 pub struct RequestLine {
-    /// The path as the client wrote it, without its query, which may have a key.
+    /// The path as the client wrote it, without its query, which may contain a key.
     path: String,
     num_prompt_tokens: AtomicU64,
     num_output_tokens: AtomicU64,
@@ -24,7 +24,7 @@ const UNLOGGED_PATHS: [&str; 3] = ["/health", "/ready", "/metrics"];
 const MAX_PATH_CHARS: usize = 256;
 
 impl RequestLine {
-    /// `None` for probes, scrapes and the lines of batches, whose results are in the batch's own file.
+    /// Returns `None` for probes, scrapes and the lines of batches, whose results are in the batch's own file.
     pub fn of(request: &Request) -> Option<Arc<Self>> {
         let path = request.uri().path();
         let is_of_batch = request.extensions().get::<Background>().is_some();
@@ -63,7 +63,7 @@ impl RequestLine {
         );
     }
 }
-/// Whole milliseconds: the digits behind them would hide the rest of the line.
+/// Whole milliseconds: further digits would hide the rest of the line.
 fn seconds(time: Duration) -> f64 {
     time.as_millis() as f64 / 1e3
 }

@@ -1,4 +1,4 @@
-//! The span of a request: whose trace it belongs to, and what it says at its end.
+//! The span of a request: its trace, and its attributes at the end.
 
 use std::time::Instant;
 
@@ -8,17 +8,17 @@ use corella_engine::{SpanKind, TraceContext, TraceScope, Tracer};
 /// W3C Trace Context.
 pub const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Goes on with the trace of the caller, or begins one. `None` if the caller does not want to see it.
+/// Continues the caller's trace, or begins one. Returns `None` if the caller's trace is not sampled.
 pub fn begin_trace(tracer: &Tracer, headers: &HeaderMap) -> Option<TraceScope> {
     let header = { headers.get(TRACE_PARENT) }.and_then(|header| header.to_str().ok());
     TraceScope::begin(tracer, header.and_then(TraceContext::parse))
 }
 
-/// What is known of a request at its end: its answer was sent, or its client has left.
+/// The facts about a request at its end: its answer was sent, or its client has left.
 pub struct EndedRequest<'a> {
     pub arrival: Instant,
     pub method: &'a str,
-    /// The path as it is routed, so that there are few.
+    /// The path's route, so that the number of values is small.
     pub route: &'a str,
     pub status: u16,
     pub id: &'a str,
@@ -34,7 +34,7 @@ impl EndedRequest<'_> {
                 .with("http.response.status_code", u32::from(self.status))
                 .with("corella.request_id", self.id);
             span.kind = SpanKind::Server;
-            // A client that left, and what it sent wrong, is no failure of the server.
+            // A client that leaves or sends a faulty request is no failure of the server.
             span.error = (self.status >= 500).then(|| format!("status {}", self.status));
             span
         });

@@ -1,4 +1,4 @@
-//! Responses that are kept in memory for a while, so that later requests can name them.
+//! Responses kept in memory for a while, so that later requests can name them.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,11 +8,11 @@ use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 
-/// Keeps the responses that were used last, up to a number of bytes. Each belongs to the key that asked
-/// for it, and does not exist for others.
+/// Keeps the most recently used responses, up to a number of bytes. Each belongs to the key that asked for it, and does
+/// not exist for others.
 pub struct ResponseStore {
     max_bytes: usize,
-    /// The bytes of all turns, also of those that only a later response refers to.
+    /// The bytes of all turns, including those that only a later response refers to.
     num_bytes: Arc<AtomicUsize>,
     table: Mutex<Table>,
 }
@@ -20,10 +20,10 @@ pub struct ResponseStore {
 #[derive(Default)]
 struct Table {
     responses: HashMap<ResponseKey, Entry>,
-    /// The one that has not been used for the longest time comes first.
+    /// The least recently used one comes first.
     by_use: BTreeMap<u64, ResponseKey>,
     num_uses: u64,
-    /// What became of responses that are no longer there, the newest last.
+    /// Why earlier responses are gone, the newest last.
     gone: VecDeque<(ResponseKey, Loss)>,
 }
 
@@ -32,7 +32,7 @@ struct Entry {
     last_use: u64,
 }
 
-/// Whose response, and which.
+/// A response's owner and id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResponseKey {
     /// The name of the API key; `None` if the server requires none.
@@ -40,14 +40,14 @@ pub struct ResponseKey {
     pub id: Arc<str>,
 }
 
-/// A response, behind the turns of its conversation before it.
+/// A response, after the earlier turns of its conversation.
 #[derive(Clone, Debug)]
 pub struct KeptResponse {
     pub before: Vec<Arc<Turn>>,
     pub turn: Arc<Turn>,
 }
 
-/// What one request said and what was answered, as JSON. Later turns share it.
+/// A request's input and its answer, as JSON. Later turns share it.
 #[derive(Debug)]
 pub struct Turn {
     /// The items of `input`.
@@ -57,7 +57,7 @@ pub struct Turn {
     counted: Counted,
 }
 
-/// Counts bytes for as long as it lives.
+/// Counts bytes as long as it lives.
 #[derive(Debug)]
 struct Counted {
     num_bytes: usize,
@@ -74,17 +74,17 @@ impl Drop for Counted {
 enum Loss {
     Deleted,
     Dropped,
-    /// It would have taken more than there is, with the turns before it.
+    /// With the turns before it, it would have exceeded the whole store.
     TooLarge,
 }
 
-/// Bounds what is remembered of responses that are gone.
+/// Limits the remembered ids of removed responses.
 const MAX_NUM_GONE: usize = 4096;
-/// About what the tables take for a response, beyond its JSON.
+/// Approximate size of a response in the tables, besides its JSON.
 const OVERHEAD_BYTES: usize = 512;
 
 impl Turn {
-    /// The items of the turn: its input, then the output of its response.
+    /// Returns the items of the turn: its input, then the output of its response.
     pub fn items(&self) -> Vec<Map<String, Value>> {
         let mut items = self.input_items();
         if let Value::Object(mut object) = self.object()
@@ -102,7 +102,7 @@ impl Turn {
         serde_json::from_slice(&self.input).unwrap_or_default()
     }
 
-    /// The response object as it was answered.
+    /// Returns the response object as answered.
     pub fn object(&self) -> Value {
         serde_json::from_slice(&self.object).unwrap_or_default()
     }
@@ -122,13 +122,13 @@ impl ResponseStore {
         self.max_bytes > 0
     }
 
-    /// The bytes that responses take now.
+    /// Returns the bytes that responses take now.
     pub fn num_bytes(&self) -> usize {
         self.num_bytes.load(Ordering::Relaxed)
     }
 
-    /// Keeps a response, and drops those that have not been used for the longest time until there is room. A
-    /// conversation that would take more than there is for all is not kept, and nothing makes room for it.
+    /// Keeps a response, and drops the least recently used ones until it fits. A conversation larger than the whole
+    /// store is not kept, and drops none.
     pub fn keep(
         &self,
         key: ResponseKey,
@@ -175,7 +175,7 @@ impl ResponseStore {
         }
     }
 
-    /// `Err` says why the response is not there.
+    /// The error says why the response is missing.
     pub fn find(&self, key: &ResponseKey) -> Result<KeptResponse, ApiError> {
         let mut table = self.table();
         let now = table.next_use();
@@ -235,7 +235,7 @@ impl Table {
         self.num_uses
     }
 
-    /// Whether it was there.
+    /// Returns whether it was there.
     fn remove(&mut self, key: &ResponseKey) -> bool {
         let removed = self.responses.remove(key);
         if let Some(entry) = &removed {
@@ -290,7 +290,7 @@ mod tests {
         assert!(store.num_bytes() > MAX_BYTES - 2000);
         assert!(store.find(&key("a", 9_999)).is_ok());
         assert!(reason(&store, &key("a", 9_000)).contains("was dropped"));
-        // It has been forgotten that this one was dropped.
+        // The record of this response's removal is forgotten.
         assert!(reason(&store, &key("a", 1)).contains("never was"));
     }
 
@@ -300,7 +300,7 @@ mod tests {
         keep(&store, key("a", 0), Vec::new(), 60_000);
         keep(&store, key("b", 1), Vec::new(), MAX_BYTES);
         assert!(reason(&store, &key("b", 1)).contains("is larger than the 100000 bytes"));
-        // Nor does the whole of a conversation whose parts would fit.
+        // The same for a whole conversation whose parts would fit.
         let before = vec![store.find(&key("a", 0)).expect("it is there").turn];
         keep(&store, key("a", 2), before, 60_000);
         assert!(reason(&store, &key("a", 2)).contains("is larger"));

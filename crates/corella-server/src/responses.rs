@@ -46,7 +46,7 @@ pub async fn responses(
     serve_call::<Responses>(state, context, body).await
 }
 
-/// Fields that no other endpoint has, or that it has with another meaning.
+/// Fields that no other endpoint has, or that mean something else there.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct ResponseFields {
@@ -66,9 +66,9 @@ struct ResponseFields {
     parallel_tool_calls: Option<bool>,
 }
 
-/// What is asked for by `include`.
+/// The value of `include` that asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
-/// Accepted because there is none: what a model thinks is never encrypted here.
+/// Accepted without effect: Corella never encrypts a model's thoughts.
 const ENCRYPTED_REASONING: &str = "reasoning.encrypted_content";
 
 impl ResponseFields {
@@ -90,7 +90,7 @@ impl ResponseFields {
         }
     }
 
-    /// The turns of the conversation that the request goes on with.
+    /// Returns the earlier turns of the conversation that the request continues.
     fn before(
         &self,
         state: &ServerState,
@@ -110,7 +110,7 @@ impl ResponseFields {
         Ok(before)
     }
 
-    /// The number of alternatives to each token of the answer, if they are asked for.
+    /// Returns the number of alternatives to each token of the answer, if requested.
     fn logprobs(&self, state: &ServerState) -> Result<Option<u32>, ApiError> {
         let mut include = self.include.iter().flatten();
         let is_included = include.any(|name| name == LOGPROBS);
@@ -120,7 +120,7 @@ impl ResponseFields {
             .transpose()
     }
 
-    /// The template's variables. An effort is passed to a template that reads it, and refused otherwise.
+    /// Returns the template's variables. An effort is passed to a template that reads it, and refused otherwise.
     fn template_kwargs(
         &mut self,
         state: &ServerState,
@@ -145,9 +145,9 @@ impl ResponseFields {
 }
 
 struct Responses {
-    /// What the answer repeats of the request.
+    /// The request's fields that the answer repeats.
     echo: Echo,
-    /// What it is kept with, if it is to be kept.
+    /// The data for keeping the response, if it is to be kept.
     keeping: Option<Keeping>,
 }
 

@@ -1,4 +1,4 @@
-//! `/role`: what this server does of a request among the nodes of a cluster, and how that is changed.
+//! `/role`: this server's role among the nodes of a cluster, and its changes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::cluster_status::ClusterStatus;
 use crate::request_body::RequestBody;
 use crate::server_state::ServerState;
 
-/// Knows the roles of this node and changes them while the server serves.
+/// Knows the roles of this node, and changes them while the server serves.
 pub trait RoleControl: Send + Sync {
     fn status(&self) -> RoleStatus;
 
-    /// This node and the others that it serves with. `None` when it serves alone.
+    /// Returns this node's status and its peers'; `None` when it serves alone.
     fn cluster(&self) -> Option<ClusterStatus>;
 
-    /// Begins to change at once; the future ends when the role has changed, and the change goes on
-    /// when it is dropped.
+    /// Begins to change at once. The future ends when the role has changed; dropping it does not
+    /// stop the change.
     fn change(&self, role: &str) -> RoleChange;
 }
 
@@ -31,9 +31,9 @@ pub type RoleChange = Pin<Box<dyn Future<Output = Result<(), RoleError>> + Send>
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct RoleStatus {
     pub role: &'static str,
-    /// The next role, while the present one finishes what it owes.
+    /// The next role, while the present one finishes its obligations.
     pub changing_to: Option<&'static str>,
-    /// Where other nodes load blocks that this one has cached, as `kv_transfer_params` name it.
+    /// The source from which other nodes load this one's cached blocks, in the form of `kv_transfer_params`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cached_blocks: Option<BlockSite>,
 }
@@ -42,7 +42,7 @@ pub struct RoleStatus {
 pub struct BlockSite {
     pub host: String,
     pub port: u16,
-    /// A way inside the host that `machine` names.
+    /// A socket inside the host that `machine` names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,7 +51,7 @@ pub struct BlockSite {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoleError {
-    /// There is no such role.
+    /// The role does not exist.
     Unknown,
     /// Why the server cannot have the role now, in a sentence.
     Conflict(String),

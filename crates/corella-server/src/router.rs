@@ -1,4 +1,4 @@
-//! Maps paths to handlers, and applies what every request passes through.
+//! Maps paths to handlers, and adds the layers of every request.
 
 use std::sync::Arc;
 
@@ -44,13 +44,13 @@ pub fn router(state: Arc<ServerState>) -> Router {
         true => plain,
         false => Router::new()
             .nest(&root_path, plain.clone())
-            // A nested route has no slash at its end.
+            // A nested route has no final slash.
             .route(&format!("{root_path}/"), get(page).with_state(state))
             .fallback_service(plain),
     }
 }
 
-/// All paths, without a path before them.
+/// Returns all paths, without the root path.
 fn plain_router(state: Arc<ServerState>) -> Router {
     let admin = Router::new()
         .route("/v1/load_lora_adapter", post(load_adapter))
@@ -147,7 +147,7 @@ fn llama_server_routes() -> Router<Arc<ServerState>> {
         .route("/v1/reranking", post(rerank))
 }
 
-/// The endpoints whose requests batches may have, behind those who check a caller.
+/// Returns the endpoints whose requests batches may have, below the layers that check a caller.
 pub fn batch_router(state: Arc<ServerState>) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(chat_completions))
@@ -173,7 +173,7 @@ async fn wrong_method(State(state): State<Arc<ServerState>>, request: Request) -
     refusal(path, error)
 }
 
-/// Ollama's clients ask for paths that are not here, and read errors in its shape only.
+/// Ollama's clients also ask for unknown paths, and only read errors in its form.
 fn refusal(path: &str, error: ApiError) -> Response {
     let response = error.into_response();
     match path.starts_with("/api/") {

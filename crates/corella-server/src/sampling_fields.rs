@@ -21,7 +21,7 @@ use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 use crate::token_rule::TokenRuleFields;
 
-/// The fields as they were sent; `null` is the same as absent.
+/// The fields as sent; `null` counts as absent.
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "a JSON object")]
 pub struct SamplingFields {
@@ -72,19 +72,19 @@ pub struct StreamOptions {
     continuous_usage_stats: Option<bool>,
 }
 
-/// Which chunks of a stream have `usage`.
+/// The chunks of a stream that have `usage`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamUsage {
     Never,
     /// An additional last chunk, for the whole call.
     Last,
-    /// All chunks: the additional last one for the whole call, the others for their choice up to there.
+    /// All chunks: the additional last one for the whole call, the others for their choice so far.
     Every,
 }
 
 impl StreamUsage {
-    /// The field `usage` of a chunk whose choice has used `usage` up to there. OpenAI sends `null` in all
-    /// chunks but the last.
+    /// The field `usage` of a chunk whose choice has used `usage` so far. OpenAI sends `null` in all chunks but the
+    /// last.
     pub fn of_choice(self, usage: &Usage) -> Option<Option<&Usage>> {
         match self {
             Self::Never => None,
@@ -98,17 +98,17 @@ impl StreamUsage {
 #[derive(Debug)]
 pub struct StopField(Vec<String>);
 
-/// What an endpoint says of the fields that it reads in a way of its own.
+/// The endpoint's values of the fields that it reads in its own way.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointFields {
-    /// Without it, `max_tokens` is what fits.
+    /// Without it, `max_tokens` is the rest of the context.
     pub default_max_tokens: Option<u32>,
-    /// Checked: how many alternatives have log-probabilities.
+    /// The checked number of alternatives with log-probabilities.
     pub logprobs: Option<u32>,
     pub best_of: Option<u32>,
     /// Whether the answer begins with the prompt.
     pub echo: bool,
-    /// Tokens that end an answer beside the model's end tokens.
+    /// Tokens that end an answer besides the model's end tokens.
     pub more_end_token_ids: Vec<TokenId>,
 }
 
@@ -117,10 +117,9 @@ pub struct EndpointFields {
 pub struct GenerationParams {
     /// The number of choices of each prompt that are generated.
     pub num_choices: u32,
-    /// How many of them are part of the answer: the most likely ones.
+    /// The number of choices in the answer: the most likely ones.
     pub num_best: u32,
-    /// Whether log-probabilities are part of the answer. They are also what the best choices are known
-    /// by.
+    /// Whether log-probabilities are part of the answer. They also rank the best choices.
     pub wants_logprobs: bool,
     pub sampling: SamplingParams,
     pub stopping: StoppingCriteria,
@@ -130,7 +129,7 @@ pub struct GenerationParams {
     pub priority: i32,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
-    /// The adapter that the caller named in place of the model.
+    /// The adapter that the caller named instead of the model.
     pub adapter: Option<Arc<LoadedAdapter>>,
     pub stream: bool,
     pub stream_usage: StreamUsage,
@@ -138,29 +137,29 @@ pub struct GenerationParams {
     pub returns_token_ids: bool,
     /// Whether log-probabilities name tokens by their ids.
     pub tokens_as_ids: bool,
-    /// Between this server and another; `kv_transfer.rs` passes them on.
+    /// Read only by another server; `kv_transfer.rs` passes them on.
     pub kv_transfer_params: Option<Map<String, Value>>,
     /// The number of alternatives in the answer's `prompt_logprobs`, if it has them.
     pub prompt_logprobs: Option<u32>,
-    /// What the text of every answer must look like.
+    /// The format of every answer's text.
     pub output_format: Option<OutputFormat>,
-    /// What every answer must look like, as the engine takes it.
+    /// The format of every answer as the engine's constraint.
     pub constraint: Option<Arc<dyn TokenConstraint>>,
 }
 
 pub const MAX_STOP_STRINGS: usize = 32;
-/// A stream holds back as much text as its longest stop string, so that is bounded.
+/// Limits a stop string, because a stream holds back as much text as its longest one.
 pub const MAX_STOP_BYTES: usize = 1024;
 pub const MAX_STOP_TOKEN_IDS: usize = 256;
 pub const MAX_CACHE_SALT_BYTES: usize = 1024;
-/// The least number above all that are an `f32` when they are rounded.
+/// The supremum of the numbers that round to a finite `f32`.
 pub const F32_BOUND: f64 = 3.402_823_567_797_336_6e38;
-/// Lower temperatures make a softmax in f32 greedy or NaN; vLLM raises them to this value too.
+/// Lower temperatures make a softmax in f32 greedy or NaN; vLLM also raises them to this value.
 const MIN_TEMPERATURE: f32 = 0.01;
 
 impl GenerationParams {
-    /// Holds every answer to the format, if there is one, from its first token on. Compiling it may take
-    /// a tenth of a second, so this is for text threads.
+    /// Constrains every answer to the format, if any, from its first token on. Compiling it may take a tenth of a
+    /// second, so this is for text threads.
     pub fn set_text_constraint(&mut self, state: &ServerState) -> Result<(), ApiError> {
         if let Some(format) = &self.output_format {
             let grammars = state.grammars()?;
@@ -173,17 +172,17 @@ impl GenerationParams {
 }
 
 impl SamplingFields {
-    /// Stop strings that the request has under another name.
+    /// Sets the stop strings, which the request has under another name.
     pub fn set_stop(&mut self, stop: Option<Vec<String>>) {
         self.stop = stop.map(StopField);
     }
 
-    /// The most tokens, which the request has under another name.
+    /// Sets the limit of tokens, which the request has under another name.
     pub fn set_max_tokens(&mut self, max_tokens: Option<u32>) {
         self.max_tokens = max_tokens;
     }
 
-    /// Checks all fields. What answers must look like is checked when they are held to it.
+    /// Checks all fields. Formats are checked when the constraint is made.
     pub fn validate(
         mut self,
         state: &ServerState,
@@ -265,7 +264,7 @@ impl SamplingFields {
             second_text: None,
         };
         if stopping.max_tokens == Some(0) {
-            // The engine ends a request without a token only if it has something else to return.
+            // The engine ends a request without a token only if it has another output.
             sampling.prompt_logprobs = sampling.prompt_logprobs.or(Some(0));
         }
         if self.stream_options.is_some() && !stream {
@@ -368,7 +367,7 @@ impl SamplingFields {
         }
         let mut min_tokens = self.min_tokens.unwrap_or(0);
         if self.is_first_of_two() {
-            // A proxy has set `max_tokens` to 1 and left the rest of its client's request as it was.
+            // A proxy has set `max_tokens` to 1 and left the rest of its client's request unchanged.
             min_tokens = min_tokens.min(max_tokens.unwrap_or(min_tokens));
         }
         if min_tokens > max_tokens.unwrap_or(config.max_model_len) {
@@ -397,7 +396,7 @@ impl SamplingFields {
         })
     }
 
-    /// Whether only the prompt counts, because another server is to answer.
+    /// Returns whether only the prompt is computed, because another server will answer.
     fn is_first_of_two(&self) -> bool {
         let params = self.kv_transfer_params.as_ref();
         params.is_some_and(|params| params.get("do_remote_decode") == Some(&Value::Bool(true)))
@@ -432,7 +431,7 @@ fn stream_usage(options: Option<&StreamOptions>) -> Result<StreamUsage, ApiError
     }
 }
 
-/// Checks the number of alternatives. `param` is the name that the field has at this endpoint.
+/// Checks the number of alternatives. `param` is the field's name at this endpoint.
 pub fn check_logprobs(
     param: &str,
     num_logprobs: u32,
@@ -448,7 +447,7 @@ pub fn check_logprobs(
     }
 }
 
-/// Refuses more tokens than the context holds, before anything else is done with them.
+/// Refuses more tokens than the context holds, before any other use of them.
 pub fn check_num_tokens(
     param: &str,
     num_tokens: usize,
@@ -494,7 +493,7 @@ fn penalty(param: &str, value: Option<f64>) -> Result<f32, ApiError> {
     )
 }
 
-/// Checks a number before it is rounded: 2.00000001 is not "at most 2".
+/// Checks a number before rounding: 2.00000001 is not "at most 2".
 fn within(
     param: &str,
     value: f64,
@@ -538,8 +537,8 @@ fn objective_us(field: &str, ms: Option<u32>) -> Result<Option<u64>, ApiError> {
     }
 }
 
-/// A seed that differs for every call, also across restarts: a counter and the clock, mixed by
-/// splitmix64.
+/// Returns a seed that differs for every call, even across restarts: a counter and the clock, mixed
+/// by splitmix64.
 pub fn random_seed() -> u64 {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
     let count = COUNTER.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! `/score` and `/rerank`, in the shapes of vLLM and Jina: how well texts fit. A cross-encoder reads each pair
-//! of texts and scores it; with other models it is the cosine of the angle between their vectors.
+//! `/score` and `/rerank`, in the forms of vLLM and Jina: rates how well texts fit. A cross-encoder reads each pair of
+//! texts and scores it; with other models the score is the cosine between their vectors.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ struct RerankFields {
     query: Option<String>,
     documents: Option<Vec<String>>,
     top_n: Option<u32>,
-    /// What vllm-router calls `top_n`.
+    /// vllm-router's name of `top_n`.
     top_k: Option<u32>,
     return_documents: Option<bool>,
 }
@@ -45,7 +45,7 @@ struct RerankFields {
 /// A call, checked and tokenised.
 struct Comparison<F> {
     prompts: Vec<PooledPrompt>,
-    /// The field that holds most of them, named in errors.
+    /// The field with most of them, named in errors.
     field: &'static str,
     scoring: Scoring,
     params: PoolingParams,
@@ -53,10 +53,10 @@ struct Comparison<F> {
     format: F,
 }
 
-/// How scores come from hidden states.
+/// How scores are computed from hidden states.
 enum Scoring {
-    /// By the cosine between texts of two sides. The first side has the first prompts, one for each of the
-    /// others or one for all.
+    /// By the cosine between texts of two sides. The first side has the first prompts, one for each of the others or
+    /// one for all.
     Cosine { num_first: usize },
     /// Each prompt is a pair of texts.
     Pairs,
@@ -137,7 +137,7 @@ fn prepare_score(
     })
 }
 
-/// What scores pairs of texts, if the model reads both at once; `Err` for one with several scores.
+/// Returns the head that scores pairs of texts, if the model has one. A head with several scores is an error.
 fn pair_head(state: &ServerState) -> Result<Option<&ClassHead>, ApiError> {
     match &state.config.sentence.classes {
         Some(head) if head.labels.len() != 1 => {
@@ -148,7 +148,7 @@ fn pair_head(state: &ServerState) -> Result<Option<&ClassHead>, ApiError> {
     }
 }
 
-/// How a call's prompts are computed. A classifier has one way of pooling.
+/// Returns how a call's prompts are computed. A classifier has one way of pooling.
 fn params(state: &ServerState, pooling: &PoolingFields) -> Result<PoolingParams, ApiError> {
     let mut params = pooling.params(&state.config)?;
     if let Some(head) = &state.config.sentence.classes {
@@ -157,7 +157,7 @@ fn params(state: &ServerState, pooling: &PoolingFields) -> Result<PoolingParams,
     Ok(params)
 }
 
-/// The texts of a field, for a model that reads pairs of them.
+/// Returns the texts of a field, for a model that reads pairs of them.
 fn texts<'a>(field: &str, PromptField(prompts): &'a PromptField) -> Result<Vec<&'a str>, ApiError> {
     let texts = prompts.iter().map(|prompt| match prompt {
         Prompt::Text(text) => Ok(&**text),
@@ -169,10 +169,10 @@ fn texts<'a>(field: &str, PromptField(prompts): &'a PromptField) -> Result<Vec<&
     texts.collect()
 }
 
-/// What an answer of `/rerank` shows.
+/// The parts of an answer of `/rerank`.
 struct Ranking {
     documents: Vec<String>,
-    /// How many of the documents, the best first.
+    /// The number of documents, the best first.
     num_shown: usize,
     shows_texts: bool,
 }
@@ -190,7 +190,7 @@ pub async fn rerank(
             relevance_score,
         })
         .collect();
-    // Documents that are equally relevant stay in their order.
+    // The sort is stable, so equally relevant documents keep their order.
     results.sort_by(|a, b| b.relevance_score.total_cmp(&a.relevance_score));
     results.truncate(ranking.num_shown);
     Ok(json_response(&Reranked {
@@ -201,8 +201,8 @@ pub async fn rerank(
     }))
 }
 
-/// SGLang's gateway writes this name into a request to `/v1/rerank`, whose body names no model there. It is
-/// the one that is served, where there is just one.
+/// SGLang's gateway writes this name into a request to `/v1/rerank` whose body names no model. It means the served
+/// model, if the server has just one.
 const UNKNOWN_MODEL: &str = "unknown";
 
 fn prepare_rerank(
@@ -238,7 +238,7 @@ fn prepare_rerank(
                 };
                 pooled_prompts(state, field, texts, form, caller)
             };
-            // The names that sentence-transformers looks for.
+            // sentence-transformers looks for these names.
             let mut all = prompts("query", "query", vec![query])?;
             all.extend(prompts("documents", "document", documents.clone())?);
             (all, Scoring::Cosine { num_first: 1 })
@@ -251,7 +251,7 @@ fn prepare_rerank(
         params: params(state, &pooling)?,
         model,
         format: Ranking {
-            // vLLM takes 0 for all.
+            // vLLM reads 0 as all.
             num_shown: fields
                 .top_n
                 .or(fields.top_k)
@@ -263,7 +263,7 @@ fn prepare_rerank(
     })
 }
 
-/// Compares texts as a call asks for: one with each of the others, or side by side.
+/// Compares texts: one with each of the others, or pairwise.
 async fn compare<F: Send + 'static>(
     state: &Arc<ServerState>,
     context: &CallContext,
@@ -281,7 +281,7 @@ async fn compare<F: Send + 'static>(
     let prompts = (call.prompts, call.field);
     let pooled = pool(state, context, prompts, &call.model, call.params, timer).await?;
     let PooledStates { states, usage } = pooled;
-    // What is behind hidden states takes time for many of them.
+    // The head takes time for many hidden states.
     let num_bytes = states.len() * size_of::<f32>() * state.config.hidden_size;
     let weigh = move |state: &ServerState, _: &Caller| {
         let sentence = &state.config.sentence;
@@ -301,7 +301,7 @@ async fn compare<F: Send + 'static>(
     Ok((call.model, scores, usage, call.format))
 }
 
-/// The cosine of the angle between two vectors, and 0 if one of them is zero.
+/// The cosine of the angle between two vectors, or 0 if one of them is zero.
 fn cosine(a: &[f32], b: &[f32]) -> f32 {
     let dot = |a: &[f32], b: &[f32]| -> f64 {
         let products = a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b));

@@ -7,19 +7,19 @@ use serde::{Serialize, Serializer};
 
 use crate::token_logprob::{finite, text_of};
 
-/// The tokens of a prompt, of which all but the first have log-probabilities.
+/// The tokens of a prompt. All but the first have log-probabilities.
 #[derive(Clone, Debug)]
 pub struct ScoredPrompt {
     pub first: TokenId,
     pub others: Vec<PromptLogprob>,
 }
 
-/// A prompt as `prompt_logprobs` gives it, in vLLM's shape: `null` for the first token, and for each
-/// other one an object whose keys are the ids of the token and of the most likely ones.
+/// A prompt in `prompt_logprobs`, in vLLM's form: `null` for the first token, and for each other one an object whose
+/// keys are the ids of the token and of the most likely ones.
 pub struct PromptLogprobs<'a> {
     pub tokenizer: &'a Tokenizer,
     pub prompt: ScoredPrompt,
-    /// The number of most likely tokens that were asked for. More may have been computed.
+    /// The requested number of most likely tokens. More may have been computed.
     pub num_top: usize,
 }
 

@@ -25,25 +25,25 @@ use crate::write_deadline::WriteDeadline;
 /// How a server ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
-    /// Number of requests that still ran when the drain timeout or a second signal ended them. The
-    /// client of each got an error that says so.
+    /// Number of requests that the drain timeout or a second signal ended. The client of each got
+    /// an error that says so.
     pub num_cut_off: usize,
 }
 
-/// Larger than the headers of any client; bounds the memory of a request whose headers are incomplete.
+/// Larger than the headers of any client. Limits the memory of a request whose headers are incomplete.
 const MAX_HEADER_BYTES: usize = 64 << 10;
-/// How long to wait when a connection cannot be accepted, for example at the limit of open files.
+/// The pause when a connection cannot be accepted, for example at the limit of open files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-/// How often the state of the engine is checked, since its thread cannot wake an async runtime.
+/// Time between two checks of the engine's state, because its thread cannot wake an async runtime.
 const ENGINE_CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// Time for the last bytes of answers to be written.
 const FLUSH_PERIOD: Duration = Duration::from_secs(5);
 
-/// Serves until it is asked to end, then refuses new requests, lets running ones finish within the
-/// drain timeout, and returns. Until then it answers `/ready` and `/health`, on new connections too,
-/// so that a load balancer can see that it takes no requests.
+/// Serves until a shutdown is requested, then refuses new requests, lets running ones finish within the drain timeout,
+/// and returns. Until then it answers `/ready` and `/health`, on new connections too, so that a load balancer can see
+/// that it takes no requests.
 ///
-/// A lost engine never comes back, so it ends the server with an error, and the supervisor of the
+/// A lost engine never recovers, so it ends the server with an error, and the supervisor of the
 /// process restarts it.
 pub async fn serve(
     listener: impl Into<Listener>,
@@ -59,7 +59,7 @@ pub async fn serve(
     };
     let tls = state.config.tls.clone();
     let connections = Connections::new(router(state.clone()), tls, &limits);
-    // Lines of batches count as requests in flight. However serving ends, batches are not run behind it.
+    // Lines of batches count as requests in flight. Batches stop when serving ends for any reason.
     let mut runner = JoinSet::new();
     if let Ok(batches) = state.batches() {
         runner.spawn(run_batches(state.clone(), batches.clone()));
@@ -67,7 +67,7 @@ pub async fn serve(
     tokio::select! {
         error = connections.accept_from(&listener) => return Err(error),
         error = engine_lost(&state) => {
-            // The streams have got their error; this gives clients the time to read it.
+            // The streams have received their error; this gives clients the time to read it.
             connections.close().await;
             return Err(error);
         }
@@ -86,13 +86,13 @@ pub async fn serve(
         _ = timeout_at(deadline, num_in_flight.wait_for(|&num| num == 0)) => {}
         () = shutdown.requested() => {}
     }
-    // A lost engine has ended the requests in flight too.
+    // A lost engine also ends the requests in flight.
     let engine = state.engine.state();
     drop(listener);
     let num_cut_off = *state.num_in_flight.borrow();
     state.cut_off();
     connections.close().await;
-    // The last answers of batches are written.
+    // Gives batches the time to write their last answers.
     let _ = timeout_at(Instant::now() + FLUSH_PERIOD, runner.join_next()).await;
     match engine {
         EngineState::Lost(reason) => Err(stopped(&reason)),
@@ -119,7 +119,7 @@ pub struct ConnectionLimits {
     pub header_timeout: Duration,
     pub write_timeout: Duration,
     pub max_num_connections: usize,
-    /// Whether a connection may have several requests.
+    /// Whether a connection may carry several requests.
     pub keep_alive: bool,
 }
 
@@ -147,7 +147,7 @@ pub struct Connections {
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
     Open,
-    /// Connections end after the request that they are answering.
+    /// Connections end after their current request.
     Closing,
     Closed,
 }
@@ -173,7 +173,7 @@ impl Connections {
         }
     }
 
-    /// Returns only if the listener cannot be used any more.
+    /// Returns only if the listener has failed for good.
     pub async fn accept_from(&self, listener: &Listener) -> io::Error {
         loop {
             // At the limit, new connections wait in the kernel's bounded backlog.
@@ -210,7 +210,7 @@ impl Connections {
                     return answer(stream, &http, router, phase).await;
                 }
             };
-            // A client that has not shown who it is waits for nothing when the server closes.
+            // When the server closes, a client without a finished handshake is dropped at once.
             let secured = tokio::select! {
                 secured = tls.accept(stream) => secured,
                 _ = phase.changed() => return,
@@ -225,8 +225,8 @@ impl Connections {
         });
     }
 
-    /// Closes every connection, after a moment to write its last bytes: the end of an answer, or the
-    /// error of a request that was cut off.
+    /// Closes every connection, after a moment to write its last bytes: the end of an answer, or the error of a request
+    /// that was cut off.
     pub async fn close(self) {
         self.phase.send_replace(Phase::Closing);
         let all = self.permits.acquire_many(self.max_num_connections);
@@ -240,7 +240,7 @@ impl Connections {
     }
 }
 
-/// Answers the requests of one connection, until it ends or the server does.
+/// Answers the requests of one connection until it or the server ends.
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     http: &http1::Builder,

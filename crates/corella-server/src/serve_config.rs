@@ -1,4 +1,4 @@
-//! The configuration of the server: its limits, and what it must know about the model.
+//! The configuration of the server: its limits, and the facts about the model.
 
 use std::time::Duration;
 
@@ -16,16 +16,16 @@ use crate::tls::ServerTls;
 pub struct ServeConfig {
     /// Names of the model. The first is used in responses and metrics; the others are aliases.
     pub served_model_names: Vec<String>,
-    /// Names that are taken too, and not listed, such as Ollama's `qwen3:0.6b`.
+    /// Further accepted names that are not listed, such as Ollama's `qwen3:0.6b`.
     pub other_names: Vec<String>,
-    /// The facts about the model that clients are told.
+    /// The facts about the model for clients.
     pub model_facts: ModelFacts,
-    /// The keys for endpoints that cost or change something; none are required if there are none.
+    /// The keys for endpoints with costs or changes. Without any, no key is required.
     pub api_keys: Vec<ApiKey>,
-    /// The time of the keys' limits.
+    /// The clock of the keys' limits.
     pub clock: Clock,
     pub max_model_len: u32,
-    /// The number of adapters that may be loaded at a time.
+    /// Limits the adapters loaded at a time.
     pub max_num_adapters: usize,
     /// Number of rows of the model's embedding. A tokenizer may have more tokens, or fewer.
     pub vocab_size: usize,
@@ -39,14 +39,14 @@ pub struct ServeConfig {
     pub sentence: SentenceConfig,
     pub end_token_ids: Vec<TokenId>,
     pub generation_defaults: GenerationDefaults,
-    /// Seed of requests that give none; `None` is a different seed for each request.
+    /// Seed of requests that give none; `None` draws a different seed for each request.
     pub seed: Option<u64>,
-    /// Most alternatives that `logprobs` may ask for.
+    /// Limits the alternatives of `logprobs`.
     pub max_logprobs: u32,
-    /// Most choices of one API call: the number of its prompts times `n`.
+    /// Limits the choices of one API call: the number of its prompts times `n`.
     pub max_num_choices: u32,
     pub max_body_bytes: usize,
-    /// Memory for all bodies that are read or prepared at a time.
+    /// Memory for all bodies being read or prepared.
     pub max_body_memory: usize,
     /// Memory for responses that later requests may name; 0 keeps none.
     pub max_stored_response_bytes: usize,
@@ -57,21 +57,21 @@ pub struct ServeConfig {
     /// A connection is closed when its client takes no byte of a waiting answer for this long.
     pub write_timeout: Duration,
     pub max_num_connections: usize,
-    /// Secures connections; without it they are plain HTTP.
+    /// Encrypts connections; without it they are plain HTTP.
     pub tls: Option<ServerTls>,
     pub allowed_origins: AllowedOrigins,
-    /// A path before all others, such as `/llm`, by which a proxy finds this server. Paths without it are
-    /// taken too, since some proxies remove it. Empty for none.
+    /// A prefix of all paths, such as `/llm`, by which a proxy finds this server. Paths without it are accepted too,
+    /// because some proxies remove it. Empty for none.
     pub root_path: String,
-    /// Where the spans of requests go, if anywhere.
+    /// Receives the spans of requests, if tracing is on.
     pub tracer: Option<Tracer>,
-    /// Whether the log gets a line of each request that is answered.
+    /// Whether the log gets a line for each answered request.
     pub logs_requests: bool,
-    /// How long an adapter may take to be read.
+    /// Limits the time to read an adapter.
     pub adapter_load_timeout: Duration,
     /// Whether fields with unknown names are ignored instead of refused.
     pub allow_unknown_fields: bool,
-    /// Time that running requests have to finish after a signal to stop.
+    /// Time for running requests to finish after a signal to stop.
     pub drain_timeout: Duration,
 }
 
@@ -124,13 +124,13 @@ impl ServeConfig {
             .map_or("default", String::as_str)
     }
 
-    /// The length of the vectors that the model makes.
+    /// Returns the length of the model's vectors.
     pub(crate) fn vector_len(&self) -> usize {
         self.sentence.head.output_len(self.hidden_size)
     }
 
-    /// How hidden states are pooled where a request does not say it: as the model's files do, or as
-    /// sentence-transformers does for an encoder without such files.
+    /// Returns the default pooling of hidden states: the one in the model's files, or
+    /// sentence-transformers' for an encoder without such files.
     pub(crate) fn default_pooling(&self) -> Pooling {
         let unsaid = match self.is_encoder {
             true => Pooling::Mean,
@@ -139,8 +139,8 @@ impl ServeConfig {
         self.sentence.pooling.unwrap_or(unsaid)
     }
 
-    /// The names that mean the same model as `name`, which is one of them. A served name has its own
-    /// permissions, and a short name has those of all.
+    /// Returns the names equivalent to `name`, including itself. A served name has its own permissions, and a short
+    /// name the permissions of all.
     pub(crate) fn names_like<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
         let is_among = |names: &[String]| names.iter().any(|known| known == name);
         let short = &self.other_names;
@@ -155,7 +155,7 @@ impl ServeConfig {
     }
 }
 
-/// A model in a few words and numbers. An empty text or 0 is an unknown fact.
+/// The facts about a model. An empty text or 0 means unknown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelFacts {
     /// The family of its architecture, such as `qwen3`.
@@ -165,7 +165,7 @@ pub struct ModelFacts {
     pub file_bytes: u64,
     /// Size of its weights in memory, in bytes.
     pub weight_bytes: u64,
-    /// The part of them in the memory of a GPU.
+    /// The part of its weights in the memory of a GPU.
     pub gpu_weight_bytes: u64,
     /// The format of its weights in memory, such as `int8`.
     pub weight_format: String,
@@ -173,7 +173,7 @@ pub struct ModelFacts {
     pub kv_format: String,
 }
 
-/// Sampling defaults from the model's `generation_config.json`. What is `None` is OpenAI's default.
+/// Sampling defaults from the model's `generation_config.json`. `None` means OpenAI's default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationDefaults {
     pub temperature: Option<f32>,
@@ -188,6 +188,6 @@ pub struct TextModel {
     pub tokenizer: Tokenizer,
     /// Without a chat template, only `/v1/completions` generates.
     pub chat_template: Option<ChatTemplate>,
-    /// How the model marks calls of tools and reasoning in its replies.
+    /// How the model marks tool calls and reasoning in its replies.
     pub reply_format: ReplyFormat,
 }

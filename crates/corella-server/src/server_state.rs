@@ -31,16 +31,16 @@ pub struct ServerState {
     pub(crate) text: TextModel,
     /// This node's engine: its state, counters and cache.
     pub(crate) engine: Engine,
-    /// Whoever generates: the engine, or the engine with other nodes.
+    /// The generator of answers: the engine, or the engine with other nodes.
     pub(crate) generator: Arc<dyn Generate>,
     /// Reads `kv_transfer_params`; without it they are refused.
     pub(crate) kv_transfer: Option<Arc<dyn KvTransfer>>,
-    /// What changes this node's role, if it may have others.
+    /// Changes this node's role, if it may have others.
     pub(crate) roles: Option<Arc<dyn RoleControl>>,
     pub(crate) body_memory: Arc<BodyMemory>,
     pub(crate) adapters: ServedAdapters,
     pub(crate) responses: ResponseStore,
-    /// Batches and their files, if there is a folder for them.
+    /// Batches and their files, if a folder is configured.
     batches: Option<Arc<Batches>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) engine_feed: EngineFeed,
@@ -48,27 +48,27 @@ pub struct ServerState {
     pub(crate) num_in_flight: watch::Sender<usize>,
     pub(crate) started_unix_s: u64,
     is_draining: watch::Sender<bool>,
-    /// An atomic, because it is read with every token.
+    /// An atomic, because every token reads it.
     is_cutting_off: AtomicBool,
     text_threads: TextThreads,
-    /// Made when the first request needs it, because reading the vocabulary takes time.
+    /// Made for the first request that needs it, because reading the vocabulary takes time.
     grammars: OnceLock<Result<GrammarCompiler, String>>,
 }
 
-/// What a server submits to, and what comes with it.
+/// The generator that a server submits to, and its companions.
 pub struct Backend {
     pub generator: Arc<dyn Generate>,
     /// Takes requests with `kv_transfer_params`, which are refused if it is `None`.
     pub kv_transfer: Option<Arc<dyn KvTransfer>>,
     /// Changes this node's role, if it may have others.
     pub roles: Option<Arc<dyn RoleControl>>,
-    /// Reads adapters, if there is room for them.
+    /// Reads adapters, if the server takes any.
     pub adapters: Option<Arc<dyn AdapterLoader>>,
-    /// Runs batches, if there is a folder for them.
+    /// Runs batches, if a folder is configured.
     pub batches: Option<Arc<Batches>>,
-    /// Counts outputs, those of requests that other nodes bring included.
+    /// Counts outputs, including those of other nodes' requests.
     pub outputs: OutputMetrics,
-    /// Add to the server's metrics.
+    /// Add metrics to the server's.
     pub collectors: Vec<Box<dyn Collector>>,
 }
 
@@ -140,26 +140,25 @@ impl ServerState {
         })
     }
 
-    /// Puts other keys in the place of all, from the next request on. There must be some: a server does
-    /// not open to everybody while it runs.
+    /// Replaces all keys from the next request on. `keys` must not be empty: a server never becomes open while it runs.
     pub fn replace_api_keys(&self, keys: Vec<ApiKey>) {
         assert!(!keys.is_empty(), "a server that requires keys keeps some");
         self.api_keys.replace(keys);
     }
 
-    /// `Err` tells the caller that there is no folder for files.
+    /// The error tells the caller that the server has no folder for files.
     pub(crate) fn batches(&self) -> Result<&Arc<Batches>, ApiError> {
         self.batches.as_ref().ok_or_else(ApiError::no_files)
     }
 
-    /// Refuses new requests from now on; running ones go on.
+    /// Refuses new requests from now on; running ones continue.
     pub(crate) fn drain(&self) {
         self.is_draining.send_replace(true);
         self.engine.drain();
     }
 
-    /// Ends every generation with an error when it is next polled. This wakes no task: the caller must
-    /// then wake the connections, which poll their generations.
+    /// Ends every generation with an error at its next poll. This wakes no task: the caller must then wake the
+    /// connections, which poll their generations.
     pub(crate) fn cut_off(&self) {
         self.is_cutting_off.store(true, Ordering::Relaxed);
     }
@@ -190,8 +189,8 @@ impl ServerState {
         }
     }
 
-    /// Tokenises a text, within the context. A tokenizer may have tokens that the model does not
-    /// have; they are refused, since they would fail the whole step that they are part of.
+    /// Tokenises a text, within the context. A tokenizer may have tokens that the model lacks;
+    /// these are refused, because they would fail their whole step.
     pub(crate) fn encode(
         &self,
         param: &str,
@@ -250,7 +249,7 @@ impl ServerState {
         }
     }
 
-    /// What compiles grammars for the model's vocabulary.
+    /// Returns the compiler of grammars for the model's vocabulary.
     pub(crate) fn grammars(&self) -> Result<&GrammarCompiler, ApiError> {
         let grammars = self.grammars.get_or_init(|| {
             let new = GrammarCompiler::new(&self.text.tokenizer, self.config.vocab_size);
@@ -261,8 +260,8 @@ impl ServerState {
         })
     }
 
-    /// Bounds what a template may write: as much as the context can hold, and some more, because
-    /// `continue_final_message` cuts off what follows the last message.
+    /// Limits a template's output: a little more than the context can hold, because
+    /// `continue_final_message` cuts off the text after the last message.
     pub(crate) fn render_limit<'a>(&self, is_abandoned: &'a dyn Fn() -> bool) -> RenderLimit<'a> {
         const BEHIND_BYTES: usize = 64 << 10;
         // Some tokenizers have no such bound.
@@ -280,8 +279,8 @@ impl ServerState {
         self.text_threads.stats()
     }
 
-    /// Runs work on a blocking thread, because it may take long and must not hold up the threads that
-    /// serve sockets. `num_bytes` is the size of its input.
+    /// Runs work on a blocking thread: long work must not hold up the threads that serve sockets. `num_bytes` is the
+    /// size of its input.
     pub(crate) async fn run_blocking<T: Send + 'static>(
         self: &Arc<Self>,
         num_bytes: usize,

@@ -1,6 +1,7 @@
-//! Numbers of 32 bits in JSON, whose numbers have 64.
+//! Writes 32-bit numbers in JSON, whose numbers have 64 bits.
 
-/// The number with the fewest digits that is the same `f32`: 0.4 and not 0.4000000059604645.
+/// Returns the number with the fewest digits that gives the same `f32`: 0.4 and not
+/// 0.4000000059604645.
 pub fn in_short(number: f32) -> f64 {
     number.to_string().parse().unwrap_or(f64::from(number))
 }

@@ -10,7 +10,7 @@ pub struct Shutdown {
     requests: mpsc::Receiver<()>,
 }
 
-/// Asks a server to shut down, for each message sent. Dropping it has no effect.
+/// Requests a shutdown with each message. Dropping it has no effect.
 pub type ShutdownSender = mpsc::Sender<()>;
 
 impl Shutdown {
@@ -19,7 +19,7 @@ impl Shutdown {
         (sender, Self { requests })
     }
 
-    /// Waits for the next request; for ever if all senders have been dropped.
+    /// Waits for the next request; forever if all senders have been dropped.
     pub async fn requested(&mut self) {
         if self.requests.recv().await.is_none() {
             std::future::pending::<()>().await;
@@ -27,7 +27,7 @@ impl Shutdown {
     }
 }
 
-/// Turns SIGTERM and SIGINT into requests to shut down; they no longer kill the process.
+/// Converts SIGTERM and SIGINT to requests to shut down; they no longer kill the process.
 pub fn shutdown_signal() -> io::Result<Shutdown> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;

@@ -23,16 +23,16 @@ pub trait ChunkEncoder: Send + Unpin + 'static {
 
     fn encode_delta(&mut self, delta: ChoiceDelta, events: &mut Events);
 
-    /// What follows when every choice has finished. `usage` is for the whole call.
+    /// Encodes the end after every choice has finished. `usage` covers the whole call.
     fn encode_end(&mut self, usage: &Usage, events: &mut Events);
 
-    /// Writes a sign of life into a silent stream. Proxies and clients cut silent streams, nginx after 60 s and Claude Code
-    /// after 20 s, but a long prompt on a CPU takes minutes.
+    /// Writes a sign of life into a silent stream. Proxies and clients cut silent streams, nginx after 60 s and Claude
+    /// Code after 20 s, but a long prompt on a CPU takes minutes.
     fn encode_keep_alive(&mut self, events: &mut Events) {
         events.push_comment("still working");
     }
 
-    /// What ends a stream that fails.
+    /// Encodes the end of a failed stream.
     fn encode_error(&mut self, error: &ApiError, events: &mut Events) {
         events.push_error(error);
     }
@@ -51,7 +51,7 @@ impl Events {
         self.0.extend_from_slice(b"\n\n");
     }
 
-    /// An event with a name, which clients of some APIs go by.
+    /// Writes an event with a name, by which clients of some APIs recognise it.
     pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
         self.0.extend_from_slice(b"event: ");
         self.0.extend_from_slice(name.as_bytes());
@@ -59,7 +59,7 @@ impl Events {
         self.push(data);
     }
 
-    /// A line of JSON, for APIs whose streams are such lines and no events.
+    /// Writes a line of JSON, for APIs whose streams have such lines instead of events.
     pub fn push_line(&mut self, line: &impl Serialize) {
         let written = serde_json::to_writer(&mut self.0, line);
         debug_assert!(written.is_ok());
@@ -90,8 +90,8 @@ impl From<Events> for Bytes {
     }
 }
 
-/// Deltas that are ready are written together, up to about this size: a slow reader catches up in few
-/// writes, and a call with many choices does not fill memory.
+/// Limits the deltas that are written together: a slow reader catches up in few writes, and a call with many choices
+/// does not fill memory.
 const FRAME_BYTES: usize = 16 << 10;
 
 pub fn sse_response<E: ChunkEncoder>(generation: Generation, encoder: E) -> Response {
@@ -124,7 +124,7 @@ fn stream_response(body: Body, content_type: &'static str) -> Response {
 /// A stream checks for silence at the end of each period.
 const SILENCE_PERIOD: Duration = Duration::from_secs(5);
 
-/// Notices that a stream has said nothing for one to two periods, at no cost for each token.
+/// Notices that a stream was silent for one to two periods, at no cost for each token.
 struct Silence {
     period: Duration,
     end_of_period: Pin<Box<Sleep>>,
@@ -140,7 +140,7 @@ impl Silence {
         }
     }
 
-    /// Ready when a period has ended in which nothing was said.
+    /// Ready when a period without output has ended.
     fn poll_passed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.end_of_period.as_mut().poll(cx).is_ready() {
             let next = Instant::now() + self.period;
@@ -153,7 +153,7 @@ impl Silence {
     }
 }
 
-/// The body of a stream. It ends as its encoder says if every choice has finished, else with an `error`
+/// The body of a stream. When every choice has finished, the encoder writes its end; otherwise it ends with an `error`
 /// event.
 struct SseBody<E> {
     /// `None` after the last event. Dropped with the body when the client leaves.

@@ -1,4 +1,4 @@
-//! Filling in the middle: the text that follows the one which is asked for.
+//! Filling in the middle: the text after the generated one.
 
 use corella_core::TokenId;
 use corella_text::FillInMiddle;
@@ -7,14 +7,14 @@ use crate::api_error::ApiError;
 use crate::prompt::Prompt;
 use crate::server_state::ServerState;
 
-/// The text after the one that is asked for, and the tokens by which the model is told so.
+/// The text after the generated one, and the tokens that mark it for the model.
 pub struct Suffix {
     text: String,
     tokens: FillInMiddle,
 }
 
 impl Suffix {
-    /// An empty suffix is the same as none.
+    /// An empty suffix counts as absent.
     pub fn checked(
         state: &ServerState,
         suffix: Option<String>,

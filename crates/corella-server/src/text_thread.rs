@@ -9,8 +9,8 @@ use tokio::sync::Semaphore;
 
 use crate::api_error::ApiError;
 
-/// Bounds the work at any time: as many usual bodies as there are cores, one middling and one large body, so that
-/// none waits behind those of a larger kind.
+/// Bounds concurrent work: one usual body per core, one middling and one large body, so that no kind waits for a larger
+/// one.
 pub struct TextThreads {
     usual: Arc<Semaphore>,
     middling: Arc<Semaphore>,
@@ -19,20 +19,19 @@ pub struct TextThreads {
     started: Arc<Mutex<StartTimes>>,
 }
 
-/// When each piece of work that runs was started, by the number of its start.
+/// The start time of each running piece of work, by its number.
 #[derive(Default)]
 struct StartTimes {
     num_started: u64,
     times: BTreeMap<u64, Instant>,
 }
 
-/// How the work goes, for those who watch the server.
+/// The state of the work, for watchers of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TextWork {
     /// Bodies whose work has not been started.
     pub num_waiting: usize,
-    /// How long the oldest work runs that has not ended; zero if there is none. It grows on and on if that work stands
-    /// still.
+    /// The running time of the oldest unfinished work; zero if there is none. It keeps growing if that work hangs.
     pub oldest: Duration,
 }
 
@@ -52,7 +51,7 @@ impl Caller {
     }
 }
 
-/// Held by the request that waits. It is dropped with the request when the client leaves.
+/// Held by the waiting request. It is dropped with the request when the client leaves.
 struct Presence {
     has_left: Arc<AtomicBool>,
 }
@@ -63,7 +62,7 @@ impl Drop for Presence {
     }
 }
 
-/// Counts a body that waits, until this is dropped.
+/// Counts a waiting body until this is dropped.
 struct Waiting<'a>(&'a AtomicUsize);
 
 impl<'a> Waiting<'a> {
@@ -79,7 +78,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Work that runs, until this is dropped.
+/// Running work, until this is dropped.
 struct Running {
     number: u64,
     started: Arc<Mutex<StartTimes>>,
@@ -215,7 +214,7 @@ mod tests {
         wait_for_async("the work ends", || has_ended.try_recv().ok()).await;
     }
 
-    /// Work that stands still is the oldest, whatever ends meanwhile, and what waits for it is counted.
+    /// Hanging work is the oldest even while other work ends, and the work waiting for it is counted.
     #[tokio::test]
     async fn work_that_stands_still_is_seen() {
         let threads = Arc::new(TextThreads::new());

@@ -1,12 +1,12 @@
-//! Switches the thinking of a model on or off, by the variable that its chat template has for that.
+//! Switches a model's thinking on or off, by its chat template's variable for it.
 
 use serde_json::{Map, Value};
 
 use crate::api_error::ApiError;
 use crate::server_state::ServerState;
 
-/// The template's variables; `field` is the one that asks for it. A model that thinks whatever it is told
-/// may be asked not to, and one that never does may not be asked to.
+/// Returns the template's variables; `field` asks for the switch. A model that always thinks may be asked not to; one
+/// that never thinks may not be asked to.
 pub fn thinking_switch(
     state: &ServerState,
     field: &str,
@@ -24,8 +24,8 @@ pub fn thinking_switch(
     }
 }
 
-/// The template's variable for an effort, as OpenAI's APIs name it, and its value. A template that knows no
-/// efforts, but a switch, thinks or does not.
+/// Returns the template's variable for an effort, in the terms of OpenAI's APIs, and its value. A template without
+/// efforts but with a switch thinks or does not.
 pub fn effort_switch(
     state: &ServerState,
     field: &str,

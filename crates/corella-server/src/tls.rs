@@ -17,12 +17,12 @@ use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::{CertificateError, Error, RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
-/// How long a client may take for the handshake.
+/// Limits a client's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often it is looked whether the files were renewed.
+/// Time between two checks for renewed files.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why the files cannot be used, for an operator to read.
+/// Why the files cannot be used, for an operator.
 #[derive(Debug)]
 pub struct TlsError(String);
 
@@ -41,7 +41,7 @@ pub struct ServerTls(Arc<Inner>);
 struct Inner {
     cert: PathBuf,
     key: PathBuf,
-    /// What was in the files when they were last usable. It is looked at once for a connection.
+    /// The last usable contents of the files. Read once for each connection.
     current: RwLock<Current>,
 }
 
@@ -64,8 +64,8 @@ impl fmt::Debug for ServerTls {
 }
 
 impl ServerTls {
-    /// Reads the files, in PEM form, and refuses a certificate that no client would take because of
-    /// its dates.
+    /// Reads the files, in PEM form, and refuses a certificate that no client would accept because
+    /// of its dates.
     pub fn load(cert: &Path, key: &Path) -> Result<Self, TlsError> {
         let identity = Identity::read(cert, key)?;
         let acceptor = identity.acceptor(cert, key)?;
@@ -76,8 +76,8 @@ impl ServerTls {
         })))
     }
 
-    /// Reads the files again, for connections that come from now on. Returns whether they have changed.
-    /// If they cannot be used, it goes on with those that it has.
+    /// Reads the files again, for connections from now on. Returns whether they have changed. If they cannot be used,
+    /// the earlier contents stay in use.
     pub fn reload(&self) -> Result<bool, TlsError> {
         let Inner { cert, key, current } = &*self.0;
         let identity = Identity::read(cert, key)?;
@@ -90,7 +90,7 @@ impl ServerTls {
         Ok(true)
     }
 
-    /// Looks for renewed files now and then, for as long as it is polled.
+    /// Looks for renewed files at intervals, for as long as it is polled.
     pub async fn follow_files(self) {
         let mut said = None;
         loop {
@@ -129,7 +129,7 @@ impl ServerTls {
         let handshake = async {
             let mut first = [0];
             if stream.peek(&mut first).await? == 1 && first[0].is_ascii_uppercase() {
-                // The name of an HTTP method. A handshake begins with a byte below the letters.
+                // The first bytes are an HTTP method. A handshake begins with a byte below the letters.
                 stream.write_all(PLAIN_HTTP_ANSWER).await?;
                 stream.shutdown().await?;
                 let error = "the client speaks HTTP without TLS";
@@ -142,7 +142,7 @@ impl ServerTls {
     }
 }
 
-/// For a client that has forgotten the `s` of `https`.
+/// The answer to a client that has forgotten the `s` of `https`.
 const PLAIN_HTTP_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\n\
     content-type: application/json\r\ncontent-length: 117\r\nconnection: close\r\n\r\n\
     {\"error\":{\"message\":\"This port speaks HTTPS: use https://.\",\
@@ -190,8 +190,8 @@ impl Identity {
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 
-    /// Each certificate's own properties are looked at before its issuer, which is nobody here: so an
-    /// unknown issuer says that the rest is right.
+    /// A certificate's own properties are checked before its issuer. The verifier here trusts no issuer, so an unknown
+    /// issuer means that the rest is valid.
     fn check_dates(&self, cert: &Path) -> Result<(), TlsError> {
         let shown = cert.display();
         let (own, others) = self

@@ -9,14 +9,14 @@ use serde_json::Value;
 
 use crate::scored_prompt::ScoredPrompt;
 
-/// Reported instead of −∞, which JSON does not have; vLLM does the same.
+/// Reported instead of −∞, which JSON lacks; vLLM does the same.
 const LEAST_LOGPROB: f32 = -9999.0;
 
-/// How tokens are named in an answer.
+/// The form of tokens in an answer.
 #[derive(Clone, Copy)]
 pub struct TokenNames<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// By their ids, as `token_id:7`, since texts of different tokens may be equal.
+    /// As ids like `token_id:7`, because different tokens may have equal texts.
     pub as_ids: bool,
 }
 
@@ -40,8 +40,7 @@ pub struct CompletionLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// `text_offset` is the position, in characters, at which the first of these tokens begins; it is
-    /// advanced past the last.
+    /// `text_offset` is the position, in characters, of the first of these tokens. It is advanced past the last.
     pub fn push_output(
         &mut self,
         names: TokenNames,
@@ -55,7 +54,7 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds an echoed prompt, with which `text` begins, and `num_top` alternatives to each token.
+    /// Adds an echoed prompt at the beginning of `text`, and `num_top` alternatives to each token.
     pub fn push_prompt(
         &mut self,
         names: TokenNames,
@@ -96,8 +95,8 @@ impl CompletionLogprobs {
     }
 }
 
-/// How many bytes of a text, whose rest is given, a token of an echoed prompt stands for. Those that a
-/// tokenizer adds have no text, and neither has the space that some put in front of the first word.
+/// Returns the number of bytes that a token of an echoed prompt takes from the rest of the text. Tokens added by the
+/// tokenizer have no text, nor does the space that some put before the first word.
 fn num_bytes_in(rest: &[u8], tokenizer: &Tokenizer, token: TokenId) -> usize {
     let bytes = tokenizer.token_bytes(token).unwrap_or_default();
     let word = bytes.strip_prefix(b" ").unwrap_or(bytes);
@@ -107,12 +106,12 @@ fn num_bytes_in(rest: &[u8], tokenizer: &Tokenizer, token: TokenId) -> usize {
     if tokenizer.is_special(token) {
         return 0;
     }
-    // The tokenizer has changed the text before it cut it. The changes keep most characters.
+    // The tokenizer has changed the text before cutting it. The changes keep most characters.
     let mut starts = (0..rest.len()).filter(|&at| is_start(rest[at]));
     starts.nth(num_chars(bytes)).unwrap_or(rest.len())
 }
 
-/// A character counts for the token in which it begins; a token may only hold the rest of one.
+/// A character counts for the token in which it begins; a token may hold only the rest of one.
 fn num_chars(bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&byte| is_start(byte)).count()
 }

@@ -10,16 +10,16 @@ use crate::sampling_fields::check_token_ids;
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
-/// The fields as they were sent.
+/// The fields as sent.
 #[derive(Debug, Default)]
 pub struct TokenRuleFields {
-    /// By token id, as a string, since JSON has no other keys.
+    /// By token id as a string, because JSON has no other keys.
     pub logit_bias: Option<BTreeMap<String, f64>>,
     pub allowed_token_ids: Option<Vec<TokenId>>,
     pub bad_words: Option<Vec<String>>,
 }
 
-/// OpenAI documents no limit; a request carries these to every node that draws for it.
+/// OpenAI documents no limit; a request carries the biases to every node that draws for it.
 const MAX_BIASES: usize = 1024;
 pub const MAX_ALLOWED_TOKEN_IDS: usize = 16_384;
 pub const MAX_BAD_WORDS: usize = 256;
@@ -55,7 +55,7 @@ fn biases(
         ));
     }
     let bias = |(token, bias): (String, f64)| {
-        // As a number in JSON, it has no plus sign.
+        // A number in JSON has no plus sign.
         let digits = Some(&token).filter(|token| !token.starts_with('+'));
         let id = digits.and_then(|token| token.parse::<TokenId>().ok());
         let id = id.filter(|&id| (id as usize) < vocab_size).ok_or_else(|| {
@@ -72,7 +72,7 @@ fn biases(
             )),
         }
     };
-    // Several spellings of an id, such as 7 and 07, are one token.
+    // Several spellings of an id, such as 7 and 07, mean one token.
     let biases: BTreeMap<_, _> = fields.into_iter().map(bias).collect::<Result<_, _>>()?;
     Ok(biases.into_iter().collect())
 }
@@ -94,8 +94,8 @@ fn check_allowed(allowed: &[TokenId], vocab_size: usize) -> Result<(), ApiError>
     check_token_ids(FIELD, allowed, vocab_size)
 }
 
-/// Each word as it is at the beginning of a text and behind a space, as in vLLM. vLLM leaves out the
-/// second unless it is as long as the first and begins otherwise; here, none of them appears.
+/// Returns each word's tokens at the beginning of a text and after a space, as in vLLM. vLLM leaves out the second form
+/// unless it is as long as the first and begins differently; Corella bans both.
 fn banned_sequences(
     words: Vec<String>,
     state: &ServerState,

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, which answer as in vLLM, and a text under llama-server's name as in llama-server.
+//! `/tokenize` and `/detokenize`, with vLLM's answers, and with llama-server's for a text under its name.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::sampling_fields::{check_num_tokens, check_token_ids};
 use crate::server_state::ServerState;
 use crate::text_thread::Caller;
 
-/// Fields of `/tokenize` that a conversation does not have.
+/// Fields of `/tokenize` besides a conversation's.
 #[derive(Deserialize)]
 #[serde(expecting = "a JSON object")]
 struct TokenizeFields {
@@ -52,7 +52,7 @@ struct TokenPiece {
     piece: Piece,
 }
 
-/// What a token adds to a text. A part of a character is a list of bytes.
+/// A token's text. A part of a character is a list of bytes.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Piece {
@@ -76,7 +76,7 @@ impl Piece {
 }
 
 impl TokenizeFields {
-    /// Refuses fields beside those that decide what is tokenised.
+    /// Refuses fields that belong to the other form of the text.
     fn check_together(&self) -> Result<(), ApiError> {
         let has = |field: &str, is_set: bool| is_set.then(|| field.to_owned());
         let (wrong, reason) = match self.content {
@@ -105,7 +105,7 @@ struct DetokenizeFields {
 #[derive(Serialize)]
 struct Detokenized {
     prompt: String,
-    /// The text again, by llama-server's name.
+    /// The text under llama-server's name.
     content: String,
 }
 

@@ -11,46 +11,46 @@ use crate::field_check::FieldCheck;
 use crate::field_table::{FUNCTION, TOOL};
 use crate::server_state::ServerState;
 
-/// The fields as they were sent.
+/// The fields as sent.
 pub struct ToolFields {
     pub tools: Vec<Map<String, Value>>,
     pub tool_choice: Option<Value>,
     pub parallel_tool_calls: bool,
 }
 
-/// Tools that are offered to the model.
+/// Tools offered to the model.
 #[derive(Debug)]
 pub struct OfferedTools {
-    /// The list as the caller wrote it, which is what a chat template reads.
+    /// The list as the caller wrote it, for the chat template.
     pub list: Value,
     pub set: Arc<ToolSet>,
     /// Whether only the first call counts.
     pub one_call: bool,
-    /// The calls that the model has to make, if it has to make any.
+    /// The calls that the model must make, if any.
     pub demanded_calls: Option<WantedCalls>,
-    /// The names of all tools that were sent, in their order.
+    /// The names of all tools in the request, in their order.
     pub names: Vec<String>,
 }
 
-/// What the caller wants the model to do with its tools.
+/// The caller's choice among the tools.
 #[derive(Debug, PartialEq)]
 enum ToolChoice {
     None,
     Auto,
     Required,
     Named(String),
-    /// Only these may be called, and one has to be if that is required.
+    /// Only these may be called, and one must be called if required.
     Allowed {
         names: BTreeSet<String>,
         is_required: bool,
     },
 }
 
-/// The longest name of a tool: Anthropic's bound, which is above OpenAI's 64.
+/// Limits a tool's name: Anthropic's bound, which is above OpenAI's 64.
 pub const MAX_NAME_BYTES: usize = 128;
 
 impl ToolFields {
-    /// Checks the fields. Returns `None` if the model is to answer without tools.
+    /// Checks the fields. Returns `None` if the model should answer without tools.
     pub fn offered(
         self,
         state: &ServerState,

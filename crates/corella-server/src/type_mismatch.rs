@@ -1,7 +1,7 @@
-//! A field of the wrong type, in words of JSON: serde's name Rust's types.
+//! Describes a field of the wrong type in JSON's terms: serde names Rust's types.
 
 /// Rewrites "invalid type: integer `-1`, expected u32" as "must be a whole number from 0 up, not -1". Other messages
-/// stay.
+/// stay unchanged.
 pub fn in_json_words(message: &str) -> String {
     let rewritten = || {
         let rest = { message.strip_prefix("invalid type: ") }
@@ -28,7 +28,7 @@ fn expected_words(expected: &str) -> &str {
     }
 }
 
-/// The value itself where serde tells it, behind its kind.
+/// Returns the value itself if serde gives it after its kind.
 fn found_words(found: &str) -> &str {
     const KINDS: [&str; 4] = ["integer ", "floating point ", "boolean ", "string "];
     match found {

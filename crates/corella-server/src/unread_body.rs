@@ -1,6 +1,6 @@
-//! The rest of a body whose request is answered before all of it was read, as one with a wrong path or key is.
+//! The rest of a body whose request is answered early, for example because of a wrong path or key.
 //!
-//! A connection with an unread rest cannot have another request, and a client that learns that only from the next one
+//! A connection with an unread rest cannot carry another request, and a client that only notices with the next one
 //! reports a lost connection. So a short rest is read, and a longer one is announced by `connection: close`.
 
 use std::future::poll_fn;
@@ -19,11 +19,11 @@ use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
 
 const MAX_REST_BYTES: usize = 256 << 10;
-/// The answer waits for the rest as long.
+/// Limits how long the answer waits for the rest.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 
 pub async fn read_rest(request: Request, next: Next) -> Response {
-    // Such a client sends its body only if it is asked for it.
+    // Such a client sends its body only after `100 Continue`.
     let waits_to_be_asked = request.headers().contains_key(EXPECT);
     let rest = Rest::default();
     let body_rest = rest.clone();
@@ -76,7 +76,7 @@ impl Rest {
 }
 
 struct ObservedBody {
-    /// `None` behind its end.
+    /// `None` after its end.
     body: Option<Body>,
     rest: Rest,
 }

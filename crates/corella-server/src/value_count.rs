@@ -1,7 +1,7 @@
-//! Bounds how many values the JSON of a body has, before anything keeps them.
+//! Limits the number of values in a body's JSON before any of them is kept.
 //!
-//! Fields such as schemas, template arguments and tools are kept as JSON values. An object of 8 bytes (`{"a":0},`)
-//! then takes some 370, so a body of 8 MiB could take 400 MB, and as much again for each copy.
+//! Fields such as schemas, template arguments and tools are kept as JSON values. An object of 8 bytes (`{"a":0},`) then
+//! takes some 370, so a body of 8 MiB could take 400 MB, and the same again for each copy.
 
 use std::fmt;
 
@@ -10,9 +10,9 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 /// Numbers are not counted: a prompt may be a million token IDs, and each takes 32 bytes at most.
 pub const MAX_VALUES: usize = 1 << 17;
 
-/// The first field with which a body has too many values. JSON that cannot be read has none: its reader says why.
+/// Returns the first field with which a body has too many values. Invalid JSON has none: its reader reports the error.
 pub fn crowded_field(body: &[u8]) -> Option<String> {
-    // `""` and a comma is the shortest value that is counted.
+    // `""` and a comma is the shortest counted value.
     if body.len() < 3 * MAX_VALUES {
         return None;
     }
@@ -28,12 +28,12 @@ pub fn crowded_field(body: &[u8]) -> Option<String> {
 
 struct ValueCount {
     num_values: usize,
-    /// The field of the body that is being read.
+    /// The field of the body being read.
     field: Option<String>,
 }
 
 impl ValueCount {
-    /// Counts one more value. An error ends the reading.
+    /// Counts one more value. An error stops the reader.
     fn add<E: Error>(&mut self) -> Result<(), E> {
         self.num_values += 1;
         match self.num_values > MAX_VALUES {
@@ -70,7 +70,7 @@ impl<'de> Visitor<'de> for FieldCounter<'_> {
     }
 }
 
-/// Counts a value and those in it.
+/// Counts a value and the values in it.
 struct ValueCounter<'a>(&'a mut ValueCount);
 
 impl<'de> DeserializeSeed<'de> for ValueCounter<'_> {
@@ -121,7 +121,7 @@ impl<'de> Visitor<'de> for ValueCounter<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
         self.0.add()?;
         while members.next_key::<IgnoredAny>()?.is_some() {
-            // The key.
+            // The key counts, too.
             self.0.add()?;
             members.next_value_seed(ValueCounter(self.0))?;
         }

@@ -1,7 +1,7 @@
-//! A connection that is given up when its client takes no bytes for a while.
+//! A connection that is closed when its client takes no bytes for a while.
 //!
-//! The unread part of an answer is bounded by the request. A client that reads nothing, or a
-//! byte a second, would keep it for hours, and many such clients would keep more than there is.
+//! The request bounds the unread part of an answer. A client that reads nothing, or a byte per
+//! second, would keep it for hours, and many such clients would exhaust the memory.
 
 use std::io;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use tokio::time::{Sleep, sleep};
 pub struct WriteDeadline<S> {
     stream: S,
     timeout: Duration,
-    /// While a write waits for the client.
+    /// Present while a write waits for the client.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -27,7 +27,7 @@ impl<S> WriteDeadline<S> {
         }
     }
 
-    /// Passes on the result of a write, or an error when the write has waited for too long.
+    /// Passes on the result of a write, or an error when the write has waited too long.
     fn watch<T>(
         &mut self,
         written: Poll<io::Result<T>>,
@@ -105,7 +105,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
-    /// Writes as much as is taken at once.
+    /// Writes as much as the stream accepts at once.
     async fn write(stream: &mut WriteDeadline<DuplexStream>) -> Poll<io::Result<usize>> {
         poll_fn(|context| Poll::Ready(Pin::new(&mut *stream).poll_write(context, &[0; 64]))).await
     }

@@ -70,18 +70,18 @@ const NAMES: &[(&str, &str)] = &[
 ];
 
 impl CommonFields {
-    /// Parses the fields, and refuses a body with fields that nobody reads.
+    /// Parses the fields, and refuses a body with unread fields.
     pub fn parse(body: &RequestBody, check: FieldCheck) -> Result<Self, ApiError> {
         check_names(body, check)?;
         body.parse()
     }
 
-    /// Ollama's names end in a tag, which is `latest` if a caller leaves it out.
+    /// Ollama's names end in a tag, which defaults to `latest`.
     pub fn model(&self, state: &ServerState) -> Result<String, ApiError> {
         served_model(state, self.model.as_deref())
     }
 
-    /// The parameters of a call that draws tokens. Answers are streams unless they are asked not to be.
+    /// Returns the parameters of a call that draws tokens. Answers are streamed by default.
     pub fn params(
         self,
         state: &ServerState,
@@ -110,7 +110,7 @@ impl CommonFields {
         Ok(params)
     }
 
-    /// The chat template's variables by which thinking is switched.
+    /// Returns the chat template's variables that switch thinking.
     pub fn template_kwargs(
         &self,
         state: &ServerState,
@@ -140,7 +140,7 @@ impl CommonFields {
     }
 }
 
-/// Refuses a body with fields that nobody reads, in `options` too.
+/// Refuses a body with unread fields, including ones in `options`.
 fn check_names(body: &RequestBody, check: FieldCheck) -> Result<(), ApiError> {
     let names: OptionNames = body.parse()?;
     body.check_fields(check)?;
@@ -150,8 +150,8 @@ fn check_names(body: &RequestBody, check: FieldCheck) -> Result<(), ApiError> {
     }
 }
 
-/// Checks the fields of a body that draws no tokens. Its options mean nothing then, but those that no
-/// endpoint takes are refused all the same.
+/// Checks the fields of a body that draws no tokens. Its options have no effect, but options that no endpoint takes are
+/// still refused.
 pub fn check_options(
     body: &RequestBody,
     state: &ServerState,
@@ -170,7 +170,7 @@ pub fn check_options(
     Ok(())
 }
 
-/// The variable of templates that know several efforts.
+/// The variable of templates with several efforts.
 const EFFORT: &str = "reasoning_effort";
 
 impl OptionFields {
@@ -187,7 +187,7 @@ impl OptionFields {
             top_k: self.top_k,
             top_p: self.top_p,
             min_p: self.min_p,
-            // As in Ollama, -1 is no seed.
+            // As in Ollama, -1 means no seed.
             seed: self.seed.filter(|&seed| seed != -1),
             stop: self.stop,
             repetition_penalty: self.repeat_penalty,
@@ -201,14 +201,14 @@ impl OptionFields {
         })
     }
 
-    /// Negative numbers and 0 are no limit.
+    /// Negative numbers and 0 mean no limit.
     fn max_tokens(&self) -> Option<u32> {
         let num_predict = self.num_predict.filter(|num_tokens| *num_tokens > 0)?;
         Some(u32::try_from(num_predict).unwrap_or(u32::MAX))
     }
 
-    /// The context is the server's. Less than that takes nothing away from a caller, and clients ask for more without
-    /// need: a conversation that is too long is refused by its own length.
+    /// The context is the server's. A larger context than asked for costs a caller nothing, and clients ask for more
+    /// without need: a conversation that is too long is refused by its own length.
     fn note_context(&self, state: &ServerState) {
         let max_model_len = state.config.max_model_len;
         if let Some(num_ctx) = self.num_ctx
@@ -222,7 +222,7 @@ impl OptionFields {
     }
 }
 
-/// `num_predict` is a limit and no demand: an answer ends with the context at the latest.
+/// `num_predict` is a limit and not a demand: an answer ends with the context at the latest.
 pub fn end_with_context(params: &mut GenerationParams, state: &ServerState, prompt: &PromptTokens) {
     let num_prompt_tokens = u32::try_from(prompt.tokens.len()).unwrap_or(u32::MAX);
     let rest = state.config.max_model_len.saturating_sub(num_prompt_tokens);
@@ -230,7 +230,7 @@ pub fn end_with_context(params: &mut GenerationParams, state: &ServerState, prom
     *max_tokens = max_tokens.map(|max_tokens| max_tokens.min(rest.max(1)));
 }
 
-/// The name under which the server knows a model.
+/// The server's name of a model.
 pub fn served_model(state: &ServerState, model: Option<&str>) -> Result<String, ApiError> {
     check_model(state, model).or_else(|error| {
         let untagged = model.and_then(|model| model.strip_suffix(":latest"));

@@ -1,4 +1,4 @@
-//! `/api/pull`: the model that is served is there already, and no other is fetched.
+//! `/api/pull`: the served model is present already, and no other is fetched.
 
 use std::sync::Arc;
 

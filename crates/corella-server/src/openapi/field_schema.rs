@@ -1,4 +1,4 @@
-//! The JSON schema of each field that is read. `null` is the same as leaving a field out.
+//! The JSON schema of each field that is read. `null` counts as absent.
 
 use serde_json::{Map, Value, json};
 
@@ -6,8 +6,7 @@ use super::table_schema;
 use super::template::Blanks;
 use crate::field_table::{self, Endpoint, FieldTable, Treatment, messages, ollama, responses};
 
-/// The schemas of fields, in groups of what may have them. Group `all` is for endpoints whose own group does
-/// not have a field.
+/// The schemas of fields, in groups by endpoint. Group `all` serves endpoints whose own group lacks a field.
 pub const FIELDS: [&str; 8] = [
     include_str!("fields/all.json"),
     include_str!("fields/response.json"),
@@ -19,7 +18,7 @@ pub const FIELDS: [&str; 8] = [
     include_str!("fields/member.json"),
 ];
 
-/// What is known of the objects within bodies beyond their tables.
+/// The facts about objects within bodies that their tables do not have.
 const OBJECTS: &str = include_str!("objects.json");
 
 /// The tables of those objects, each after the objects within it.
@@ -65,14 +64,14 @@ impl FieldSchemas {
         }
     }
 
-    /// The schema of a field of an endpoint's body, if the field is known here.
+    /// Returns the schema of a field of an endpoint's body, if the field has one.
     pub fn of_field(&self, endpoint: Endpoint, name: &str) -> Option<Value> {
         if endpoint == Endpoint::Infill && name == "prompt" {
-            // It continues `input_prefix`, and is a text.
+            // This prompt continues `input_prefix`, and is a text.
             return Some(json!({"type": ["string", "null"]}));
         }
         let group = match endpoint {
-            // Only a prompt that is a text of its own can be repeated, so that `echo` may not be true.
+            // Only a prompt that is a text can be repeated, so `echo` may not be true here.
             Endpoint::Chat => "chat",
             Endpoint::Completions => "completions",
             Endpoint::Tokenize => "tokenize",
@@ -96,7 +95,7 @@ impl FieldSchemas {
                 if name == "options" {
                     return Some(self.ollama_options());
                 }
-                // Its `input` may have no text at all, which asks for the model to be loaded.
+                // Its `input` may be empty, which only asks to load the model.
                 "ollama"
             }
         };
@@ -104,7 +103,7 @@ impl FieldSchemas {
             .or_else(|| self.in_group("all", name))
     }
 
-    /// The schema of a member of a message, of a part of it, or of `stream_options`.
+    /// Returns the schema of a member of a message, of one of its parts, or of `stream_options`.
     pub fn of_member(&self, name: &str) -> Option<Value> {
         self.in_group("members", name)
     }
@@ -139,8 +138,8 @@ impl FieldSchemas {
         }
     }
 
-    /// The object of a table. Its file has what is `required`, and those `properties` that are unlike members
-    /// of the same name in other objects.
+    /// Returns the object of a table. Its file has `required`, and the `properties` that differ from members of the
+    /// same name in other objects.
     fn object(&self, table: &FieldTable, mut own: Value) -> Value {
         let mut object = table_schema(table, is_shown, |name| self.of_member(name));
         if let Some(Value::Object(properties)) = own.get_mut("properties").map(Value::take) {

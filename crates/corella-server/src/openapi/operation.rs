@@ -1,4 +1,4 @@
-//! The endpoints whose bodies have fields in a table. `paths/*.json` has the others.
+//! The endpoints whose bodies have a table of fields. `paths/*.json` has the others.
 
 use crate::field_table::Endpoint;
 

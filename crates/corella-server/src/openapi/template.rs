@@ -1,5 +1,5 @@
-//! The JSON files of this folder, in which a text such as `<max_model_len>` stands for what only the program
-//! knows: a limit of the server, or a constant that requests are checked by.
+//! The JSON files of this folder. A text such as `<max_model_len>` in them stands for a value of the program: a limit
+//! of the server, or a constant that requests are checked against.
 
 use serde_json::{Map, Value, json};
 
@@ -14,7 +14,7 @@ use crate::serve_config::ServeConfig;
 use crate::token_rule::{MAX_ALLOWED_TOKEN_IDS, MAX_BAD_WORD_BYTES, MAX_BAD_WORDS};
 use crate::tool_fields::MAX_NAME_BYTES as MAX_TOOL_NAME_BYTES;
 
-/// What the texts in angle brackets stand for.
+/// The values of the texts in angle brackets.
 pub struct Blanks(Vec<(&'static str, Value)>);
 
 impl Blanks {
@@ -62,14 +62,14 @@ impl Blanks {
         Self(blanks)
     }
 
-    /// The value of a file.
+    /// Returns the value of a file.
     pub fn fill(&self, file: &str) -> Value {
         let mut value = serde_json::from_str(file).expect("a file of this folder is JSON");
         self.fill_value(&mut value);
         value
     }
 
-    /// The objects of several files, as one.
+    /// Joins the objects of several files.
     pub fn fill_all(&self, files: &[&str]) -> Map<String, Value> {
         let mut objects = Map::new();
         for file in files {

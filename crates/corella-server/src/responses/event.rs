@@ -22,7 +22,7 @@ pub struct ResponseEvents {
     echo: Echo,
     keeping: Option<Keeping>,
     output: Output,
-    /// How the response will have ended, once that is known.
+    /// The final status of the response, once known.
     status: Status,
     num_events: u64,
 }
@@ -68,14 +68,14 @@ impl ResponseEvents {
         );
     }
 
-    /// The fields that the events of the last item have in common.
+    /// Returns the common fields of the last item's events.
     fn place(&self) -> Value {
         let index = self.output.num_items().saturating_sub(1);
         let id = { self.output.last() }.map(|block| item_id(&self.head, index, block));
         json!({"item_id": id, "output_index": index})
     }
 
-    /// Likewise for the only part of its content.
+    /// Returns the same for the only part of its content.
     fn part_place(&self) -> Value {
         let mut place = self.place();
         place["content_index"] = json!(0);
@@ -130,7 +130,7 @@ impl ResponseEvents {
         self.push("response.content_part.added", added, events);
     }
 
-    /// Ends the last item, if there is one.
+    /// Ends the last item, if any.
     fn end_item(&mut self, status: Status, events: &mut Events) {
         let Some(item) = self.output.last_item(&self.head, status) else {
             return;
@@ -193,7 +193,7 @@ impl ChunkEncoder for ResponseEvents {
         let response = self
             .echo
             .object(&self.head, self.status, output, Some(usage));
-        // A client that has read the last event may name the response in its next request.
+        // A client may name the response in its next request right after the last event.
         if let Some(keeping) = self.keeping.take() {
             keeping.keep(&self.state, &self.head.id, &response);
         }

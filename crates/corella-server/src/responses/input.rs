@@ -1,4 +1,4 @@
-//! Reads `input`, a text or a list of items, as the messages of a chat template.
+//! Converts `input`, a text or a list of items, to the messages of a chat template.
 
 use std::fmt;
 use std::sync::Arc;
@@ -56,8 +56,7 @@ impl InputField {
     }
 }
 
-/// `instructions` become the first message, and turns that were kept are `before` the input. Faults are
-/// named by their places in the request.
+/// `instructions` become the first message, and kept turns are `before` the input. Errors name places in the request.
 pub fn conversation(
     before: &[Arc<Turn>],
     input: &InputField,
@@ -84,7 +83,7 @@ pub fn conversation(
     Ok(conversation)
 }
 
-/// `field` is where the items come from.
+/// `field` is the source of the items.
 fn push_items(
     conversation: &mut Vec<Map<String, Value>>,
     field: &str,
@@ -103,7 +102,7 @@ fn push_items(
                 ));
             }
         };
-        // A response that is kept lists its items by these.
+        // A kept response lists its items by these ids.
         if !matches!(item.get("id"), None | Some(Value::Null | Value::String(_))) {
             let field = format!("{path}.id");
             return Err(ApiError::invalid(field, "must be a string"));
@@ -140,8 +139,8 @@ fn push_items(
     Ok(())
 }
 
-/// The assistant's message to which an item belongs: thoughts, text and calls of one turn are items, but
-/// one message of a chat.
+/// Returns the assistant's message of an item: thoughts, text and calls of one turn are several items, but one message
+/// of a chat.
 fn open_turn(conversation: &mut Vec<Map<String, Value>>) -> &mut Map<String, Value> {
     let is_open = { conversation.last() }.is_some_and(|last| last["role"] == "assistant");
     if !is_open {
@@ -231,7 +230,7 @@ fn read_message(
     check.check(&MESSAGE, path, item)?;
     let role = match item.get("role").and_then(Value::as_str) {
         Some(role @ ("user" | "assistant" | "system")) => role,
-        // OpenAI's newer name. Chat templates know the older one.
+        // This is OpenAI's newer name; chat templates know the older one.
         Some("developer") => "system",
         _ => {
             return Err(ApiError::invalid(
@@ -257,7 +256,7 @@ fn read_message(
 
 const TEXT_PARTS: [&str; 3] = ["input_text", "output_text", "text"];
 
-/// Joins the parts, which are of one of these kinds, with line breaks, as those of a chat's messages.
+/// Joins the parts, which are of one of these kinds, with line breaks, like the parts of a chat's messages.
 fn text_of(
     parts: &[Value],
     path: &str,

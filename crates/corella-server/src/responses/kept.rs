@@ -1,4 +1,4 @@
-//! `/v1/responses/{id}`: what becomes of responses that are kept.
+//! `/v1/responses/{id}`: reads and deletes kept responses.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::list_page::ListQuery;
 use crate::response_store::{ResponseKey, Turn};
 use crate::server_state::ServerState;
 
-/// What a response that is to be kept is kept with.
+/// The data with which a response is kept.
 pub struct Keeping {
     pub owner: Option<Arc<str>>,
-    /// The turns of the conversation before.
+    /// The earlier turns of the conversation.
     pub before: Vec<Arc<Turn>>,
     pub input: Vec<Map<String, Value>>,
 }
@@ -88,7 +88,7 @@ pub async fn list_input_items(
     Ok(json_response(&query.page(items)?))
 }
 
-/// An item as OpenAI writes it: with an id and a type, and the text of a message as a part.
+/// An item in OpenAI's form: with an id and a type, and the text of a message as a part.
 fn input_item(response: &str, index: usize, mut item: Map<String, Value>) -> Value {
     if item.get("id").is_none_or(Value::is_null) {
         item.insert("id".to_owned(), json!(format!("item_{response}_{index}")));

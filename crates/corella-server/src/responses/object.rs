@@ -12,7 +12,7 @@ use crate::server_state::ServerState;
 use crate::short_number::in_short;
 use crate::token_logprob::{ChatLogprobs, TokenNames};
 
-/// How far a response is, or how it ended.
+/// The progress of a response, or its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     InProgress,
@@ -40,7 +40,7 @@ impl Status {
     }
 }
 
-/// What a response repeats of its request.
+/// The request's fields that a response repeats.
 pub struct Echo {
     pub previous_response_id: Option<String>,
     /// Whether the response is kept for later requests.
@@ -110,13 +110,13 @@ fn usage_object(usage: &Usage) -> Value {
     })
 }
 
-/// The output up to now.
+/// The output so far.
 pub struct Output {
     format: Option<CallFormat>,
     blocks: Vec<ReplyBlock>,
-    /// The id of each block that is a call, and nothing for the others.
+    /// The id of each block that is a call; `None` for the others.
     call_ids: Vec<Option<String>>,
-    /// Rows in OpenAI's shape for the tokens of the answer, if they were asked for.
+    /// Rows in OpenAI's form for the tokens of the answer, if requested.
     logprobs: Vec<Value>,
 }
 
@@ -161,7 +161,7 @@ impl Output {
         self.blocks.last()
     }
 
-    /// The items of the output, the last of which the response's end may have cut off.
+    /// Returns the items of the output. The response's end may have cut off the last one.
     pub fn items(&self, head: &ResponseHead, status: Status) -> Vec<Value> {
         let last = self.blocks.len().saturating_sub(1);
         let status = |index| match index == last {

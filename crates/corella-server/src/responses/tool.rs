@@ -1,5 +1,5 @@
-//! Reads `tools` and `tool_choice` of the Responses API, which names a function without a member around it,
-//! as those of a chat.
+//! Converts `tools` and `tool_choice` of the Responses API, which has no member around a function's fields, to a
+//! chat's.
 
 use corella_engine::rare_line;
 use serde_json::{Map, Value, json};
@@ -38,12 +38,12 @@ const NOT_SHOWN: [&str; 6] = [
     "output_schema",
 ];
 
-/// Tools that the model is told of.
+/// The tools that the model is shown.
 #[derive(Default)]
 pub struct KeptTools {
-    /// In the shape that chat templates read.
+    /// The tools in the form that chat templates read.
     pub list: Vec<Map<String, Value>>,
-    /// Where each of them stands in the request.
+    /// The place of each in the request.
     pub places: Vec<usize>,
 }
 
@@ -83,7 +83,7 @@ pub fn chat_tools(tools: &[Map<String, Value>], check: FieldCheck) -> Result<Kep
     Ok(kept)
 }
 
-/// The choice in the shape that a chat has it.
+/// Returns the choice in a chat's form.
 pub fn chat_tool_choice(choice: &Value) -> Result<Value, ApiError> {
     let function = |tool: &Value| json!({"type": "function", "function": {"name": tool["name"]}});
     match choice["type"].as_str() {
@@ -107,7 +107,7 @@ pub fn chat_tool_choice(choice: &Value) -> Result<Value, ApiError> {
     }
 }
 
-/// An error of a chat, with the names of this API's fields. `places` are those of the kept tools.
+/// Renames the fields in a chat's error to this API's names. `places` are the places of the kept tools.
 pub fn in_own_names(error: ApiError, places: &[usize]) -> ApiError {
     { error.renamed("tool_choice.allowed_tools", "tool_choice") }
         .without_function()

@@ -1,4 +1,4 @@
-//! Adapters: named in place of the model, loaded and unloaded while requests run.
+//! Adapters: named instead of the model, loaded and unloaded while requests run.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,13 +17,13 @@ const PATH: &str = "/v1/completions";
 const LOAD: &str = "/v1/load_lora_adapter";
 const UNLOAD: &str = "/v1/unload_lora_adapter";
 
-/// Loads adapters of every folder but `missing`. With the mock executor, the name is what counts.
+/// Loads adapters of every folder but `missing`. The mock executor only uses the name.
 struct Loader {
     engine: Engine,
     mount: Arc<Mount>,
 }
 
-/// A file system that does not answer for the folder `stalled` until it is let go on.
+/// A file system that does not answer for the folder `stalled` until released.
 #[derive(Default)]
 struct Mount {
     num_stalled: AtomicUsize,
@@ -174,7 +174,7 @@ async fn requests_end_with_the_adapter_that_they_began_with() {
     let answer = running.await.expect("it answers").json();
     assert_eq!(text(&answer), expected);
 
-    // What was cached for the old adapter of the name is not for the new one.
+    // Blocks cached for the old adapter of this name must not match the new one.
     load(&server, "red").await;
     let again = self::answer(&server, "red").await;
     assert_eq!(num_cached(&again), 0);
@@ -210,7 +210,7 @@ async fn what_cannot_be_loaded_says_why() {
     );
     let (status, message) = refused(json!({"lora_path": "a"})).await;
     assert_eq!((status, &*message), (400, "lora_name: is required"));
-    // The one that failed has left its place.
+    // The failed load has freed its place.
     load(&server, "blue").await;
     let (status, message) = refused(json!({"lora_name": "green", "lora_path": "a"})).await;
     assert_eq!(status, 409);
@@ -253,10 +253,10 @@ async fn a_stalled_file_system_holds_up_nothing_but_its_own_loads() {
         "{}",
         further.text()
     );
-    // An adapter that is unloaded while it loads is never served.
+    // An adapter unloaded during its load is never served.
     let unloaded = post(address, UNLOAD, &json!({"lora_name": "stalled-0"})).await;
     assert_eq!(unloaded.status, 200, "{}", unloaded.text());
-    // Its caller waits no longer; its thread does.
+    // Its caller stops waiting; its thread does not.
     let cancelled = stalled.remove(0).await.expect("it is answered");
     assert_eq!(cancelled.status, 409, "{}", cancelled.text());
     mount.go_on();
@@ -305,7 +305,7 @@ async fn a_load_whose_caller_has_left_is_given_up_too() {
     mount.go_on();
 }
 
-/// The labels of vLLM's metric, by which gateways choose a server.
+/// Gateways choose a server by the labels of vLLM's metric.
 #[tokio::test]
 async fn adapters_at_work_are_told_as_in_vllm() {
     const NAME: &str = "vllm:lora_requests_info";
@@ -338,7 +338,7 @@ async fn adapters_at_work_are_told_as_in_vllm() {
     is_told("red", "").await;
     let second = open_post(server.address, PATH, &call("blue")).await;
     is_told("red", "blue").await;
-    // A client that leaves takes its call along.
+    // A client that leaves ends its call.
     drop(second);
     is_told("red", "").await;
     server.gate().open();

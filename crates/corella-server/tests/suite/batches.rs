@@ -1,4 +1,4 @@
-//! `/v1/batches` and the folder that they are kept in, where a test needs faults that no client can cause.
+//! `/v1/batches` and its folder, for faults that a client cannot cause.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::client::{get, head, post, send};
 use crate::fixture::Setup;
 
-/// A folder that is removed with everything in it.
+/// A folder that is removed with its content.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -31,11 +31,11 @@ impl Folder {
         }
     }
 
-    /// The lines of a batch that have been answered, and those that have failed.
+    /// Returns the answered lines of a batch, and the failed ones.
     fn lines(&self, batch: &str) -> (Vec<Value>, Vec<Value>) {
         let read = |path: PathBuf| {
             let text = fs::read_to_string(path).unwrap_or_default();
-            // The last one may be being written.
+            // The last line may be half written.
             let lines = text.lines().map(serde_json::from_str);
             lines.filter_map(Result::ok).collect()
         };
@@ -48,8 +48,7 @@ impl Folder {
 }
 
 impl Folder {
-    /// Waits until the tasks of a server that has ended have let go of the folder, as they do when a process
-    /// ends.
+    /// Waits until the tasks of a stopped server have released the folder, as a process does when it ends.
     async fn is_free(&self) {
         wait_until_async("the folder is free", || {
             let lock = fs::File::open(self.0.join("lock")).expect("it is there");
@@ -87,11 +86,11 @@ async fn create(address: SocketAddr, num_lines: usize, num_tokens: usize) -> Str
     batch["id"].as_str().expect("it has an id").to_owned()
 }
 
-/// Makes a batch of 40 lines, and stops the server while it answers another line behind so many. Returns the id of
-/// the batch.
+/// Makes a batch of 40 lines, and stops the server while it answers the line after the first `num_lines`. Returns the
+/// id of the batch.
 async fn answer_some(folder: &Folder, num_lines: usize) -> String {
     const NUM_TOKENS: usize = 20;
-    // Lines come one by one, and each takes a step for each token.
+    // Lines run one by one, and each token takes a step.
     let mut setup = Setup::new().holding_behind((num_lines * NUM_TOKENS) as u64);
     setup.files = Some(folder.config(1));
     let server = setup.start().await;
@@ -129,7 +128,7 @@ fn mode(path: &Path) -> u32 {
     found.permissions().mode() & 0o777
 }
 
-/// A request that a lost engine drops has not failed by itself: the next start answers it.
+/// A request dropped by a lost engine has not failed by itself: the next start answers it.
 #[tokio::test]
 async fn lines_that_a_lost_engine_drops_are_left_for_the_next_start() {
     let folder = Folder::new("lost");
@@ -170,7 +169,7 @@ async fn nobody_else_can_read_the_folder() {
     server.stopped().await;
 }
 
-/// A batch reads its input however long it takes, also behind a restart.
+/// A batch reads its input at any later time, even after a restart.
 #[tokio::test]
 async fn an_input_whose_time_is_over_is_kept_for_its_batch() {
     let folder = Folder::new("expired");
@@ -196,8 +195,7 @@ async fn an_input_whose_time_is_over_is_kept_for_its_batch() {
     server.stopped().await;
 }
 
-/// Answers of a batch that goes on count against the bytes of all files, and no file of a forgotten batch
-/// stays.
+/// Answers of a continued batch count against the bytes of all files, and no file of a forgotten batch stays.
 #[tokio::test]
 async fn what_is_in_the_folder_counts_from_the_start() {
     let folder = Folder::new("counted");
@@ -212,7 +210,7 @@ async fn what_is_in_the_folder_counts_from_the_start() {
         .map(|entry| entry.expect("an entry").path())
         .find(|path| path.extension().is_none());
     let num_input_bytes = size(input.expect("it is there"));
-    // There is room for what is there, and for less than one more line.
+    // The limit has room for the existing lines and for less than one more.
     let mut setup = Setup::new();
     setup.files = Some(FilesConfig {
         max_files_bytes: num_input_bytes + num_answer_bytes + 10,

@@ -14,8 +14,8 @@ async fn answer(server: &TestServer, body: &Value) -> Value {
     reply.json()
 }
 
-/// The mean over all tokens that were drawn. The end token has no entry, but has been drawn: with the
-/// mock, it is so likely when it comes that its log-probability is 0.
+/// Returns the mean over all drawn tokens. The end token has no entry, but was drawn: with the mock, it is so likely
+/// when it comes that its log-probability is 0.
 fn mean_logprob(choice: &Value) -> f64 {
     let logprobs = choice["logprobs"]["token_logprobs"]
         .as_array()
@@ -73,7 +73,7 @@ async fn the_choices_with_the_highest_mean_log_probability_are_returned() {
         body["best_of"] = json!(8);
         let best = answer(&server, &body).await;
         assert_eq!(without_index(&best["choices"]), expected, "seed {seed}");
-        // What was generated is counted.
+        // Generated choices outside the answer count, too.
         assert_eq!(
             best["usage"]["completion_tokens"],
             all["usage"]["completion_tokens"]

@@ -109,7 +109,7 @@ async fn a_stream_begins_with_the_role_and_ends_with_reason_usage_done() {
 
 #[tokio::test]
 async fn the_end_of_an_unfinished_character_is_not_lost() {
-    // Half of é is the last token of many answers; streamed and whole must agree on it.
+    // Half of é is the last token of many answers; streamed and whole answers must agree on it.
     let server = TestServer::start().await;
     for max_tokens in 1..24 {
         let mut body = json!({
@@ -177,7 +177,7 @@ async fn a_marked_answer_is_continued() {
             new,
             "{mark}"
         );
-        // The request itself says otherwise.
+        // The request's own field takes precedence.
         let more = json!({"continue_final_message": false});
         assert_eq!(answer(said(mark, json!(true)), more).await, new, "{mark}");
     }

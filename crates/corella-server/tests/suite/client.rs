@@ -7,14 +7,14 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Far beyond what any test needs, so that a hang is a failure and not a stuck build.
+/// Far longer than any test needs, so that a hang is a failure and not a stuck build.
 pub const PATIENCE: Duration = Duration::from_secs(300);
 
 pub struct Reply {
     pub status: u16,
     head: String,
     pub body: Vec<u8>,
-    /// Whether the body ended as its framing says it should.
+    /// Whether the body ended as its framing announced.
     pub is_complete: bool,
 }
 
@@ -49,7 +49,7 @@ impl Reply {
         events(self.text())
     }
 
-    /// The events of a stream that ended with `[DONE]`, without that one.
+    /// Returns the events of a stream before its `[DONE]`.
     pub fn chunks(&self) -> Vec<Value> {
         assert!(self.is_complete);
         let mut events = self.events();
@@ -187,7 +187,7 @@ fn without_chunks(mut rest: &[u8]) -> (Vec<u8>, bool) {
     (body, false)
 }
 
-/// The events of a stream that names them, each with its data. The data repeats the name.
+/// Returns the named events of a stream with their data, which repeats the name.
 pub fn named_events(reply: &Reply) -> Vec<(String, Value)> {
     assert!(reply.is_complete);
     assert_eq!(reply.status, 200, "{}", reply.text());

@@ -86,7 +86,7 @@ async fn vectors_are_shortened_left_as_they_are_or_written_as_bytes() {
     let raw: Vec<f64> = raw.iter().take(3).map(|&x| f64::from(x)).collect();
     assert_close(&numbers(&found), &raw);
 
-    // 1.0 or -1.0 in f32 is 00 00 80 3f or bf: a vector of one value has length 1.
+    // 1.0 and -1.0 in f32 are 00 00 80 3f and bf: a vector of one value has length 1.
     let found = embedding(json!({"encoding_format": "base64", "dimensions": 1})).await;
     let expected = match raw[0] > 0.0 {
         true => "AACAPw==",
@@ -133,7 +133,7 @@ async fn what_cannot_be_embedded_is_refused_and_named() {
     server.assert_at_rest().await;
 }
 
-/// More inputs than may wait and run take turns, beside requests that generate.
+/// Inputs beyond the limits of waiting and running ones take turns, beside requests that generate.
 #[tokio::test]
 async fn a_call_of_many_inputs_leaves_room_for_others() {
     let mut setup = Setup::new();
@@ -180,7 +180,7 @@ async fn a_call_of_many_inputs_leaves_room_for_others() {
     assert!(tokens.is_some_and(|count| count >= num_tokens as f64));
 }
 
-/// A call has no more inputs in the engine than a request may have choices.
+/// A call has at most as many inputs in the engine as a request may have choices.
 #[tokio::test]
 async fn a_call_of_many_inputs_does_not_fill_the_queue() {
     let mut setup = Setup::new().holding_behind(0);
@@ -223,7 +223,7 @@ async fn a_client_that_leaves_aborts_its_inputs() {
     server.assert_at_rest().await;
 }
 
-/// The vectors of the last token may come behind cached rows; the answer shows no difference.
+/// The vectors of the last token may come after cached rows; the answer does not change.
 #[tokio::test]
 async fn cached_prefixes_change_no_vector() {
     let server = TestServer::start().await;
@@ -336,7 +336,7 @@ async fn documents_are_ordered_by_their_scores() {
     let body = json!({"query": "a", "documents": ["b"], "return_documents": false});
     let answer = post(server.address, "/rerank", &body).await.json();
     assert_eq!(answer["results"][0].get("document"), None);
-    // SGLang's gateway writes such a body for one without a model.
+    // SGLang's gateway writes such a body for a request without a model.
     for (model, status) in [("unknown", 200), ("unknown-2", 404)] {
         let body = json!({
             "query": "a", "documents": ["b"], "model": model, "top_k": null, "return_documents": true,

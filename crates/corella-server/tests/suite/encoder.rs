@@ -1,5 +1,4 @@
-//! What endpoints make of an encoder's hidden states: other poolings, what is behind them, prompts, and scores
-//! of classes.
+//! Endpoints on an encoder's hidden states: other poolings, heads, prompts, and scores of classes.
 
 use corella_core::{Pooling, TokenId};
 use corella_model::{ClassHead, HeadActivation, HeadStep, SentenceConfig, VectorHead};
@@ -21,7 +20,7 @@ fn assert_close(found: &[f64], expected: &[f64]) {
     }
 }
 
-/// Sums of the elements of a vector of 16, each with the weights of a row.
+/// Returns a layer whose outputs are sums over a vector of 16 with the weights of a row.
 fn dense(rows: &[fn(usize) -> f32], activation: HeadActivation) -> HeadStep {
     let weights = rows.iter().flat_map(|row| (0..16).map(row));
     HeadStep::Dense {
@@ -39,7 +38,7 @@ async fn start(sentence: SentenceConfig) -> TestServer {
     setup.start().await
 }
 
-/// A head whose class `n` has the sum of the state's elements times `n + 1` as its score.
+/// Returns a head whose class `n` scores the sum of the state's elements times `n + 1`.
 fn classes(labels: &[&str]) -> ClassHead {
     let rows: Vec<fn(usize) -> f32> = vec![|_| 1.0, |_| 2.0, |_| 3.0];
     ClassHead {
@@ -170,7 +169,7 @@ async fn prompts_are_written_before_texts() {
     };
     let query = embedding(json!({"input": "a fox", "prompt_name": "query"})).await;
     let unnamed = embedding(json!({"input": "a fox"})).await;
-    // Token ids are taken as they are.
+    // Token ids are not changed.
     let tokens = |text: &str| embedding(json!({"input": server.encode(text)}));
     assert_eq!(query, tokens("find: a fox").await);
     assert_eq!(unnamed, tokens("text: a fox").await);
@@ -238,7 +237,7 @@ async fn a_text_has_the_class_of_the_highest_score() {
     server.assert_at_rest().await;
 }
 
-/// Qwen3-Reranker and others are decoders, whose chat templates put two texts together.
+/// Qwen3-Reranker and others are decoders whose chat templates join two texts.
 #[tokio::test]
 async fn a_decoder_reads_a_pair_as_a_conversation() {
     let mut setup = Setup::new();
@@ -281,7 +280,7 @@ async fn a_pair_is_one_prompt_with_one_score() {
     let answer = reply.json();
     let mut num_tokens = 0;
     for (index, document) in documents.iter().enumerate() {
-        // This tokenizer puts nothing between two texts.
+        // This tokenizer puts no token between two texts.
         let tokens = server.encode(&format!("a fox{document}"));
         num_tokens += tokens.len();
         let score = 1.0 / (1.0 + (-first_sum(&server, &tokens) - 0.5).exp());

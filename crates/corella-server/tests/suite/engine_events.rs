@@ -1,4 +1,4 @@
-//! `/engine/events`: what the engine does, told to whoever reads.
+//! `/engine/events`: the engine's activity for all readers.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use crate::client::{get, head, open, open_post, post, read_until};
 use crate::fixture::{MODEL, Setup, TestServer};
 
-/// A stream, and what was read of it and not looked at.
+/// A stream, and its bytes that were read but not yet parsed.
 struct Watcher {
     socket: TcpStream,
     text: String,
@@ -40,7 +40,7 @@ impl Watcher {
         }
     }
 
-    /// Adds snapshots up to the next that tells of a latency, and returns that one.
+    /// Adds snapshots up to the next one with a latency, and returns it.
     async fn read_latency(&mut self, name: &str, all: &mut Vec<Value>) -> Value {
         loop {
             let snapshot = self.next("snapshot").await;
@@ -80,7 +80,7 @@ async fn steps_requests_and_pages_are_told() {
     let running = open_post(server.address, "/v1/completions", &body).await;
     let mut all = Vec::new();
     watcher.read_latency("time_to_first_token", &mut all).await;
-    // The first token came before these two snapshots, and the second one comes behind them.
+    // The first token came before these two snapshots, and the second comes after them.
     let held = [
         watcher.next("snapshot").await,
         watcher.next("snapshot").await,
@@ -140,7 +140,7 @@ async fn key_is_required() {
     read_until(&mut stream, "event: snapshot").await;
 }
 
-/// Several readers are served by one task, which ends with the last of them, and starts again.
+/// One task serves several readers. It ends with the last of them, and starts again.
 #[tokio::test]
 async fn readers_come_and_go() {
     let server = TestServer::start().await;
@@ -173,6 +173,6 @@ async fn streams_do_not_hold_up_the_shutdown() {
     let mut watcher = Watcher::new(&server).await;
     watcher.next("snapshot").await;
     server.ask_to_stop();
-    // Were it to wait for the grace period, this would wait in vain.
+    // If the stream waited for the grace period, this would hang.
     assert_eq!(server.stopped().await.num_cut_off, 0);
 }

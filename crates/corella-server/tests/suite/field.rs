@@ -8,7 +8,7 @@ use crate::fixture::{Setup, TestServer};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Fields that have no effect on an answer, whatever their value.
+/// Fields that never affect an answer, with any value.
 const ACCEPTED: &[&str] = &[
     // OpenAI
     "user",
@@ -80,8 +80,7 @@ const READ: &[(&str, &str)] = &[
     ("tpot_slo_ms", "100000"),
 ];
 
-/// Fields that are refused with the first value. The last one, if there is any, asks for the behaviour
-/// that Corella has anyway, and is accepted.
+/// Fields that are refused with the first value. The last one, if any, asks for Corella's behaviour and is accepted.
 const REFUSED: &[(&str, &str, &str)] = &[
     // OpenAI
     ("functions", "[{}]", "[]"),
@@ -282,7 +281,7 @@ async fn what_is_unknown_is_refused_with_the_nearest_name() {
         let reply = post_field(&server, path, &body, "flux_capacitance", json!(7)).await;
         assert_refused(&reply, "flux_capacitance", "unknown_parameter");
         assert!(!reply.text().contains("did you mean"), "{}", reply.text());
-        // Newer client libraries send members that are not known here, and may be left out.
+        // Newer client libraries send unknown members as null.
         let reply = post_field(&server, path, &body, "flux_capacitance", json!(null)).await;
         assert_eq!(reply.status, 200, "{}", reply.text());
     }

@@ -36,23 +36,23 @@ const TEMPLATE: &str = "{% for message in messages %}\
 /// Makes the cluster of a server from its engine.
 type MakeKvTransfer = Box<dyn FnOnce(Engine) -> Arc<dyn KvTransfer> + Send>;
 
-/// Makes what reads adapters for an engine.
+/// Makes the reader of adapters for an engine.
 type MakeAdapters = Box<dyn FnOnce(Engine) -> Arc<dyn AdapterLoader> + Send>;
 
 pub struct Setup {
     pub scheduler: SchedulerConfig,
     pub mock: MockConfig,
     pub serve: ServeConfig,
-    /// Special tokens behind those that the tokenizer always has.
+    /// Special tokens after the tokenizer's usual ones.
     pub more_tokens: &'static [&'static str],
     pub template: &'static str,
-    /// Replies of the model, of which a request's seed chooses one.
+    /// The model's replies. A request's seed chooses one.
     pub replies: Vec<String>,
-    /// Makes the reader of `kv_transfer_params`, if there is to be one.
+    /// Makes the reader of `kv_transfer_params`, if the test needs one.
     pub kv_transfer: Option<MakeKvTransfer>,
-    /// Makes the reader of adapters, if there is to be one.
+    /// Makes the reader of adapters, if the test needs one.
     pub adapters: Option<MakeAdapters>,
-    /// Where files are kept, if batches are to be run.
+    /// The folder of files, if the test runs batches.
     pub files: Option<FilesConfig>,
 }
 
@@ -79,7 +79,7 @@ impl Setup {
         }
     }
 
-    /// Lets every answer end at this output token.
+    /// Ends every answer at this output token.
     pub fn ending_at(mut self, output: u32) -> Self {
         self.mock.end = Some(MockEnd {
             token: END,
@@ -97,13 +97,13 @@ impl Setup {
         self
     }
 
-    /// Lets steps take so long by the wall clock, for what the server works out from that.
+    /// Makes steps take this long by the wall clock, for the server's estimates.
     pub fn with_step_ms(mut self, millis: u32) -> Self {
         self.mock.cost = Some(CostModel::per_step(f64::from(millis) * 1000.0));
         self
     }
 
-    /// Lets so many steps return and holds the next, until the test opens the gate. No token is half a character,
+    /// Lets `num_steps` steps return and holds the next, until the test opens the gate. No token is half a character,
     /// which would be held back until the next one.
     pub fn holding_behind(mut self, num_steps: u64) -> Self {
         self.mock
@@ -175,7 +175,7 @@ impl TestServer {
         Setup::new().start().await
     }
 
-    /// The output of the model for a prompt, computed without a server.
+    /// Returns the model's output for a prompt, computed without a server.
     pub fn oracle(
         &self,
         prompt: &[TokenId],
@@ -186,7 +186,7 @@ impl TestServer {
         self.tokenizer.decode(&tokens, true).expect("it decodes")
     }
 
-    /// The log-probabilities of a prompt, computed without a server.
+    /// Returns the log-probabilities of a prompt, computed without a server.
     pub fn prompt_logprobs(&self, prompt: &[TokenId], num_top: usize) -> Vec<PromptLogprob> {
         self.mock.lone_prompt_logprobs(prompt, num_top)
     }
@@ -209,7 +209,7 @@ impl TestServer {
         &self.mock.gate
     }
 
-    /// Waits until the engine holds nothing of any request.
+    /// Waits until the engine holds no state of a request.
     pub async fn assert_at_rest(&self) {
         let stats = wait_for_async("the engine is at rest", || {
             let stats = self.engine.stats();
@@ -221,7 +221,7 @@ impl TestServer {
         assert_eq!(stats.scheduler.num_waiting, 0);
     }
 
-    /// Waits until so many requests run.
+    /// Waits until this many requests run.
     pub async fn has_running(&self, num_requests: usize) {
         wait_until_async("they run", || {
             self.engine.stats().scheduler.num_running == num_requests
@@ -229,7 +229,7 @@ impl TestServer {
         .await;
     }
 
-    /// Waits until so many requests have been aborted.
+    /// Waits until this many requests have been aborted.
     pub async fn has_aborted(&self, num_requests: u64) {
         wait_until_async("they are aborted", || {
             self.engine.stats().num_finished_abort == num_requests
@@ -237,7 +237,7 @@ impl TestServer {
         .await;
     }
 
-    /// Waits until the server says that it drains.
+    /// Waits until the server reports that it drains.
     pub async fn is_draining(&self) {
         wait_until_asked("it drains", async || {
             crate::client::get(self.address, "/ready").await.status == 503
@@ -256,7 +256,7 @@ impl TestServer {
         line.rsplit(' ').next()?.parse().ok()
     }
 
-    /// The number of HTTP requests that were counted with a path and a status.
+    /// Returns the number of HTTP requests counted with a path and a status.
     pub async fn num_counted(&self, path: &str, status: u16) -> f64 {
         let labels = [format!("path=\"{path}\""), format!("status=\"{status}\"")];
         let labels = [labels[0].as_str(), labels[1].as_str()];
@@ -323,7 +323,7 @@ fn tokenizer(more: &[&str]) -> Tokenizer {
     Tokenizer::from_bytes(file.to_string().as_bytes()).expect("it is a tokenizer")
 }
 
-/// The character that stands for a byte in GPT-2's vocabulary.
+/// Returns the character for a byte in GPT-2's vocabulary.
 fn byte_character(byte: u8) -> char {
     match byte {
         0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte),

@@ -1,5 +1,5 @@
-//! Calls that have to be made, and formats of what comes behind reasoning. The model draws at random
-//! whatever may be drawn, so that what is in order comes from the grammar.
+//! Demanded calls, and formats of the text after reasoning. The model draws at random among the allowed tokens, so that
+//! any order comes from the grammar.
 
 use serde_json::{Value, json};
 
@@ -93,7 +93,7 @@ fn setup((template, tokens): (&'static str, &'static [&'static str])) -> Setup {
     setup.scheduler.num_pages = 8192;
     setup.mock.num_pages = 8192;
     if template.contains("<|channel|>") {
-        // Messages of this format end with what ends replies of the others.
+        // Messages of this format end with a token that ends replies of the others.
         setup.serve.end_token_ids = Vec::new();
     }
     setup
@@ -128,7 +128,7 @@ fn named(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name}})
 }
 
-/// What the schemas say, by hand.
+/// Checks the schemas' rules by hand.
 fn assert_call(name: &str, arguments: &Value) {
     let members = arguments.as_object().expect("an object");
     match name {
@@ -305,7 +305,7 @@ async fn a_tool_that_cannot_be_followed_is_named_with_the_place() {
         reply.error()["param"],
         "tools[1].function.parameters.properties.a"
     );
-    // The model is free to call it.
+    // The model may call it, but need not.
     chat["tool_choice"] = json!("auto");
     chat["max_tokens"] = json!(1);
     assert_eq!(post(server.address, CHAT, &chat).await.status, 200);
@@ -330,8 +330,7 @@ async fn a_tool_that_cannot_be_followed_is_named_with_the_place() {
     server.assert_at_rest().await;
 }
 
-/// The format of an answer binds what comes behind the reasoning. A model that was offered tools may call
-/// them instead.
+/// The format of an answer constrains the text after the reasoning. A model with offered tools may call them instead.
 #[tokio::test]
 async fn a_format_leaves_reasoning_and_calls_free() {
     let server = setup(FORMATS[0]).start().await;
@@ -395,7 +394,7 @@ async fn tokens_of_reasoning_are_counted() {
     }
 }
 
-/// A channel of its own has the thoughts of this format.
+/// This format has a separate channel for thoughts.
 #[tokio::test]
 async fn tokens_of_an_analysis_are_counted() {
     let thought = "<|channel|>analysis<|message|>Hm.<|end|>";

@@ -1,4 +1,4 @@
-//! `kv_transfer_params` reach whoever reads them, and their answer reaches the client, unread.
+//! `kv_transfer_params` reach their reader, and its answer reaches the client, both unchanged.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use crate::fixture::{Setup, TestServer};
 /// The parameters and the name of a request.
 type Call = (Map<String, Value>, String);
 
-/// Another node's part, which only notes what it is told.
+/// A stand-in for another node, which only records its calls.
 struct Recorder {
     engine: Engine,
     calls: Arc<Mutex<Vec<Call>>>,
@@ -93,7 +93,7 @@ async fn the_field_goes_there_and_back_unread() {
     let params = json!({"do_remote_decode": true, "remote_host": null, "other": [{"a": 1}]});
     for (path, mut body, num_tokens) in prompts() {
         body["max_tokens"] = 1.into();
-        // A proxy has lowered max_tokens only.
+        // A proxy has lowered only max_tokens.
         body["min_tokens"] = 5.into();
         body["kv_transfer_params"] = params.clone();
         let bytes = serde_json::to_vec(&body).expect("it is JSON");
@@ -112,11 +112,11 @@ async fn the_field_goes_there_and_back_unread() {
         let expected = (params.as_object().expect("an object").clone(), "a-name");
         assert_eq!(call, Some((expected.0, expected.1.to_owned())));
     }
-    // An answer that nobody continues has no such field.
+    // An answer that no other server continues has no such field.
     let body = json!({"prompt": "x", "kv_transfer_params": {"do_remote_prefill": true}});
     let reply = post(server.address, "/v1/completions", &body).await;
     assert_eq!(reply.json().get("kv_transfer_params"), None);
-    // Nor has one with several prompts anything to say.
+    // Nor does an answer to several prompts.
     let body = json!({"prompt": ["x", "y"], "kv_transfer_params": params});
     let reply = post(server.address, "/v1/completions", &body).await;
     assert_eq!(reply.json()["kv_transfer_params"], Value::Null);
@@ -124,7 +124,7 @@ async fn the_field_goes_there_and_back_unread() {
     server.assert_at_rest().await;
 }
 
-/// Their answers have no member for the parameters that the proxy waits for.
+/// Their answers have no member for the parameters that the proxy needs.
 #[tokio::test]
 async fn other_apis_refuse_the_field() {
     let (server, calls) = start().await;
@@ -174,13 +174,13 @@ async fn wrong_parameters_are_named() {
             (reply.status, &reply.error()["param"]),
             (400, &json!("stream"))
         );
-        // Streams that end here are like others.
+        // A stream that ends here is like any other.
         body["kv_transfer_params"] = json!({"do_remote_prefill": true});
         let reply = post(server.address, path, &body).await;
         assert_eq!(reply.status, 200);
         assert!(!reply.chunks().is_empty());
     }
-    // Without a proxy's request the limit of min_tokens holds.
+    // Without a proxy's request the limit of min_tokens applies.
     let body = json!({"prompt": "x", "max_tokens": 1, "min_tokens": 5});
     let reply = post(server.address, "/v1/completions", &body).await;
     assert_eq!(

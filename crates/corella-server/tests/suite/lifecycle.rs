@@ -17,7 +17,7 @@ use crate::fixture::{Setup, TestServer};
 
 const PATH: &str = "/v1/completions";
 
-/// Waits until so many requests have been counted with a status.
+/// Waits until this many requests have been counted with a status.
 async fn counted(server: &TestServer, status: u16, num_requests: f64) {
     wait_until_asked("they are counted", async || {
         server.num_counted(PATH, status).await == num_requests
@@ -37,7 +37,7 @@ async fn a_client_that_leaves_a_stream_is_aborted_and_counted() {
     server.assert_at_rest().await;
     counted(&server, 499, 1.0).await;
     assert_eq!(server.num_counted(PATH, 200).await, 0.0);
-    // Behind the step in flight there is none.
+    // No step follows the one in flight.
     let stats = server.engine.stats();
     assert_eq!(stats.num_finished_abort, 2);
     assert_eq!(stats.num_steps, 2, "{stats:?}");
@@ -81,7 +81,7 @@ async fn a_failed_step_ends_a_stream_with_an_error() {
         .await;
     assert_eq!(failed, Some(1.0));
 
-    // The next request gets the answer that it would have got without the failure.
+    // The next request gets the same answer as without the failure.
     let body = json!({"prompt": "unlucky", "temperature": 0, "max_tokens": 50});
     let answer = post(server.address, PATH, &body).await.json();
     let expected = server.greedy(&server.encode("unlucky"), 50);
@@ -115,7 +115,7 @@ async fn a_lost_engine_ends_the_server_with_the_reason() {
     assert!(error.to_string().contains(&reason), "{error}");
 }
 
-/// The supervisor of the process must not take this for a clean end.
+/// The supervisor of the process must not see a clean end.
 #[tokio::test]
 async fn an_engine_lost_while_draining_is_an_error() {
     let mut setup = Setup::new().holding_behind(1);
@@ -140,7 +140,7 @@ async fn asked_to_stop_it_finishes_what_runs_and_takes_nothing_new() {
     let mut start = read_until(&mut streamed, "\n\n").await;
     let whole = json!({"prompt": "long", "temperature": 0, "max_tokens": 60});
     let mut unstreamed = open_post(server.address, PATH, &whole).await;
-    // One step for each of them to begin, and one more for the counters to show it.
+    // Each of them needs a step to begin, and the counters need one more.
     wait_until_async("both are there", || {
         server.engine.stats().num_live_requests == 2
     })
@@ -215,7 +215,7 @@ async fn after_the_drain_timeout_who_waits_for_the_whole_gets_503() {
     }
 }
 
-/// The request would be refused whatever the rest of its body is.
+/// The request would be refused for any rest of its body.
 #[tokio::test]
 async fn a_client_that_still_sends_does_not_hold_up_the_end() {
     let mut setup = Setup::new();
@@ -264,12 +264,12 @@ async fn many_streams_with_overlapping_steps_leave_the_engine_empty() {
     run_many_streams(2).await;
 }
 
-/// Every stream equals its lone run, stop strings end it where they complete, and clients that leave
-/// change nothing for the others.
+/// Every stream equals its lone run, stop strings end it where they complete, and clients that leave change nothing for
+/// the others.
 async fn run_many_streams(max_inflight_steps: u32) {
     let mut setup = Setup::new();
     setup.scheduler.max_inflight_steps = max_inflight_steps;
-    // The KV cache is so small that 24 requests cannot run together.
+    // The KV cache is too small for 24 requests together.
     setup.scheduler.num_pages = 80;
     setup.mock.num_pages = 80;
     let server = setup.with_step_ms(1).start().await;
@@ -322,7 +322,7 @@ async fn a_client_that_reads_nothing_is_given_up() {
     let mut setup = Setup::new();
     setup.serve.write_timeout = Duration::from_millis(100);
     let server = setup.start().await;
-    // The answer has some 40 MB. The system holds a few of them for a client that does not read.
+    // The answer has some 40 MB. The system buffers a few of them for a client that does not read.
     let body = json!({
         "prompt": "a", "max_tokens": 200, "n": 200, "logprobs": 20, "stream": true,
     });
@@ -347,7 +347,7 @@ async fn while_the_model_is_loaded_every_answer_says_so() {
         assert_eq!(reply.error()["code"], "loading");
         assert_eq!(reply.header("retry-after"), Some("1"));
     }
-    // A client that sends a long prompt reads the answer, too.
+    // A client that sends a long prompt also reads the answer.
     let long = vec![b' '; 8 << 20];
     let mut client = open(address, &head("POST", PATH, &[], Some(long.len())), &long).await;
     let mut answer = String::new();
@@ -360,7 +360,7 @@ async fn while_the_model_is_loaded_every_answer_says_so() {
     let Listener::Tcp(listener) = listener else {
         unreachable!("it is TCP")
     };
-    // Later clients are the server's own.
+    // The server accepts later clients.
     let _client = TcpStream::connect(address).await.expect("it listens");
     assert!(listener.accept().await.is_ok());
     let mut second = open(address, &head("GET", "/ready", &[], None), b"").await;

@@ -36,7 +36,7 @@ async fn a_full_queue_is_429_and_a_place_is_free_when_someone_leaves() {
 
     drop(waiting);
     wait_until_async("nobody waits", || num_waiting() == 0).await;
-    // There is room for two of the three choices, so none is accepted.
+    // Only two of the three choices fit, so none is accepted.
     let three = json!({"prompt": "short", "max_tokens": 1, "n": 3});
     let refused = post(server.address, "/v1/completions", &three).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
@@ -61,7 +61,7 @@ async fn a_request_that_cannot_be_in_time_is_429_when_asked_for() {
         setup.scheduler.enable_slo_admission = is_on;
         let server = setup.start().await;
         let path = "/v1/completions";
-        // The first request shows the server how long steps take.
+        // The first request shows the server the duration of steps.
         let first = json!({"prompt": "a first text", "max_tokens": 3});
         assert_eq!(post(server.address, path, &first).await.status, 200);
         let late = json!({"prompt": "another text", "max_tokens": 3, "ttft_slo_ms": 1});
@@ -151,7 +151,7 @@ async fn a_body_over_the_limit_is_413_however_it_is_sent() {
     assert_eq!(reply.status, 413);
 }
 
-/// Rule 37. A body that has come in part takes memory, too, until its connection is closed.
+/// Rule 37. A partial body also takes memory, until its connection is closed.
 #[tokio::test]
 async fn bodies_are_bounded_together_and_a_small_one_finds_room() {
     let mut setup = Setup::new();
@@ -186,7 +186,7 @@ async fn bodies_are_bounded_together_and_a_small_one_finds_room() {
     .await;
 }
 
-/// The error gives a lower bound of the number of tokens, which nobody has counted.
+/// The error gives a lower bound of the number of tokens, which are not counted.
 #[tokio::test]
 async fn what_cannot_fit_by_its_bytes_is_not_tokenised() {
     let server = TestServer::start().await;
@@ -242,7 +242,7 @@ async fn more_messages_or_tokens_than_the_context_are_refused() {
     assert_too_long(&reply, "prompt");
 }
 
-/// Rule 37. Values take many times the memory of their text, and are kept before anything is known of them.
+/// Rule 37. Values take many times the memory of their text, and are kept before they are checked.
 #[tokio::test]
 async fn a_body_of_too_many_values_is_refused_by_its_field() {
     let server = TestServer::start().await;
@@ -301,7 +301,7 @@ async fn a_body_that_does_not_come_is_408() {
     assert_eq!(read_reply(&mut socket).await.status, 408);
 }
 
-/// The time is that of the whole head: bytes that come do not prolong it.
+/// The timeout covers the whole head: arriving bytes do not prolong it.
 #[tokio::test]
 async fn headers_that_trickle_in_close_the_connection() {
     let mut setup = Setup::new();
@@ -330,7 +330,7 @@ async fn headers_without_end_are_refused() {
     let mut socket = TcpStream::connect(server.address)
         .await
         .expect("it listens");
-    // The server may close before it has read everything.
+    // The server may close before it has read all bytes.
     let _ = socket.write_all(head.as_bytes()).await;
     let mut answer = Vec::new();
     let _ = socket.read_to_end(&mut answer).await;
@@ -364,8 +364,8 @@ async fn beyond_the_limit_connections_wait_for_a_place() {
     let mut first = open(server.address, "", b"").await;
     let second = open(server.address, "", b"").await;
     let mut third = open(server.address, &head("GET", "/health", &[], None), b"").await;
-    // The server, which runs on this thread, reads and answers one of the first two again and again, and would
-    // have answered the third many times over.
+    // The server, which runs on this thread, reads and answers one of the first two again and again, and would have
+    // answered the third many times.
     for _ in 0..50 {
         let again = b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n";
         first.write_all(again).await.expect("it reads");

@@ -40,7 +40,7 @@ async fn a_completion_is_what_the_model_says() {
         assert_eq!(answer["generation_settings"]["temperature"], 0.0);
         assert_eq!(answer["timings"]["predicted_n"], 8);
     }
-    // The context ends an answer that has no other limit.
+    // The context ends an answer without another limit.
     let body = json!({"prompt": "once", "n_predict": -1, "temperature": 0, "ignore_eos": true});
     let whole = answer(&server, "/completion", body).await;
     assert_eq!(
@@ -81,7 +81,7 @@ async fn a_stream_has_events_without_a_done_and_the_last_one_stops() {
     for row in rows {
         let top = row["top_logprobs"].as_array().expect("an array");
         assert_eq!(top.len(), 2);
-        // Greedily, the first of the most likely tokens is the one that was drawn.
+        // Greedy sampling draws the first of the most likely tokens.
         assert_eq!(top[0]["id"], row["id"]);
     }
 }
@@ -190,7 +190,7 @@ async fn what_would_change_an_answer_is_refused_by_name() {
 async fn a_middle_follows_other_files_prefix_and_suffix() {
     let server = Setup::new().with_tokens(INFILL_TOKENS).start().await;
     let [prefix, suffix, middle, separator, repository] = [1, 2, 3, 4, 5].map(|at| END + at);
-    // As llama.vim asks.
+    // llama.vim sends this body.
     let mut body = json!({
         "input_prefix": "left", "input_suffix": "right", "prompt": " on", "n_predict": 6, "stop": [], "n_indent": 0,
         "top_k": 40, "top_p": 0.9, "temperature": 0, "stream": false, "samplers": ["top_k", "top_p", "infill"],
@@ -284,7 +284,7 @@ async fn a_template_writes_what_tokenize_counts() {
     let mut body = json!({"messages": [{"role": "user", "content": "Hi"}]});
     let found = answer(&server, "/apply-template", body.clone()).await;
     assert_eq!(found["prompt"], "<|user|>Hi<|end|><|assistant|>");
-    // Fields of a chat are taken, and change nothing.
+    // Fields of a chat are accepted, and change nothing.
     body["temperature"] = json!(0.5);
     body["max_tokens"] = json!(5);
     assert_eq!(answer(&server, "/apply-template", body).await, found);
@@ -292,7 +292,7 @@ async fn a_template_writes_what_tokenize_counts() {
     assert_eq!(reply.error()["param"], "prompt");
 }
 
-/// A character of several bytes has several tokens here, which are no text by themselves.
+/// A character of several bytes has several tokens here, each without a text of its own.
 #[tokio::test]
 async fn content_is_tokenised_as_in_llama_server() {
     let server = TestServer::start().await;
@@ -331,7 +331,7 @@ async fn content_is_tokenised_as_in_llama_server() {
         assert_eq!(reply.status, 400, "{body}: {}", reply.text());
         assert_eq!(reply.error()["param"], param, "{body}");
     }
-    // Elsewhere, the field is explained.
+    // Other endpoints explain the field.
     let reply = post(server.address, "/v1/completions", &json!({"content": "a"})).await;
     let message = reply.error()["message"].to_string();
     assert!(message.contains("use prompt or messages"), "{message}");

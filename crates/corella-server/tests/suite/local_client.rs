@@ -59,6 +59,6 @@ async fn a_dropped_stream_aborts_its_request() {
     server.gate().open();
     server.assert_at_rest().await;
     assert_eq!(server.num_counted(PATH, 499).await, 1.0);
-    // What the step in flight draws is dropped.
+    // The token of the step in flight is dropped.
     assert_eq!(server.engine.stats().scheduler.num_generated_tokens, 1);
 }

@@ -90,7 +90,7 @@ async fn what_claude_code_adds_changes_nothing() {
         let count = post(server.address, COUNT, &body(header)).await.json();
         assert_eq!(count, json!({"input_tokens": prompt.len()}));
     }
-    // Nothing is left of these.
+    // These values leave no system prompt.
     let prompt = server.encode("<|user|>hi<|end|><|assistant|>");
     let billed = "x-anthropic-billing-header: x";
     for system in [
@@ -160,7 +160,7 @@ async fn errors_about_tools_have_the_names_of_this_api() {
     }
 }
 
-/// A template that leaves the last message out cannot continue it.
+/// A template that omits the last message cannot continue it.
 #[tokio::test]
 async fn a_message_that_cannot_be_continued_is_named_by_this_api() {
     let mut setup = Setup::new();
@@ -356,7 +356,7 @@ async fn a_stream_that_fails_ends_with_an_error() {
     assert!(!events.iter().any(|(name, _)| is_end(name)), "{events:?}");
 }
 
-/// The reply of `CALLS` as blocks of content, with whatever ids the calls have.
+/// Returns the reply of `CALLS` as blocks of content, with the calls' actual ids.
 fn blocks_of_calls(content: &Value) -> Value {
     json!([
         {"type": "thinking", "thinking": "É, hm.", "signature": ""},

@@ -68,7 +68,7 @@ async fn counts_appear_under_both_names() {
     let queue = seconds("corella_request_queue_time").await;
     let prefill = seconds("corella_request_prefill_time").await;
     let to_first_token = seconds("corella_time_to_first_token").await;
-    // Queue and prefill are sums over two choices; the first token is that of the faster one.
+    // Queue and prefill are sums over two choices; the first token belongs to the faster one.
     assert!(tokenize > 0.0 && tokenize < to_first_token);
     assert!(tokenize + (queue + prefill) / 2.0 >= to_first_token * 0.999);
     assert_eq!(
@@ -116,7 +116,7 @@ async fn the_process_has_its_usual_metrics() {
         let number = line.unwrap_or_else(|| panic!("{name} is missing:\n{text}"));
         number.trim().parse().expect("a number without labels")
     };
-    // It is in seconds since 1970, and not since the machine was started.
+    // The time is in seconds since 1970, and not since the machine's start.
     assert!(value("process_start_time_seconds ") > 1.7e9, "{text}");
     assert!(value("process_cpu_seconds_total ") >= 0.0, "{text}");
     let (resident, mapped) = (

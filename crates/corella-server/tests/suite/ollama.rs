@@ -54,7 +54,7 @@ async fn a_conversation_is_rendered_and_answered_in_lines() {
     assert_eq!(last["eval_count"], 9);
     let created = last["created_at"].as_str().expect("a time");
     assert!(created.len() == 27 && created.ends_with('Z'), "{created}");
-    // An answer that has begun is continued.
+    // A begun answer is continued.
     let body = json!({
         "options": {"temperature": 0, "num_predict": 3}, "stream": false,
         "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ab"}],

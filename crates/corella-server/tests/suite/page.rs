@@ -1,4 +1,4 @@
-//! The page at `/`, as a browser without the key gets it.
+//! The page at `/`, for a browser without the key.
 
 use corella_server::ApiKey;
 
@@ -43,7 +43,7 @@ async fn page_and_its_files_need_no_key() {
     }
 }
 
-/// The files of the page below a path, as a browser finds them from where it is.
+/// Returns the files of the page below a path, resolved like in a browser.
 async fn files_from(server: &TestServer, path: &str) -> Vec<String> {
     let page = get(server.address, path).await;
     assert_eq!(page.status, 200, "{path}");
@@ -63,7 +63,7 @@ async fn files_from(server: &TestServer, path: &str) -> Vec<String> {
     found
 }
 
-/// A proxy passes the path on or takes it away, and a browser may end it with a slash.
+/// A proxy passes the path on or removes it, and a browser may end it with a slash.
 #[tokio::test]
 async fn the_page_finds_its_files_behind_a_proxy() {
     let mut setup = Setup::new();
@@ -81,7 +81,7 @@ async fn the_page_finds_its_files_behind_a_proxy() {
             }
         }
     }
-    // The server is not told of this proxy, which takes away `/other`.
+    // The server does not know this proxy, which removes `/other`.
     let server = TestServer::start().await;
     for file in files_from(&server, "/").await {
         assert!(file.starts_with("/page/"), "{file}");

@@ -9,7 +9,7 @@ use crate::fixture::TestServer;
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 
-/// One of its letters is never drawn, so that its probability is 0.
+/// One of its letters is never drawn, so its probability is 0.
 const PROMPT: &str = "a Prompt";
 
 /// The log-probability of a value of JSON. −∞ is written as −9999.
@@ -75,7 +75,7 @@ async fn prompt_logprobs_are_those_of_the_model_in_both_endpoints() {
         check(&server, &answer["prompt_logprobs"], &prompt, num_top);
         assert_eq!(answer["choices"][0].get("prompt_logprobs"), None);
     }
-    // The prompt is in the cache by now, and is scored again.
+    // The prompt is cached by now, and is scored again.
     let body = json!({"prompt": prompt, "max_tokens": 0, "prompt_logprobs": 3});
     let answer = post(server.address, COMPLETIONS, &body).await.json();
     check(
@@ -93,7 +93,7 @@ async fn prompt_logprobs_are_those_of_the_model_in_both_endpoints() {
     assert_eq!(answer["choices"][0].get("prompt_logprobs"), None);
 }
 
-/// What lm-eval-harness sends, and reads of the answer.
+/// lm-eval-harness sends this request and reads these members.
 #[tokio::test]
 async fn an_echoed_prompt_has_log_probabilities_in_front_of_the_answer_s() {
     let server = TestServer::start().await;
@@ -150,7 +150,7 @@ async fn an_echoed_prompt_has_log_probabilities_in_front_of_the_answer_s() {
                     assert!(name == "\u{FFFD}" || is_close(&top[&name], logprob));
                 }
             }
-            // Each offset is where the token's text is, also behind the prompt.
+            // Each offset is the place of the token's text, also after the prompt.
             let offsets = column("text_offset");
             for (at, offset) in offsets.iter().enumerate().filter(|_| text.is_ascii()) {
                 let offset = offset.as_u64().expect("a number") as usize;

@@ -12,10 +12,10 @@ use crate::fixture::{MODEL, Setup, TestServer};
 
 const SECOND_US: u64 = 1_000_000;
 
-/// A name of the model that is taken and not listed.
+/// An accepted name of the model that is not listed.
 const SHORT_NAME: &str = "mock:1b";
 
-/// A server with keys, whose time passes only when it is told.
+/// A server with keys, whose clock only the test advances.
 struct Metered {
     server: TestServer,
     now_us: Arc<AtomicU64>,
@@ -91,7 +91,7 @@ async fn requests_are_allowed_to_the_microsecond() {
     metered.pass(2 * SECOND_US);
     assert_eq!(metered.complete("limited", 1, 1).await.status, 200);
 
-    // Two a minute are one each 30 seconds, two of which have passed.
+    // Two per minute are one per 30 seconds, two of which have passed.
     let refused = metered.complete("limited", 1, 1).await;
     assert_eq!(refused.status, 429);
     assert_eq!(refused.error()["code"], "rate_limit_exceeded");
@@ -99,7 +99,7 @@ async fn requests_are_allowed_to_the_microsecond() {
     assert_eq!(refused.header("retry-after-ms"), Some("28000"));
     assert_eq!(refused.header("x-ratelimit-remaining-requests"), Some("0"));
     assert_eq!(refused.header("x-ratelimit-reset-requests"), Some("58s"));
-    // Nobody else is held up, and reading costs nothing.
+    // Other keys are not affected, and reading costs nothing.
     assert_eq!(metered.complete("unlimited", 1, 1).await.status, 200);
     assert_eq!(metered.get("limited", "/v1/models").await.status, 200);
 
@@ -109,7 +109,7 @@ async fn requests_are_allowed_to_the_microsecond() {
     assert_eq!(refused.header("retry-after-ms"), Some("1"));
     metered.pass(1);
     assert_eq!(metered.complete("limited", 1, 1).await.status, 200);
-    // What a client sends wrong counts as well.
+    // A faulty request counts as well.
     metered.pass(30 * SECOND_US);
     let wrong = json!({"prompt": 5});
     let reply = metered.post("limited", "/v1/completions", &wrong).await;
@@ -138,7 +138,7 @@ async fn tokens_of_prompts_and_answers_are_counted() {
     assert_eq!(refused.header("retry-after"), Some("7"));
     assert_eq!(refused.header("x-ratelimit-remaining-tokens"), Some("33"));
 
-    // An answer may use more than there is, and what comes next waits for it.
+    // An answer may exceed the rest, and the next request waits for it.
     let reply = metered.complete("limited", 30, 23).await;
     assert_eq!(reply.status, 200, "{}", reply.text());
     assert_eq!(reply.header("x-ratelimit-remaining-tokens"), Some("0"));
@@ -147,7 +147,7 @@ async fn tokens_of_prompts_and_answers_are_counted() {
     metered.pass(21 * SECOND_US);
     assert_eq!(metered.complete("limited", 1, 1).await.status, 200);
 
-    // Waiting does not help here, so clients are not told to.
+    // Waiting does not help here, so the error does not suggest it.
     let never = metered.complete("limited", 61, 1).await;
     assert_eq!(never.status, 400, "{}", never.text());
     assert_eq!(never.error()["code"], "rate_limit_exceeded");
@@ -190,7 +190,7 @@ async fn a_key_may_be_held_to_models_and_from_changing_the_server() {
     same.secret = ApiKey::unlimited("", "same").secret;
     let metered = Metered::start(vec![other, same, ApiKey::unlimited("boss", "boss")]).await;
     for (key, status) in [("other", 404), ("same", 200), ("boss", 200)] {
-        // The model is the same whether it is named or not.
+        // The model is the same with or without its name.
         for body in [
             json!({"prompt": "x", "max_tokens": 1}),
             json!({"prompt": "x", "max_tokens": 1, "model": MODEL}),
@@ -217,7 +217,7 @@ async fn a_key_may_be_held_to_models_and_from_changing_the_server() {
     }
 }
 
-/// A short name is a name of the same model, whichever of the two a key has.
+/// A short name means the same model, whichever of the two names a key has.
 #[tokio::test]
 async fn a_key_for_a_model_takes_its_short_name() {
     let key = |name: &str, model: &str| ApiKey {
@@ -245,7 +245,7 @@ async fn a_key_for_a_model_takes_its_short_name() {
     }
 }
 
-/// A key pays for the tokens of the texts that vectors are made of, and for none that were not computed.
+/// A key pays for the tokens of vectors' texts, but not for texts that were not computed.
 #[tokio::test]
 async fn vectors_count_against_the_limit_of_tokens() {
     let keys = vec![ApiKey {
@@ -258,7 +258,7 @@ async fn vectors_count_against_the_limit_of_tokens() {
     assert_eq!(embed(texts(60)).await.status, 200);
     let refused = embed(texts(50)).await;
     assert_eq!(refused.status, 429, "{}", refused.text());
-    // The second text is never computed, so that only the first may have been paid for.
+    // The second text is never computed, so only the first may have been charged.
     let empty = json!({"input": [[1, 2, 3], []]});
     assert_eq!(embed(empty).await.status, 400);
     let score = json!({"text_1": [vec![7; 20]], "text_2": [vec![8; 17]]});

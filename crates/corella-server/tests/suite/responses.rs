@@ -10,7 +10,7 @@ use crate::tools::{CALLS, hermes};
 
 const PATH: &str = "/v1/responses";
 
-/// Codex offers tools that OpenAI's servers run to every model. The model is not told of them.
+/// Codex offers tools of OpenAI's servers to every model. The model is not shown them.
 #[tokio::test]
 async fn tools_that_no_caller_runs_are_left_out() {
     let server = hermes(&[CALLS]).start().await;
@@ -41,7 +41,8 @@ async fn tools_that_no_caller_runs_are_left_out() {
     assert!(num_tokens(json!(hosted)).await < alone);
 }
 
-/// Codex sends its surroundings and the question as two messages of the user. Mistral's templates want turns that alternate.
+/// Codex sends its surroundings and the question as two messages of the user. Mistral's templates require alternating
+/// turns.
 #[tokio::test]
 async fn messages_in_a_row_become_one_where_turns_alternate() {
     let mut setup = Setup::new().ending_at(5);
@@ -60,7 +61,7 @@ async fn messages_in_a_row_become_one_where_turns_alternate() {
     assert_eq!(*text, server.greedy(&prompt, 4));
 }
 
-/// Tools that are left out count, too.
+/// Omitted tools count, too.
 #[tokio::test]
 async fn an_error_names_a_tool_by_its_place_in_the_request() {
     let server = hermes(&[CALLS]).start().await;
@@ -92,7 +93,7 @@ async fn an_error_names_a_tool_by_its_place_in_the_request() {
     }
 }
 
-/// The choice of a tool has no `function` around its name, either.
+/// The tool choice has no `function` around its name, either.
 #[tokio::test]
 async fn an_error_names_the_choice_of_a_tool_as_this_api_does() {
     let server = hermes(&[CALLS]).start().await;
@@ -198,7 +199,7 @@ async fn input_and_instructions_are_answered() {
     assert_eq!(part["logprobs"].as_array().expect("rows").len(), 8);
     assert_eq!(answer["usage"]["input_tokens"], prompt.len());
     assert_eq!(answer["usage"]["output_tokens"], 9);
-    // The same conversation as items, with parts, is the same prompt.
+    // The same conversation as items with parts gives the same prompt.
     body["instructions"] = Value::Null;
     body["input"] = json!([
         {"role": "developer", "content": "be kind"},
@@ -305,7 +306,7 @@ async fn a_response_is_there_once_its_stream_has_ended_and_not_before() {
         server.greedy(&prompt, 4)
     );
     assert_eq!(answer["usage"]["input_tokens"], prompt.len());
-    // A response that fails is not kept, and neither is one that is not to be.
+    // Failed responses are not kept, nor are those with `store` off.
     let body = json!({"input": "hi", "ignore_eos": true, "max_output_tokens": 90, "stream": true});
     let events = named_events(&post(server.address, PATH, &body).await);
     let failed = &events[events.len() - 1].1["response"];
@@ -454,7 +455,7 @@ async fn calls_and_thoughts_are_items_whole_and_streamed() {
     let events = named_events(&post(server.address, PATH, &body).await);
     let last = &events[events.len() - 1].1["response"];
     assert_eq!(items(&last["output"]), expected);
-    // Each item's events say what the whole response says of it.
+    // The events of each item agree with the whole response.
     let done: Vec<Value> = { events.iter() }
         .filter(|(name, _)| name == "response.output_item.done")
         .map(|(_, data)| data["item"].clone())

@@ -1,11 +1,11 @@
-//! Every API takes back answers in every format, whole and cut anywhere, and the prompt has their text.
+//! Every API accepts its answers again in every format, whole and cut anywhere, and the prompt has their text.
 
 use serde_json::{Value, json};
 
 use crate::client::post;
 use crate::fixture::{Setup, TestServer};
 
-/// Writes everything that a message says. The marks in the comment show which format the model writes.
+/// Writes every member of a message. The marks in the comment show the model's format.
 const TEMPLATE: &str = "{% if tools %}tools{% endif %}{% for m in messages %}<|{{ m.role }}|>\
     {% if m.reasoning_content %}[thought {{ m.reasoning_content }}]{% endif %}{{ m.content }}\
     {% for c in m.tool_calls %}[call {{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}<|end|>\
@@ -38,7 +38,7 @@ fn chat_tools() -> [Value; 2] {
 struct Api {
     path: &'static str,
     body: fn(Vec<Value>, usize) -> Value,
-    /// The messages or items that an answer becomes in the next request, with the results of its tools.
+    /// Returns the messages or items of an answer for the next request, with the results of its tools.
     history: fn(&Value) -> Vec<Value>,
     num_prompt_tokens: fn(&Value) -> Value,
 }
@@ -183,7 +183,7 @@ async fn check(marks: &str, reply: &str, num_calls: usize) {
                 .as_str()
                 .is_none_or(str::is_empty)
             && calls == 0;
-        // Markup that begins behind a call is text behind a call. Only a chat has it in one piece with the text before.
+        // Markup that begins after a call is text after a call. Only a chat has it in one piece with the text before.
         let said = message["content"].as_str().unwrap_or_default();
         let has_text_behind = calls > 0 && !["", "I look."].contains(&said.trim());
         // The other APIs have no empty turns.
@@ -231,7 +231,7 @@ fn assert_says(prompt: &str, message: &Value) {
             "{name}\n{prompt}"
         );
         let arguments = call["function"]["arguments"].as_str().expect("text");
-        // The beginning of the city is there, and the days as soon as their number is complete.
+        // The prompt has the beginning of the city, and the days once their number is complete.
         let city = "Zürich";
         let ends = city.char_indices().map(|(at, c)| at + c.len_utf8());
         for end in ends {

@@ -1,4 +1,4 @@
-//! Paths: documented ones are answered, and others lead to them.
+//! Paths: documented ones are answered, and errors of others name them.
 
 use serde_json::Value;
 
@@ -70,7 +70,7 @@ async fn a_wrong_path_or_method_names_one_that_exists() {
     );
 }
 
-/// A request that is answered before its body was read leaves the connection usable, or says that it does not.
+/// A request answered before its body was read leaves the connection usable, or announces its end.
 #[tokio::test]
 async fn a_connection_outlives_a_refusal() {
     let server = TestServer::start().await;
@@ -139,7 +139,7 @@ async fn paths_of_other_servers_have_the_same_answers() {
 #[tokio::test]
 async fn metrics_have_the_format_that_accept_prefers() {
     let server = TestServer::start().await;
-    // A counter has a series once there is something to count.
+    // A counter has a series only after its first count.
     assert_eq!(get(server.address, "/health").await.status, 200);
     let open = ask(
         &server,

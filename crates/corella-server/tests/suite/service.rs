@@ -54,7 +54,7 @@ async fn every_response_has_a_request_id() {
     let reply = send(server.address, &given, b"").await;
     assert_eq!(reply.header("x-request-id"), Some("trace-7"));
 
-    // A caller that takes part in a W3C trace and names no request.
+    // A caller with a W3C trace and without a request name.
     let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let traced = head("GET", "/health", &[("traceparent", parent)], None);
     let reply = send(server.address, &traced, b"").await;

@@ -62,7 +62,7 @@ async fn answers_are_the_same_with_guesses() {
     }
 }
 
-/// The part of a reply that depends neither on the time nor on how it was cut into chunks.
+/// Returns the part of a reply that depends neither on the time nor on its chunks.
 async fn answer(server: &TestServer, body: &Value) -> Vec<Value> {
     let reply = post(server.address, "/v1/completions", body).await;
     assert_eq!(reply.status, 200, "{body}");

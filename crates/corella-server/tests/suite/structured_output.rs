@@ -1,4 +1,4 @@
-//! Answers that follow a schema or a grammar, and fields that ask for what cannot be.
+//! Answers that follow a schema or a grammar, and fields with impossible demands.
 
 use corella_core::Speculation;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::fixture::{Setup, TestServer};
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// A model that writes any bytes in any order, so that whatever is in order comes from the grammar.
+/// A model that writes any bytes in any order, so that any order comes from the grammar.
 fn setup() -> Setup {
     let mut setup = Setup::new();
     setup.mock.drawable = (0..256).collect();
@@ -57,7 +57,7 @@ fn person() -> Value {
     })
 }
 
-/// Checked by hand, not by whoever made the masks.
+/// Checks by hand, without the code that made the masks.
 fn assert_person(text: &str) {
     let value: Value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
     let fields = value.as_object().expect("an object");
@@ -80,7 +80,7 @@ async fn answers_follow_their_schema() {
         json!({"structured_outputs": {"json": person()}}),
         json!({"structured_outputs": {"json": person().to_string(), "regex": null}}),
         json!({"guided_json": person()}),
-        // Neither an end that is never drawn nor one that may not be drawn yet keeps an answer going.
+        // Neither an end that is never drawn nor one that is not allowed yet extends an answer.
         json!({"guided_json": person(), "ignore_eos": true}),
         json!({"guided_json": person(), "min_tokens": 190}),
         json!({"guided_json": person(), "temperature": 1.5, "seed": 7, "n": 4}),
@@ -240,13 +240,13 @@ async fn what_cannot_be_followed_is_refused_with_its_place() {
     let reply = post(server.address, CHAT, &chat(&both)).await;
     assert_eq!(reply.status, 400);
     assert_eq!(reply.json()["error"]["param"], "response_format");
-    // The server goes on.
+    // The server continues.
     let (text, _) = answer(&server, &chat(&json!({"guided_choice": ["yes"]}))).await;
     assert_eq!(text, "yes");
     server.assert_at_rest().await;
 }
 
-/// A parser would follow it forever. It was begun, and failed with an error of the server.
+/// A parser would follow it forever. Unless refused, the request would begin and fail with an error of the server.
 #[tokio::test]
 async fn a_reference_that_leads_back_to_itself_is_refused() {
     let server = setup().start().await;

@@ -1,4 +1,4 @@
-//! `suffix` of `/v1/completions`: what is between two texts.
+//! `suffix` of `/v1/completions`: the text between two others.
 
 use corella_core::TokenId;
 use corella_model::MockEnd;

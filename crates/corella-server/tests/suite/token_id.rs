@@ -63,7 +63,7 @@ async fn a_chat_has_its_prompt_ids_beside_the_choices() {
         assert_eq!(first.expect("a chunk")["prompt_token_ids"], json!(prompt));
     }
     assert_eq!(num_returned, num_tokens);
-    // Nobody who did not ask gets any.
+    // Without the field, the answer has no ids.
     body["return_token_ids"] = json!(false);
     for chunk in post(server.address, CHAT, &body).await.chunks() {
         assert!(chunk.get("prompt_token_ids").is_none(), "{chunk}");

@@ -1,5 +1,4 @@
-//! `logit_bias`, `allowed_token_ids` and `bad_words`, compared with models that cannot draw anything
-//! else.
+//! `logit_bias`, `allowed_token_ids` and `bad_words`, compared with models that cannot draw other tokens.
 
 use corella_core::{HeadRoom, SamplingParams, Speculation, TokenId};
 use corella_model::MockEcho;
@@ -12,7 +11,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";
 const NUM_TOKENS: usize = 40;
 
-/// What the model says if it has no other tokens than these, which may depend on the output so far.
+/// Returns the model's output if it has only these tokens, which may depend on the output so far.
 /// Drawing tokens one by one from a model with fewer of them needs no rules.
 fn restricted(
     server: &TestServer,
@@ -25,7 +24,7 @@ fn restricted(
         let mut model = (*server.mock).clone();
         let output = &tokens[prompt.len()..];
         model.drawable.retain(|&token| may_follow(output, token));
-        // Where the model repeats itself, it draws a token even if that is none of these.
+        // A model that repeats itself draws a token even if it is not allowed.
         model.echo = model.echo.filter(|echo| {
             let repeated = tokens.len().checked_sub(echo.distance);
             repeated.is_none_or(|from| may_follow(output, tokens[from]))
@@ -40,7 +39,7 @@ fn text(server: &TestServer, tokens: &[TokenId]) -> String {
     server.tokenizer.decode(tokens, true).expect("it decodes")
 }
 
-/// The text of each choice, without and with a stream, which must not differ.
+/// Returns the text of each choice, without and with a stream, which must not differ.
 async fn answers(server: &TestServer, path: &str, body: &Value) -> Vec<String> {
     let reply = post(server.address, path, body).await;
     assert_eq!(reply.status, 200, "{body}: {}", reply.text());
@@ -132,7 +131,7 @@ async fn a_conversation_has_the_same_fields() {
 #[tokio::test]
 async fn a_bias_moves_a_token_up_or_down() {
     let server = TestServer::start().await;
-    // All logits are between 0 and 8, so that nothing comes near a token with a bias of ±100.
+    // All logits are between 0 and 8, so a bias of ±100 outweighs all others.
     let vowels = json!({"97": -100, "101": -100, "105": -100.0, "111": -100, "117": -100});
     let fields = json!({"logit_bias": vowels});
     check(&server, fields, |_, token| {
@@ -150,7 +149,7 @@ async fn a_bias_moves_a_token_up_or_down() {
 async fn a_word_of_one_token_is_not_drawn() {
     let server = TestServer::start().await;
     let banned: Vec<TokenId> = vec![b'q'.into(), b'r'.into(), b's'.into(), b't'.into(), AB];
-    // A leading space is stripped; behind a space, these are two tokens.
+    // A leading space is stripped; after a space, these are two tokens.
     let fields = json!({"bad_words": ["q", "  r", "s", "t", "ab"]});
     check(&server, fields, |_, token| !banned.contains(&token)).await;
 }
@@ -214,7 +213,7 @@ async fn every_choice_has_the_rules_of_its_call() {
     assert_ne!(found[0], found[1]);
 }
 
-/// With few pages, requests are preempted; with speculation, tokens are drawn behind drafts.
+/// With few pages, requests are preempted; with speculation, tokens are drawn after drafts.
 #[tokio::test]
 async fn rules_hold_through_preemption_and_speculation() {
     for (speculation, max_inflight_steps) in [(Speculation::Off, 2), (Speculation::Ngram, 1)] {
@@ -288,7 +287,7 @@ async fn rules_that_leave_nothing_are_refused_or_end_the_request() {
         assert_eq!(reply.status, 400, "{}", reply.text());
         assert_eq!(reply.error()["param"], param);
     }
-    // Behind one a, nothing is left.
+    // After one a, no token is left.
     let fields = json!({"allowed_token_ids": [97], "bad_words": ["aa"]});
     let reply = post(server.address, COMPLETIONS, &body(&json!({}), fields)).await;
     assert_eq!(reply.status, 400, "{}", reply.text());
@@ -303,7 +302,7 @@ async fn rules_that_leave_nothing_are_refused_or_end_the_request() {
     let reply = post(server.address, COMPLETIONS, &stream).await;
     assert!(reply.text().contains("nothing_to_draw"), "{}", reply.text());
     assert!(!reply.text().contains("[DONE]"));
-    // A format that asks for what a bad word bans comes to an end in its middle.
+    // A format that demands a banned word ends in its middle.
     let fields = json!({"guided_choice": ["xyz"], "bad_words": ["yz"]});
     let reply = post(server.address, COMPLETIONS, &body(&json!({}), fields)).await;
     assert_eq!(

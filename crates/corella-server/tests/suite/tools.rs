@@ -7,7 +7,7 @@ use crate::fixture::{Setup, TestServer};
 
 const PATH: &str = "/v1/chat/completions";
 
-/// Writes tools, earlier calls and reasoning as Qwen3's template does, in few words.
+/// Writes tools, earlier calls and reasoning like Qwen3's template, in few words.
 const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m.role }}|>\
     {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}\
     {{ m.content if m.content is string else '' }}\
@@ -45,7 +45,7 @@ fn body(seed: u64) -> Value {
     })
 }
 
-/// The message that the chunks of a stream make, as a client puts it together, and its finish reason.
+/// Returns the message that a client assembles from a stream's chunks, and its finish reason.
 pub fn assembled(chunks: &[Value]) -> (Value, Value) {
     let mut message = json!({"role": null, "content": "", "reasoning": "", "reasoning_content": "", "tool_calls": []});
     let mut finish = Value::Null;
@@ -131,7 +131,7 @@ async fn calls_and_reasoning_are_told_from_text_whole_and_streamed() {
         .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array())
         .map(Vec::len)
         .sum();
-    // Every token but the one that ends the reply has a log-probability in one of the chunks.
+    // Every token but the end token has a log-probability in one of the chunks.
     assert_eq!(num_logprobs, server.encode(CALLS).len());
 
     let answer = post(server.address, PATH, &body(1)).await.json();
@@ -145,7 +145,7 @@ async fn calls_and_reasoning_are_told_from_text_whole_and_streamed() {
     server.assert_at_rest().await;
 }
 
-/// The model may end a reply anywhere, and a client sees the same however it asks.
+/// The model may end a reply anywhere, and the client gets the same reply with and without a stream.
 #[tokio::test]
 async fn a_reply_that_is_cut_off_is_the_same_whole_and_streamed() {
     let server = hermes(&[CALLS]).start().await;
@@ -187,7 +187,7 @@ async fn tools_are_part_of_the_prompt_unless_none_may_be_called() {
         )
     };
     let listed = serde_json::to_string(&tools()).expect("JSON");
-    // Python's `tojson` puts a space behind each comma and colon, outside of strings.
+    // Python's `tojson` puts a space after each comma and colon, outside of strings.
     let with_tools = listed
         .replace(",\"", ", \"")
         .replace("\":", "\": ")
@@ -243,7 +243,7 @@ async fn a_conversation_may_hold_calls_and_what_tools_said() {
     );
     let empty = expected.replace("{\"city\": \"Paris\"}", "{}");
     assert_eq!(tokens(json!("")).await, json!(server.encode(&empty)));
-    // A call that was cut off goes on as far as it was written.
+    // A call that was cut off is sent up to its cut.
     let cut = expected.replace("Paris", "Par");
     assert_eq!(
         tokens(json!("{\"city\": \"Par")).await,
@@ -366,7 +366,7 @@ async fn what_is_wrong_with_tools_is_named() {
             "{body}"
         );
     }
-    // This template reads no tools.
+    // This template does not read tools.
     let server = TestServer::start().await;
     let reply = post(server.address, PATH, &body(0)).await;
     assert_eq!(

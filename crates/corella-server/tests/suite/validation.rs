@@ -22,7 +22,7 @@ async fn every_error_names_its_field() {
         ("temperature", json!(1e39)),
         ("top_p", json!(0)),
         ("top_p", json!(1.01)),
-        // As an f32, this would be 1.
+        // Rounded to an f32, this would be 1.
         ("top_p", json!(1.000_000_01)),
         ("temperature", json!(-1e-60)),
         ("top_k", json!(-2)),
@@ -232,7 +232,7 @@ async fn fields_that_an_answer_does_not_need_are_checked_too() {
 #[tokio::test]
 async fn tokens_that_only_the_tokenizer_knows_are_refused() {
     let mut setup = Setup::new();
-    // The model does not have the tokenizer's special tokens.
+    // The model lacks the tokenizer's special tokens.
     setup.serve.vocab_size = 258;
     setup.mock.vocab_size = 258;
     let server = setup.start().await;
