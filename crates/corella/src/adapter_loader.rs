@@ -1,4 +1,4 @@
-//! Reads LoRA adapters for a model that is served.
+//! Reads LoRA adapters for a served model.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! `--api-keys FILE`: who may call the server, as a TOML file.
+//! `--api-keys FILE`: the API keys of a server, as a TOML file.
 //!
-//! No error repeats what a line says, because that may be a key.
+//! No error repeats a line's content, because it may be a key.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use toml::de::{DeTable, DeValue};
 use crate::Error;
 use crate::nearest_name::nearest_name;
 
-/// Where the keys of a server come from.
+/// The sources of a server's keys.
 pub struct KeySource {
-    /// A key that may do everything.
+    /// A key with all permissions.
     pub single: Option<String>,
     pub file: Option<PathBuf>,
 }
 
 impl KeySource {
-    /// Reads the file, if there is one. Without file and key there are no keys.
+    /// Reads the file, if given. Without file and key, the result is empty.
     pub fn read(&self) -> Result<Vec<ApiKey>, Error> {
         let mut keys = match &self.file {
             Some(path) => read_file(path)?,
@@ -47,7 +47,7 @@ impl KeySource {
 /// The name of the key of `--api-key` in logs.
 const SINGLE_NAME: &str = "--api-key";
 
-/// More would slow every request, which looks at each.
+/// More would slow every request, which compares its key with each.
 const MAX_KEYS: usize = 10_000;
 
 fn read_file(path: &Path) -> Result<Vec<ApiKey>, Error> {
@@ -172,7 +172,7 @@ impl KeyFile<'_> {
                 ("admin", DeValue::Boolean(is_admin)) => key.is_admin = *is_admin,
                 ("admin", _) => return Err(wrong("must be true or false")),
                 _ => {
-                    // The text may be a key, unless it is near the name of a field.
+                    // The text may be a key, unless it is close to the name of a field.
                     let near = nearest_name(field.get_ref(), FIELDS);
                     let near =
                         near.map_or_else(String::new, |near| format!("; did you mean `{near}`?"));
@@ -212,13 +212,13 @@ const FIELDS: [&str; 8] = [
 
 const SHA256_FORM: &str = "is 64 hexadecimal digits, as `printf %s KEY | sha256sum` writes them";
 
-/// Names are labels of metrics, and words of log lines.
+/// Names are labels of metrics and words of log lines.
 fn is_name(text: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     (1..=64).contains(&text.len()) && text.bytes().all(is_plain)
 }
 
-/// Whether a header can carry the key, and nobody guesses it at once.
+/// Returns whether a header can carry the key, and the key is not trivially short.
 fn is_key(text: &str) -> bool {
     text.len() >= 16 && text.bytes().all(|byte| byte.is_ascii_graphic())
 }

@@ -1,4 +1,4 @@
-//! The command line as it is typed. `config.rs` turns it into configuration.
+//! The command line as typed. `config.rs` converts it to configuration.
 
 mod adapter;
 mod admission;

@@ -25,7 +25,7 @@ use crate::local_server::{LocalServer, MAX_BODY_BYTES};
 use crate::patient_client::PatientClient;
 use progress::Progress;
 
-/// The exit status of a process that SIGINT has ended, by the convention of shells.
+/// The exit status after SIGINT, by the convention of shells.
 const INTERRUPTED: i32 = 130;
 
 /// Returns the exit status.
@@ -61,7 +61,7 @@ pub fn run(config: Batch) -> Result<i32, Error> {
         max_concurrency: config.max_concurrency,
     };
     let done = runtime.block_on(run.answer_all());
-    // Requests that were interrupted may still be tokenised.
+    // Interrupted requests may still be tokenised.
     runtime.shutdown_timeout(Duration::from_secs(1));
     server.engine.shutdown();
     done
@@ -136,7 +136,7 @@ impl Run<'_> {
         Ok(0)
     }
 
-    /// Writes the line of an answer at once, so that nothing is computed twice after a crash.
+    /// Writes the line of an answer at once, so that a crash does not repeat its computation.
     fn keep(&mut self, answer: Answer) -> Result<(), Error> {
         // The requests that a lost engine drops have not failed by themselves, and are left for the
         // next run.
@@ -153,13 +153,13 @@ impl Run<'_> {
     }
 }
 
-/// What became of a request.
+/// The result of a request.
 struct Answer {
     custom_id: String,
     result: Result<ResultResponse, ResultError>,
 }
 
-/// Asks the server for what a line wants.
+/// Sends a line's request to the server.
 async fn answer(client: PatientClient, request: RequestLine) -> Answer {
     let custom_id = request.custom_id.clone();
     let result = match request.refusal() {

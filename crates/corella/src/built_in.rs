@@ -1,4 +1,4 @@
-//! The model that is part of the program; see `models/nano`.
+//! The model inside the program; see `models/nano`.
 
 pub const NAME: &str = "corella-nano";
 

@@ -1,4 +1,4 @@
-//! `corella chat`: a conversation in a terminal, or of lines that are piped in.
+//! `corella chat`: a conversation in a terminal or from piped lines.
 
 mod answer;
 mod entry;
@@ -42,7 +42,7 @@ pub fn run(config: config::Chat) -> Result<(), Error> {
                 let interrupt = signal(SignalKind::interrupt());
                 Some(interrupt.map_err(io_error("installing a signal handler"))?)
             }
-            // A script is ended by SIGINT like any program.
+            // SIGINT ends a script like any program.
             false => None,
         },
         system: config.system,
@@ -96,8 +96,7 @@ struct Conversation<'a> {
 }
 
 impl Conversation<'_> {
-    /// Carries out a command. Everything that it says goes to standard error, so that standard output
-    /// has answers only.
+    /// Carries out a command. All of its messages go to standard error, so that standard output has only answers.
     fn command(&mut self, command: Command) -> Result<(), String> {
         match command {
             Command::Help => eprintln!("{HELP}"),
@@ -141,13 +140,13 @@ impl Conversation<'_> {
                     return Err(reason);
                 }
             }
-            // It ends the loop over entries.
+            // This ends the loop over entries.
             Command::Exit => {}
         }
         Ok(())
     }
 
-    /// Says what a command did, to whom has typed it.
+    /// Confirms a typed command.
     fn tell(&self, line: &str) {
         if self.is_typed {
             eprintln!("{line}");
@@ -165,7 +164,7 @@ impl Conversation<'_> {
         format!("{num_messages} message{s} with {answer}")
     }
 
-    /// Asks for an answer and prints it. A message that is refused does not become part of the
+    /// Requests an answer and prints it. A refused message does not become part of the
     /// conversation.
     fn message(&mut self, message: String) -> Result<(), String> {
         let body = self.body(&message);
@@ -200,7 +199,7 @@ impl Conversation<'_> {
         Ok(())
     }
 
-    /// The request for an answer to `message`.
+    /// Returns the request for an answer to `message`.
     fn body(&self, message: &str) -> Value {
         let mut body = self.to_saved().to_json();
         if let Some(messages) = body["messages"].as_array_mut() {
@@ -219,7 +218,7 @@ impl Conversation<'_> {
     }
 }
 
-/// The figures of an answer, and how much of the context it has filled.
+/// Returns the figures of an answer, and the part of the context in use.
 fn display(stats: &AnswerStats, max_model_len: Option<u32>) -> String {
     let seconds = |time: &Duration| format!("{:.2} s", time.as_secs_f64());
     let times = format!(

@@ -1,4 +1,4 @@
-//! A node of a cluster as the server and its options know it.
+//! A cluster node in the form that the server and its options use.
 
 mod entrance;
 mod status;
@@ -22,7 +22,7 @@ use status::cluster_status;
 
 use crate::{Error, Llm, open_files};
 
-/// Starts this node's role on the caller's runtime. `port` is there unless the role needs none.
+/// Starts this node's role on the caller's runtime. `port` is required unless the role needs none.
 pub fn start(
     mut config: NodeConfig,
     tls: Option<ClusterTls>,
@@ -32,7 +32,7 @@ pub fn start(
     meter: Arc<dyn OutputMeter>,
     drain_timeout: Duration,
 ) -> Result<Cluster, Error> {
-    // Clients of the API find room whatever comes to the port for nodes.
+    // Connections of nodes must leave descriptors for clients of the API.
     config.max_connections = open_files::share(4).clamp(16, config.max_connections);
     let node = ClusterNode::start(
         config,
@@ -58,17 +58,17 @@ fn served_model(llm: &Llm) -> ServedModel {
     ServedModel::new(llm.engine.clone(), Arc::new(constraints), facts)
 }
 
-/// A node as the server asks it.
+/// A node in the server's form.
 #[derive(Clone)]
 pub struct Cluster(pub ClusterNode);
 
 impl Cluster {
-    /// Reads `kv_transfer_params`, if this node listens for others.
+    /// Returns the reader of `kv_transfer_params`, if this node listens for others.
     pub fn kv_transfer(&self) -> Option<Arc<dyn KvTransfer>> {
         { self.0.config().listens }.then(|| Arc::new(self.clone()) as _)
     }
 
-    /// For the start-up lines; a node that serves alone has none.
+    /// Returns the text for the start-up lines; `None` for a node that serves alone.
     pub fn summary(&self) -> Option<String> {
         let config = self.0.config();
         let registry = { config.registry.as_ref() }

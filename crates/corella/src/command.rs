@@ -1,4 +1,4 @@
-//! The `corella` command: from what was typed to the end of the process.
+//! The `corella` command, from its typed words to the end of the process.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -12,12 +12,12 @@ use crate::{
     log_format, manual, model_lookup, quantize_command, serve,
 };
 
-/// The command line, for those who describe it.
+/// The command line, for its documentation.
 pub fn command_line() -> clap::Command {
     Cli::command()
 }
 
-/// Runs the command that `words` are, the program's name first, and ends the process.
+/// Runs the command in `words`, with the program's name first, and ends the process.
 pub fn run_command(words: Vec<OsString>) -> ! {
     let mut program = Cli::command();
     program.build();

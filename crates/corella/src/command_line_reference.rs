@@ -53,11 +53,11 @@ fn render() -> String {
 
 struct Page {
     text: String,
-    /// The command that describes an option, by the option's rendered text.
+    /// The first command with an option, by the option's rendered text.
     first: HashMap<String, String>,
 }
 
-/// An option's name, and the rendered text that describes it.
+/// An option's name and its rendered text.
 type Item = (String, String);
 
 impl Page {
@@ -84,7 +84,7 @@ impl Page {
         }
     }
 
-    /// Describes each option once on the page, where it comes first.
+    /// Describes each option once on the page, at its first command.
     fn group(&mut self, command: &str, items: Vec<Item>) {
         let mut known: Vec<(String, Vec<String>)> = Vec::new();
         for (name, text) in items {
@@ -110,7 +110,8 @@ impl Page {
     }
 }
 
-/// The headings of a command, in the order of their first options, each with its rendered options.
+/// Returns the headings of a command, in the order of their first options, each with its rendered
+/// options.
 fn groups(command: &Command) -> Vec<(String, Vec<Item>)> {
     let mut groups: Vec<(String, Vec<Item>)> = Vec::new();
     let options = command.get_arguments().filter(|option| {

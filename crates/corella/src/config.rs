@@ -1,4 +1,4 @@
-//! From the command line to configuration. Nothing else reads arguments or the environment.
+//! Converts the command line to configuration. No other module reads arguments or the environment.
 
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
@@ -78,12 +78,12 @@ pub struct Serve {
     pub drain_timeout: Duration,
     pub log_format: LogFormatArg,
     pub logs_requests: bool,
-    /// Where traces go, if anywhere.
+    /// Sends traces, if configured.
     pub otlp: Option<OtlpConfig>,
     pub kv_events: Option<KvEventsConfig>,
     pub request: RequestOptions,
     pub adapter: AdapterOptions,
-    /// Where files are kept, if they are.
+    /// The folder of files, if configured.
     pub files: Option<FilesConfig>,
     pub cluster: NodeConfig,
 }
@@ -93,7 +93,7 @@ pub struct Generate {
     pub options: LlmOptions,
     pub prompt: Prompt,
     pub params: GenerateParams,
-    /// Whether to measure the machine's limits, and print speeds beside them.
+    /// Whether to measure the machine's limits, and to print speeds beside them.
     pub compare_with_limits: bool,
 }
 
@@ -103,7 +103,7 @@ pub fn serve(args: ServeArgs) -> Result<Serve, Error> {
     set_scheduler(&mut options, &args.scheduler);
     set_speculation(&mut options, &args.speculation)?;
     set_cache(&mut options, &args.cache)?;
-    // Roles change while a node serves, and this memory is not taken before it is needed.
+    // Roles change while a node serves, and this memory is only taken when needed.
     let may_decode_for_others = args.cluster.role == RoleArg::Decode
         || args.cluster.registry.is_some()
         || args.cluster.cluster_listen.is_some();
@@ -194,9 +194,9 @@ fn allowed_origins(origins: &[String]) -> Result<AllowedOrigins, Error> {
     })
 }
 
-/// A fleet's other nodes have fewer connections to this one. With a low limit of open files the server takes fewer.
+/// The other nodes of a fleet need fewer connections. With a low limit of open files the server accepts fewer.
 const MAX_NODE_CONNECTIONS: usize = 1024;
-/// Any free port, for this machine only.
+/// Any free port, on this machine only.
 const DEFAULT_CLUSTER_LISTEN: &str = "127.0.0.1:0";
 
 fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
@@ -227,7 +227,7 @@ fn cluster(args: ClusterArgs) -> Result<NodeConfig, Error> {
     );
     let tls = match files {
         (Some(cert), Some(key), Some(ca)) => Some(TlsFiles { cert, key, ca }),
-        // The command line takes all of them or none.
+        // The command line requires all of them or none.
         _ => None,
     };
     if !args.transport.may_encrypt() && tls.is_some() {
@@ -343,7 +343,7 @@ pub fn inspect(args: InspectArgs) -> Result<Inspect, Error> {
     })
 }
 
-/// The documents of a file: the `text` of each line if it is a `.jsonl` file, else the whole file.
+/// Returns the documents of a file: the `text` of each line of a `.jsonl` file, else the whole file.
 fn documents(path: &Path) -> Result<Vec<String>, Error> {
     let shown = path.display();
     let text = std::fs::read_to_string(path)
@@ -410,7 +410,7 @@ pub fn quantize(args: QuantizeArgs) -> Result<Quantize, Error> {
         out: args.out,
         options: QuantizeOptions {
             format,
-            // `--keep ""` keeps nothing.
+            // `--keep ""` keeps no matrix.
             keep: args
                 .keep
                 .into_iter()
@@ -524,8 +524,8 @@ fn mock_script(path: &Path) -> Result<Vec<(String, String)>, Error> {
 }
 
 /// Refuses far too many threads, and warns of too many. Threads meet at a barrier after every
-/// operation, so more threads than cores slow each other down; with thousands, nothing seems to
-/// happen.
+/// operation, so more threads than cores slow each other down; with thousands, the program seems to
+/// hang.
 fn check_threads(num_threads: Option<usize>) -> Result<(), Error> {
     const MAX_PER_CORE: usize = 8;
     let num_cores = num_cores();

@@ -1,7 +1,6 @@
-//! Options from a TOML file and from the environment, by the names that they have on the command line.
+//! Options from a TOML file and from the environment, under their names on the command line.
 //!
-//! They become arguments in front of the typed ones, so that every option has the same checks wherever
-//! it comes from.
+//! They become arguments before the typed ones, so that every option has the same checks for every source.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -24,7 +23,7 @@ pub struct Arguments {
     pub words: Vec<OsString>,
     /// One sentence for each flag of another server that the file sets.
     pub warnings: Vec<String>,
-    /// Where each option was found that was not typed.
+    /// The source of each option that was not typed.
     origins: Vec<Origin>,
 }
 
@@ -36,7 +35,7 @@ struct Origin {
     place: String,
 }
 
-/// Adds the options that `variables` and the file set which is named, if one is.
+/// Adds the options set by `variables` and by the named file, if any.
 pub fn expand(
     program: &Command,
     mut words: Vec<OsString>,
@@ -112,7 +111,7 @@ pub fn expand(
 }
 
 impl Arguments {
-    /// The reason why clap refused the arguments, if that is an option of the file.
+    /// Returns clap's reason for refusing the arguments, if it concerns an option of the file.
     pub fn explain(&self, error: &clap::Error) -> Option<String> {
         let refused = match error.get(ContextKind::InvalidArg)? {
             ContextValue::String(refused) => refused.clone(),
@@ -123,13 +122,13 @@ impl Arguments {
         let origin = self.origins.iter().find(|origin| origin.option == option)?;
         let message = error.render().to_string();
         let message = message.trim_start_matches("error: ");
-        // Behind the first paragraph clap repeats the usage.
+        // After the first paragraph clap repeats the usage.
         let message = message.split("\n\n").next()?;
         let lines: Vec<&str> = message.lines().map(str::trim).collect();
         Some(format!("{}: {}", origin.place, lines.join(" ")))
     }
 
-    /// Says where the option stands that an error names, if that is in the file.
+    /// Adds the place of the option that an error names, if it is in the file.
     pub fn locate(&self, message: String) -> String {
         let is_named = |origin: &&Origin| {
             message.match_indices(&origin.option).any(|(at, option)| {
@@ -144,12 +143,12 @@ impl Arguments {
     }
 }
 
-/// The subcommand, if it takes a file, and the arguments behind it.
+/// Returns the subcommand, if it reads a file, and the arguments after it.
 fn configurable_command<'a>(
     program: &'a Command,
     words: &[OsString],
 ) -> Option<(&'a Command, ArgMatches)> {
-    // Required options may be in the file, and other mistakes are reported when both are known.
+    // Required options may be in the file, and other mistakes are reported when both sources are known.
     let typed = program.clone().ignore_errors(true);
     let mut matches = typed.try_get_matches_from(words).ok()?;
     let (name, matches) = matches.remove_subcommand()?;
@@ -175,14 +174,14 @@ struct ConfigFile<'a> {
 /// An option of the file.
 struct Setting<'a> {
     arg: &'a Arg,
-    /// As it is written.
+    /// As written in the file.
     name: String,
     value: OptionValue,
     line: usize,
 }
 
 impl<'a> ConfigFile<'a> {
-    /// The options that concern this command. Those in the command's own table win.
+    /// Returns the options for this command. Options in the command's own table take precedence.
     fn settings(&self, warnings: &mut Vec<String>) -> Result<Vec<Setting<'a>>, String> {
         let table = DeTable::parse(self.text).map_err(|error| {
             let message = error.message().replace('\n', " ");
@@ -237,7 +236,7 @@ impl<'a> ConfigFile<'a> {
         Ok(shared)
     }
 
-    /// An option may have several names, and only one of them counts.
+    /// An option may have several names, and only one of them may be set.
     fn check_once(&self, settings: &[Setting]) -> Result<(), String> {
         for (index, setting) in settings.iter().enumerate() {
             let same = |other: &&Setting| {
@@ -260,15 +259,15 @@ impl<'a> ConfigFile<'a> {
         Ok(())
     }
 
-    /// The commands that read such a file.
+    /// Returns the commands that read such a file.
     fn configurable(&self) -> impl Iterator<Item = &'a Command> {
         self.program
             .get_subcommands()
             .filter(|command| takes_file(command))
     }
 
-    /// None if the option is not one of this command, but of one of `others`. A flag of another server may become
-    /// several options.
+    /// Returns `None` if the option belongs to one of `others` instead of this command. A flag of another server may
+    /// become several options.
     fn setting(
         &self,
         name: Spanned<std::borrow::Cow<'a, str>>,
@@ -317,7 +316,7 @@ impl<'a> ConfigFile<'a> {
         ))
     }
 
-    /// The option as arguments; none if it was given otherwise too, or something that excludes it.
+    /// Returns the option's arguments; none if it or an excluding option was given elsewhere.
     fn arguments(&self, setting: &Setting, given: &HashSet<&str>) -> Result<Vec<OsString>, String> {
         let Setting {
             arg,
@@ -341,7 +340,7 @@ impl<'a> ConfigFile<'a> {
     }
 }
 
-/// Whether `given` has the id of the option, or of one that excludes it.
+/// Returns whether `given` has the id of the option or of an excluding one.
 fn is_given(command: &Command, arg: &Arg, given: &HashSet<&str>) -> bool {
     let excludes = |one: &Arg, another: &Arg| {
         let excluded = command.get_arg_conflicts_with(one);
@@ -355,7 +354,7 @@ fn is_given(command: &Command, arg: &Arg, given: &HashSet<&str>) -> bool {
     })
 }
 
-/// The option of a command that a file may set by this name. As on the command line, `_` stands for `-`.
+/// Returns the option of a command that a file may set by this name. As on the command line, `_` equals `-`.
 fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     let name = name.replace('_', "-");
     option_value::find(command, &name).filter(|_| is_setting(&name))

@@ -21,9 +21,9 @@ use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::{WeightCacheEntry, WeightKeeper};
 use crate::{Device, Error, KvSpill, LlmOptions, LoadWatcher, TokenCost};
 
-/// One in so many pages may be held for nodes that load blocks from this one, and as many be reserved for blocks that it
-/// loads. Requests that need such pages get them, but the loads are then in vain, and prompts that are here already
-/// should not make room for those of others.
+/// The divisor of the pages that may be held for nodes that load blocks from this one, and of the pages that may be
+/// reserved for blocks that it loads. Requests that need such pages get them, but the loads are then in vain, and
+/// cached prompts should not make room for other nodes'.
 const SHARE_OF_LOADS: u32 = 4;
 
 pub(crate) struct Loaded {
@@ -34,7 +34,7 @@ pub(crate) struct Loaded {
     pub weight_keepers: Vec<WeightKeeper>,
 }
 
-/// The executor that a model runs on, and the types of its weights and KV cache.
+/// The executor of a model, and the types of its weights and KV cache.
 #[derive(Clone, Debug)]
 pub struct Hardware {
     pub executor: ExecutorInfo,
@@ -45,18 +45,18 @@ pub struct Hardware {
     pub kv_format: KvFormat,
     pub num_kv_pages: u32,
     pub page_size: u32,
-    /// The number of layers in a page, if pages that fell out of a sliding window are given back.
+    /// The number of layers in a page, if pages behind a sliding window are freed.
     pub num_page_layers: Option<usize>,
     pub kv_bytes: u64,
-    /// What recurrent layers keep of each running request; 0 without such layers.
+    /// Bytes of recurrent state for each running request; 0 without recurrent layers.
     pub state_bytes: u64,
-    /// Places for copies of such states.
+    /// Number of snapshots of such states.
     pub num_snapshots: u32,
-    /// The tokens from one snapshot along a prompt to the next.
+    /// Number of tokens between two snapshots of a prompt.
     pub snapshot_distance: u32,
 }
 
-/// What differs for a draft model; everything else is the same as for the model that it drafts for.
+/// The properties of a draft model that differ from its target model's.
 #[derive(Clone, Debug)]
 pub struct DraftHardware {
     pub name: String,
@@ -128,7 +128,7 @@ impl<'a> Formats<'a> {
         packed_bytes(self.spec, self.weight_format)
     }
 
-    /// Bytes that one decode step reads, without KV.
+    /// Bytes read by one decode step, without KV.
     fn step_bytes(&self) -> f64 {
         let cost = TokenCost {
             spec: self.spec,
@@ -138,7 +138,7 @@ impl<'a> Formats<'a> {
         cost.decode_bytes(0.0)
     }
 
-    /// Bytes that a guess of the model's own head reads, without KV.
+    /// Bytes read by a guess of the model's own head, without KV.
     fn guess_bytes(&self) -> f64 {
         let weights = TokenCost::num_guess_weights(self.spec);
         self.weight_format.num_bytes(weights) as f64
@@ -188,7 +188,7 @@ struct LoadedExecutor {
     weight_keeper: Option<WeightKeeper>,
 }
 
-/// The only place that knows which devices there are.
+/// The only function that lists the devices.
 fn factory(
     checkpoint: &Checkpoint,
     tokenizer: &TokenizerLoader,
@@ -220,7 +220,7 @@ pub(crate) fn cpu_factory(options: &LlmOptions) -> CpuFactory {
     }
 }
 
-/// Refuses what the device cannot do, by the names of the options that ask for it.
+/// Refuses features that the device lacks, by the names of their options.
 fn check_options(
     device: &DeviceTraits,
     spec: &DecoderSpec,
@@ -341,7 +341,7 @@ pub(crate) fn load(
     if let Speculation::Draft { draw_cost } = &mut scheduler.speculation
         && device.reads_weights
     {
-        // A step of few rows is bound by memory bandwidth, so its cost is the bytes that it reads.
+        // Memory bandwidth bounds a step of few rows, so its cost is the bytes that it reads.
         let guess_bytes = match of_draft {
             Some(of_draft) => of_draft.step_bytes(),
             None => formats.guess_bytes(),
@@ -384,7 +384,7 @@ pub(crate) fn load(
     })
 }
 
-/// The groups of layers that give back the pages behind their windows.
+/// Returns the groups of layers that free the pages behind their windows.
 pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     match options.device {
         Device::Auto | Device::Cpu | Device::Cuda => KvGroups::by_window(spec),
@@ -392,15 +392,15 @@ pub(crate) fn kv_groups(spec: &DecoderSpec, options: &LlmOptions) -> KvGroups {
     }
 }
 
-/// How many pages of the model there are for each of its draft model. A long request has about one in each group
-/// without a window where it has one of the draft model, which keeps its whole context.
+/// Returns the model's pages for each of its draft model's. A long request has about one page in each group without a
+/// window for each page of the draft model, which keeps its whole context.
 fn pages_per_draft_page(kv_groups: &[KvGroup]) -> u32 {
     let groups = kv_groups.iter().filter(|group| group.window.is_none());
     (groups.count() as u32).max(1)
 }
 
-/// Loads the draft model. It has pages for as many tokens as the model's groups without a window, or fewer if its
-/// context is shorter.
+/// Loads the draft model. It has pages for the same number of tokens as the model's groups without a window, or fewer
+/// if its context is shorter.
 fn load_draft(
     draft: &DraftCheckpoint,
     formats: Formats<'_>,
@@ -430,7 +430,7 @@ fn load_draft(
     Ok((model, hardware, loaded.weight_keeper))
 }
 
-/// The mock's answers are words of the model's vocabulary, fifty on average, unless they are dictated.
+/// The mock's answers are words of the model's vocabulary, fifty on average, unless dictated.
 fn mock_config(
     checkpoint: &Checkpoint,
     tokenizer: &Tokenizer,
@@ -470,12 +470,12 @@ fn mock_config(
     Ok(mock)
 }
 
-/// About what packed weights take, for the plan of the memory that they leave.
+/// Estimates the size of packed weights, for the plan of the remaining memory.
 pub(crate) fn packed_bytes(spec: &DecoderSpec, weight_format: WeightFormat) -> u64 {
     weight_format.num_bytes(TokenCost::num_weights(spec)) as u64
 }
 
-/// The format of keys and values beside weights of a format.
+/// Returns the format of keys and values for a format of weights.
 pub(crate) fn kv_format(options: &LlmOptions, weight_format: WeightFormat) -> KvFormat {
     let default = match weight_format {
         WeightFormat::Float(DType::F32) => DType::F32,

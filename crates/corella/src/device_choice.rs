@@ -1,5 +1,5 @@
-//! Settles `--device auto`: the GPU, if there is one that computes the model and all that the options ask for, else
-//! the CPU. A line of the log says why a GPU stays idle.
+//! Settles `--device auto`: the GPU, if one can compute the model with all options, else the CPU. A log line gives the
+//! reason for an idle GPU.
 
 use corella_core::SchedulerConfig;
 use corella_cuda::{DeviceProperties, find_gpu};
@@ -9,10 +9,10 @@ use crate::device::packed_bytes;
 use crate::kv_plan::display_bytes;
 use crate::{Device, Error, LlmOptions};
 
-/// The part of a GPU's usable memory that weights may take at most, so that the KV cache has room.
+/// Limits the weights' part of a GPU's usable memory, so that the KV cache has room.
 const MAX_SHARE_OF_WEIGHTS: f64 = 0.8;
 
-/// The numbers of a step that differ between a GPU and a CPU.
+/// The limits of a step that differ between a GPU and a CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
     pub max_num_batched_tokens: u32,
@@ -36,10 +36,10 @@ impl StepLimits {
     }
 }
 
-/// A model, and the weight format that is asked for it, if any.
+/// A model, and its requested weight format, if any.
 pub(crate) type AskedModel<'a> = (&'a Checkpoint, Option<WeightFormat>);
 
-/// The options with a device that is not `Auto`. `models` are the model and its draft model.
+/// Returns the options with a device other than `Auto`. `models` are the model and its draft model.
 pub(crate) fn settle(options: &LlmOptions, models: &[AskedModel<'_>]) -> Result<LlmOptions, Error> {
     let mut settled = options.clone();
     if options.device != Device::Auto {
@@ -186,7 +186,7 @@ mod tests {
             device: Device::Auto,
             ..LlmOptions::default()
         };
-        // A machine with a GPU may take it, and then with the limits of one.
+        // A machine with a GPU may choose it, with a GPU's limits.
         let settled = settle(&options, &[]).unwrap();
         assert_ne!(settled.device, Device::Auto);
     }

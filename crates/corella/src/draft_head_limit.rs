@@ -1,10 +1,10 @@
-//! The head with which a model drafts for itself, and what it does not work with.
+//! A model's own draft head, and the options that exclude it.
 
 use corella_model::Checkpoint;
 
 use crate::{Error, LlmOptions};
 
-/// Adds the model's own draft head, or says why it cannot be used.
+/// Adds the model's own draft head, or returns the reason why it cannot be used.
 pub(crate) fn add(checkpoint: &mut Checkpoint, options: &LlmOptions) -> Result<(), Error> {
     if options.scheduler.num_pipeline_stages > 1 {
         return Err(Error::Config(String::from(

@@ -1,4 +1,4 @@
-//! Opens the draft model and checks that its vocabulary is that of the model.
+//! Opens the draft model and checks that its vocabulary equals the model's.
 
 use corella_core::TokenId;
 use corella_model::{Checkpoint, WeightFormat};
@@ -16,7 +16,7 @@ pub(crate) struct DraftCheckpoint {
 }
 
 impl DraftCheckpoint {
-    /// Opens the draft model. Its vocabulary must equal that of the model, token by token.
+    /// Opens the draft model. Its vocabulary must equal the model's, token by token.
     pub fn open(
         options: &DraftOptions,
         target: &Checkpoint,

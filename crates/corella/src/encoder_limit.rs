@@ -1,5 +1,4 @@
-//! What an encoder changes in the limits and options: it reads a text as a whole, in one step, and keeps
-//! nothing of it.
+//! An encoder's changes of limits and options: it reads a text whole, in one step, and keeps no state of it.
 
 use corella_core::{SchedulerConfig, Speculation};
 use corella_model::{DecoderSpec, ModelConfig, SentenceConfig};
@@ -7,7 +6,7 @@ use corella_model::{DecoderSpec, ModelConfig, SentenceConfig};
 use crate::kv_plan::KvDemand;
 use crate::{Error, LlmOptions};
 
-/// The options with the context that an encoder was made for, unless they have one.
+/// Returns the options with the encoder's context, unless they set one.
 pub(crate) fn with_context(
     options: &LlmOptions,
     config: &ModelConfig,
@@ -23,7 +22,7 @@ pub(crate) fn with_context(
     options
 }
 
-/// Refuses options that an encoder has no use for, by their names.
+/// Refuses options without a use for an encoder, by their names.
 pub(crate) fn check_options(options: &LlmOptions) -> Result<(), Error> {
     let has_drafts =
         options.draft_model.is_some() || !matches!(options.scheduler.speculation, Speculation::Off);
@@ -48,7 +47,7 @@ pub(crate) fn check_options(options: &LlmOptions) -> Result<(), Error> {
     }
 }
 
-/// Sets limits so that each text is computed by one step. Texts share steps as far as their tokens fit into
+/// Sets limits so that one step computes each text. Texts share steps as far as their tokens fit into
 /// `max_prefill_tokens`; a longer one has a step of its own.
 pub(crate) fn set_limits(
     scheduler: &mut SchedulerConfig,
@@ -62,7 +61,7 @@ pub(crate) fn set_limits(
         .min(max_position);
     scheduler.enable_prefix_caching = false;
     scheduler.enable_chunked_prefill = false;
-    // Nothing decodes, but a step must have room for one request that might.
+    // An encoder never decodes, but a step must have room for one request that might.
     scheduler.max_decode_seqs = 1;
     scheduler.max_prefill_tokens =
         { scheduler.max_prefill_tokens }.min(scheduler.max_num_batched_tokens);
@@ -71,12 +70,12 @@ pub(crate) fn set_limits(
         .saturating_add(1);
 }
 
-/// Pages for as many tokens as the steps in flight may have: they hold the keys and values of one layer,
-/// and are free again when a step has returned.
+/// Sets pages for the tokens of the steps in flight: they hold the keys and values of one layer, and are free when a
+/// step has returned.
 pub(crate) fn set_demand(demand: &mut KvDemand) {
     let limits = &demand.limits;
     let num_step_pages = limits.max_num_batched_tokens.div_ceil(limits.page_size);
-    // The last page of each text may be filled in part.
+    // The last page of each text may be partly filled.
     let num_pages = u64::from(num_step_pages) + u64::from(limits.max_num_seqs);
     let num_bytes = num_pages * u64::from(limits.max_inflight_steps) * demand.page_bytes;
     let num_bytes = num_bytes.min(demand.default_bytes);

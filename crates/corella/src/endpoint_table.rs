@@ -1,4 +1,4 @@
-//! The endpoints of vLLM, llama-server and Ollama, and what `corella serve` does with each.
+//! The endpoints of vLLM, llama-server and Ollama, and their counterparts in `corella serve`.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::flag_table::{entries, published, texts, toml_value};
 
 const TABLE: &str = include_str!("../flags/endpoints.toml");
 
-/// The servers, as the published lists and readers name them.
+/// The servers, with their names in the published lists and for readers.
 pub const SERVERS: [(&str, &str); 3] = [
     ("vllm", "vLLM"),
     ("llama_server", "llama-server"),
@@ -15,11 +15,11 @@ pub const SERVERS: [(&str, &str); 3] = [
 
 #[derive(Debug, PartialEq)]
 pub enum Service {
-    /// The same endpoint, with a note where its answers differ.
+    /// The same endpoint, with a note on differences.
     Same {
         note: String,
     },
-    /// Another endpoint does it.
+    /// Another endpoint does the same.
     Other {
         endpoint: String,
         why: String,
@@ -29,7 +29,7 @@ pub enum Service {
     },
 }
 
-/// Each endpoint, such as `GET /health`, in the order of the table.
+/// Returns each endpoint, such as `GET /health`, in the order of the table.
 pub fn endpoints() -> Vec<(String, Service)> {
     let table = toml_value(TABLE);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -51,7 +51,7 @@ pub fn endpoints() -> Vec<(String, Service)> {
     all
 }
 
-/// The names of the servers that have an endpoint.
+/// Returns the names of the servers with an endpoint.
 pub fn servers_of(endpoint: &str) -> Vec<&'static str> {
     let has = |key: &str| {
         texts(&published()[key]["endpoints"])
@@ -67,8 +67,8 @@ mod tests {
 
     use super::*;
 
-    /// Each published endpoint is in the table once, and the table has no others. Whether a server does what the table
-    /// says is tested in tests/client/test_served_endpoints.py.
+    /// Each published endpoint is in the table once, and the table has no others. tests/client/test_served_endpoints.py
+    /// tests that a server behaves like the table.
     #[test]
     fn the_table_has_every_endpoint() {
         let rows = endpoints();
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(known, listed);
     }
 
-    /// An endpoint that is named instead of another is one of the same table, or of OpenAI's own.
+    /// An endpoint named as a replacement is one of the same table, or OpenAI's own.
     #[test]
     fn advice_leads_to_an_endpoint() {
         let rows = endpoints();

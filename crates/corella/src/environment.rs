@@ -8,11 +8,11 @@ use crate::option_value::OptionValue;
 
 const PREFIX: &str = "CORELLA_";
 
-/// The variables of the process that may be options.
+/// The process's variables that may be options.
 pub struct Environment(Vec<(String, String)>);
 
 impl Environment {
-    /// Variables with an empty value are the same as none.
+    /// An empty variable counts as unset.
     pub fn new(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
         let texts = variables.into_iter().filter_map(|(name, value)| {
             Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -23,7 +23,7 @@ impl Environment {
         Self(options.collect())
     }
 
-    /// The variable of an option, and its value if it is set.
+    /// Returns the variable of an option, and its value if set.
     pub fn get(&self, arg: &Arg) -> Option<(String, &str)> {
         let name = variable(arg)?;
         let found = self.0.iter().find(|(known, _)| *known == name);
@@ -31,20 +31,20 @@ impl Environment {
     }
 }
 
-/// The name of an option's variable.
+/// Returns the name of an option's variable.
 pub fn variable(arg: &Arg) -> Option<String> {
     let long = arg.get_long()?.replace('-', "_").to_uppercase();
     Some(format!("{PREFIX}{long}"))
 }
 
-/// Kubernetes sets CORELLA_PORT for a service of the name corella, to an address.
+/// For a service named corella, Kubernetes sets CORELLA_PORT to an address.
 fn is_of_kubernetes(value: &str) -> bool {
     ["tcp://", "udp://", "sctp://"]
         .iter()
         .any(|scheme| value.starts_with(scheme))
 }
 
-/// The value of a variable as that of an option.
+/// Converts a variable's value to an option's.
 pub fn option_value(arg: &Arg, text: &str) -> OptionValue {
     if !arg.get_action().takes_values() {
         return match text.to_lowercase().as_str() {
@@ -53,7 +53,7 @@ pub fn option_value(arg: &Arg, text: &str) -> OptionValue {
             _ => OptionValue::Text(text.to_owned()),
         };
     }
-    // A text may have commas of its own.
+    // A text may contain commas.
     let is_text = { arg.get_value_names().unwrap_or_default() }
         .iter()
         .any(|name| name == "TEXT");

@@ -1,4 +1,4 @@
-//! Everything that can go wrong, in words for the person who can change it.
+//! All errors, in words for the person who can correct them.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The answer of a server to a request that asked for a stream, event by event.
+//! The streamed answer of a server, event by event.
 
 use std::future::Future;
 
@@ -10,13 +10,13 @@ pub struct EventStream<B = PatientResponse> {
     unread: Vec<u8>,
 }
 
-/// A body that comes in parts.
+/// A body that arrives in parts.
 pub trait ChunkedBody {
-    /// The next part; `None` at the end. `Err` says why the rest cannot be had.
+    /// Returns the next part; `None` at the end. The error says why the rest is missing.
     fn chunk(&mut self) -> impl Future<Output = Result<Option<Vec<u8>>, String>> + Send;
 }
 
-/// An answer that is no stream, because the request was refused.
+/// The answer to a refused request.
 pub struct Refusal {
     pub status: u16,
     /// The error object, as JSON.
@@ -24,7 +24,7 @@ pub struct Refusal {
 }
 
 impl EventStream {
-    /// `Err` is the reason why there is neither a stream nor a refusal.
+    /// The error says why there is neither a stream nor a refusal.
     pub async fn open(mut response: PatientResponse) -> Result<Result<Self, Refusal>, String> {
         let status = response.status();
         if status == 200 {
@@ -35,7 +35,7 @@ impl EventStream {
     }
 }
 
-/// A longer event is no answer's: servers elsewhere are not trusted to end one.
+/// Limits an event: a remote server may never end one.
 const MAX_EVENT_BYTES: usize = 64 << 20;
 
 impl<B: ChunkedBody> EventStream<B> {
@@ -45,8 +45,8 @@ impl<B: ChunkedBody> EventStream<B> {
         Self { body, unread }
     }
 
-    /// The data of the next event, as JSON, which is an error object if the stream has failed; `None` at
-    /// the end of the stream.
+    /// Returns the data of the next event as JSON, which is an error object if the stream has failed; `None` at the end
+    /// of the stream.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
         loop {
             while let Some(event) = take_event(&mut self.unread) {
@@ -74,7 +74,7 @@ impl ChunkedBody for PatientResponse {
     }
 }
 
-/// Takes the first whole event, without the blank line behind it. Some servers end lines with `\r\n`.
+/// Takes the first whole event, without the blank line after it. Some servers end lines with `\r\n`.
 fn take_event(unread: &mut Vec<u8>) -> Option<Vec<u8>> {
     let ends = [&b"\n\n"[..], b"\r\n\r\n"];
     let ends = ends.map(|end| {
@@ -87,7 +87,7 @@ fn take_event(unread: &mut Vec<u8>) -> Option<Vec<u8>> {
     Some(event)
 }
 
-/// What stands in the event's line of data, which may be behind its name.
+/// Returns the content of the event's data line, which may follow its name.
 fn data(event: &[u8]) -> Option<&[u8]> {
     let mut lines = event.split(|&byte| byte == b'\n');
     let data = lines.find_map(|line| line.strip_prefix(b"data:"))?;

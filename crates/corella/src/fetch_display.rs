@@ -1,4 +1,4 @@
-//! Shows how a fetch goes: one line on a terminal, drawn again and again, and log lines elsewhere.
+//! Shows the progress of a fetch: a redrawn line on a terminal, and log lines elsewhere.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal};
@@ -9,13 +9,13 @@ use corella_hub::FetchEvent;
 
 use crate::progress_line::{ProgressLine, bar, display_time};
 
-/// Shown until it is dropped.
+/// Shown until dropped.
 pub struct FetchDisplay {
     state: Mutex<State>,
 }
 
 struct State {
-    /// `None` if standard error is no terminal.
+    /// `None` if standard error is not a terminal.
     progress_line: Option<ProgressLine>,
     interval: Duration,
     num_bytes: u64,
@@ -27,7 +27,7 @@ struct State {
 /// The speed of the last seconds.
 #[derive(Default)]
 struct Rate {
-    /// A moment, and the bytes received until then. The front is some seconds old.
+    /// Times, each with the bytes received until then. The front is some seconds old.
     marks: VecDeque<(Instant, u64)>,
 }
 
@@ -99,7 +99,7 @@ impl State {
 impl Rate {
     fn bytes_per_s(&mut self, now: Instant, num_received: u64) -> f64 {
         const SPAN: Duration = Duration::from_secs(5);
-        // What an earlier attempt left arrives at once; a count that fell begins anew, too.
+        // The bytes of an earlier attempt arrive at once, and a lower count begins anew, too.
         if self
             .marks
             .back()
@@ -132,7 +132,7 @@ fn line(num_received: u64, num_bytes: u64, bytes_per_s: f64) -> String {
     line
 }
 
-/// Bytes in decimal units, as the hub and disks count them.
+/// Formats bytes in decimal units, like the hub and disks.
 pub fn shown_bytes(num_bytes: u64) -> String {
     let number = num_bytes as f64;
     match num_bytes {
@@ -168,7 +168,7 @@ mod tests {
         }
         let slow = rate.bytes_per_s(after(20), 1500);
         assert!(slow < 100.0, "{slow}");
-        // Bytes that were discarded do not make it negative.
+        // Discarded bytes do not make it negative.
         assert_eq!(rate.bytes_per_s(after(21), 100), 0.0);
     }
 }

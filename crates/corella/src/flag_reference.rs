@@ -141,7 +141,7 @@ fn reason(no_op: &NoOp) -> String {
     }
 }
 
-/// A table with a row for each reason, in the order of the first flags.
+/// Renders a table with a row for each reason, in the order of the first flags.
 fn grouped(text: &mut String, kind: &str, heading: &str, rows: &[(&Flag, String)]) {
     if rows.is_empty() {
         return;
@@ -255,7 +255,7 @@ fn names(flag: &Flag) -> String {
     names.join(" ")
 }
 
-/// A table's cell, in which Markdown takes no bar for its end. Options and JSON are set as code.
+/// Escapes bars in a table's cell. Options and JSON are set as code.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('<', "&lt;")
 }

@@ -1,4 +1,4 @@
-//! The tables of other servers' flags and their meaning here. They lie in `flags` and are part of the program.
+//! The tables of other servers' flags and their meaning in Corella. They lie in `flags` and are part of the program.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use toml::de::{DeTable, DeValue};
 
 use crate::foreign_value::ValueForm;
 
-/// Names and kinds of the flags, as their own sources have them.
+/// Names and kinds of the flags, from their own sources.
 const PUBLISHED: &str = include_str!("../flags/published.json");
 
 /// The servers whose flags are known, with their tables.
@@ -33,7 +33,7 @@ pub const BENCHMARK: Engine = Engine {
     table: include_str!("../flags/vllm_bench.toml"),
 };
 
-/// Why `--no-x` has no effect where `--x` is refused.
+/// Why `--no-x` has no effect if `--x` is refused.
 pub const OFF: &str = "it is off unless it is switched on";
 
 const OTHERS: &str = include_str!("../flags/others.toml");
@@ -49,7 +49,7 @@ pub struct Engine {
 /// A flag of another server.
 #[derive(Clone, Debug)]
 pub struct Flag {
-    /// All its names, with their dashes. The first one is in the table.
+    /// All its names, with their dashes. The table has the first one.
     pub names: Vec<String>,
     /// Whether a value follows it.
     pub takes_value: bool,
@@ -59,13 +59,13 @@ pub struct Flag {
 /// The treatment of a flag.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Treatment {
-    /// It is an option of Corella. The value is an example that the option takes.
+    /// It is also an option of Corella. The value is an example for the option.
     Same { example: String },
-    /// It is an option of Corella by another name.
+    /// It is an option of Corella under another name.
     OtherName(OtherName),
     /// It changes nothing.
     NoOp(NoOp),
-    /// It cannot be left out without a difference. The text says why.
+    /// Leaving it out would make a difference, which the text explains.
     Refused(String),
 }
 
@@ -73,13 +73,13 @@ pub enum Treatment {
 pub struct OtherName {
     /// With its dashes.
     pub option: String,
-    /// A value that both take.
+    /// A value that both accept.
     pub example: Option<String>,
-    /// Whether values are written alike, so that the flag can stand for the option.
+    /// Whether values have the same form, so that the flag can replace the option.
     pub is_taken: bool,
-    /// The form of all values, if it is another one.
+    /// The form of all values, if it differs.
     pub form: Option<ValueForm>,
-    /// Values that are written differently, with Corella's.
+    /// Values of a different form, with Corella's.
     pub values: Vec<(String, String)>,
     /// The treatment by a command that lacks the option.
     pub elsewhere: Option<String>,
@@ -94,7 +94,7 @@ pub struct NoOp {
     pub most: Option<f64>,
     /// Why other values are refused.
     pub otherwise: String,
-    /// Whether the flag may stand without its value.
+    /// Whether the flag may lack its value.
     pub may_be_bare: bool,
 }
 
@@ -129,7 +129,7 @@ impl NoOp {
 }
 
 impl Engine {
-    /// All flags, in the order of their names.
+    /// Returns all flags, in the order of their names.
     pub fn flags(&self) -> Vec<Flag> {
         let table = toml_value(self.table);
         let mut treatments = treatments(&table);
@@ -174,7 +174,7 @@ impl Engine {
         flags
     }
 
-    /// The version whose flags these are.
+    /// Returns the version of these flags.
     #[cfg(test)]
     pub fn version(&self) -> Option<String> {
         let version = published()[self.key?]["version"].as_str()?;
@@ -182,8 +182,7 @@ impl Engine {
     }
 }
 
-/// The flag with a name, if another server has one. If several have, it is the one that is taken most
-/// readily.
+/// Returns the flag with a name, if another server has one. If several have, the most readily accepted one is chosen.
 pub fn find(name: &str) -> Option<&'static Flag> {
     static FLAGS: OnceLock<Vec<Flag>> = OnceLock::new();
     find_among(
@@ -192,7 +191,7 @@ pub fn find(name: &str) -> Option<&'static Flag> {
     )
 }
 
-/// The flag of vLLM's load generator with a name.
+/// Returns the flag of vLLM's load generator with a name.
 pub fn find_of_benchmark(name: &str) -> Option<&'static Flag> {
     static FLAGS: OnceLock<Vec<Flag>> = OnceLock::new();
     find_among(FLAGS.get_or_init(|| BENCHMARK.flags()), name)
@@ -213,7 +212,7 @@ fn find_among<'a>(flags: &'a [Flag], name: &str) -> Option<&'a Flag> {
     named(name).or_else(|| named(plain))
 }
 
-/// Verbs of Ollama: a command of Corella that does the same, or why there is none.
+/// A verb of Ollama: a command of Corella with the same effect, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Verb {
     Same(String),
@@ -239,7 +238,7 @@ pub fn verbs() -> Vec<(String, Verb)> {
     verbs
 }
 
-/// Verbs of programs without a published list, and their counterparts here.
+/// Returns verbs of programs without a published list, and their counterparts.
 pub fn unlisted_verbs() -> Vec<(String, Verb)> {
     let refused = entries(&toml_value(OTHERS)["refused_verbs"]).into_iter();
     refused
@@ -256,7 +255,7 @@ pub fn unlisted_verbs() -> Vec<(String, Verb)> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variable {
     pub name: String,
-    /// The option that sets the same.
+    /// The option with the same effect.
     pub option: Option<String>,
     /// A further word.
     pub why: String,
@@ -289,7 +288,7 @@ pub fn published() -> &'static Value {
     LISTS.get_or_init(|| serde_json::from_str(PUBLISHED).unwrap_or_default())
 }
 
-/// The treatments of a table, by flag.
+/// Returns the treatments of a table, by flag.
 fn treatments(table: &Value) -> HashMap<String, Treatment> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let mut all = HashMap::new();
@@ -338,7 +337,7 @@ fn other_name(entry: &Value) -> OtherName {
     }
 }
 
-/// Flags that the published lists lack, for example those of earlier versions.
+/// Returns flags that the published lists lack, for example from earlier versions.
 fn unlisted(table: &Value) -> Vec<Flag> {
     let entries = table["unlisted"].as_array().into_iter().flatten();
     entries
@@ -370,7 +369,7 @@ pub fn texts(list: &Value) -> Vec<String> {
         .collect()
 }
 
-/// A table of the program. A test parses all of them, so that none of them can fail.
+/// Parses a table of the program. A test parses all of them, so this cannot fail.
 pub fn toml_value(text: &str) -> Value {
     let table = DeTable::parse(text).map(|table| table.into_inner());
     table.map_or(Value::Null, |table| json(&DeValue::Table(table)))
@@ -409,7 +408,7 @@ mod tests {
     use crate::foreign_flag::{Translation, translate};
     use crate::option_value;
 
-    /// `command` is the name of a command, or of two with a space between them.
+    /// `command` is the name of a command, or two with a space between them.
     fn translated(command: &str, words: &[String]) -> Result<Translation, Vec<String>> {
         static PROGRAM: LazyLock<clap::Command> = LazyLock::new(|| {
             let mut program = Cli::command();
@@ -421,8 +420,7 @@ mod tests {
         translate(&PROGRAM, words.map(Into::into).collect())
     }
 
-    /// Whether the real parser takes the translated words. Options that need a second one are not at
-    /// fault.
+    /// Asserts that the real parser accepts the translated words. A missing second option is not an error here.
     #[track_caller]
     fn assert_parsed(command: &str, words: &[String]) {
         let translation =
@@ -446,7 +444,7 @@ mod tests {
         option_value::find(command, option.trim_start_matches('-')).is_some()
     }
 
-    /// Each published flag is in its table once, and no table has a name that nothing takes.
+    /// Each published flag is in its table once, and the table has no unused names.
     #[test]
     fn the_tables_have_every_flag() {
         for engine in &ENGINES {
@@ -498,7 +496,7 @@ mod tests {
                 check_row("bench serve", name, &flag);
             }
         }
-        // Names that mean different things to two servers have one meaning here.
+        // A name with different meanings for two servers has one meaning here.
         shadowed.sort();
         assert_eq!(shadowed, SHADOWED);
     }

@@ -1,5 +1,5 @@
-//! Takes flags and verbs of other servers. Those with a meaning here are translated for the parser; the
-//! others are refused, all at once.
+//! Translates flags and verbs of other servers for the parser if they have a meaning here, and refuses the others, all
+//! at once.
 
 use std::ffi::OsString;
 
@@ -15,12 +15,12 @@ use crate::unknown_flag::nearest_option;
 #[derive(Debug)]
 pub struct Translation {
     pub words: Vec<OsString>,
-    /// One sentence for each flag that was taken in another sense.
+    /// One sentence for each flag that was read in another sense.
     pub warnings: Vec<String>,
 }
 
-/// Translates a command line, which starts with the program's name. `program` must be built. `Err` has a
-/// sentence for each flag that cannot be taken.
+/// Translates a command line, which starts with the program's name. `program` must be built. The error has a sentence
+/// for each refused flag.
 pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation, Vec<String>> {
     let mut warnings = Vec::new();
     let words = translate_verb(words, &mut warnings)?;
@@ -54,7 +54,7 @@ pub fn translate(program: &Command, words: Vec<OsString>) -> Result<Translation,
     }
 }
 
-/// The command that is typed, and the number of words until there.
+/// Returns the typed command, and the number of words up to it.
 fn subcommand<'a>(program: &'a Command, words: &[OsString]) -> (&'a Command, usize) {
     let mut command = program;
     let mut begin = 1;
@@ -71,17 +71,17 @@ const NAMES: &str = "--served-model-name";
 
 struct Walk<'a> {
     command: &'a Command,
-    /// The command as it was typed, for errors.
+    /// The command as typed, for errors.
     name: String,
-    /// Whether the command runs a model, as other servers do.
+    /// Whether the command runs a model, like other servers.
     runs_model: bool,
     translated: Vec<OsString>,
     warnings: Vec<String>,
     refusals: Vec<String>,
     num_positionals: usize,
-    /// The last of several names behind one `--served-model-name`, which may be the model.
+    /// The last of several names after one `--served-model-name`, which may be the model.
     last_name: Option<OsString>,
-    /// Flags whose value was translated, with the option's word that it became.
+    /// Flags with a translated value, and the resulting word.
     translated_values: Vec<(String, OsString)>,
 }
 
@@ -105,13 +105,13 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Takes a flag, and returns how many of the words behind it belong to it.
+    /// Reads a flag, and returns the number of following words that belong to it.
     fn flag(&mut self, word: &str, behind: &[OsString]) -> usize {
         let (typed, inline) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (word, None),
         };
-        // vLLM takes `_` for `-`.
+        // vLLM reads `_` as `-`.
         let name = match typed.strip_prefix("--") {
             Some(long) => format!("--{}", long.replace('_', "-")),
             None => typed.to_owned(),
@@ -158,8 +158,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Leaves out -1, with which llama.cpp and vLLM write that nothing is set, where Corella's option has no such
-    /// number. Returns the number of words behind the flag that belong to it.
+    /// Leaves out -1, by which llama.cpp and vLLM mean "not set", if Corella's option has no such number. Returns the
+    /// number of words after the flag that belong to it.
     fn default_number(
         &mut self,
         name: &str,
@@ -190,7 +190,7 @@ impl<'a> Walk<'a> {
         Some(usize::from(inline.is_none()))
     }
 
-    /// Takes back an option that was set before.
+    /// Removes an option that was set before.
     fn forget(&mut self, own: &str) {
         let option = format!("--{own}");
         let mut has_its_value_behind = false;
@@ -209,7 +209,7 @@ impl<'a> Walk<'a> {
         });
     }
 
-    /// vLLM takes several names behind one `--served-model-name`, which is in place already.
+    /// vLLM accepts several names after one `--served-model-name`, which is in place already.
     fn push_names(&mut self, names: Vec<OsString>) {
         for (index, name) in names.into_iter().enumerate() {
             if index > 0 {
@@ -220,7 +220,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Makes the last of several names the model if nothing else is.
+    /// Makes the last of several names the model if no other word is.
     fn free_model(&mut self) {
         let mut positionals = self.command.get_positionals();
         let Some(before_model) = positionals.position(|arg| arg.get_id() == "model") else {
@@ -240,7 +240,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Takes a flag of another server, and returns how many of the words behind it belong to it.
+    /// Reads a flag of another server, and returns the number of following words that belong to it.
     fn foreign(
         &mut self,
         typed: &str,
@@ -265,7 +265,7 @@ impl<'a> Walk<'a> {
         let refusal = |reason: String| format!("there is no option {typed}: {reason}");
         match &flag.treatment {
             Treatment::Same { .. } => {
-                // It is typed by another of its names.
+                // The user typed another of its names.
                 let own = flag
                     .names
                     .iter()
@@ -299,7 +299,7 @@ impl<'a> Walk<'a> {
                     && other.elsewhere.is_none()
                     && !self.serves()
                 {
-                    // What makes a server faster or smaller changes no answer of another command.
+                    // A flag that makes a server faster or smaller changes no answer of another command.
                     self.warnings.push(format!(
                         "{typed} has no effect: it is {}, which `corella {}` does not have",
                         other.option, self.name
@@ -331,7 +331,7 @@ impl<'a> Walk<'a> {
                         .warnings
                         .push(format!("{typed} has no effect: {}", no_op.why)),
                 }
-                // Some flags of vLLM take lists of numbers.
+                // Some flags of vLLM have lists of numbers.
                 let is_number = |word: &&OsString| word.to_string_lossy().parse::<f64>().is_ok();
                 let rest = behind[num_taken..].iter();
                 num_taken += match flag.takes_value {
@@ -348,7 +348,7 @@ impl<'a> Walk<'a> {
         num_taken
     }
 
-    /// Takes a value that has another name here. Two flags of llama-server set the types of keys and values, for which
+    /// Adds a value with another name here. Two flags of llama-server set the types of keys and values, for which
     /// Corella has one option.
     fn push_translated(&mut self, typed: &str, flag: &str, theirs: &str, word: OsString) {
         let option = |word: &OsString| {
@@ -370,7 +370,7 @@ impl<'a> Walk<'a> {
         self.translated.push(word);
     }
 
-    /// Takes a value that is written in another form.
+    /// Converts a value of another form.
     fn take_form(&mut self, form: ValueForm, other: &OtherName, typed: &str, value: &str) {
         let member = typed.split_once('.').map(|(_, member)| member);
         match form.options(&other.option, member, value) {
@@ -391,7 +391,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The flag of another program that the command stands for.
+    /// Returns the flag of the program that the command replaces.
     fn find(&self, name: &str) -> Option<&'static Flag> {
         match self.name == "bench serve" {
             true => flag_table::find_of_benchmark(name),
@@ -412,7 +412,7 @@ impl<'a> Walk<'a> {
         self.translated.push(word);
     }
 
-    /// The command's own option that is written so, with dashes.
+    /// Returns the command's own option with this spelling, including dashes.
     fn option(&self, name: &str) -> Option<&'a Arg> {
         let command = self.command;
         match name.strip_prefix("--") {
@@ -427,7 +427,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Whether a word is a short option with its value behind it, or several short switches.
+    /// Returns whether a word is a short option joined with its value, or several short switches.
     fn is_short_with_more(&self, name: &str) -> bool {
         if name.starts_with("--") {
             return false;
@@ -451,7 +451,7 @@ impl<'a> Walk<'a> {
                      first; `corella --help` names all"
                 ),
             };
-            // One sentence is enough for all that follow.
+            // One sentence is enough for all further ones.
             if self.refusals.is_empty() {
                 self.refusals.push(reason);
             }
@@ -466,7 +466,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Advice with the value that was typed, in place of the table's example.
+/// Returns advice with the typed value instead of the table's example.
 fn with_value(advice: &str, other: &OtherName, typed: Option<&OsString>) -> String {
     match (&other.example, typed.and_then(|typed| typed.to_str())) {
         (Some(example), Some(typed)) => advice.replace(example.as_str(), typed),
@@ -482,7 +482,7 @@ fn is_flag(word: &str) -> bool {
             .is_some_and(|next| next == '-' || next.is_ascii_alphabetic())
 }
 
-/// Whether a word behind a flag is its value. Numbers may be negative.
+/// Returns whether a word after a flag is its value. Numbers may be negative.
 fn is_value(word: &OsString) -> bool {
     let text = word.to_string_lossy();
     !text.starts_with('-') || text.parse::<f64>().is_ok() || text == "-"

@@ -1,4 +1,4 @@
-//! Flags of other servers as keys of a configuration file. They are translated as if they were typed.
+//! Flags of other servers as keys of a configuration file. They are translated like typed ones.
 
 use std::ffi::OsString;
 
@@ -16,12 +16,12 @@ pub struct Translated {
     pub warnings: Vec<String>,
 }
 
-/// Whether another server has a flag of this name.
+/// Returns whether another server has a flag of this name.
 pub fn is_known(key: &str) -> bool {
     flag_table::find(&flag(key)).is_some()
 }
 
-/// Translates a key of a `command`. `Err` is the reason why it cannot be taken.
+/// Translates a key of a `command`. The error is the reason for a refusal.
 pub fn translate(
     program: &Command,
     command: &str,
@@ -35,7 +35,7 @@ pub fn translate(
     let word = match value {
         DeValue::Boolean(true) => name,
         DeValue::Boolean(false) if switched_off.is_some() => name.replacen("--", "--no-", 1),
-        // Other switches are off unless they are switched on.
+        // Other switches are off by default.
         DeValue::Boolean(false) => {
             return Ok(Translated {
                 options: Vec::new(),
@@ -64,7 +64,7 @@ fn flag(key: &str) -> String {
     format!("--{}", key.replace('_', "-"))
 }
 
-/// A value as one types it. Lists and tables are typed in JSON.
+/// Returns a value as typed. Lists and tables are typed in JSON.
 fn typed(value: &DeValue) -> String {
     let json = flag_table::json(value);
     json.as_str()

@@ -1,19 +1,19 @@
-//! Values that other servers write in another form than Corella's options: lists and objects in JSON.
+//! Values with another form in other servers than in Corella's options: lists and objects in JSON.
 
 use serde_json::{Map, Value};
 
 /// The form of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ValueForm {
-    /// Texts in a JSON array, as vLLM has them.
+    /// Texts in a JSON array, as in vLLM.
     JsonList,
-    /// Texts with commas between them, as llama-server has them.
+    /// Texts separated by commas, as in llama-server.
     CommaList,
     /// vLLM's JSON object about speculation.
     SpeculativeConfig,
 }
 
-/// A value as options of Corella.
+/// A value converted to options of Corella.
 #[derive(Debug, PartialEq)]
 pub struct OwnOptions {
     /// Each is one word, such as `--draft-tokens=4`.
@@ -23,7 +23,7 @@ pub struct OwnOptions {
 }
 
 impl ValueForm {
-    /// The form of this name in the tables.
+    /// Returns the form with this name in the tables.
     pub fn named(name: &str) -> Option<Self> {
         match name {
             "json_list" => Some(Self::JsonList),
@@ -33,7 +33,7 @@ impl ValueForm {
         }
     }
 
-    /// What the book says of it.
+    /// Returns the book's text about it.
     #[cfg(test)]
     pub fn note(self) -> &'static str {
         match self {
@@ -46,8 +46,8 @@ impl ValueForm {
         }
     }
 
-    /// The value as options. vLLM's `--flag.member` sets one member of an object. `Err` says why the value cannot be
-    /// taken.
+    /// Returns the value as options. vLLM's `--flag.member` sets one member of an object. The error says why the value
+    /// is refused.
     pub fn options(
         self,
         option: &str,
@@ -90,7 +90,7 @@ impl ValueForm {
     }
 }
 
-/// Members that adjust how vLLM runs a draft model, or how its lookup of n-grams is done.
+/// Members that adjust how vLLM runs a draft model or looks up n-grams.
 const WITHOUT_EFFECT: [&str; 14] = [
     "attention_backend",
     "code_revision",
@@ -108,7 +108,7 @@ const WITHOUT_EFFECT: [&str; 14] = [
     "use_local_argmax_reduction",
 ];
 
-/// `is_part`: other members come by other flags.
+/// If `is_part`, other flags have the other members.
 fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnOptions, String> {
     let mut own = OwnOptions {
         words: Vec::new(),
@@ -127,14 +127,14 @@ fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnO
             (name, _) => return Err(format!("Corella has nothing like {name}; leave it out")),
         }
     }
-    // Older versions name the method in place of a model.
+    // Older versions name the method instead of a model.
     if let Some(name) = model.filter(|name| matches!(*name, "ngram" | "[ngram]")) {
         method = method.or(Some(name.trim_matches(['[', ']'])));
         model = None;
     }
     match (method, model) {
         (Some("ngram" | "ngram_gpu"), _) => own.words.push("--speculate=ngram".to_owned()),
-        // Older versions name the family before it. The head is the served model's, whatever model is named.
+        // Older versions name the family first. The head always belongs to the served model.
         (Some("mtp" | "qwen3_next_mtp" | "qwen3_5_mtp"), _) => {
             own.words.push("--speculate=mtp".to_owned());
             own.ignored.extend(model.map(|_| "model".to_owned()));
@@ -160,7 +160,7 @@ fn speculative_config(config: &Map<String, Value>, is_part: bool) -> Result<OwnO
     Ok(own)
 }
 
-/// Why a method of vLLM is refused.
+/// Returns why a method of vLLM is refused.
 fn missing_method(method: &str) -> String {
     let has_heads = ["eagle", "medusa", "mlp_speculator", "mtp", "dflash"];
     let why = match method {

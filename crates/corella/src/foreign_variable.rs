@@ -1,23 +1,24 @@
-//! Variables of other servers that are set. Corella does not read them, because both programs may run on one machine.
-//! A start names those with a counterpart, and a server whose only key has another's name is not opened to the network.
+//! Set variables of other servers. Corella does not read them, because both programs may run on one machine. A start
+//! lists the ones with a counterpart, and a server whose only key is in another server's variable is not opened to the
+//! network.
 
 use std::net::IpAddr;
 
 use crate::Error;
 use crate::flag_table::{self, Variable};
 
-/// Either of these locks another server.
+/// Either of these sets the key of another server.
 const KEYS: [&str; 2] = ["VLLM_API_KEY", "LLAMA_API_KEY"];
 
 /// A server that is about to start.
 pub struct Start {
     pub has_key: bool,
-    /// `None` if it listens at a socket of the file system.
+    /// `None` for a Unix domain socket.
     pub host: Option<IpAddr>,
 }
 
-/// A warning for each variable with a counterpart. `Err` if the server would be open to other machines though a key was
-/// meant to lock it.
+/// Returns a warning for each variable with a counterpart. Fails if the server would be open to other machines although
+/// a key was meant to lock it.
 pub fn check(is_set: impl Fn(&str) -> bool, start: &Start) -> Result<Vec<String>, Error> {
     let mut warnings = Vec::new();
     for key in KEYS.into_iter().filter(|key| is_set(key)) {

@@ -33,8 +33,8 @@ pub fn translate_verb(
     }
 }
 
-/// `ollama run MODEL PROMPT` answers once, without measurements. The prompt may be several words, and what is piped in
-/// is part of it.
+/// `ollama run MODEL PROMPT` answers once, without measurements. The prompt may be several words, and includes piped
+/// input.
 fn take_prompt(words: &mut Vec<OsString>) -> bool {
     let behind = words.get(3..).unwrap_or_default();
     let num_words = { behind.iter() }

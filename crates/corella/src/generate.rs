@@ -34,7 +34,7 @@ pub fn run(config: Generate) -> Result<(), Error> {
         let event = event?;
         speed.handle_token(event.num_prompt_tokens - event.num_cached_tokens);
         if write(&mut out, &event.text).is_err() {
-            // The reader has closed the pipe and wants no more text.
+            // The reader has closed the pipe.
             return Ok(());
         }
     }
@@ -52,7 +52,7 @@ fn write(out: &mut impl Write, text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// An arbitrary prompt, the same in every run.
+/// Returns an arbitrary prompt, the same in every run.
 fn made_up_prompt(num_tokens: usize, vocab_size: usize) -> Vec<TokenId> {
     const MULTIPLIER: usize = 7919;
     (1..=num_tokens)

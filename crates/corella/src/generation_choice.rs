@@ -1,4 +1,4 @@
-//! Sampling defaults: whose recommendations count, and which values replace them.
+//! Sampling defaults: their source, and the values that replace them.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::Error;
 
-/// Where sampling defaults come from.
+/// The source of sampling defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GenerationChoice {
     pub source: GenerationSource,
@@ -52,7 +52,7 @@ impl GenerationChoice {
     }
 }
 
-/// The values of `--override-generation-config`.
+/// Parses the values of `--override-generation-config`.
 pub fn overrides(fields: &Map<String, Value>) -> Result<GenerationDefaults, Error> {
     let mut defaults = GenerationDefaults::default();
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {

@@ -6,7 +6,7 @@ use corella_hub::{Hub, HubConfig, HubError, ModelName};
 
 use crate::fetch_display::{FetchDisplay, shown_bytes};
 
-/// Prints the path of each model when it is there as a whole.
+/// Prints the path of each model once it is complete.
 pub fn pull(config: HubConfig, models: &[ModelName]) -> Result<(), HubError> {
     let hub = Hub::new(config);
     for model in models {
@@ -62,7 +62,7 @@ pub fn remove(config: HubConfig, models: &[ModelName]) -> Result<(), HubError> {
     Ok(())
 }
 
-/// Writes a line. Who has closed the pipe wants no more of them.
+/// Writes a line. A reader that closes the pipe wants no more.
 fn print(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }

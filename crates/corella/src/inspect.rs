@@ -1,4 +1,4 @@
-//! What a model is, how large it is, and what would be refused, from the headers of its files.
+//! A model's properties, its size and its faults, from the headers of its files.
 
 use corella_core::SchedulerConfig;
 use corella_cpu::packed_bytes;
@@ -14,64 +14,64 @@ use crate::llm::{FileContent, model_name, required, template_of};
 use crate::vocabulary::num_tokens;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
-/// What is known of a model.
+/// The known properties of a model.
 pub struct Inspection {
-    /// The name of the folder, or that of the file without `.gguf`.
+    /// The name of the folder, or of the file without `.gguf`.
     pub name: String,
-    /// What the model is stored as.
+    /// The storage form of the model.
     pub form: &'static str,
-    /// What the model calls its architecture.
+    /// The model's own name of its architecture.
     pub architecture: Option<String>,
-    /// The closest supported architecture, if that of the model is not supported.
+    /// The closest supported architecture, if the model's is not supported.
     pub closest: Option<&'static str>,
-    /// The sizes that the model states by common names, whether its family is known or not.
+    /// The sizes that the model states under common names, for known and unknown families.
     pub sizes: OutlineSizes,
-    /// The tensors of all files; `None` if these cannot be read.
+    /// The tensors of all files; `None` if unreadable.
     pub totals: Option<TensorTotals>,
     /// `None` if the configuration is refused.
     pub model: Option<ModelReport>,
     pub tokenizer: Option<TokenizerReport>,
     pub chat_template: Option<TemplateReport>,
-    /// What `corella serve` would say instead of serving the model.
+    /// The errors by which `corella serve` would refuse the model.
     pub refusals: Vec<String>,
 }
 
-/// A model whose family is known.
+/// A model of a known family.
 pub struct ModelReport {
     pub config: ModelConfig,
     /// The number of rows of the vocabulary that belong to tokens.
     pub num_known_tokens: usize,
     pub num_parameters: ByPart,
-    /// The parameters that a token meets: without the experts that it does not choose.
+    /// The parameters that a token uses: without the experts that it does not choose.
     pub num_active_parameters: ByPart,
     /// `None` if the tensors are refused.
     pub weights: Option<WeightReport>,
 }
 
-/// The weights of a model, as they are stored and as an executor would hold them.
+/// The weights of a model, as stored and as held by an executor.
 pub struct WeightReport {
     pub stored_bytes: ByPart,
     /// The bytes of tensors that the decoder does not use.
     pub unused_bytes: u64,
-    /// The names of tensors that belong to other parts, such as one that sees.
+    /// The names of tensors of other parts, such as a vision tower.
     pub left_out: Vec<String>,
     pub format: WeightFormat,
     pub packed_bytes: ByPart,
-    /// `None` for an encoder, and if the machine has no memory for keys and values.
+    /// `None` for an encoder, or if the machine has no memory for keys and values.
     pub kv: Option<KvSize>,
 }
 
-/// What keys and values take, and how many tokens of them a server would have room for.
+/// The size of keys and values, and the number of tokens for which a server would have room.
 pub struct KvSize {
     pub format: KvFormat,
     pub token_bytes: u64,
-    /// What layers with a sliding window take of `token_bytes`.
+    /// The part of `token_bytes` for layers with a sliding window.
     pub window_token_bytes: u64,
     pub cache_bytes: u64,
     pub num_tokens: u64,
     /// The longest context of one request.
     pub max_model_len: u32,
-    /// Numbers of requests, and the context that each of so many has at once.
+    /// Numbers of requests, and the context that each of them can have at once.
     pub fits: Vec<(u32, u32)>,
 }
 
@@ -85,17 +85,17 @@ pub struct TokenizerReport {
     pub ends: Vec<(u32, String)>,
 }
 
-/// What a chat template is for.
+/// The features of a chat template.
 pub struct TemplateReport {
     pub reads_tools: bool,
-    /// What `chat_template_kwargs` switch thinking by.
+    /// The variable in `chat_template_kwargs` that switches thinking.
     pub thinking_switch: Option<&'static str>,
 }
 
-/// The numbers of requests for which the context is told that each of them has.
+/// The numbers of requests for which each one's context is given.
 const BATCHES: [u32; 4] = [1, 8, 32, 128];
 
-/// Reads what the files of a model say of it, and no weights. Fails only if there is no model.
+/// Reads the headers of a model's files, and no weights. Fails only if there is no model.
 pub fn inspect(source: &ModelSource, options: &LlmOptions) -> Result<Inspection, Error> {
     let (name, form, outline) = match source {
         ModelSource::BuiltIn => {
@@ -136,7 +136,7 @@ pub fn inspect(source: &ModelSource, options: &LlmOptions) -> Result<Inspection,
             }
             inspection.model = Some(model);
         }
-        // Nothing else matters as much as this.
+        // This error is the most important.
         Err(error) => inspection.refusals.insert(0, error.to_string()),
     }
     Ok(inspection)
@@ -197,7 +197,7 @@ impl Inspection {
         let stored_bytes = weights.stored_bytes(spec);
         let all_bytes = self.totals.map_or(0, |totals| totals.num_bytes);
         let format = wanted.unwrap_or_else(|| weights.stored_format());
-        // An encoder keeps nothing.
+        // An encoder keeps no keys and values.
         let kv = match spec.encoder {
             Some(_) => None,
             None => self.accept(KvSize::new(spec, format, options)),
@@ -246,7 +246,7 @@ impl KvSize {
         let all_tokens =
             |&(num_requests, context): &(u32, u32)| u64::from(num_requests) * u64::from(context);
         let num_tokens = match limits.has_windows() {
-            // How many fit depends on how many of each request are in its windows.
+            // The number that fits depends on how many tokens of each request are in its windows.
             true => fits.iter().map(all_tokens).max().unwrap_or(0),
             false => u64::from(plan.num_pages) * u64::from(limits.page_size),
         };

@@ -1,4 +1,4 @@
-//! `corella inspect`: prints what is known of a model.
+//! `corella inspect`: prints a model's properties.
 
 mod json;
 mod shape;

@@ -1,5 +1,4 @@
-//! Options by keyword, for programs in other languages: those of the command line, by names in which `_`
-//! stands for `-`.
+//! Options by keyword, for programs in other languages: the command line's, with `_` instead of `-` in their names.
 
 use std::ffi::OsString;
 
@@ -15,9 +14,9 @@ use crate::model_lookup;
 use crate::option_value::{OptionValue, find};
 use crate::unknown_flag;
 
-/// Loads the model that `keywords` name, as they say. A keyword that is null is the same as none.
+/// Loads the model that `keywords` name, with their options. A null keyword counts as absent.
 ///
-/// `Err` says what is wrong, in terms of keywords.
+/// The error is in terms of keywords.
 pub fn load(keywords: &Map<String, Value>) -> Result<LocalServer, String> {
     log_format::start_quietly();
     let loaded = parse(keywords).and_then(|mut args| {
@@ -29,7 +28,7 @@ pub fn load(keywords: &Map<String, Value>) -> Result<LocalServer, String> {
     loaded.map_err(|message| in_keywords(&message))
 }
 
-/// Each keyword, and whether its value is a switch, one value or a list of values.
+/// Returns each keyword, and whether it takes a switch, one value or a list of values.
 pub fn keywords() -> Vec<(String, KeywordKind)> {
     let command = command();
     let options = command.get_arguments();
@@ -40,7 +39,7 @@ pub fn keywords() -> Vec<(String, KeywordKind)> {
         .collect()
 }
 
-/// What a keyword takes.
+/// The kind of a keyword's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeywordKind {
     Switch,
@@ -64,7 +63,7 @@ fn command() -> Command {
     command
 }
 
-/// `Err` says what is wrong, in terms of the command line.
+/// The error is in terms of the command line.
 fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
     let command = command();
     let mut words = vec![OsString::from("corella")];
@@ -98,7 +97,7 @@ fn parse(keywords: &Map<String, Value>) -> Result<LlmArgs, String> {
     LlmArgs::from_arg_matches(&matches).map_err(one_line)
 }
 
-/// A value as one types it.
+/// Returns a value as typed.
 fn as_typed(value: &Value) -> String {
     value
         .as_str()
@@ -115,7 +114,7 @@ fn option_value(value: &Value) -> OptionValue {
     }
 }
 
-/// clap's message without its hints about a command line.
+/// Returns clap's message without its hints about a command line.
 fn one_line(error: clap::Error) -> String {
     let message = error.render().to_string();
     let message = message.trim_start_matches("error: ");
@@ -124,7 +123,7 @@ fn one_line(error: clap::Error) -> String {
     lines.join(" ")
 }
 
-/// The message with `max_num_seqs` where it has `--max-num-seqs`, or clap's `--max-num-seqs <N>`.
+/// Replaces `--max-num-seqs`, or clap's `--max-num-seqs <N>`, by `max_num_seqs` in a message.
 fn in_keywords(message: &str) -> String {
     let mut text = String::with_capacity(message.len());
     let mut rest = message;

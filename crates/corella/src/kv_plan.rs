@@ -1,4 +1,4 @@
-//! Decides how many KV pages there are, and how long a context they allow.
+//! Decides the number of KV pages, and the longest context that they allow.
 
 use corella_core::SchedulerConfig;
 use corella_model::{DecoderSpec, DeviceMemory};
@@ -7,15 +7,15 @@ use crate::{Error, KvSpill, LlmOptions};
 
 /// The input of the plan.
 pub(crate) struct KvDemand {
-    /// What requests may do, except for what is planned here.
+    /// The limits of requests, except the planned ones.
     pub limits: SchedulerConfig,
     /// Bytes of a page: keys and values of all layers of a KV group.
     pub page_bytes: u64,
     /// Longest context of the model.
     pub max_position: usize,
-    /// The context to plan for; `None` is as long as the model and memory allow.
+    /// The context to plan for; `None` means the longest that model and memory allow.
     pub max_model_len: Option<u32>,
-    /// The memory to use; `None` is `default_bytes`, or less if requests cannot use as much.
+    /// The memory to use; `None` means `default_bytes`, or less if requests cannot use all of it.
     pub kv_cache_bytes: Option<u64>,
     pub default_bytes: u64,
     /// Memory that the weights would leave if nothing else ran.
@@ -31,7 +31,7 @@ pub(crate) struct KvPlan {
 }
 
 impl KvDemand {
-    /// The demand of a model whose weights take `packed_bytes`, on a device as it is now.
+    /// Returns the demand of a model whose weights take `packed_bytes`, on a device in its present state.
     pub fn new(
         spec: &DecoderSpec,
         limits: &SchedulerConfig,
@@ -69,8 +69,8 @@ impl KvPlan {
         }
 
         let num_pages = match demand.kv_cache_bytes {
-            // Pages are touched one by one as requests come, so that too many would only be noticed
-            // when the system ends the process.
+            // Requests touch pages one by one, so an excess would only be noticed when the system
+            // kills the process.
             Some(bytes) if bytes > demand.total_bytes => {
                 return Err(Error::Config(format!(
                     "--kv-cache-memory asks for {}, and the weights leave {} of this machine's \
@@ -117,8 +117,8 @@ impl KvPlan {
         })
     }
 
-    /// How many pages preempted requests may keep in memory of their own. `page_bytes` is what such a
-    /// page takes, without that of a draft model, which computes its own again.
+    /// Returns the number of pages that preempted requests may keep in spill memory. `page_bytes` is the size of such a
+    /// page, without a draft model's, which is computed again.
     pub fn max_spilled_pages(
         &self,
         spill: KvSpill,
@@ -154,7 +154,7 @@ impl KvPlan {
     }
 }
 
-/// A size with the binary unit that suits it.
+/// Formats a size with a suitable binary unit.
 pub fn display_bytes(bytes: u64) -> String {
     let (value, unit) = match bytes {
         0..0x10_0000 => (bytes as f64 / 1024.0, "KiB"),
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(KvPlan::new(&demand).unwrap().max_model_len, 160);
     }
 
-    /// A group without a window takes 64 pages for the longest context. One with a window of 100
-    /// positions touches at most 40 while 512 rows are computed, and 8 while one is.
+    /// A group without a window takes 64 pages for the longest context. A group with a window of
+    /// 100 positions touches at most 40 while 512 rows are computed, and 8 while one is.
     #[test]
     fn a_window_needs_few_pages() {
         let mut demand = demand();
@@ -264,7 +264,7 @@ mod tests {
         );
         let error = spilled(KvSpill::Bytes(page_bytes - 1)).unwrap_err();
         assert!(error.to_string().contains("8.0 KiB"), "{error}");
-        // Beside a GPU, whose memory the cache fills, the host's is free.
+        // The cache fills the GPU's memory, so the host's is free.
         let beside_gpu = KvDemand {
             total_bytes: plan.num_pages as u64 * page_bytes,
             host_bytes: Some(4 << 30),

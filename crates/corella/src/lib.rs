@@ -1,4 +1,4 @@
-//! A language model as a value: load it, then ask it.
+//! A language model as a value: load it, then generate answers.
 //!
 //! ```no_run
 //! use corella::{GenerateParams, Llm, LlmOptions, ModelSource};
@@ -31,7 +31,7 @@ mod tokenizer_loader;
 mod vocabulary;
 mod weight_cache;
 
-// The command, and what programs in other languages share with it.
+// The command, and the modules that it shares with programs in other languages.
 mod adapter_loader;
 mod api_key_file;
 mod args;

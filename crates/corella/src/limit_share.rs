@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A limit of the machine that was measured.
+/// A measured limit of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     Arithmetic,
@@ -10,7 +10,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Why a share of this limit may be above 100 %.
+    /// Returns why a share of this limit may be above 100 %.
     pub fn why_exceeded(self) -> &'static str {
         match self {
             Self::Arithmetic => "the machine was slower while its peak was measured",
@@ -45,14 +45,14 @@ impl LimitShare {
 impl fmt::Display for LimitShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.is_exceeded() {
-            // The number would say nothing.
+            // The number would mean nothing.
             true => write!(f, "above 100 %: {}", self.limit.why_exceeded()),
             false => write!(f, "{:.0} %", self.percent),
         }
     }
 }
 
-/// The explanations below a table of shares, a line for each limit that one of them exceeds.
+/// Returns the explanations below a table of shares, a line for each exceeded limit.
 pub fn footnotes(shares: &[LimitShare]) -> String {
     [Limit::Arithmetic, Limit::Memory]
         .into_iter()
@@ -75,7 +75,7 @@ mod tests {
     fn a_share_above_100_is_words() {
         let of_memory = |speed| LimitShare::new(Limit::Memory, speed, 10.0);
         assert_eq!(of_memory(3.0).to_string(), "30 %");
-        // The rounded share decides, because it is the one that is shown.
+        // The rounded share decides, because the table shows it.
         assert_eq!(of_memory(10.04).to_string(), "100 %");
         assert!(
             of_memory(13.7)

@@ -22,8 +22,8 @@ use crate::tokenizer_loader::TokenizerLoader;
 use crate::weight_cache::WeightKeeper;
 use crate::{Error, LlmOptions, ModelSource, built_in};
 
-/// A model that is loaded and ready. Its engine stops when this value, the clones of its engine and
-/// all streams have been dropped.
+/// A loaded model. Its engine stops when this value, the clones of its engine and all streams have
+/// been dropped.
 pub struct Llm {
     /// The folder's name, or the file's without `.gguf`.
     pub name: String,
@@ -36,20 +36,20 @@ pub struct Llm {
     pub chat_template: Option<ChatTemplate>,
     pub engine: Engine,
     pub max_model_len: u32,
-    /// What other nodes must have in common with this model.
+    /// The properties that other nodes must share with this model.
     pub identity: ModelIdentity,
     pub hardware: Hardware,
-    /// The draft model's hardware, if there is a draft model.
+    /// The draft model's hardware, if the model has one.
     pub draft_hardware: Option<DraftHardware>,
     /// Threads that write packed weights for the next start, with [`LlmOptions::weight_cache`].
     /// Dropping them stops the writing.
     pub weight_keepers: Vec<WeightKeeper>,
 }
 
-/// How one answer is generated. `None` is the default in the model's `generation_config.json`.
+/// The parameters of one answer. `None` means the default in the model's `generation_config.json`.
 #[derive(Clone, Debug, Default)]
 pub struct GenerateParams {
-    /// Default: as many as the context and the KV cache allow.
+    /// Default: the most that the context and the KV cache allow.
     pub max_tokens: Option<u32>,
     pub temperature: Option<f32>,
     pub top_k: Option<u32>,
@@ -117,7 +117,7 @@ impl Llm {
         };
         let llm = Self {
             name,
-            // A file that has gone since it was opened must not end the start.
+            // A file deleted after opening must not prevent the start.
             file_bytes: checkpoint.file_bytes().unwrap_or(0),
             config,
             sentence,
@@ -234,7 +234,7 @@ impl Llm {
         )
     }
 
-    /// The tokens of a conversation that consists of one message.
+    /// Returns the tokens of a conversation of one message.
     pub fn encode_chat(&self, message: &str) -> Result<Vec<TokenId>, Error> {
         let Some(template) = &self.chat_template else {
             return self.encode(message);
@@ -249,7 +249,7 @@ impl Llm {
         Ok(self.tokenizer.encode(&prompt, false)?)
     }
 
-    /// The tokens of plain text.
+    /// Returns the tokens of plain text.
     pub fn encode(&self, text: &str) -> Result<Vec<TokenId>, Error> {
         Ok(self.tokenizer.encode(text, true)?)
     }
@@ -334,21 +334,21 @@ pub(crate) fn check_head(config: &ModelConfig) -> Result<(), Error> {
     }
 }
 
-/// The text of one request, as it is generated.
+/// The text of one request, as generated.
 pub struct TextEvents {
     /// `None` after the last event.
     stream: Option<TokenStream>,
     text: TextStream,
 }
 
-/// The text that one token added. The last event, and only the last, has `finish`.
+/// The text of one token. The last event, and only the last, has `finish`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextEvent {
     /// Empty in the middle of a character, or while the text may become a stop string.
     pub text: String,
     pub finish: Option<Finish>,
     pub num_prompt_tokens: u32,
-    /// Number of prompt tokens that were found in the prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub num_cached_tokens: u32,
     pub num_output_tokens: u32,
 }
@@ -375,7 +375,7 @@ impl Iterator for TextEvents {
                 self.stream = None;
                 return Some(Err(error.into()));
             }
-            // Only the holder of the stream can abort it, and that is this value.
+            // Only this value, which holds the stream, can abort it.
             Some(FinishReason::Aborted) => return None,
         };
         let mut text = String::new();
@@ -414,7 +414,7 @@ fn warn_of_draw_cost(loaded: &Loaded) {
     }
 }
 
-/// The end of the prompt, long enough to decode the first output token in its context.
+/// Returns the end of the prompt, long enough to decode the first output token in its context.
 fn prompt_tail(prompt: &[TokenId]) -> &[TokenId] {
     const LEN: usize = 8;
     &prompt[prompt.len().saturating_sub(LEN)..]
@@ -434,8 +434,8 @@ pub(crate) fn open(source: &ModelSource) -> Result<(String, Checkpoint), Error> 
     }
 }
 
-/// The name of a folder, or that of a file without `.gguf` and the number of its part. A link has its
-/// own name, not that of its target.
+/// Returns the name of a folder, or of a file without `.gguf` and the number of its part. A link's own name counts, not
+/// its target's.
 pub(crate) fn model_name(path: &Path) -> String {
     // `.` and `models/x/..` have no name of their own.
     let folder = path.is_dir().then(|| path.canonicalize().ok()).flatten();
@@ -457,7 +457,7 @@ fn chat_template(
     Ok(template.map(|template| template.with_default_kwargs(options.template_kwargs.clone())))
 }
 
-/// The chat template of a model whose files `file` reads.
+/// Returns the chat template of a model whose files `file` reads.
 pub(crate) fn template_of(
     file: impl Fn(&str) -> FileContent,
 ) -> Result<Option<ChatTemplate>, Error> {
@@ -479,10 +479,10 @@ pub(crate) fn required_file(
     required(checkpoint.file(name), name)
 }
 
-/// The content of a file of a model, if it has that file.
+/// The content of a model's file, if the model has it.
 pub(crate) type FileContent = Result<Option<std::borrow::Cow<'static, [u8]>>, CheckpointError>;
 
-/// The content of a file that every model has.
+/// Returns the content of a file that every model has.
 pub(crate) fn required(
     content: FileContent,
     name: &str,

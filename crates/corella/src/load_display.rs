@@ -1,4 +1,4 @@
-//! Shows on a terminal how far the loading of a model is.
+//! Shows the progress of loading a model on a terminal.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use crate::LoadWatcher;
 use crate::progress_line::{ProgressLine, bar, display_time};
 
-/// Whoever waits for less than this needs no line.
+/// A shorter wait needs no line.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// Shows a line from when loading is found to take a while until the last layer is in memory.
+/// Shows a line once loading takes a while, until the last layer is in memory.
 pub fn load_watcher() -> LoadWatcher {
     let shown: Mutex<Option<(ProgressLine, Instant)>> = Mutex::new(None);
     LoadWatcher(Arc::new(move |num_done, num_layers| {
@@ -24,8 +24,8 @@ pub fn load_watcher() -> LoadWatcher {
     }))
 }
 
-/// The time that has elapsed since the first layer was in memory foretells that of the layers left,
-/// which are taken to be alike. `num_done` is at least 2.
+/// Estimates the time of the remaining layers, assumed to be alike, from the time since the first
+/// one was in memory. `num_done` is at least 2.
 fn describe(num_done: usize, num_layers: usize, elapsed: Duration) -> String {
     let bar = bar(num_done as f64 / num_layers as f64, 30);
     let left = elapsed.mul_f64((num_layers - num_done) as f64 / (num_done - 1) as f64);

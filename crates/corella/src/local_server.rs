@@ -1,5 +1,4 @@
-//! A model behind the API without a socket, for commands and programs that ask their questions
-//! themselves.
+//! A model behind the API without a socket, for commands and programs that send their own requests.
 
 use std::sync::Arc;
 
@@ -19,7 +18,7 @@ pub struct LocalServer {
     pub max_model_len: u32,
     pub has_chat_template: bool,
     pub tokenizer: Tokenizer,
-    /// What runs, in one line.
+    /// Describes model and hardware in one line.
     pub summary: String,
 }
 
@@ -34,7 +33,7 @@ impl LocalServer {
         llm.weight_keepers.clear();
         let reply_format = request.reply_format(llm.chat_template.as_ref());
         let config = ServeConfig {
-            // A line of a file or of a terminal is there at once, however long it is.
+            // A line from a file or a terminal arrives at once, even a long one.
             max_body_bytes: MAX_BODY_BYTES,
             ..request.serve_config(&llm)
         };

@@ -1,6 +1,6 @@
 //! The number of arenas from which the C library allocates.
 
-/// Environment variables by which an operator chooses the number.
+/// Environment variables by which an operator sets the number.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const VARIABLES: [(&str, &str); 2] = [
     ("MALLOC_ARENA_MAX", ""),
@@ -11,12 +11,11 @@ const VARIABLES: [(&str, &str); 2] = [
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const ARENAS_PER_CORE: usize = 2;
 
-/// Bounds the number, unless the environment says how many there may be. It must be called while the process has one
-/// thread.
+/// Bounds the number, unless the environment sets it. Must be called while the process has one thread.
 ///
 /// glibc's own bound is eight for each core. Each arena keeps about the memory of its busiest moment, because blocks in
-/// use lie between free ones. A server's threads come and go with its load and get a different arena each time, so that
-/// all arenas grow to that size.
+/// use lie between free ones. A server's threads come and go with its load and get a different arena each time, so all
+/// arenas grow to that size.
 pub fn limit_number() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -1,4 +1,4 @@
-//! What the program says of itself to shells and to `man`.
+//! The program's documentation for shells and `man`.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,14 +9,14 @@ use clap::{Command, CommandFactory};
 use crate::Error;
 use crate::args::{Cli, CompletionsArgs, ManArgs};
 
-/// Prints a script with which a shell completes commands and options.
+/// Prints a shell's completion script for commands and options.
 pub fn completions(args: &CompletionsArgs) {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "corella", &mut script);
     print(&script);
 }
 
-/// Prints the page of a command, or writes those of all commands.
+/// Prints the page of a command, or writes the pages of all commands.
 pub fn man(args: &ManArgs) -> Result<(), Error> {
     let mut program = Cli::command();
     program.build();

@@ -1,11 +1,10 @@
-//! What two nodes must have in common to serve a request together.
+//! The properties that two nodes must share to serve a request together.
 
 use corella_core::BlockHasher;
 use corella_model::{Checkpoint, CheckpointError, KvFormat, ModelFingerprint};
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128};
 
-/// A model and its tokenizer, the same on every node that loads the same files, whatever it makes of
-/// the weights.
+/// A model and its tokenizer. Equal on all nodes that load the same files, with any format of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelIdentity {
     pub model: ModelFingerprint,
@@ -22,7 +21,7 @@ impl ModelIdentity {
         })
     }
 
-    /// Names blocks so that nodes with another model or KV format have no name in common.
+    /// Names blocks such that nodes with another model or KV format share no name.
     pub fn block_hasher(&self, kv_format: KvFormat) -> BlockHasher {
         let model = xxh3_64_with_seed(&self.model.0.to_le_bytes(), 0);
         BlockHasher::new(xxh3_64_with_seed(kv_format.name().as_bytes(), model))

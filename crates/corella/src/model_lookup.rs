@@ -1,5 +1,5 @@
-//! Finds the model that a command names: a path that exists is that path, and what else has the form
-//! of a name is a model of the hub, from its cache or fetched.
+//! Finds the model that a command names. An existing path is used as it is; otherwise a well-formed name is a model of
+//! the hub, cached or fetched.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
             resolve_draft(&mut args.speculation, args.model.offline)?;
             resolve_model(&mut args.model)
         }
-        // The server knows the name.
+        // The remote server knows the name.
         Command::Chat(args) if args.url.is_some() => Ok(()),
         Command::Chat(args) => {
             resolve_draft(&mut args.speculation, args.model.offline)?;
@@ -60,7 +60,7 @@ pub fn resolve(command: &mut Command) -> Result<(), Error> {
     }
 }
 
-/// Replaces names by paths in the options of a model that is loaded by keyword.
+/// Replaces names by paths in the options of a model loaded by keyword.
 pub fn resolve_llm(args: &mut LlmArgs) -> Result<(), Error> {
     resolve_draft(&mut args.speculation, args.model.offline)?;
     resolve_model(&mut args.model)
@@ -86,7 +86,7 @@ fn resolve_model(args: &mut ModelArgs) -> Result<(), Error> {
     Ok(())
 }
 
-/// The model that is part of the program is the one without a name, and its name means it, too.
+/// The built-in model needs no name, and its name also means it.
 fn forget_built_in(given: &mut Option<PathBuf>) {
     let is_built_in = |path: &PathBuf| path.as_os_str() == built_in::NAME && !path.exists();
     given.take_if(|path| is_built_in(path));
@@ -134,7 +134,7 @@ fn resolve_draft(args: &mut SpeculationArgs, is_offline: bool) -> Result<(), Err
     Ok(())
 }
 
-/// The path of a model of the hub, and its name without a revision; `None` for what is no name.
+/// Returns the path of a model of the hub, and its name without a revision; `None` if the text is not a name.
 fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, String)>, Error> {
     if given.exists() {
         return Ok(None);
@@ -158,7 +158,7 @@ fn resolve_path(given: &Path, is_offline: bool) -> Result<Option<(PathBuf, Strin
     }
 }
 
-/// Why a name led to no model. A hub that was not reached has not said that the model is unknown.
+/// Explains why a name led to no model. Only a reached hub can say that the model is unknown.
 fn not_found(given: &Path, name: &ModelName, error: &HubError) -> String {
     let given = given.display().to_string();
     let meant = match name.to_string() {

@@ -1,6 +1,6 @@
-//! The name that somebody meant who wrote another one.
+//! The known name closest to a mistyped one.
 
-/// The known name that is closest to `written`, if it is close enough to be what was meant.
+/// Returns the known name closest to `written`, if close enough to be meant.
 pub fn nearest_name<'a>(
     written: &str,
     known: impl IntoIterator<Item = &'a str>,
@@ -15,8 +15,8 @@ pub fn nearest_name<'a>(
         .map(|(_, name)| name)
 }
 
-/// The number of characters to insert, delete, replace or swap with their neighbour (Damerau 1964, in
-/// the form in which no character is edited twice).
+/// The number of characters to insert, delete, replace or swap with their neighbour (Damerau 1964, in the form in which
+/// no character is edited twice).
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];

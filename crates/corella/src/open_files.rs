@@ -1,8 +1,8 @@
-//! The limit of files, including sockets, that this process may have open.
+//! The limit of this process's open files, including sockets.
 
 use std::io;
 
-/// One part in `num_parts` of the limit; none if the system does not say it.
+/// Returns one part in `num_parts` of the limit; 0 if the system does not report it.
 pub fn share(num_parts: u64) -> usize {
     limits().map_or(0, |limits| (limits.rlim_cur / num_parts) as usize)
 }

@@ -1,7 +1,6 @@
-//! The options behind the fields of a configuration, which errors of the scheduler name.
+//! The options of configuration fields, for errors of the scheduler.
 
-/// Fields whose option has another name than the field, or none that a program in another language could
-/// guess.
+/// Fields whose option has another name, or none that a program in another language could guess.
 const OPTIONS: [(&str, &str); 22] = [
     ("num_pages", "--kv-cache-memory"),
     ("page_size", "--block-size"),
@@ -33,7 +32,7 @@ const OPTIONS: [(&str, &str); 22] = [
     ("enable_prefix_caching", "--enable-prefix-caching"),
 ];
 
-/// An error of a configuration, in terms of options.
+/// Rewrites a configuration error in terms of options.
 pub fn in_options(message: &str) -> String {
     let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     let mut text = String::new();
@@ -44,7 +43,7 @@ pub fn in_options(message: &str) -> String {
             .unwrap_or(rest.len());
         let (word, behind) = rest.split_at(end);
         let option = OPTIONS.iter().find(|(field, _)| *field == word);
-        // A field may stand in a path or an option already.
+        // A path or an option may already contain a field's name.
         let stands_alone = text
             .chars()
             .next_back()

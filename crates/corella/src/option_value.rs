@@ -1,24 +1,24 @@
-//! An option's value that was not typed: what one would type for it.
+//! An option's value that was not typed, converted to the typed form.
 
 use std::ffi::OsString;
 
 use clap::{Arg, ArgAction, Command};
 
-/// A value as files and other languages have it.
+/// A value in a file or in another language.
 pub enum OptionValue {
     Switch(bool),
-    /// A text, or a number as it is written.
+    /// A text, or a number as written.
     Text(String),
     List(Vec<OptionValue>),
-    /// What nobody types.
+    /// A value that cannot be typed.
     Other,
 }
 
 impl OptionValue {
-    /// The arguments that give this value to an option of `command`. `false` leaves a switch as it is, or
-    /// switches off what has a switch for that.
+    /// Returns the arguments that give this value to an option of `command`. `false` leaves a switch off, or sets its
+    /// opposite if one exists.
     ///
-    /// `Err` says what the option takes instead.
+    /// The error names the values that the option takes.
     pub fn arguments(&self, command: &Command, arg: &Arg) -> Result<Vec<OsString>, &'static str> {
         let long = arg.get_long().unwrap_or_default();
         if !arg.get_action().takes_values() {
@@ -49,7 +49,7 @@ impl OptionValue {
     }
 }
 
-/// The option of a command with this name, or with this other name.
+/// Returns the option of a command with this name or alias.
 pub fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     let mut args = command.get_arguments();
     args.find(|arg| {

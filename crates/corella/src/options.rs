@@ -1,4 +1,4 @@
-//! How a model is loaded and run.
+//! The options for loading and running a model.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,17 +17,17 @@ use crate::generation_choice::GenerationChoice;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelSource {
-    /// The small model that is part of the program.
+    /// The small model inside the program.
     BuiltIn,
     /// A Hugging Face folder or a GGUF file.
     Path(PathBuf),
-    /// The same, with a name that its path does not tell: a model in the hub's cache.
+    /// The same, with a name that its path does not show: a model in the hub's cache.
     Named { path: PathBuf, name: String },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// The GPU that is found, if it computes the model; else the CPU.
+    /// A GPU that can compute the model, else the CPU.
     Auto,
     Cpu,
     /// An NVIDIA GPU.
@@ -44,17 +44,17 @@ pub struct DraftOptions {
     pub weight_format: Option<WeightFormat>,
 }
 
-/// How much memory preempted requests may keep their KV in.
+/// The memory in which preempted requests may keep their KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvSpill {
     Bytes(u64),
-    /// A quarter of what the KV cache takes. Requests spill as far as outputs become longer than was
-    /// expected, which is a part of the cache, and the memory is taken only when they do.
+    /// A quarter of the KV cache's size. Requests spill to the extent that outputs grow longer than expected, which is
+    /// a part of the cache, and the memory is only taken then.
     QuarterOfCache,
 }
 
-/// Is called with the number of layers whose weights are in memory, and the number of all layers, after
-/// each layer of the model and of its draft model.
+/// Called after each layer of the model and of its draft model, with the number of layers whose weights are in memory,
+/// and the number of all layers.
 #[derive(Clone)]
 pub struct LoadWatcher(pub Arc<dyn Fn(usize, usize) + Send + Sync>);
 
@@ -64,7 +64,7 @@ impl fmt::Debug for LoadWatcher {
     }
 }
 
-/// How a model is loaded and run. Fields that are `None` suit the model and the machine.
+/// The options for loading and running a model. `None` suits the model and the machine.
 #[derive(Clone, Debug)]
 pub struct LlmOptions {
     pub device: Device,
@@ -82,29 +82,29 @@ pub struct LlmOptions {
     pub template_kwargs: Map<String, Value>,
     /// Sampling defaults.
     pub generation: GenerationChoice,
-    /// Where packed weights are kept. Default: nowhere; they are packed at every start.
+    /// The folder of packed weights. Default: none; they are packed at every start.
     pub weight_cache: Option<WeightCache>,
     /// Default: f32 for f32 weights, else bf16.
     pub kv_format: Option<KvFormat>,
-    /// The draft model. What its guesses cost is computed when the models are loaded.
+    /// The draft model. The cost of its guesses is computed when the models are loaded.
     pub draft_model: Option<DraftOptions>,
     /// Whether the model drafts with its own head, with [`Speculation::Draft`](corella_core::Speculation).
     pub uses_draft_head: bool,
-    /// Memory for the KV cache, that of a draft model included. Default: half of the free memory, or
-    /// less if the requests cannot use that much.
+    /// Memory for the KV cache, including a draft model's. Default: half of the free memory, or less if the requests
+    /// cannot use that much.
     pub kv_cache_bytes: Option<u64>,
-    /// The share of a GPU's memory that is used, unless `kv_cache_bytes` says what the KV cache takes.
+    /// The share of a GPU's memory in use, unless `kv_cache_bytes` sets the KV cache's size.
     pub gpu_memory_utilization: f64,
-    /// Whether the bits of a sequence on a GPU depend on nothing but itself.
+    /// Whether the bits of a sequence on a GPU are independent of its batch.
     pub is_batch_invariant: bool,
-    /// The most alternatives whose log-probabilities a GPU has memory for.
+    /// Limits the alternatives whose log-probabilities a GPU has memory for.
     pub max_logprobs: u32,
     /// Memory for the KV of preempted requests, beside the KV cache.
     pub kv_spill: KvSpill,
-    /// Whether other nodes may fetch KV pages of this one, or bring some.
+    /// Whether other nodes may load KV pages from this one, or send some.
     pub exchanges_kv: bool,
-    /// Most tokens of a prompt and its output together. Default: what the model and the KV cache
-    /// allow.
+    /// Limits the tokens of a prompt and its output together. Default: the most that the model and
+    /// the KV cache allow.
     pub max_model_len: Option<u32>,
     /// Prefixes, as text, whose KV pages are computed at start and never evicted.
     pub pinned_prefixes: Vec<String>,
@@ -112,19 +112,19 @@ pub struct LlmOptions {
     pub max_pinned_share: f64,
     /// A step that takes longer than this ends the engine.
     pub step_deadline: Duration,
-    /// Learns how far the loading of weights is.
+    /// Receives the progress of loading the weights.
     pub load_watcher: Option<LoadWatcher>,
     /// Where the CPU executor records the time that each operation takes.
     pub profile: Option<Arc<Profile>>,
     /// The largest rank of LoRA adapters that may be loaded; `None` leaves no room for adapters.
     pub max_adapter_rank: Option<usize>,
-    /// The time that a step of the mock takes. Default: none.
+    /// The duration of a mock step. Default: none.
     pub mock_cost: Option<CostModel>,
-    /// What the mock answers, of which the seed of a request chooses. Default: made-up words.
+    /// The mock's answers, chosen by a request's seed. Default: made-up words.
     pub mock_dictations: Vec<String>,
-    /// Texts of prompts, and what the mock answers to them.
+    /// Texts of prompts, and the mock's answers to them.
     pub mock_script: Vec<(String, String)>,
-    /// Numbers that a GPU has in place of those in `scheduler`, with `Device::Auto`.
+    /// A GPU's limits, which replace those in `scheduler` with `Device::Auto`.
     pub gpu_limits: Option<StepLimits>,
     /// Limits and policies. `num_pages` and `max_model_len` are set when the model is loaded.
     pub scheduler: SchedulerConfig,

@@ -1,4 +1,4 @@
-//! Amounts of memory as people write them: `512M`, `1.5G`. Every unit is a power of 1024.
+//! Amounts of memory like `512M` and `1.5G`. Every unit is a power of 1024.
 
 pub fn parse_size(text: &str) -> Result<u64, String> {
     match parse_size_or_zero(text)? {
@@ -7,7 +7,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Zero switches something off, in whatever unit it is written.
+/// Zero switches something off, in any unit.
 pub fn parse_size_or_zero(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -5,7 +5,7 @@ use clap::{Args, Command, Id};
 
 use super::{CacheArgs, ConfigFileArgs, DeviceArgs, ModelArgs, SamplingArgs, SpeculationArgs};
 
-/// The options that say how a model is loaded. The name of a model is also that of one elsewhere.
+/// Returns the options for loading a model. A model's name may also mean one on another server.
 fn of_a_loaded_model() -> Vec<Id> {
     let augmented = ModelArgs::augment_args(Command::new("chat"));
     let augmented = SpeculationArgs::augment_args(augmented);

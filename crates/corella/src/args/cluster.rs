@@ -1,4 +1,4 @@
-//! Options of a node that serves together with others.
+//! Options of a node that serves with other nodes.
 
 use std::path::PathBuf;
 
@@ -156,7 +156,7 @@ pub enum TransportArg {
 }
 
 impl TransportArg {
-    /// A path that is not encrypted itself leaves the rows of a node with certificates in the open.
+    /// Rows on an unencrypted path are in the open, even between nodes with certificates.
     pub fn may_encrypt(self) -> bool {
         match self {
             Self::Auto | Self::Tcp | Self::Shm => true,

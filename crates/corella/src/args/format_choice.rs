@@ -1,8 +1,8 @@
-//! A format of replies, as an option names it.
+//! A format of replies, as the value of an option.
 
 use std::str::FromStr;
 
-/// Which format to read: the one that the chat template shows, none, or a named one.
+/// The format to read: the one that the chat template shows, none, or a named one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FormatChoice<F> {
     #[default]
@@ -12,7 +12,7 @@ pub enum FormatChoice<F> {
 }
 
 impl<F> FormatChoice<F> {
-    /// The format to read, where the template shows `shown`.
+    /// Returns the format to read, if the template shows `shown`.
     pub fn of(self, shown: Option<F>) -> Option<F> {
         match self {
             Self::Template => shown,

@@ -1,4 +1,4 @@
-//! The options that say which model is run, and how its folder is read.
+//! The options of the model and its folder.
 
 use std::convert::Infallible;
 use std::path::PathBuf;

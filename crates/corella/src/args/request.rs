@@ -1,5 +1,4 @@
-//! The options that say how API requests are read, whoever sends them: clients of `corella serve`, or
-//! a file of requests.
+//! The options for reading API requests, from clients of `corella serve` or from a file.
 
 use clap::Args;
 use corella_text::{CallFormat, ReasoningFormat};

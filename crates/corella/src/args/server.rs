@@ -1,4 +1,4 @@
-//! Options of a server's socket and of those who may use it.
+//! Options of a server's socket and of its clients.
 
 use std::path::PathBuf;
 

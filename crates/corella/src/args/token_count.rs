@@ -1,4 +1,4 @@
-//! Numbers as people write them: `8k` is 8000 and `8K` is 8192, as in vLLM.
+//! Numbers with units: `8k` is 8000 and `8K` is 8192, as in vLLM.
 
 pub fn parse_count(text: &str) -> Result<u32, String> {
     let number = parse_large_count(text)?;
@@ -40,7 +40,7 @@ pub fn parse_large_count(text: &str) -> Result<u64, String> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelLen(pub Option<u32>);
 
-/// vLLM writes `auto` and -1, and llama.cpp 0, for the most that fits.
+/// vLLM writes `auto` and -1, and llama.cpp 0, for the longest that fits.
 pub fn parse_model_len(text: &str) -> Result<ModelLen, String> {
     match text.trim() {
         "auto" | "-1" | "0" => Ok(ModelLen(None)),
@@ -52,7 +52,7 @@ pub fn parse_model_len(text: &str) -> Result<ModelLen, String> {
 mod tests {
     use super::*;
 
-    /// The values are those of vLLM's `human_readable_int`.
+    /// The values follow vLLM's `human_readable_int`.
     #[test]
     fn a_number_may_have_a_unit() {
         for (text, expected) in [

@@ -1,4 +1,4 @@
-//! How far a batch is, how fast it runs and when it will end.
+//! A batch's progress, its speed and its remaining time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ pub struct Progress {
     line: ProgressLine,
     engine: Engine,
     num_requests: usize,
-    /// Answered by earlier runs.
+    /// Number of requests answered by earlier runs.
     num_before: usize,
     num_answered: usize,
     num_failed: usize,
     start: Instant,
-    /// Times of the last seconds, each with the number of tokens that had been generated.
+    /// Times of the last seconds, each with the number of tokens generated until then.
     samples: VecDeque<(Instant, u64)>,
 }
 
@@ -45,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// The number of requests that this run is done with.
+    /// Returns the number of requests that this run has finished.
     pub fn num_done(&self) -> usize {
         self.num_answered + self.num_failed
     }
@@ -78,7 +78,7 @@ impl Progress {
         ));
     }
 
-    /// Clears the line, and returns what this run has done.
+    /// Clears the line, and returns a summary of this run.
     pub fn finish(self) -> String {
         let Self { line, engine, .. } = self;
         drop(line);
@@ -99,8 +99,8 @@ impl Progress {
     }
 }
 
-/// The time that the rest will take if it is like what was done. Requests that run, which are among those
-/// left, are taken to be half done. `None` if nothing is done yet.
+/// Estimates the remaining time from the finished work. Running requests, which are among the remaining ones, count as
+/// half done. Returns `None` if nothing is done yet.
 fn time_left(
     elapsed: Duration,
     num_done: usize,
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(time_left(seconds(10), 0, 4, 5), None);
         assert_eq!(time_left(seconds(10), 20, 0, 5), Some(seconds(10) / 4));
         assert_eq!(time_left(seconds(10), 5, 0, 0), Some(Duration::ZERO));
-        // 20 requests in 10 s, of which 10 are done and 20 half done, are followed by as many again.
+        // 20 requests in 10 s, of which 10 are done and 20 half done, are followed by the same amount of work.
         assert_eq!(time_left(seconds(10), 10, 20, 30), Some(seconds(10)));
         assert_eq!(time_left(seconds(10), 30, 2, 2), Some(seconds(10) / 31));
     }

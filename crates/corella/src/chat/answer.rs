@@ -1,4 +1,4 @@
-//! One answer, as it is streamed.
+//! One streamed answer.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ pub enum AnswerEnd {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct AnswerStats {
-    /// `None` if the server has not told them, as for an answer that was stopped.
+    /// `None` if the server has not sent them, as for a stopped answer.
     pub tokens: Option<TokenCounts>,
     pub to_first_token: Duration,
     pub total: Duration,
@@ -32,7 +32,7 @@ pub struct AnswerStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenCounts {
     pub num_prompt_tokens: u64,
-    /// Prompt tokens that were found in the prefix cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub num_cached_tokens: u64,
     pub num_output_tokens: u64,
 }
@@ -40,12 +40,12 @@ pub struct TokenCounts {
 /// New text of an answer.
 #[derive(Debug, PartialEq)]
 pub enum Piece {
-    /// What the model thinks before it answers.
+    /// The model's thoughts before its answer.
     Reasoning(String),
     Text(String),
 }
 
-/// Asks the server, and hands on text as it comes. A signal stops the answer.
+/// Sends a request, and passes on text as it arrives. A signal stops the answer.
 ///
 /// `Err` is the server's message.
 pub async fn ask(
@@ -100,7 +100,7 @@ pub async fn ask(
     let counted = { server.counts() }.zip(before);
     Ok(Answer {
         text,
-        // The stream was dropped if nothing has ended it.
+        // If no event has ended the answer, the stream was dropped.
         end: finish.unwrap_or(AnswerEnd::Interrupted),
         stats: AnswerStats {
             tokens: counted.map(|(after, before)| after.since(before)).or(told),
@@ -110,7 +110,7 @@ pub async fn ask(
     })
 }
 
-/// The new text of an event. Reasoning has two names among servers.
+/// Returns the new text of an event. Servers use two names for reasoning.
 fn pieces(delta: &Value) -> impl Iterator<Item = Piece> {
     let part = |field: &str| {
         let part = delta[field].as_str().filter(|part| !part.is_empty());
@@ -123,14 +123,14 @@ fn pieces(delta: &Value) -> impl Iterator<Item = Piece> {
         .chain(part("content").map(Piece::Text))
 }
 
-/// The message of an error in a stream, which some servers write without an object.
+/// Returns the message of an error in a stream, which some servers write without an object.
 fn error_of(event: &Value) -> Option<&str> {
     let error = &event["error"];
     error["message"].as_str().or_else(|| error.as_str())
 }
 
 impl TokenCounts {
-    /// The counts of a `usage`, if the event has one.
+    /// Returns the counts of a `usage`, if the event has one.
     fn told(usage: &Value) -> Option<Self> {
         let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64();
         Some(Self {

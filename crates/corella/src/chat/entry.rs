@@ -1,4 +1,4 @@
-//! What somebody entered: a message, or a command that begins with a slash.
+//! An entry of the user: a message, or a command that begins with a slash.
 
 use super::setting;
 use crate::nearest_name::nearest_name;
@@ -7,7 +7,7 @@ use crate::nearest_name::nearest_name;
 pub enum Entry {
     Message(String),
     Command(Command),
-    /// Nothing but spaces.
+    /// Only spaces.
     Empty,
 }
 
@@ -18,7 +18,7 @@ pub enum Command {
     ShowSystem,
     SetSystem(String),
     RemoveSystem,
-    /// Shows what is set.
+    /// Shows the current settings.
     ShowSettings,
     Set(String, String),
     Unset(String),
@@ -26,7 +26,7 @@ pub enum Command {
     Clear,
     Save(String),
     Load(String),
-    /// Asks for another answer to the last message.
+    /// Requests another answer to the last message.
     Retry,
     Exit,
 }
@@ -34,7 +34,7 @@ pub enum Command {
 const NAMES: [&str; 11] = [
     "help", "system", "set", "stats", "clear", "retry", "save", "load", "exit", "quit", "bye",
 ];
-/// Words that leave without a slash, as in shells.
+/// Words that end the chat without a slash, as in shells.
 const PARTING_WORDS: [&str; 2] = ["exit", "quit"];
 
 pub const HELP: &str = "\
@@ -55,8 +55,8 @@ commands. Ctrl-C drops what is being typed, or stops an answer; what there is of
 the conversation.";
 
 impl Entry {
-    /// `Err` says what is wrong with a command. Only a word of letters behind the slash is a command,
-    /// so that a message may begin with a path.
+    /// The error is the fault of a command. Only a word of letters after the slash is a command, so that a message may
+    /// begin with a path.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text.is_empty() {
@@ -104,7 +104,7 @@ impl Entry {
     }
 }
 
-/// Reads what stands behind `/set`, as Ollama's chat takes it, too.
+/// Parses the arguments of `/set`, which include those of Ollama's chat.
 fn set(rest: &str) -> Result<Command, String> {
     let (first, value) = match rest.split_once(char::is_whitespace) {
         Some((first, value)) => (first, value.trim()),
@@ -135,7 +135,7 @@ fn set(rest: &str) -> Result<Command, String> {
     }
 }
 
-/// What to type instead of Ollama's `/show`.
+/// Returns the command to type instead of Ollama's `/show`.
 fn show_advice(what: &str) -> &'static str {
     match what {
         "system" => "/system shows the system message",
@@ -146,8 +146,8 @@ fn show_advice(what: &str) -> &'static str {
     }
 }
 
-/// How commands, and what `/set` sets, go on from what stands before the cursor: where the word begins, and
-/// whole words.
+/// Returns completions of commands and of `/set`'s names for the text before the cursor: the word's start, and whole
+/// words.
 pub fn completions(typed: &str) -> (usize, Vec<String>) {
     if let Some(begun) = typed.strip_prefix("/set ") {
         let words = setting::names().filter(|name| name.starts_with(begun));

@@ -1,31 +1,31 @@
-//! What is typed or piped in, one entry at a time.
+//! Typed or piped input, one entry at a time.
 
 use std::io;
 
-/// Lines of an entry are joined until it is whole.
+/// Joins the lines of an entry until it is whole.
 pub struct Input<'a> {
     lines: Box<dyn LineSource + 'a>,
 }
 
-/// Where lines come from.
+/// The source of lines.
 pub trait LineSource {
-    /// The next line. `max_bytes` is more than 0.
+    /// Returns the next line. `max_bytes` is more than 0.
     fn next_line(&mut self, prompt: &str, max_bytes: usize) -> io::Result<Line>;
 
-    /// Is told each entry that is whole.
+    /// Receives each whole entry.
     fn remember(&mut self, entry: &str);
 }
 
 #[derive(Debug, PartialEq)]
 pub enum Line {
-    /// Without the line break that ended it. Text that was pasted may have others.
+    /// Without its final line break. Pasted text may have others.
     Text(String),
-    /// Whoever types has given up the entry that the line is part of.
+    /// The user has given up the line's entry.
     Dropped,
     End,
 }
 
-/// Longer than anybody types, and more than a context holds.
+/// Longer than any typed entry, and more than a context holds.
 const MAX_ENTRY_BYTES: usize = 16 << 20;
 /// Opens and closes an entry of several lines, as in Ollama.
 const FENCE: &str = "\"\"\"";
@@ -35,7 +35,7 @@ impl<'a> Input<'a> {
         Self { lines }
     }
 
-    /// The next entry, without line break; `None` at the end.
+    /// Returns the next entry, without line break; `None` at the end.
     pub fn next_entry(&mut self) -> io::Result<Option<String>> {
         loop {
             match self.try_next_entry()? {
@@ -65,7 +65,7 @@ impl<'a> Input<'a> {
                         fenced.push('\n');
                         fenced.push_str(&line);
                     }
-                    // What was opened and never closed is not sent.
+                    // An entry whose fence was never closed is not sent.
                     other => return Ok(other),
                 }
             }
@@ -83,7 +83,7 @@ impl<'a> Input<'a> {
         Ok(Line::Text(entry))
     }
 
-    /// The next line of an entry that has `num_bytes` so far.
+    /// Reads the next line of an entry that has `num_bytes` so far.
     fn line(&mut self, prompt: &str, num_bytes: usize) -> io::Result<Line> {
         match MAX_ENTRY_BYTES.saturating_sub(num_bytes) {
             0 => Err(too_long()),
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(entries("hello\n\"\"\"\nhalf a message\n"), ["hello"]);
     }
 
-    /// Lines of a test, and what was remembered.
+    /// Lines of a test, and the remembered entries.
     struct Typed {
         lines: std::vec::IntoIter<Line>,
         remembered: Rc<RefCell<Vec<String>>>,

@@ -1,5 +1,4 @@
-//! Lines that somebody types in a terminal and edits as with readline, with a history that later
-//! conversations know.
+//! Lines typed in a terminal, with readline's editing and a history that later conversations share.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -24,9 +23,9 @@ pub struct LineEditor {
     was_interrupted: bool,
 }
 
-/// Most entries of the history, in memory and in its file.
+/// Limits the entries of the history, in memory and in its file.
 const MAX_ENTRIES: usize = 1000;
-/// A longer entry does not become part of the history, which is 16 MiB at most with this.
+/// Limits an entry of the history, and with it the whole history to 16 MiB.
 const MAX_KEPT_BYTES: usize = 16 << 10;
 
 impl LineEditor {
@@ -54,7 +53,7 @@ impl LineEditor {
         Ok(lines)
     }
 
-    /// Keeps the history in memory only. A file that cannot be read is left as it is.
+    /// Keeps the history in memory only. An unreadable file stays unchanged.
     fn forgo_history(&mut self, error: &io::Error) {
         if let Some(path) = self.history.take() {
             eprintln!("the input history is not kept: {}: {error}", path.display());
@@ -69,7 +68,7 @@ impl LineEditor {
                 .mode(0o700)
                 .create(folder)?;
         }
-        // The file gets mode 600, also where it had another one.
+        // The file gets mode 600, even if it had another one.
         self.editor.append_history(path).map_err(as_io)
     }
 }
@@ -86,7 +85,7 @@ impl LineSource for LineEditor {
             Ok(text) => Ok(Line::Text(text)),
             Err(ReadlineError::Eof) => Ok(Line::End),
             Err(ReadlineError::Interrupted) => {
-                // Leaving would lose the conversation of who meant to stop an answer that had just ended.
+                // A user who stops an answer just after its end must not lose the conversation.
                 if was_interrupted {
                     eprintln!("Ctrl-D or /exit leaves");
                 }
@@ -126,7 +125,7 @@ fn as_io(error: ReadlineError) -> io::Error {
     }
 }
 
-/// Tab completes commands and what `/set` sets.
+/// Tab completes commands and `/set`'s names.
 struct Commands;
 
 impl Completer for Commands {

@@ -1,4 +1,4 @@
-//! Lines as they are read: from a pipe, a file, or a terminal that does no more than show text.
+//! Unedited lines: from a pipe, a file, or a terminal that can only show text.
 
 use std::io::{self, BufRead, Read, Write};
 
@@ -6,7 +6,7 @@ use super::input::{Line, LineSource, too_long};
 
 pub struct PlainLines<R> {
     lines: R,
-    /// Whether somebody is to be told that it is their turn.
+    /// Whether to print a prompt for the user.
     prompts: bool,
 }
 

@@ -1,4 +1,4 @@
-//! A conversation in a file: the request that it would be sent as, so that other programs can go on with it.
+//! A conversation in a file, as an API request, so that other programs can continue it.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -17,8 +17,7 @@ pub struct SavedConversation {
 }
 
 impl SavedConversation {
-    /// Writes a file that only its user can read. A file that holds anything else than a conversation is left
-    /// as it is.
+    /// Writes a file that only its user can read. A file with other content than a conversation stays unchanged.
     pub fn save(&self, path: &str) -> Result<(), String> {
         let failed = |error: io::Error| format!("/save {path}: {error}");
         let file = expanded(path);
@@ -38,7 +37,7 @@ impl SavedConversation {
         read(&expanded(path)).map_err(|reason| format!("/load {path}: {reason}"))
     }
 
-    /// The fields of a request, with the conversation as its `messages`.
+    /// Returns the fields of a request, with the conversation as its `messages`.
     pub fn to_json(&self) -> Value {
         let as_message = |role: &str, content: &str| json!({"role": role, "content": content});
         let mut messages = Vec::new();
@@ -97,7 +96,7 @@ fn read(path: &Path) -> Result<SavedConversation, String> {
     SavedConversation::from_json(body)
 }
 
-/// No shell has replaced `~`.
+/// Expands `~` if no shell has.
 fn expanded(path: &str) -> PathBuf {
     match (path.strip_prefix("~/"), std::env::var_os("HOME")) {
         (Some(rest), Some(home)) => PathBuf::from(home).join(rest),

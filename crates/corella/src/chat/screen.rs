@@ -1,4 +1,4 @@
-//! An answer as it is shown.
+//! The display of an answer.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -6,12 +6,12 @@ use super::answer::Piece;
 use super::wrap::Wrap;
 use crate::progress_line::terminal_columns;
 
-/// Writes an answer as it comes.
+/// Writes an answer as it arrives.
 pub struct Screen {
     styles: bool,
     is_reasoning: bool,
     has_text: bool,
-    /// Lines end at spaces on a terminal only.
+    /// Wraps lines at spaces, on a terminal only.
     wrap: Option<Wrap>,
 }
 
@@ -50,7 +50,7 @@ impl Screen {
         write(&shown);
     }
 
-    /// The word that is not shown yet. The next text begins a line.
+    /// Returns the word that is not shown yet. The next text begins a line.
     fn held_back(&mut self) -> String {
         let Some(wrap) = &mut self.wrap else {
             return String::new();
@@ -59,7 +59,7 @@ impl Screen {
         ended.finish(terminal_columns(&io::stdout()))
     }
 
-    /// Ends the line, which also has the `^C` that stopped the answer.
+    /// Ends the line, including the `^C` of a stopped answer.
     pub fn end(mut self, is_stopped: bool) {
         let rest = self.held_back();
         let reset = if self.is_reasoning { "\x1b[0m" } else { "" };
@@ -69,7 +69,7 @@ impl Screen {
     }
 }
 
-/// A model's text must not steer a terminal.
+/// A model's text must not control a terminal.
 fn printable(character: char) -> char {
     match character {
         '\n' | '\t' => character,
@@ -82,7 +82,7 @@ fn write(text: &str) {
     let mut out = io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     if written.is_err() {
-        // The reader has closed the pipe and wants no more text.
+        // The reader has closed the pipe.
         corella_cluster::transport::exit(0);
     }
 }

@@ -1,4 +1,4 @@
-//! The server that answers: a model of this process, or a server elsewhere.
+//! The answering server: a model of this process, or a remote server.
 
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -25,7 +25,7 @@ pub enum Events {
 }
 
 impl Server {
-    /// Loads the model, or finds the server.
+    /// Loads the model, or connects to the server.
     pub fn open(with: &ChatWith, runtime: &Runtime) -> Result<Self, Error> {
         match with {
             ChatWith::Model { source, options } => {
@@ -46,7 +46,7 @@ impl Server {
         }
     }
 
-    /// What answers, in one line.
+    /// Describes the server in one line.
     pub fn summary(&self) -> String {
         match self {
             Self::Local(server) => server.summary.clone(),
@@ -54,7 +54,7 @@ impl Server {
         }
     }
 
-    /// A server elsewhere may not tell it.
+    /// A remote server may not report it.
     pub fn max_model_len(&self) -> Option<u32> {
         match self {
             Self::Local(server) => Some(server.max_model_len),
@@ -62,9 +62,9 @@ impl Server {
         }
     }
 
-    /// Opens the stream of an answer. Dropping it, or the future, ends the request.
+    /// Opens the stream of an answer. Dropping it, or the future, aborts the request.
     ///
-    /// `Err` is the message of an answer that is none.
+    /// The error is the message of a failed request.
     pub async fn chat(&self, mut body: Value) -> Result<Events, String> {
         match self {
             Self::Local(server) => {
@@ -84,7 +84,8 @@ impl Server {
         }
     }
 
-    /// Tokens since the start, for the difference that an answer makes. A server elsewhere has other users, too.
+    /// Returns the tokens since the start, for the difference that an answer makes. A remote server also has other
+    /// users.
     pub fn counts(&self) -> Option<TokenCounts> {
         let Self::Local(server) = self else {
             return None;
@@ -99,7 +100,7 @@ impl Server {
 }
 
 impl Events {
-    /// The data of the next event; `None` at the end.
+    /// Returns the data of the next event; `None` at the end.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, String> {
         match self {
             Self::Local(events) => events.next().await,

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::nearest_name::nearest_name;
 
-/// Numbers that a server takes. Whether a model can have so many tokens is for the server to say.
+/// Numbers that servers accept. The server checks whether the model can generate that many tokens.
 const RANGES: [(&str, RangeInclusive<f64>); 6] = [
     ("temperature", 0.0..=f64::INFINITY),
     ("top_p", 0.0..=1.0),
@@ -52,7 +52,7 @@ impl Settings {
         )
     }
 
-    /// The settings of a file, which may have only those that `/set` knows.
+    /// Reads the settings of a file, which may have only the names of `/set`.
     pub fn from_fields(fields: Map<String, Value>) -> Result<Self, String> {
         for (name, value) in &fields {
             let (_, kind) = find(name)?;
@@ -98,14 +98,14 @@ impl Settings {
         Ok(())
     }
 
-    /// Goes back to the default.
+    /// Restores the default.
     pub fn unset(&mut self, name: &str) -> Result<(), String> {
         let (name, _) = find(name)?;
         self.0.remove(name);
         Ok(())
     }
 
-    /// What is set, one field in each line.
+    /// Lists the settings, one per line.
     pub fn display(&self) -> String {
         if self.0.is_empty() {
             let names: Vec<_> = names().collect();
@@ -134,7 +134,7 @@ fn check_range(name: &str, number: f64, typed: &str) -> Result<(), String> {
     }
 }
 
-/// What can be set.
+/// Returns the names of all settings.
 pub fn names() -> impl Iterator<Item = &'static str> {
     FIELDS.iter().map(|(name, _)| *name)
 }

@@ -1,16 +1,16 @@
-//! Breaks text at the spaces before a margin, as it comes.
+//! Breaks streamed text at the spaces before a margin.
 
 use unicode_width::UnicodeWidthChar;
 
-/// A word is held back until its end is known.
+/// Holds back a word until its end is known.
 pub struct Wrap {
-    /// The cells that are taken in the current line.
+    /// The number of cells used in the current line.
     column: usize,
-    /// Spaces behind the shown text. They are left out where the line is broken.
+    /// Spaces after the shown text. They are dropped at a line break.
     spaces: String,
     word: String,
-    /// Whether a part of the word was shown, because it is longer than a line. The terminal breaks it then, so that
-    /// a copied word is whole.
+    /// Whether a part of the word was shown, because it is longer than a line. The terminal then breaks it, so that a
+    /// copied word is whole.
     is_begun: bool,
 }
 
@@ -26,7 +26,7 @@ impl Wrap {
         }
     }
 
-    /// Takes text, and returns the part that can be shown in lines of `margin` cells.
+    /// Takes text, and returns the part to show in lines of `margin` cells.
     pub fn push(&mut self, text: &str, margin: usize) -> String {
         let mut shown = String::new();
         for character in text.chars() {
@@ -43,7 +43,7 @@ impl Wrap {
                 }
                 _ => {
                     self.word.push(character);
-                    // Chinese and Japanese have no spaces: a line may end behind each character.
+                    // Chinese and Japanese have no spaces: a line may end after each character.
                     if character.width() == Some(2) {
                         self.end_word(&mut shown, margin);
                     } else if self.word_width() >= margin {
@@ -75,7 +75,7 @@ impl Wrap {
         }
         let word_width = self.word_width();
         let begin = { self.spaces.chars() }.fold(self.column, after_space);
-        // Spaces at the beginning of a line indent it. Nothing would be won by a break before the first word.
+        // Spaces at the beginning of a line indent it. A break before the first word would not help.
         if self.column > 0 && begin + word_width > margin && !self.is_begun {
             shown.push('\n');
             self.column = word_width;

@@ -1,4 +1,4 @@
-//! How `kv_transfer_params` of a server's requests reach the cluster.
+//! Passes `kv_transfer_params` of a server's requests to the cluster.
 
 use corella_cluster::entrance::EntranceCall;
 use corella_engine::{Generate, Submission, SubmitError, TokenStream};
@@ -16,7 +16,7 @@ impl KvTransfer for Cluster {
         request_name: &str,
     ) -> Result<Option<Box<dyn KvTransferCall>>, KvTransferError> {
         let role = self.0.running_role();
-        // Between two roles there is none, and the request is served like any other.
+        // Between two roles the node has no entrance, and the request is served like any other.
         let Some(entrance) = role.entrance() else {
             return Ok(None);
         };

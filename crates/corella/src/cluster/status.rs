@@ -1,4 +1,4 @@
-//! What this node shows of itself and of the other nodes to those who watch the engine.
+//! This node's status and its peers', for watchers of the engine.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use corella_cluster::{NodeRecord, Registry};
 use corella_core::{DecodeNode, PeerId};
 use corella_server::{ClusterStatus, MAX_NODES, NodeStatus, RoleStatus};
 
-/// `None` for a node that no other node reaches.
+/// `None` for a node that other nodes cannot reach.
 pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<ClusterStatus> {
     let status = ClusterStatus {
         role: role.role,
@@ -52,7 +52,7 @@ pub fn cluster_status(running: &RunningRole, role: RoleStatus) -> Option<Cluster
     }
 }
 
-/// The decode nodes that a prefill node knows: how many, and the first of them.
+/// Returns the number of decode nodes that a prefill node knows, and the first of them.
 fn nodes_of(registry: &Registry) -> (usize, Vec<NodeStatus>) {
     let peers = registry.peers();
     let records: BTreeMap<PeerId, NodeRecord> = peers.records().into_iter().collect();

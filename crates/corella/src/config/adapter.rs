@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::args::AdapterArgs;
 use crate::{Error, LlmOptions};
 
-/// The adapters that a server begins with.
+/// The adapters of a server at its start.
 #[derive(Clone, Debug, Default)]
 pub struct AdapterOptions {
     /// Names and folders.
@@ -51,7 +51,7 @@ pub fn adapter(options: &mut LlmOptions, args: AdapterArgs) -> Result<AdapterOpt
     })
 }
 
-/// `NAME=FOLDER`, or vLLM's JSON, `{"name": NAME, "path": FOLDER}`.
+/// Parses `NAME=FOLDER`, or vLLM's JSON, `{"name": NAME, "path": FOLDER}`.
 fn named_folder(module: &str) -> Option<(String, String)> {
     if module.starts_with('{') {
         let module: Value = serde_json::from_str(module).ok()?;

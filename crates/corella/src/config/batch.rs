@@ -15,7 +15,7 @@ pub struct Batch {
     pub source: ModelSource,
     pub options: LlmOptions,
     pub request: RequestOptions,
-    /// Most requests that are answered at once.
+    /// Limits the requests answered at once.
     pub max_concurrency: usize,
 }
 

@@ -1,4 +1,4 @@
-//! Benchmarks, from their arguments.
+//! The configuration of benchmarks, from their arguments.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,7 +88,7 @@ pub fn bench_serve(args: BenchServeArgs) -> Result<BenchServeOptions, Error> {
     })
 }
 
-/// The number of threads and the instruction set to measure.
+/// Returns the number of threads and the instruction set to measure.
 pub fn bench_kernels(args: &BenchKernelsArgs) -> Result<(usize, Option<Isa>), Error> {
     let mut options = LlmOptions::default();
     set_device(&mut options, &args.device)?;
@@ -134,7 +134,7 @@ pub struct BenchOffline {
     pub source: ModelSource,
     pub options: LlmOptions,
     pub load: OfflineOptions,
-    /// The time between reservations, if there are to be some.
+    /// The time between reservations, if any.
     pub reserve_every: Option<Duration>,
 }
 

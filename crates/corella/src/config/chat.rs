@@ -17,17 +17,17 @@ use crate::{Error, LlmOptions, ModelSource};
 pub struct Chat {
     pub with: ChatWith,
     pub system: Option<String>,
-    /// Fields of each request, as `/set` changes them.
+    /// Fields of each request, with the changes of `/set`.
     pub settings: Vec<(&'static str, Value)>,
-    /// Whether somebody types what is read, instead of a file or another program.
+    /// Whether a user types the input, instead of a file or another program.
     pub is_typed: bool,
-    /// Whether lines are edited as they are typed, which takes a terminal that can move its cursor.
+    /// Whether typed lines are edited, which needs a terminal with a movable cursor.
     pub is_edited: bool,
-    /// The file that keeps what was typed, if one does.
+    /// The file of the input history, if kept.
     pub history: Option<PathBuf>,
 }
 
-/// What answers.
+/// The source of answers.
 pub enum ChatWith {
     Model {
         source: ModelSource,
@@ -82,7 +82,7 @@ fn chat_with(args: ChatArgs) -> Result<ChatWith, Error> {
     })
 }
 
-/// The number as it was written: 0.7 is not 0.699999988.
+/// Returns the number as typed: 0.7 is not 0.699999988.
 fn decimal(number: f32) -> Value {
     json!(number.to_string().parse::<f64>().unwrap_or(number.into()))
 }

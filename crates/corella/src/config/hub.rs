@@ -1,4 +1,4 @@
-//! Where the hub and its cache are, by the variables that `huggingface_hub` reads.
+//! The address of the hub and its cache's folder, by the variables of `huggingface_hub`.
 
 use std::env;
 use std::fs;
@@ -47,13 +47,13 @@ pub fn hub(is_offline: bool) -> HubConfig {
     }
 }
 
-/// A variable that is set to more than blanks.
+/// Returns a variable's value unless it is blank.
 fn text(name: &str) -> Option<String> {
     let text = env::var(name).ok()?.trim().to_owned();
     (!text.is_empty()).then_some(text)
 }
 
-/// A path, in which `~` is the home folder.
+/// Returns a path with `~` replaced by the home folder.
 fn path(name: &str) -> Option<PathBuf> {
     let text = text(name)?;
     let in_home = text.strip_prefix("~/").map(|rest| home_folder().join(rest));
@@ -64,7 +64,7 @@ fn caches() -> PathBuf {
     path("XDG_CACHE_HOME").unwrap_or_else(|| home_folder().join(".cache"))
 }
 
-/// The working directory, if there is no home folder.
+/// Returns the working directory if there is no home folder.
 fn home_folder() -> PathBuf {
     env::home_dir().unwrap_or_else(|| PathBuf::from("."))
 }

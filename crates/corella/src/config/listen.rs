@@ -1,11 +1,11 @@
-//! Where a server listens, and which path stands before all others.
+//! The address of a server and its root path.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use crate::Error;
 
-/// Where clients reach a server.
+/// The address at which clients reach a server.
 pub enum ListenAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
@@ -23,8 +23,8 @@ pub fn root_path(given: &str) -> Result<String, Error> {
     Ok(path.to_owned())
 }
 
-/// Resolves a host. If it has several addresses, an IPv4 one is taken: clients that connect to
-/// `localhost` try IPv4 too, and clients that connect to 127.0.0.1 try nothing else.
+/// Resolves a host. Prefers an IPv4 address of several: clients that connect to `localhost` try
+/// IPv4 too, and clients that connect to 127.0.0.1 try nothing else.
 pub fn listen_address(host: &str, port: u16) -> Result<SocketAddr, Error> {
     // An IPv6 address may be written in brackets, as in a URL.
     let name = host

@@ -1,4 +1,4 @@
-//! Configuration of a model that a program in another language loads.
+//! The configuration of a model that a program in another language loads.
 
 use super::{
     RequestOptions, options_of, request, set_cache, set_device, set_model, set_scheduler,

@@ -1,4 +1,4 @@
-//! Which model is run, and how its folder is read.
+//! The model to run, and how its folder is read.
 
 use std::path::PathBuf;
 
@@ -50,7 +50,7 @@ pub fn set_model(options: &mut LlmOptions, args: &ModelArgs) -> Result<(), Error
     Ok(())
 }
 
-/// The template that a file has, or that was written in place of a file's name.
+/// Returns the template in a file, or the template given instead of a file's name.
 fn template_source(given: &str) -> Result<String, Error> {
     match std::fs::read_to_string(given) {
         Ok(source) => Ok(source),
@@ -68,8 +68,8 @@ fn default_weight_cache() -> Option<PathBuf> {
     own_folder("XDG_CACHE_HOME", ".cache")
 }
 
-/// Corella's folder in one of the XDG base directory specification: `variable` names it, or else it is
-/// `in_home`. `None` if there is no home folder.
+/// Returns Corella's folder below one of the XDG base directories: `variable` names it, or else it is `in_home`.
+/// Returns `None` without a home folder.
 pub fn own_folder(variable: &str, in_home: &str) -> Option<PathBuf> {
     let absolute = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);

@@ -1,9 +1,9 @@
-//! Where traces go, by option and by the variables that OpenTelemetry defines.
+//! The destination of traces, by option and by OpenTelemetry's variables.
 
 use crate::Error;
 use crate::otlp::OtlpConfig;
 
-/// `endpoint` is what the option or its variable says. A variable that is empty is not set.
+/// `endpoint` is the value of the option or its variable. An empty variable counts as unset.
 pub fn otlp(endpoint: Option<String>) -> Result<Option<OtlpConfig>, Error> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     read(endpoint, variable).map_err(Error::Config)
@@ -13,7 +13,7 @@ fn read(
     endpoint: Option<String>,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<OtlpConfig>, String> {
-    // That of traces is the whole address; the one of all signals has no path yet.
+    // The variable for traces has the whole address; the one for all signals has no path yet.
     let of_traces = variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
     let (option, url) = match (of_traces, endpoint.filter(|endpoint| !endpoint.is_empty())) {
         (Some(url), _) => ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", url),
@@ -50,7 +50,7 @@ fn read(
     }))
 }
 
-/// Reads `NAME=VALUE,…`, where values may have `%20` for a space.
+/// Parses `NAME=VALUE,…`, where values may have `%20` for a space.
 fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     let parts = text.split(',').filter(|part| !part.trim().is_empty());
     let pair = |part: &str| {

@@ -1,4 +1,4 @@
-//! The prompt of `corella generate`: typed, piped in, or made up.
+//! The prompt of `corella generate`: typed, piped or generated.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
@@ -32,7 +32,7 @@ pub fn text(typed: Option<String>, with_input: bool) -> Result<String, Error> {
     }
 }
 
-/// Whether standard input is a pipe or a file. A program without one has /dev/null.
+/// Returns whether standard input is a pipe or a file. A program without input has /dev/null.
 fn is_piped() -> bool {
     let file = io::stdin().as_fd().try_clone_to_owned().map(File::from);
     let kind = file

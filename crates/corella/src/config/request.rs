@@ -7,7 +7,7 @@ use corella_text::{CallFormat, ChatTemplate, ReasoningFormat, ReplyFormat};
 use crate::Llm;
 use crate::args::{FormatChoice, RequestArgs};
 
-/// What the command line says about requests. The default is what it says when it says nothing.
+/// The options for requests. The default equals an empty command line.
 #[derive(Clone, Debug, Default)]
 pub struct RequestOptions {
     pub served_model_names: Vec<String>,
@@ -28,7 +28,7 @@ pub fn request(args: RequestArgs) -> RequestOptions {
 }
 
 impl RequestOptions {
-    /// How replies are read: as the chat template shows, unless an option says otherwise.
+    /// Returns the format of replies: the chat template's, unless an option gives another.
     pub fn reply_format(&self, template: Option<&ChatTemplate>) -> ReplyFormat {
         let shown = template.map_or_else(ReplyFormat::default, ChatTemplate::reply_format);
         ReplyFormat {
@@ -37,7 +37,7 @@ impl RequestOptions {
         }
     }
 
-    /// The configuration of a server of this model. Without a name of its own, the model is served by
+    /// Returns the configuration of a server of this model. Without a name in the options, the model is served under
     /// the name of its folder or file.
     pub fn serve_config(self, llm: &Llm) -> ServeConfig {
         let generation = &llm.config.generation;

@@ -8,13 +8,13 @@ use crate::args::{
 };
 use crate::{LlmOptions, StepLimits};
 
-/// The options of a device, before anything else is asked for.
+/// Returns the options of a device, before all others are set.
 pub fn options_of(device: &DeviceArgs, speculation: &SpeculationArgs) -> LlmOptions {
     let mut options = LlmOptions::default();
     let of_gpu = StepLimits {
         max_num_batched_tokens: 2048,
         max_prefill_tokens: 2048,
-        // A GPU should have the next step before it is through with one, unless that waits for guesses.
+        // A GPU needs the next step queued before it finishes one, unless the next step waits for guesses.
         max_inflight_steps: match speculation.speculate {
             SpeculateArg::Off => 2,
             _ => 1,
@@ -28,7 +28,7 @@ pub fn options_of(device: &DeviceArgs, speculation: &SpeculationArgs) -> LlmOpti
     options
 }
 
-/// `options` are those of the device.
+/// `options` has the device's values.
 pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     options.gpu_limits = { options.gpu_limits }.map(|default| step_limits(default, args));
     step_limits(StepLimits::of(&options.scheduler), args).set(&mut options.scheduler);
@@ -63,7 +63,7 @@ pub fn set_scheduler(options: &mut LlmOptions, args: &SchedulerArgs) {
     limits.num_pipeline_stages = args.pipeline_parallel_size;
 }
 
-/// What is asked for, and where nothing is, the default of a device.
+/// Returns the given limits, with the device's defaults for the rest.
 fn step_limits(default: StepLimits, args: &SchedulerArgs) -> StepLimits {
     let batched = args.max_num_batched_tokens;
     let max_num_batched_tokens = batched.unwrap_or(default.max_num_batched_tokens);
@@ -94,7 +94,7 @@ mod tests {
         options
     }
 
-    /// The tokens of a step, those of prompts, and the steps in flight.
+    /// Returns the tokens of a step, its prompt tokens, and the steps in flight.
     fn numbers(limits: StepLimits) -> [u32; 3] {
         [
             limits.max_num_batched_tokens,

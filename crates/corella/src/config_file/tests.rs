@@ -33,7 +33,7 @@ fn expand_file(name: &str, text: &str, typed: &str) -> Result<Arguments, String>
     expand(&program(), words.chain([path]).collect(), [])
 }
 
-/// The words between the command and what was typed behind it.
+/// Returns the words between the command and its typed arguments.
 fn added(name: &str, text: &str, typed: &str) -> Vec<String> {
     let arguments = expand_file(name, text, typed).unwrap();
     let num_typed = typed.split(' ').count() - 2 + 1;
@@ -79,7 +79,7 @@ fn what_is_typed_wins() {
     let text = "port = 1\nmodel = \"x\"\nserved-model-name = [\"a\"]\nthreads = 2";
     let typed = "corella serve other-model --port=2 --served-model-name b";
     assert_eq!(added("typed", text, typed), ["--threads=2"]);
-    // A prompt that is typed excludes one that is not.
+    // A typed prompt excludes other kinds of prompt.
     let text = "prompt-tokens = 5\nmax-tokens = 3";
     let typed = "corella generate -p hello";
     assert_eq!(added("excluded", text, typed), ["--max-tokens=3"]);
@@ -230,7 +230,7 @@ fn without_a_file_nothing_changes() {
     assert_eq!(unchanged.words, words);
 }
 
-/// The words that variables add to a command.
+/// Returns the words that variables add to a command.
 fn from_environment(variables: &[(&str, &str)], typed: &str) -> Result<Arguments, String> {
     let words = typed.split(' ').map(OsString::from);
     let pairs = variables

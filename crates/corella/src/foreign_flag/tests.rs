@@ -20,7 +20,7 @@ fn words(line: &str) -> String {
 #[test]
 fn flags_of_other_servers_become_options() {
     for (line, expected) in [
-        // A flag with a line in the tables of two servers.
+        // A flag in the tables of two servers.
         (
             "corella serve meta/llama --trust-remote-code --tensor-parallel-size 1 --max_model_len 8k \
              --enable-auto-tool-choice --tool-call-parser hermes -O3 --disable-log-requests",
@@ -100,7 +100,7 @@ fn flags_of_other_servers_become_options() {
     }
 }
 
-/// The last of several names is the model if nothing else is.
+/// The last of several names is the model if no other word is.
 #[test]
 fn several_names_may_follow_one_option() {
     for (line, expected) in [
@@ -143,7 +143,7 @@ fn several_names_may_follow_one_option() {
         let found = words(&format!("corella serve {line}"));
         assert_eq!(found, format!("corella serve {expected}"), "{line}");
     }
-    // Here, a file of requests comes before the model.
+    // In this command, a file of requests comes before the model.
     let batch = "corella batch in.jsonl -o out --served-model-name a";
     assert_eq!(words(&format!("{batch} x")), format!("{batch} x"));
 }
@@ -185,7 +185,7 @@ fn advice_has_the_value_that_was_typed() {
     );
 }
 
-/// A suggestion must not lead to the next refusal.
+/// Following a suggestion must not lead to another refusal.
 #[test]
 fn suggestions_can_be_followed() {
     for (line, suggestion) in [

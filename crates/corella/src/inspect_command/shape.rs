@@ -1,12 +1,12 @@
-//! The kinds of a decoder's layers, in words.
+//! Describes the kinds of a decoder's layers.
 
 use corella_model::{
     Activation, AttentionSpec, ExpertScoring, ExpertSpec, FeedForward, LayerSpec, MlpSpec,
     NormKind, NormSpec, QkNorm, RecurrentSpec, RotaryScaling, RotarySpec,
 };
 
-/// What layers are in some respect: one text if all are alike, otherwise each with the number of layers,
-/// in the order in which they first occur.
+/// Describes the layers in one respect: one text if all are alike, otherwise each text with the number of layers, in
+/// order of first occurrence.
 pub fn kinds(layers: &[LayerSpec], describe: impl Fn(&LayerSpec) -> String) -> String {
     let mut kinds: Vec<(usize, String)> = Vec::new();
     for layer in layers {
@@ -176,7 +176,7 @@ pub fn norm(spec: &NormSpec) -> &'static str {
     }
 }
 
-/// Where norms stand.
+/// The positions of norms.
 pub fn norms(layer: &LayerSpec) -> String {
     let norms = &layer.attention_norms;
     let place = match (norms.before, norms.after) {

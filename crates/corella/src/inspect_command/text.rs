@@ -1,4 +1,4 @@
-//! An inspection as text: a line for each thing, and a table of sizes.
+//! An inspection as text: a line for each property, and a table of sizes.
 
 use corella_model::{DecoderSpec, ModelConfig, ModelPart, OutlineSizes};
 
@@ -67,7 +67,7 @@ impl Page {
         self.line("vocabulary", &vocabulary(model));
     }
 
-    /// What is known of a model of an unknown family.
+    /// Writes the known properties of a model of an unknown family.
     fn outline(&mut self, sizes: &OutlineSizes) {
         for (name, size) in [
             ("layers", sizes.num_layers),
@@ -161,7 +161,7 @@ impl Page {
                 kv.format.name()
             ),
         );
-        // Where several numbers of requests have the same context, the largest says the most.
+        // If several numbers of requests have the same context, only the largest is shown.
         let fits = kv.fits.chunk_by(|a, b| a.1 == b.1).filter_map(|same| {
             let (number, context) = same.last()?;
             Some(format!("{number} × {context}"))
@@ -181,7 +181,7 @@ impl Page {
 fn architecture(inspection: &Inspection) -> String {
     let name = inspection.architecture.as_deref().unwrap_or("not named");
     match (&inspection.model, inspection.closest) {
-        // A GGUF file calls its architecture otherwise than the family is called.
+        // A GGUF file names its architecture differently than the family.
         (Some(model), _) if model.config.architecture.name() != name => {
             format!("{name} ({})", model.config.architecture)
         }
@@ -265,7 +265,7 @@ fn part_name(part: ModelPart, config: &ModelConfig) -> &'static str {
     }
 }
 
-/// A number of parameters with three or four digits.
+/// Formats a number of parameters with three or four digits.
 fn count(number: u64) -> String {
     let (unit, suffix) = match number {
         0..10_000 => return number.to_string(),
