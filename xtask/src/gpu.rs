@@ -1,5 +1,5 @@
-//! What is run on a machine with a GPU, which may have nothing of Rust and no network: test binaries, the release binary
-//! and the kernels of `bench/cuda/hopper` are packed here, and `bench/gpu.py` runs them there.
+//! Packs the programs for a machine with a GPU, which may lack Rust and a network: test binaries, the release binary
+//! and the kernels of `bench/cuda/hopper`. `bench/gpu.py` runs them there.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use crate::python;
 use crate::repository::{Repository, output, run};
 
-/// What a machine takes of a tree at once: the repository's files and the pack.
+/// Limits the tree that a machine takes at once: the repository's files and the pack.
 const MAX_TREE_BYTES: u64 = 63 << 20;
 
-/// Binaries of corella-cuda by their targets' names: the kernels' tests, conformance and goldens, and what measures.
+/// Binaries of corella-cuda by their targets' names: the kernels' tests, conformance and goldens, and the benchmarks.
 const OF_CORELLA_CUDA: [&str; 3] = ["corella_cuda", "suite", "speed"];
 
-/// Packs binaries into `target/gpu/pack.tar.xz`. `--run` then runs them on this machine; what follows goes to `bench/gpu.py`.
+/// Packs binaries into `target/gpu/pack.tar.xz`. `--run` then runs them on this machine; further arguments go to
+/// `bench/gpu.py`.
 pub fn gpu(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let runs = arguments
         .first()
@@ -59,7 +60,7 @@ fn pack(repository: &Repository) -> Result<PathBuf, String> {
         )?;
     }
     compile_hopper(repository, &binaries_folder.join("hopper"))?;
-    // Tests find their data by the path at which they were compiled.
+    // Tests find their data by the path of their compilation.
     let root = repository.root.display().to_string();
     fs::write(binaries_folder.join("root"), root).map_err(|error| at(&folder, error))?;
     let pack = folder.join("pack.tar.xz");
@@ -82,7 +83,7 @@ fn pack(repository: &Repository) -> Result<PathBuf, String> {
     Ok(pack)
 }
 
-/// What checks and measures Hopper's matrix kernel by itself.
+/// Compiles the checks and benchmarks of Hopper's matrix kernel.
 fn compile_hopper(repository: &Repository, folder: &Path) -> Result<(), String> {
     let environment = python::nvrtc_12(repository)?;
     let build = "bench/cuda/hopper/build.py";
@@ -95,7 +96,7 @@ fn mebibytes(num_bytes: u64) -> String {
     format!("{:.1} MiB", num_bytes as f64 / f64::from(1 << 20))
 }
 
-/// Bytes of the files that Git knows.
+/// Returns the bytes of the files that Git knows.
 fn tracked_bytes(repository: &Repository) -> Result<u64, String> {
     let names = output(&mut repository.command("git".as_ref(), &["ls-files", "-z"]))?;
     let sizes = names
@@ -104,7 +105,7 @@ fn tracked_bytes(repository: &Repository) -> Result<u64, String> {
     Ok(sizes.sum())
 }
 
-/// Builds tests and what measures without running them, and returns where each binary is.
+/// Builds tests and benchmarks without running them, and returns the path of each binary.
 fn binaries_of_corella_cuda(repository: &Repository) -> Result<BTreeMap<String, PathBuf>, String> {
     let mut build = repository.cargo(&[
         "test",
@@ -121,7 +122,7 @@ fn binaries_of_corella_cuda(repository: &Repository) -> Result<BTreeMap<String, 
     let messages = output(&mut build)?;
     let mut binaries = BTreeMap::new();
     for line in messages.lines() {
-        // One message a line, with the path behind the name; no crate of this workspace reads JSON here.
+        // One message per line, with the path after the name; no crate of this workspace reads JSON here.
         let field = |name: &str| {
             let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
             rest.split('"').next()

@@ -1,16 +1,16 @@
 //! Runs the tests of the executor, goldens and command line held to an instruction set.
 //!
-//! Elsewhere the program chooses the best set of the machine. These parts of the night test the others that the
-//! machine has, so that success depends less on the machine.
+//! Elsewhere the program chooses the machine's best set. These parts of the night test the machine's other sets, so
+//! that success depends less on the machine.
 
 use crate::repository::{Repository, output, run};
 use crate::test;
 use crate::test_binary::TestBinary;
 
-/// The variable that tells the tests which set to use; see `crates/corella-cpu/tests/suite/held_isa.rs`.
+/// The variable with the set for the tests; see `crates/corella-cpu/tests/suite/held_isa.rs`.
 const VARIABLE: &str = "CORELLA_TEST_ISA";
 
-/// Prints the sets that this machine has.
+/// Prints the sets of this machine.
 const EXAMPLE: &str = "instruction_sets";
 
 /// The instruction sets by their names for `--isa`, the slowest first.
@@ -68,7 +68,7 @@ pub fn held(repository: &Repository, isa: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Tests the CPU executor held to AMX. Its tiles are emulated where they are missing, by AVX-512 with bf16.
+/// Tests the CPU executor held to AMX. AVX-512 with bf16 emulates missing tiles.
 pub fn tiles(repository: &Repository) -> Result<(), String> {
     let emulated = ["--package", "corella-cpu", "--features", "emulated-tiles"];
     let mut build = repository.cargo(&["build", "--quiet", "--locked", "--example", EXAMPLE]);
@@ -84,7 +84,8 @@ pub fn tiles(repository: &Repository) -> Result<(), String> {
     run(command.env(VARIABLE, TILES), "tests failed, above")
 }
 
-/// The instruction sets that the example finds on this machine, the slowest first. The example is built before.
+/// Returns the instruction sets that the example finds on this machine, the slowest first. The example must be built
+/// before.
 fn supported(repository: &Repository) -> Result<Vec<String>, String> {
     let example = repository.target.join("debug/examples").join(EXAMPLE);
     let found = output(&mut repository.command(&example, &[]))?;

@@ -1,4 +1,4 @@
-//! Compiles the kernels of the CUDA executor as they are compiled beside a GPU, on machines without one.
+//! Compiles the CUDA executor's kernels on machines without a GPU, in the same way as beside one.
 
 use std::fs;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::path::Path;
 use crate::python;
 use crate::repository::{Repository, run};
 
-/// Compares what kernels take of a GPU with what is recorded; `--update` records it.
+/// Compares the kernels' use of a GPU's resources with the record; `--update` records it.
 pub fn kernels(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     compare(repository, &python::nvrtc_12(repository)?, arguments)?;
     compare(repository, &python::nvrtc_13(repository)?, arguments)
 }
 
-/// Compares kernels as NVRTC 12 compiles them, and tests the host's side with them.
+/// Compares kernels compiled by NVRTC 12, and tests the host's side with them.
 pub fn kernels_12(repository: &Repository) -> Result<(), String> {
     let environment = python::nvrtc_12(repository)?;
     compare(repository, &environment, &[])?;
@@ -20,14 +20,14 @@ pub fn kernels_12(repository: &Repository) -> Result<(), String> {
     test_host(repository, &environment, true)
 }
 
-/// Compares kernels as NVRTC 13 compiles them, and tests the host's side with those for Hopper GPUs.
+/// Compares kernels compiled by NVRTC 13, and tests the host's side with the ones for Hopper GPUs.
 pub fn kernels_13(repository: &Repository) -> Result<(), String> {
     let environment = python::nvrtc_13(repository)?;
     compare(repository, &environment, &[])?;
     test_host(repository, &environment, true)
 }
 
-/// Runs an executor on a driver that computes nothing and checks how it is used.
+/// Runs an executor on a driver that computes nothing, and checks its calls.
 fn test_host(repository: &Repository, environment: &Path, uses_wgmma: bool) -> Result<(), String> {
     let folder = repository.target.join("stand-in");
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
@@ -55,7 +55,7 @@ fn test_host(repository: &Repository, environment: &Path, uses_wgmma: bool) -> R
         .env("VIRTUAL_ENV", environment)
         .env("LD_LIBRARY_PATH", &folder)
         .env("CORELLA_CUDA_WGMMA", u8::from(uses_wgmma).to_string())
-        // What was compiled before tells nothing about compiling.
+        // Cached kernels would not test the compiler.
         .env("XDG_CACHE_HOME", folder.join("cache"));
     let _ = fs::remove_dir_all(folder.join("cache"));
     run(&mut command, "the host's side of a GPU failed, above")
@@ -78,7 +78,7 @@ fn compare(
         "kernel_table",
         "--",
     ]);
-    // Where the executor itself looks for NVRTC, too.
+    // The executor looks for NVRTC there, too.
     command.env("VIRTUAL_ENV", environment).args(arguments);
     run(
         &mut command,

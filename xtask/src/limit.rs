@@ -1,5 +1,5 @@
-//! Bounds of time and size that every change keeps. Times are those of two cores; they are printed beside their bounds
-//! and fail nothing, because a busy machine is no defect of a change. Size is a fact, and fails.
+//! Bounds of time and size for every change. Times are for two cores; they are printed beside their bounds and fail
+//! nothing, because a busy machine is no defect of a change. An excess of size fails.
 
 use std::fs;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use crate::stage::minutes;
 
 /// `cargo xtask test` on a fresh clone.
 pub const TEST: Duration = Duration::from_secs(12 * 60);
-/// `cargo xtask test` and then `cargo xtask ci`, set-up done.
+/// `cargo xtask test` and then `cargo xtask ci`, after set-up.
 pub const CHECK: Duration = Duration::from_secs(25 * 60);
 /// A part of the night that CI may draw.
 pub const NIGHT_PART: Duration = Duration::from_secs(10 * 60);
-/// `cargo run --release -- serve` from an empty target, dependencies downloaded.
+/// `cargo run --release -- serve` from an empty target, with downloaded dependencies.
 pub const FIRST_BUILD: Duration = Duration::from_secs(4 * 60);
 /// The release binary with the built-in model.
 pub const BINARY_BYTES: u64 = 40_000_000;
@@ -28,8 +28,7 @@ pub fn print_time(what: &str, time: Duration, bound: Duration) {
     );
 }
 
-/// Prints the size of the release binary beside its bound. Returns an error if the binary is too large, and
-/// nothing if there is none.
+/// Prints the size of the release binary beside its bound, if it is built. Returns an error if the binary is too large.
 pub fn check_binary(repository: &Repository) -> Result<(), String> {
     let binary = repository.release_binary();
     let Ok(metadata) = fs::metadata(&binary) else {

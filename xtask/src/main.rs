@@ -1,5 +1,5 @@
-//! Development tasks. `cargo xtask test` runs the tests in Rust, `cargo xtask ci` checks everything else, and
-//! `cargo xtask night` what is slow by nature. Each stage of these is also a command of its own.
+//! Development tasks. `cargo xtask test` runs the tests in Rust, `cargo xtask ci` checks everything else, and `cargo
+//! xtask night` runs the slow parts. Each of their stages is also a command of its own.
 
 mod apt;
 mod book;
@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use repository::Repository;
 use stage::Stage;
 
-/// What is no stage of `ci`.
+/// Tasks that are not stages of `ci`.
 const TASKS: [Stage; 8] = [
     Stage {
         name: "test",

@@ -1,5 +1,5 @@
-//! `cargo xtask night`: what is slow by nature. Its parts take turns in CI, one in each run; those that take more than
-//! ten minutes are run by hand.
+//! `cargo xtask night`: slow tests. Its parts take turns in CI, one in each run; parts of more than ten minutes are run
+//! by hand.
 
 mod release;
 
@@ -173,7 +173,7 @@ const fn long_part(
     }
 }
 
-/// Runs the parts that are named, or all that are not long.
+/// Runs the named parts, or all that are not long.
 pub fn night(repository: &Repository, names: &[String]) -> Result<(), String> {
     let find = |name: &String| {
         let part = PARTS.iter().find(|part| part.name == name);
@@ -204,7 +204,7 @@ pub fn night(repository: &Repository, names: &[String]) -> Result<(), String> {
     }
 }
 
-/// Runs the part that the commit draws, so that all take their turns.
+/// Runs the part drawn by the commit, so that all take turns.
 pub fn run_drawn(repository: &Repository) -> Result<(), String> {
     let commit = output(&mut repository.command("git".as_ref(), &["rev-parse", "HEAD"]))?;
     let part = drawn(commit.trim())?;
@@ -239,7 +239,7 @@ fn run_part(repository: &Repository, part: &Part) -> Result<(), String> {
     Ok(())
 }
 
-/// The parts, a line each.
+/// Lists the parts, one per line.
 pub fn list() -> String {
     let line = |part: &Part| {
         let long = if part.is_long { " (long)" } else { "" };
@@ -248,7 +248,7 @@ pub fn list() -> String {
     PARTS.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// Plays 10,000 seeds that the commit draws, so that each run of CI plays others.
+/// Plays 10,000 seeds drawn by the commit, so that each run of CI plays others.
 fn seeds(repository: &Repository, kind: &[&str]) -> Result<(), String> {
     play_seeds(repository, kind, 10_000)
 }
@@ -293,7 +293,8 @@ fn client_script(repository: &Repository, arguments: &[&str]) -> Result<(), Stri
     run(&mut command, "the script failed, above")
 }
 
-/// Sends the binary what `/openapi.json` allows and rules out: the same requests every time, or new ones for a while.
+/// Sends the binary requests that `/openapi.json` allows and ones that it rules out: the same every time, or new ones
+/// for a while.
 fn fuzz_requests(repository: &Repository, seconds: Option<u32>) -> Result<(), String> {
     test::binaries(repository)?;
     let python = python::environment(repository)?;

@@ -1,4 +1,4 @@
-//! Installs NIXL, by which tests move KV rows, under the target directory.
+//! Installs NIXL, which moves KV rows in tests, under the target directory.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,10 +8,10 @@ use crate::repository::Repository;
 
 /// The libraries of the package for CUDA need no CUDA.
 const PACKAGE: &str = "nixl-cu12==1.5.1";
-/// Where the package keeps them.
+/// The library's path in the package.
 const LIBRARY: &str = ".nixl_cu12.mesonpy.libs/libnixl_capi.so";
 
-/// The library, which is installed again when another version is wanted. Tests look for it there.
+/// Returns the library's path; installs it again for another version. Tests look for it there.
 pub fn library(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("nixl");
     let library = folder.join(LIBRARY);
@@ -21,7 +21,7 @@ pub fn library(repository: &Repository) -> Result<PathBuf, String> {
     }
     println!("installing {PACKAGE}");
     let _ = fs::remove_dir_all(&folder);
-    // The Python part, which nothing here uses, would bring gigabytes.
+    // The package's Python part, which is not used here, would bring gigabytes.
     python::install_alone(repository, PACKAGE, &folder)?;
     fs::write(&stamp, PACKAGE).map_err(|error| format!("{}: {error}", stamp.display()))?;
     Ok(library)

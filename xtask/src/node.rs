@@ -1,13 +1,13 @@
-//! Installs the packages for Node that the client tests need, under the target directory. Node itself comes
-//! with the Python environment.
+//! Installs the Node packages of the client tests under the target directory. Node itself comes with the Python
+//! environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::repository::{Repository, run};
 
-/// The folder of the packages, which are installed again whenever the lock file changes. `python` is the
-/// interpreter of the environment.
+/// Returns the folder of the packages, which are installed again whenever the lock file changes. `python` is the
+/// environment's interpreter.
 pub fn packages(repository: &Repository, python: &Path) -> Result<PathBuf, String> {
     let arguments = ["--omit=optional"];
     install(
@@ -19,8 +19,8 @@ pub fn packages(repository: &Repository, python: &Path) -> Result<PathBuf, Strin
     )
 }
 
-/// The folder of the coding agents. Their programs are optional packages, one for each platform. The lock file leaves out
-/// those of qwen-code, which works without them.
+/// Returns the folder of the coding agents. Their programs are optional packages, one for each platform. The lock file
+/// leaves out qwen-code's, which works without them.
 pub fn agents(repository: &Repository, python: &Path) -> Result<PathBuf, String> {
     install(repository, python, "tests/client/agents", "ci-agents", &[])
 }

@@ -1,5 +1,5 @@
-//! Makes the environments of the tests in Python, under the target directory. uv installs them, because pip takes
-//! minutes where uv takes seconds.
+//! Makes the Python environments of the tests under the target directory. uv installs them, because pip takes minutes
+//! where uv takes seconds.
 
 use std::env;
 use std::fs;
@@ -13,7 +13,7 @@ use crate::repository::{Repository, run, succeeds};
 const UV_VERSION: &str = "0.9.10";
 const CLIENT_PACKAGES: &str = "tests/client/requirements.lock";
 
-/// The lists of packages that people edit. Each has a lock file beside it, which names all versions.
+/// The hand-edited lists of packages. Each has a lock file beside it, which names all versions.
 const LISTS: [&str; 5] = [
     "tests/client/requirements.txt",
     "tests/client/aider/requirements.txt",
@@ -32,7 +32,7 @@ pub fn package_environment(repository: &Repository) -> Result<PathBuf, String> {
     interpreter(repository, "ci-python", "tests/python/requirements.lock")
 }
 
-/// A pytest command that writes no files into the work tree.
+/// Returns a pytest command that writes no files into the work tree.
 pub fn pytest(repository: &Repository, python: &Path, folder: &str) -> Command {
     let arguments = ["-m", "pytest", "-p", "no:cacheprovider", folder];
     let mut command = repository.command(python, &arguments);
@@ -40,13 +40,13 @@ pub fn pytest(repository: &Repository, python: &Path, folder: &str) -> Command {
     command
 }
 
-/// The interpreter for LlamaIndex, whose pins do not go with those of other clients.
+/// Returns the interpreter for LlamaIndex, whose pins conflict with other clients'.
 pub fn llama_index(repository: &Repository) -> Result<PathBuf, String> {
     let list = "tests/client/llama_index/requirements.lock";
     interpreter(repository, "ci-llama-index", list)
 }
 
-/// The interpreter for aider, whose pins do not go with those of other clients.
+/// Returns the interpreter for aider, whose pins conflict with other clients'.
 pub fn aider(repository: &Repository) -> Result<PathBuf, String> {
     interpreter(
         repository,
@@ -64,22 +64,22 @@ pub fn routers(repository: &Repository) -> Result<PathBuf, String> {
     )
 }
 
-/// The folder of the environment that has NVRTC of CUDA 12.
+/// Returns the folder of the environment with NVRTC of CUDA 12.
 pub fn nvrtc_12(repository: &Repository) -> Result<PathBuf, String> {
     let list = "crates/corella-cuda/nvrtc-12-requirements.txt";
     interpreter(repository, "ci-nvrtc", list)?;
     Ok(repository.target.join("ci-nvrtc"))
 }
 
-/// The folder of the environment that has NVRTC of CUDA 13.
+/// Returns the folder of the environment with NVRTC of CUDA 13.
 pub fn nvrtc_13(repository: &Repository) -> Result<PathBuf, String> {
     let list = "crates/corella-cuda/nvrtc-13-requirements.txt";
     interpreter(repository, "ci-nvrtc-13", list)?;
     Ok(repository.target.join("ci-nvrtc-13"))
 }
 
-/// The folder of the source of the package `jsonschema`, which has the JSON-Schema-Test-Suite in it. It is of the
-/// version that is installed.
+/// Returns the folder of the source of the package `jsonschema`, which contains the JSON-Schema-Test-Suite, in the
+/// installed version.
 pub fn schema_suite(repository: &Repository) -> Result<PathBuf, String> {
     let folder = repository.target.join("ci-schema-suite");
     let packages = fs::read_to_string(repository.root.join(CLIENT_PACKAGES))
@@ -102,14 +102,14 @@ pub fn schema_suite(repository: &Repository) -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Installs one package into a folder, without what it depends on.
+/// Installs one package into a folder, without its dependencies.
 pub fn install_alone(repository: &Repository, package: &str, folder: &Path) -> Result<(), String> {
     let mut command = uv(repository)?;
     command.args(["pip", "install", "--quiet", "--no-deps", "--target"]);
     run(command.arg(folder).arg(package), &cannot_install(package))
 }
 
-/// Installs a wheel that was built here into an environment, in place of any earlier one.
+/// Installs a locally built wheel into an environment, in place of any earlier one.
 pub fn install_wheel(repository: &Repository, python: &Path, wheel: &Path) -> Result<(), String> {
     let mut command = uv(repository)?;
     command.args(["pip", "install", "--quiet", "--no-index", "--no-deps"]);
@@ -120,7 +120,7 @@ pub fn install_wheel(repository: &Repository, python: &Path, wheel: &Path) -> Re
     )
 }
 
-/// Writes the lock files anew, with the versions that are published now.
+/// Writes the lock files anew, with the latest published versions.
 pub fn lock(repository: &Repository) -> Result<(), String> {
     for list in LISTS {
         let mut command = uv(repository)?;
@@ -135,9 +135,9 @@ pub fn lock(repository: &Repository) -> Result<(), String> {
     Ok(())
 }
 
-/// The interpreter of an environment, which is made again whenever its list of packages changes.
+/// Returns the interpreter of an environment, which is made again whenever its list of packages changes.
 fn interpreter(repository: &Repository, name: &str, list: &str) -> Result<PathBuf, String> {
-    // Stages and jobs of set-up may ask for one environment at a time.
+    // Stages and jobs of set-up may need one environment at the same time.
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock();
     let folder = repository.target.join(name);
@@ -170,7 +170,7 @@ fn cannot_install(what: &str) -> String {
     )
 }
 
-/// A command of uv, which takes the package index and the certificates of pip's variables.
+/// Returns a uv command with the package index and the certificates of pip's variables.
 fn uv(repository: &Repository) -> Result<Command, String> {
     let program = uv_environment(repository)?.with_file_name("uv");
     let mut command = repository.command(&program, &[]);
@@ -186,7 +186,7 @@ fn uv(repository: &Repository) -> Result<Command, String> {
     Ok(command)
 }
 
-/// The interpreter of the environment that has uv, and pip.
+/// Returns the interpreter of the environment with uv and pip.
 fn uv_environment(repository: &Repository) -> Result<PathBuf, String> {
     static MAKING: Mutex<()> = Mutex::new(());
     let _making = MAKING.lock();

@@ -29,8 +29,8 @@ impl Repository {
         })
     }
 
-    /// A cargo command. All stages have the same settings, so that they share what they build, and no
-    /// debug information, which would double the build time.
+    /// Returns a cargo command. All stages have the same settings, so that they share builds, and no debug information,
+    /// which would double the build time.
     pub fn cargo(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(&self.cargo, arguments);
         command
@@ -39,8 +39,8 @@ impl Repository {
         command
     }
 
-    /// The binary that tests from outside start: that of the variable CORELLA_BIN, or the one that the test
-    /// profile makes. No test asserts a speed.
+    /// Returns the binary for tests from outside: the variable CORELLA_BIN's, or the test profile's. No test asserts a
+    /// speed.
     pub fn binary(&self) -> PathBuf {
         let own = std::env::var_os("CORELLA_BIN").map(PathBuf::from);
         own.unwrap_or_else(|| self.target.join("debug/corella"))
@@ -50,7 +50,7 @@ impl Repository {
         self.target.join("release/corella")
     }
 
-    /// Whether that binary is given, and so not built.
+    /// Returns whether that binary is given, and so not built.
     pub fn has_own_binary(&self) -> bool {
         std::env::var_os("CORELLA_BIN").is_some()
     }
@@ -58,7 +58,7 @@ impl Repository {
     pub fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.root);
-        // What cargo tells this program about its own package. Build scripts such as ring's run again when these
+        // Cargo sets these variables for this program's package. Build scripts such as ring's run again when they
         // change, and all that depends on them is compiled again.
         for (name, _) in std::env::vars_os() {
             let is_own = |prefix| name.to_str().is_some_and(|name| name.starts_with(prefix));
@@ -93,7 +93,7 @@ pub fn output(command: &mut Command) -> Result<String, String> {
     String::from_utf8(output.stdout).map_err(|_| format!("{} wrote no text", name(command)))
 }
 
-/// Whether a command succeeds; its output is not shown.
+/// Returns whether a command succeeds; its output is not shown.
 pub fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())

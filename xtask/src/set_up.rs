@@ -1,5 +1,5 @@
-//! Installs what the stages of `ci` and `night` need, in the target directory where that is possible. Downloads run
-//! beside each other and beside a first compile.
+//! Installs the dependencies of the stages of `ci` and `night`, in the target directory if possible. Downloads run
+//! concurrently with each other and with a first compile.
 
 use std::process::Command;
 use std::thread;
@@ -7,14 +7,14 @@ use std::thread;
 use crate::repository::{Repository, run, succeeds};
 use crate::{apt, book, deploy, nixl, node, python};
 
-/// Programs of the machine: how they tell their version, the package of Debian that has them, and what needs them.
+/// System programs: the option for their version, their Debian package, and their users.
 const PROGRAMS: [(&str, &str, &str, &str); 3] = [
     ("etcd", "--version", "etcd-server", "tests of the registry"),
     ("openssl", "version", "openssl", "tests of TLS"),
     ("chromium", "--version", "chromium", "tests of the page"),
 ];
 
-/// Installs what `ci` needs.
+/// Installs the dependencies of `ci`.
 pub fn for_ci(repository: &Repository) -> Result<(), String> {
     together(&[
         &|| rust_components(repository),
@@ -39,7 +39,7 @@ pub fn for_ci(repository: &Repository) -> Result<(), String> {
     ])
 }
 
-/// Installs what only the client tests of the night need.
+/// Installs the dependencies of the night's client tests.
 pub fn for_night_clients(repository: &Repository) -> Result<(), String> {
     together(&[
         &|| {
@@ -63,7 +63,7 @@ pub fn for_night_clients(repository: &Repository) -> Result<(), String> {
     ])
 }
 
-/// Runs jobs beside each other and returns the first failure.
+/// Runs jobs concurrently and returns the first failure.
 fn together(jobs: &[&(dyn Fn() -> Result<(), String> + Sync)]) -> Result<(), String> {
     thread::scope(|scope| {
         let threads: Vec<_> = jobs.iter().map(|job| scope.spawn(job)).collect();

@@ -1,7 +1,7 @@
-//! `cargo xtask shake` runs tests many times while the machine is busy, and says which of them fail at times.
+//! `cargo xtask shake` runs tests many times while the machine is busy, and reports the ones that fail at times.
 //!
-//! A test that leans on the speed of the machine passes alone and fails beside others. Here it runs beside a busy
-//! loop on each core, on one core, and with pauses, in an order that a seed decides.
+//! A test that depends on the speed of the machine passes alone and fails beside others. Here it runs beside a busy
+//! loop on each core, on one core, and with pauses, in an order given by a seed.
 
 mod busy_loops;
 mod harness;
@@ -27,7 +27,7 @@ use self::unit::Unit;
 use self::watched_run::End;
 use crate::repository::Repository;
 
-/// Runs the chosen tests, prints what failed, and returns an error if anything did.
+/// Runs the chosen tests, prints the failures, and returns an error if there were any.
 pub fn shake(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let options = Options::parse(arguments)?;
     let units = unit::find(repository, &options)?;
@@ -66,7 +66,7 @@ pub fn shake(repository: &Repository, arguments: &[String]) -> Result<(), String
     }
 }
 
-/// Runs what the record does not have yet. Returns whether nothing interrupted it.
+/// Runs the units missing from the record. Returns whether nothing interrupted it.
 fn run_all(options: &Options, mut units: Vec<Unit>, record: &mut Record) -> Result<bool, String> {
     // The order of a run is the same after an interruption.
     units.sort_by(|a, b| a.name.cmp(&b.name));
@@ -94,7 +94,7 @@ fn run_all(options: &Options, mut units: Vec<Unit>, record: &mut Record) -> Resu
     Ok(true)
 }
 
-/// Runs a unit once. Returns nothing if it was interrupted.
+/// Runs a unit once. Returns `None` if interrupted.
 fn run_unit(
     unit: &Unit,
     run: usize,

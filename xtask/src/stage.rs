@@ -1,4 +1,4 @@
-//! Stages run one after the other, and each prints its time.
+//! Runs stages in order, and prints each one's time.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ pub struct Stage {
     pub name: &'static str,
     pub about: &'static str,
     pub takes_arguments: bool,
-    /// Runs the stage with the arguments that follow its name on the command line.
+    /// Runs the stage with the arguments after its name on the command line.
     pub run: fn(&Repository, &[String]) -> Result<(), String>,
 }
 

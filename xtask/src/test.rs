@@ -1,7 +1,7 @@
-//! `cargo xtask test`: unit, property, golden and conformance tests of all crates. It needs Rust and nothing else.
+//! `cargo xtask test`: unit, property, golden and conformance tests of all crates. It needs only Rust.
 //!
-//! Cargo builds the test binaries, and this task runs them one after the other as cargo would, so that it can say how
-//! long each test took. Tests that need a program of the machine run in stage `programs` of CI.
+//! Cargo builds the test binaries, and this task runs them in order as cargo would, so that it can report the time of
+//! each test. Tests that need a system program run in stage `programs` of CI.
 
 mod binary_run;
 mod slow_test;
@@ -17,25 +17,25 @@ use crate::test_binary::{self, TestBinary};
 use binary_run::Tally;
 pub use slow_test::reasons_of_slow_tests;
 
-/// The features of everything that is built for tests, so that nothing is built twice. With them the tests of
-/// corella-cuda run on a device in host memory.
+/// The features of all test builds, so that nothing is built twice. With them the tests of corella-cuda run on a device
+/// in host memory.
 pub const FEATURES: [&str; 2] = [
     "--features",
     "corella-cuda/emulated-device,corella-cuda/speed",
 ];
 
-/// Tests that need a program or library of the machine: the package, how their names begin, and what they need.
+/// Tests that need a system program or library: the package, the prefix of their names, and the requirement.
 const NEED_PROGRAMS: [(&str, &str, &str); 3] = [
     ("corella-cluster", "registry::etcd::", "etcd"),
     ("corella-cluster", "transport::tls::", "openssl"),
     ("corella-cluster", "transport::nixl::", "NIXL"),
 ];
 
-/// The crate whose tests run on a device in host memory. That takes a C++ compiler and minutes, so they are a part of
+/// The crate whose tests run on a device in host memory. They need a C++ compiler and minutes, so they are a part of
 /// the night.
 const EMULATED_GPU: &str = "corella-cuda";
 
-/// Runs the tests of all crates. `-p CRATE` leaves the others out; other arguments go to the test binaries.
+/// Runs the tests of all crates. `-p CRATE` selects crates; other arguments go to the test binaries.
 pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let start = Instant::now();
     let (packages, filters) = split(arguments)?;
@@ -87,7 +87,7 @@ pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String>
     tally.verdict()
 }
 
-/// Runs the tests that `test` leaves out, because they need programs of the machine.
+/// Runs the tests that `test` leaves out because they need system programs.
 pub fn programs(repository: &Repository) -> Result<(), String> {
     let mut tally = Tally::default();
     for binary in &binaries(repository)? {
@@ -113,7 +113,7 @@ pub fn emulated_gpu(repository: &Repository) -> Result<(), String> {
     test(repository, &["-p", EMULATED_GPU].map(String::from))
 }
 
-/// Runs the tests in documentation, which are in no test binary.
+/// Runs the documentation tests, which are in no test binary.
 pub fn documentation(repository: &Repository) -> Result<(), String> {
     let mut command = repository.cargo(&["test", "--locked", "--workspace", "--doc"]);
     run(
@@ -122,13 +122,13 @@ pub fn documentation(repository: &Repository) -> Result<(), String> {
     )
 }
 
-/// Builds the test binaries and the program with the test profile, and returns the former.
+/// Builds the test binaries and the program with the test profile, and returns the binaries.
 pub fn binaries(repository: &Repository) -> Result<Vec<TestBinary>, String> {
     let arguments = [&["--workspace"][..], &FEATURES].concat();
     test_binary::find(repository, &arguments)
 }
 
-/// How long the last whole run of `test` took, if there was one.
+/// Returns the time of the last whole run of `test`, if there was one.
 pub fn recorded_time(repository: &Repository) -> Option<Duration> {
     let text = fs::read_to_string(time_file(repository)).ok()?;
     text.trim().parse().ok().map(Duration::from_secs)
@@ -152,7 +152,7 @@ fn needs(
     { NEED_PROGRAMS.iter() }.filter(move |need| is_suite && need.0 == package)
 }
 
-/// The packages that are named, and what goes to the test binaries.
+/// Returns the named packages, and the arguments of the test binaries.
 fn split(arguments: &[String]) -> Result<(Vec<String>, Vec<String>), String> {
     let (mut packages, mut filters) = (Vec::new(), Vec::new());
     let mut arguments = arguments.iter();

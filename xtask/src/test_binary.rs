@@ -1,4 +1,4 @@
-//! The test binaries of packages: cargo builds them and says where they are.
+//! The test binaries of packages, built and located by cargo.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,7 +16,7 @@ pub struct TestBinary {
     pub folder: PathBuf,
 }
 
-/// What a test binary was compiled from.
+/// The source of a test binary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TargetKind {
     Library,
@@ -26,8 +26,8 @@ pub enum TargetKind {
     Bench,
 }
 
-/// Builds the test binaries that `cargo test` with these arguments would run, and returns them by package, kind
-/// and name. Tests in documentation are in no binary.
+/// Builds the test binaries that `cargo test` with these arguments would run, and returns them by package, kind and
+/// name. Documentation tests are in no binary.
 pub fn find(repository: &Repository, cargo_arguments: &[&str]) -> Result<Vec<TestBinary>, String> {
     let mut build = repository.cargo(&["test", "--no-run", "--locked"]);
     build.args(["--message-format", "json-render-diagnostics"]);
@@ -40,7 +40,7 @@ pub fn find(repository: &Repository, cargo_arguments: &[&str]) -> Result<Vec<Tes
 }
 
 impl TestBinary {
-    /// A command that runs the binary as cargo does: in its package's folder, which the environment names, too.
+    /// Returns a command that runs the binary like cargo: in its package's folder, which the environment also names.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.executable);
         command
@@ -50,7 +50,7 @@ impl TestBinary {
         command
     }
 
-    /// The package, and the argument of `cargo test` that selects this binary of it.
+    /// Returns the package, and the argument of `cargo test` that selects this binary of it.
     pub fn selection(&self) -> String {
         let target = match self.kind {
             TargetKind::Library => "--lib".to_string(),
@@ -63,8 +63,8 @@ impl TestBinary {
     }
 }
 
-/// The test binary of a line of cargo's output, if the line is about one. Programs and examples that tests start
-/// are compiled, too, and have executables, but not with the test profile.
+/// Returns the test binary in a line of cargo's output, if any. Programs and examples that tests start are also
+/// compiled and have executables, but not with the test profile.
 fn of_message(line: &str) -> Option<Result<TestBinary, String>> {
     let text = |object: &str, name: &str| json_text(json_field(object, name)?);
     if text(line, "reason")? != "compiler-artifact" {
@@ -94,8 +94,8 @@ fn of_message(line: &str) -> Option<Result<TestBinary, String>> {
     Some(binary().ok_or_else(say))
 }
 
-/// The name in the identifier of a package: `path+file:///folder#name@version`, or `path+file:///name#version` where
-/// the folder has the package's name.
+/// Returns the name in the identifier of a package: `path+file:///folder#name@version`, or `path+file:///name#version`
+/// if the folder has the package's name.
 fn package_name(id: &str) -> Option<&str> {
     let (folder, fragment) = id.rsplit_once('#')?;
     match fragment.split_once('@') {
@@ -115,7 +115,7 @@ fn target_kind(list: &str) -> TargetKind {
     }
 }
 
-/// The value of a field of a JSON object as it is written. Fields of objects inside the object do not count.
+/// Returns the raw value of a field of a JSON object. Fields of nested objects do not count.
 fn json_field<'a>(object: &'a str, name: &str) -> Option<&'a str> {
     let mut at = object.find('{')? + 1;
     loop {
@@ -132,7 +132,7 @@ fn json_field<'a>(object: &'a str, name: &str) -> Option<&'a str> {
     }
 }
 
-/// The JSON value that starts at `at` or behind spaces there, as it is written.
+/// Returns the raw JSON value at `at` or after spaces there.
 fn json_value(text: &str, at: usize) -> Option<&str> {
     let value = &text[at + skipped(text, at)..];
     let (mut depth, mut in_text, mut escaped) = (0usize, false, false);
@@ -154,7 +154,7 @@ fn json_value(text: &str, at: usize) -> Option<&str> {
         match byte {
             b'"' => in_text = true,
             b'{' | b'[' => depth += 1,
-            // The end of the object or list that the value is in.
+            // The end of the enclosing object or list.
             b'}' | b']' if depth == 0 => return (index > 0).then(|| value[..index].trim_end()),
             b'}' | b']' => {
                 depth -= 1;
@@ -174,7 +174,7 @@ fn skipped(text: &str, at: usize) -> usize {
     text[at..].len() - text[at..].trim_start().len()
 }
 
-/// What a JSON string says; nothing if the value is no string.
+/// Decodes a JSON string; returns `None` for other values.
 fn json_text(value: &str) -> Option<String> {
     let inner = value.strip_prefix('"')?.strip_suffix('"')?;
     let mut text = String::with_capacity(inner.len());
@@ -195,7 +195,7 @@ fn json_text(value: &str) -> Option<String> {
                 if digits.len() != 4 {
                     return None;
                 }
-                // Cargo writes characters beyond the first 65536 as they are, so none comes in two halves.
+                // Cargo writes characters beyond the first 65536 directly, so none comes in two halves.
                 char::from_u32(u32::from_str_radix(&digits, 16).ok()?)?
             }
             other => other,

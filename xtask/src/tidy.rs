@@ -70,7 +70,7 @@ pub fn run(repository: &Repository) -> Result<(), String> {
     ))
 }
 
-/// The files of the repository that are tracked, or new and not ignored.
+/// The tracked files of the repository, and the new ones that are not ignored.
 #[derive(Default)]
 pub struct Tree {
     pub files: Vec<File>,

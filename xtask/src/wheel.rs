@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::python;
 use crate::repository::{Repository, run};
 
-/// Tests the package against the program as tests build it; `arguments` go to pytest.
+/// Tests the package against the test profile's program; `arguments` go to pytest.
 pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String> {
     let python = python::package_environment(repository)?;
     let wheel = build(repository)?;
@@ -19,7 +19,7 @@ pub fn test(repository: &Repository, arguments: &[String]) -> Result<(), String>
     run(&mut command, "tests of the Python package failed, above")
 }
 
-/// The wheel, which is built as tests are, so that both share what they are made of.
+/// Builds the wheel like the tests, so that both share dependencies.
 pub fn build(repository: &Repository) -> Result<PathBuf, String> {
     let python = python::package_environment(repository)?;
     let folder = repository.target.join("wheel");

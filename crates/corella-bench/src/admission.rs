@@ -1,4 +1,5 @@
-//! `bench admission`: compares, in virtual time, rules of how much a request reserves at admission.
+//! `bench admission`: compares, in virtual time, rules for the pages that a request reserves at
+//! admission.
 
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ pub struct AdmissionOptions {
     /// The number of requests of the run: the first ones of a trace, or all of them if `None`.
     pub num_requests: Option<usize>,
     pub rules: Vec<&'static Rule>,
-    /// The configuration, apart from what the rules set.
+    /// The configuration, without the parts set by the rules.
     pub config: SchedulerConfig,
     pub cost: CostModel,
 }

@@ -15,7 +15,7 @@ pub struct CacheReplayOptions {
     /// A file of JSON lines with `hash_ids`: a prompt as the ids of its blocks, equal for equal
     /// prefixes (the format of the Mooncake traces, FAST 2025).
     pub trace: PathBuf,
-    /// Sizes of the pool in blocks; 0 means that it holds everything.
+    /// Sizes of the pool in blocks; 0 means unlimited.
     pub num_blocks: Vec<u32>,
 }
 
@@ -52,8 +52,8 @@ pub fn run(options: &CacheReplayOptions) -> Result<Vec<CacheReplay>, BenchError>
         .collect()
 }
 
-/// Replays one request after the other: match, lock, allocate, publish, release. A block is a page
-/// of one token.
+/// Replays the requests in order: match, lock, allocate, publish, release. A block is a page of one
+/// token.
 fn replay(prompts: &[Vec<TokenId>], num_blocks: u32) -> CacheReplay {
     let mut cache = KvCache::new(num_blocks, 1, &[KvGroup::default()]);
     let namespace = Namespace::default();

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// Why a benchmark could not be run at all.
+/// Why a benchmark could not run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BenchError {
     /// An option has an impossible value.
     Option(String),
     /// A file of prompts or results cannot be read or written.
     File(String),
-    /// No server answers at the base URL, or it does not answer like an OpenAI server.
+    /// No server answers at the base URL, or it answers unlike an OpenAI server.
     Server(String),
     /// A warm-up request failed.
     Warmup(String),

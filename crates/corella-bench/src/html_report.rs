@@ -29,8 +29,8 @@ struct Curve {
     points: Vec<(f64, f64)>,
 }
 
-/// Writes a report. With several `repeats`, `report` is the typical run, which the plots show, and
-/// its numbers are beside those over all runs.
+/// Writes a report. With several `repeats`, `report` is the typical run, shown in the plots, and
+/// its numbers appear beside those of all runs.
 pub fn write(report: &Report, timeline: &Timeline, repeats: Option<&Repeats>) -> String {
     let mut html = String::new();
     let model = escape(&report.head.model);

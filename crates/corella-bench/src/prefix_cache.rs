@@ -1,4 +1,4 @@
-//! What the prefix cache costs: a token of one prompt, and an operation among many pages.
+//! The costs of the prefix cache: for a token of one prompt, and for an operation among many pages.
 
 use std::fmt;
 use std::time::Instant;
@@ -28,9 +28,9 @@ pub struct CacheCost {
 pub enum Shape {
     /// Each page is the only one of its namespace, as when every client sends its own salt.
     Namespaces,
-    /// All are first pages of one namespace, as when no two prompts begin alike.
+    /// All are first pages of one namespace, as if no two prompts shared a beginning.
     Siblings,
-    /// Each page follows the one before: a single long prompt.
+    /// Each page follows the previous one: a single long prompt.
     Path,
 }
 
@@ -44,16 +44,16 @@ pub struct OperationCosts {
     pub publish_us: Summary,
     /// Microseconds to match a prompt of one page, or 8,192 tokens of a path.
     pub match_us: Summary,
-    /// Microseconds to allocate 125 pages when as many must be evicted for them.
+    /// Microseconds to allocate 125 pages by evicting the same number.
     pub evict_us: Summary,
-    /// Nanoseconds per page to begin a subscription and read all that the cache holds.
+    /// Nanoseconds per page to begin a subscription and read the whole cache.
     pub watch_ns: Summary,
     /// Microseconds to read the events of a step of 8,192 tokens: the evicted pages before it
-    /// returns, and its own pages after that.
+    /// returns, and its own pages afterwards.
     pub poll_us: Summary,
 }
 
-/// Measures one prompt alone in the tree, so that only its length counts.
+/// Measures one prompt alone in the tree, so that only its length matters.
 pub(crate) fn cache_cost(num_tokens: usize, page_size: u32) -> CacheCost {
     let num_pages = num_tokens / page_size as usize;
     let tokens: Vec<TokenId> = (0..num_tokens as TokenId).collect();
@@ -177,7 +177,7 @@ impl Crowd {
         publish_us
     }
 
-    /// The microseconds to match a prompt among those published last.
+    /// Returns the microseconds to match one of the prompts published last.
     fn match_us(&self, at: usize) -> f64 {
         let num_pages = match self.shape {
             Shape::Path => (NUM_STEP_TOKENS / self.page_size as usize).min(self.path.len()),
@@ -199,8 +199,7 @@ impl Crowd {
         match_us
     }
 
-    /// Reads all events when `step` is the newest that has returned. Returns the microseconds that
-    /// this took.
+    /// Reads all events when `step` is the newest returned one. Returns the microseconds taken.
     fn poll(&mut self, step: u64, mut handle: impl FnMut(KvEvent)) -> f64 {
         let start = Instant::now();
         while let Some(event) = self.cache.poll_event(Some(StepId(step))) {
@@ -366,7 +365,7 @@ impl OperationCosts {
 mod tests {
     use super::*;
 
-    /// While they run, the measurements check that what they time has happened.
+    /// The measurements check that the timed operations have happened.
     #[test]
     fn every_shape_has_its_operations() {
         for shape in Shape::ALL {

@@ -9,7 +9,7 @@ const INTERVAL: Duration = Duration::from_millis(200);
 
 pub(crate) struct Progress {
     is_shown: bool,
-    /// Names the run, when there are several.
+    /// Names the run among several.
     label: String,
     num_prompts: usize,
     num_finished: AtomicUsize,
@@ -49,7 +49,7 @@ impl Progress {
     }
 
     fn draw(&self) {
-        // If another task is drawing, this one need not.
+        // Another task is drawing already.
         let Some(mut drawn) = self.drawn.try_lock().ok().filter(|_| self.is_shown) else {
             return;
         };
@@ -65,7 +65,7 @@ impl Progress {
             self.num_prompts,
             num_tokens as f64 / self.start.elapsed().as_secs_f64(),
         );
-        // A progress line that cannot be written is no reason to stop.
+        // A failed write of the progress line must not stop the run.
         let _ = std::io::stderr().flush();
     }
 }

@@ -1,4 +1,4 @@
-//! Several runs of one load: medians, and how far the runs are apart.
+//! Several runs of one load: medians and spreads.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`, of which there must be at least one.
+    /// Returns the spread of `values`, which must not be empty.
     fn new(values: Vec<f64>) -> Self {
         Self {
             min: values.iter().copied().fold(f64::INFINITY, f64::min),
@@ -41,9 +41,9 @@ impl Repeats {
         runs[(runs.len() - 1) / 2]
     }
 
-    /// The JSON of a single run is that of its report. For several runs it is the first one's
-    /// description with the medians of all numbers, `spread` with the lowest and the highest, and
-    /// `runs` with each run's own.
+    /// The JSON of a single run is its report's. For several runs it is the first one's description
+    /// with the medians of all numbers, `spread` with the lowest and the highest, and `runs` with
+    /// each run's own.
     pub fn to_json(&self, detailed: bool) -> Value {
         let mut runs: Vec<Value> = self.runs.iter().map(|run| run.to_json(detailed)).collect();
         if runs.len() == 1 {
@@ -55,7 +55,7 @@ impl Repeats {
             let Some(spread) = spread(&runs, key) else {
                 continue;
             };
-            // A count that is the same in all runs stays a whole number.
+            // A count that is equal in all runs stays a whole number.
             if spread.min < spread.max {
                 *value = spread.median.into();
                 spreads.insert(key.clone(), json!({ "min": spread.min, "max": spread.max }));

@@ -8,16 +8,16 @@ use serde_json::{Map, Value, json};
 
 use crate::Summary;
 
-/// The record of one request: when its tokens came, or why it failed.
+/// The record of one request: the times of its tokens, or the reason of its failure.
 #[derive(Debug, Clone, Default)]
 pub struct RequestRecord {
     pub num_input_tokens: u64,
     /// Output tokens as the server counts them, or else one for each event with text.
     pub num_output_tokens: u64,
-    /// When the request was sent, after the start of the run.
+    /// The time at which the request was sent, after the start of the run.
     pub start: Duration,
-    /// The time that submitting took: opening the connection, before `start`, or the call into the
-    /// engine, from `start` on.
+    /// The time of submitting: opening the connection, before `start`, or the call into the engine,
+    /// from `start` on.
     pub submit: Option<Duration>,
     /// Time from sending the request to its first token. Absent if none came.
     pub ttft: Option<Duration>,
@@ -25,8 +25,8 @@ pub struct RequestRecord {
     pub itls: Vec<Duration>,
     /// Time from sending the request to its last token.
     pub latency: Duration,
-    /// Time from submission to the first step that computes the request. Only the engine itself
-    /// knows it.
+    /// Time from submission to the first step that computes the request. Only the engine itself can
+    /// measure it.
     pub queue: Option<Duration>,
     /// How much later than planned the request was sent, if a time was planned.
     pub lag: Option<Duration>,
@@ -73,7 +73,7 @@ pub enum Metric {
     E2el,
 }
 
-/// A description of what was measured.
+/// A description of the measurement.
 #[derive(Debug, Clone, Default)]
 pub struct ReportHead {
     /// The backend, by its name in `vllm bench serve`.
@@ -93,12 +93,12 @@ pub struct Report {
     pub duration: Duration,
     pub num_completed: usize,
     pub num_failed: usize,
-    /// The number of requests that meet all objectives, if there are any objectives.
+    /// Number of requests that meet all objectives, if there are any.
     pub num_good: Option<usize>,
     pub total_input_tokens: u64,
     pub total_output_tokens: u64,
-    /// How much later than planned requests were sent. This and the following summaries are absent
-    /// if nobody measured them.
+    /// The delay of requests after their planned times. This and the following summaries are absent
+    /// if not measured.
     pub lag_ms: Option<Summary>,
     pub submit_ms: Option<Summary>,
     pub queue_ms: Option<Summary>,
@@ -107,7 +107,7 @@ pub struct Report {
     pub tpot_ms: Summary,
     pub itl_ms: Summary,
     pub e2el_ms: Summary,
-    /// Means that only the server could measure.
+    /// Means that only the server can measure.
     pub server_means: Vec<ServerMean>,
     /// The highest number of times that one waiting request was overtaken since the engine started.
     pub max_passed_over: Option<u32>,

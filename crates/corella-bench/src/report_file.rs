@@ -1,4 +1,4 @@
-//! The files to which the results of a benchmark are written.
+//! The files for the results of a benchmark.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub struct ReportFiles {
 }
 
 impl ReportFiles {
-    /// Creates the files, so that one that cannot be written is noticed before the run.
+    /// Creates the files, so that an unwritable one is noticed before the run.
     pub(crate) fn create(&self) -> Result<(), BenchError> {
         let files = [&self.json, &self.html];
         files
@@ -25,7 +25,7 @@ impl ReportFiles {
             .try_for_each(|path| write(path, ""))
     }
 
-    /// Writes the files. `json` is called with whether to be detailed.
+    /// Writes the files. `json` is called with the level of detail.
     pub(crate) fn write(
         &self,
         json: impl FnOnce(bool) -> Value,

@@ -1,4 +1,4 @@
-//! How long an engine takes to answer another node while it computes.
+//! Measures how long a computing engine takes to answer another node.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -11,23 +11,23 @@ use corella_engine::{Engine, Receipt, StreamEvent};
 use crate::offline::greedy_submission;
 use crate::{BenchError, Summary};
 
-/// A prompt elsewhere would have this many tokens.
+/// The length of the other node's prompt.
 const NUM_TOKENS: usize = 256;
-/// No reservation of a measurement lasts as long.
+/// Longer than any reservation of a measurement.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// From the call to the answer, in milliseconds.
+/// Times from the call to the answer, in milliseconds.
 #[derive(Debug, Clone)]
 pub struct AnswerTimes {
     /// Until pages are reserved.
     pub reserve_ms: Summary,
-    /// Until a reservation that is given up has ended.
+    /// Until an abandoned reservation has ended.
     pub abort_ms: Summary,
     pub num_reservations: usize,
 }
 
-/// Reserves pages and gives them up, again and again with `interval` in between, until `load` is over.
-/// Every answer comes from the engine's loop.
+/// Reserves and abandons pages repeatedly, with `interval` in between, until `load` is over. Every answer comes from
+/// the engine's loop.
 pub async fn measure_beside<T>(
     load: impl Future<Output = T>,
     engine: &Engine,

@@ -1,4 +1,4 @@
-//! `bench scheduler`: what a step costs the scheduler, and what a token costs the prefix cache.
+//! `bench scheduler`: the scheduler's cost of a step, and the prefix cache's cost of a token.
 
 mod ageing;
 mod calls;
@@ -143,7 +143,7 @@ fn step_cost(num_running: usize, num_waiting: usize, num_steps: usize) -> StepCo
     }
 }
 
-/// Runs a step, and returns the microseconds that planning it and taking in its result took.
+/// Runs a step, and returns the microseconds for planning it and for processing its result.
 fn step(scheduler: &mut Scheduler) -> (f64, f64) {
     let micros = |time: Duration| time.as_secs_f64() * 1e6;
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! `bench serve`: sends requests to an OpenAI-compatible server and times what streams back.
+//! `bench serve`: sends requests to an OpenAI-compatible server and times its streamed answers.
 
 mod client;
 mod event;
@@ -25,17 +25,17 @@ use server_metrics::add_server_metrics;
 pub use option::{BenchServeOptions, Endpoint, PromptSource};
 pub use random_prompt::{COMMON_VOCAB_SIZE, RandomPrompts, Unit};
 
-/// How often the server's metrics are read, when an HTML report is wanted.
+/// Time between two reads of the server's metrics, for an HTML report.
 const METRICS_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Runs the whole benchmark: reads the prompts, warms up, sends every request as often as asked,
-/// and writes the files. `Display` of the result is the table.
+/// Runs the whole benchmark: reads the prompts, warms up, sends every request as often as
+/// configured, and writes the files. `Display` of the result is the table.
 ///
 /// Failed requests do not fail the run; they are counted in the report.
 pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
     options.check()?;
     let mut client = Client::new(&options)?;
-    // Errors in the prompts are found before the server is asked for anything.
+    // Errors in the prompts are found before the first request to the server.
     load::load(&options, 1)?;
     let model = match &options.model {
         Some(model) => model.clone(),
@@ -82,7 +82,7 @@ pub async fn run(options: BenchServeOptions) -> Result<Repeats, BenchError> {
     Ok(repeats)
 }
 
-/// Makes the requests of a run, as they will be sent.
+/// Makes the requests of a run.
 async fn prepare(
     options: &BenchServeOptions,
     client: &Client,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The time for which this thread has run. Time in which others had the processor does not count,
-/// so that a rare long call is the caller's own even on a busy machine.
+/// Returns the running time of this thread. Time on other threads does not count, so that a rare
+/// long call is the caller's own even on a busy machine.
 pub(crate) fn thread_time() -> Duration {
     let mut time = libc::timespec {
         tv_sec: 0,
@@ -21,15 +21,15 @@ mod tests {
 
     const SPAN: Duration = Duration::from_millis(50);
 
-    /// Computes until the time of this thread has grown by the span, and returns by how much.
+    /// Computes until the time of this thread has grown by the span, and returns the growth.
     fn compute() -> Duration {
         let start = thread_time();
-        // A clock that stands still ends this, too; each look takes a part of a microsecond.
+        // The loop also ends if the clock stands still; each reading takes a part of a microsecond.
         let mut looks = (0..10_000_000).map(|_| thread_time() - start);
         looks.find(|time| *time >= SPAN).unwrap_or_default()
     }
 
-    /// While this thread waits for another one, the time of that one grows and its own does not.
+    /// While this thread waits for another one, the other one's time grows and its own does not.
     #[test]
     fn only_time_on_the_processor_counts() {
         let start = thread_time();

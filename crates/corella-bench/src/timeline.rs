@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The most moments kept. When there are more, every other one is dropped and the interval doubles.
+/// Limits the moments kept. Beyond it, every other one is dropped and the interval doubles.
 const MAX_MOMENTS: usize = 2000;
 
 /// The state of an engine at one moment, and its counters since it started.
@@ -44,7 +44,7 @@ impl Timeline {
     }
 }
 
-/// Reads a moment from Prometheus metrics, by vLLM's names. `None` if they are not there.
+/// Reads a moment from Prometheus metrics, by vLLM's names. Returns `None` if they are missing.
 pub fn parse_metrics(text: &str, at: Duration) -> Option<Moment> {
     let value = |name| metric(text, name);
     Some(Moment {

@@ -1,4 +1,4 @@
-//! Request traces: when requests arrived and how long they were.
+//! Request traces: arrival times and lengths of requests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,8 +10,7 @@ use crate::BenchError;
 /// The latest time of a request: about thirty years, which a clock can still represent.
 pub(crate) const LATEST: Duration = Duration::from_secs(1_000_000_000);
 
-/// A request of a trace. Its fields are those of the Mooncake traces (FAST 2025), which are JSON
-/// lines.
+/// A request of a trace, with the fields of the Mooncake traces (FAST 2025), which are JSON lines.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 pub(crate) struct TraceRequest {
     #[serde(rename = "timestamp")]

@@ -1,5 +1,4 @@
-//! `bench transfer`: how fast KV rows go from one node's memory to another's, beside what the machine
-//! can do.
+//! `bench transfer`: the speed of KV rows from one node's memory to another's, beside the machine's limits.
 
 mod bare_copy;
 mod layout;
@@ -18,16 +17,16 @@ use pair::Pair;
 
 #[derive(Debug, Clone)]
 pub struct TransferBenchOptions {
-    /// Bytes of one session, for a row each.
+    /// Bytes of one session, with a row of the table for each.
     pub message_bytes: Vec<usize>,
-    /// Bytes of a page within a layer, likewise.
+    /// Bytes of a page within a layer, with a row of the table for each.
     pub page_bytes: Vec<usize>,
     pub num_connections: usize,
-    /// Measurements of each row, by turns.
+    /// Number of measurements of each row, in turn.
     pub num_repeats: usize,
     /// Bytes of one measurement, or one session of each connection.
     pub bytes_per_repeat: usize,
-    /// Bytes of a session before another has its turn, and of one bare call.
+    /// Bytes of a session before the next one's turn, and of one bare call.
     pub chunk_bytes: usize,
 }
 
@@ -50,7 +49,7 @@ pub struct TransferReport {
     pub rows: Vec<TransferSpeed>,
 }
 
-/// Bytes a second over all connections; ratios are those of neighbouring measurements.
+/// Bytes per second over all connections. Ratios compare adjacent measurements.
 #[derive(Debug, Clone)]
 pub struct TransferSpeed {
     pub message_bytes: usize,
@@ -60,7 +59,7 @@ pub struct TransferSpeed {
     pub socket: Summary,
     pub tcp: Summary,
     pub shm: Summary,
-    /// Where NIXL is installed.
+    /// Present if NIXL is installed.
     pub nixl: Option<Summary>,
     pub tcp_to_socket: Summary,
     pub shm_to_memcpy: Summary,
@@ -248,7 +247,7 @@ mod tests {
                     .iter()
                     .flat_map(|table| table.from.iter().zip(&table.to))
             };
-            // SAFETY: nobody copies.
+            // SAFETY: no copy is running.
             pages().for_each(|(_, &to)| unsafe { layout.to.fill(0, to, |_| 0) });
             way().unwrap();
             assert_eq!(pages().count(), 128);

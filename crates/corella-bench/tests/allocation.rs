@@ -20,7 +20,7 @@ fn count() {
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
-        // SAFETY: the caller keeps the promises of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count();
         // SAFETY: the pointer came from the system's allocator with this layout, and the caller
-        // keeps the promises of `realloc`.
+        // upholds the contract of `realloc`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -40,8 +40,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// With ten times as many waiting requests, the maps that hold them are at most one node deeper.
-/// The rows have the same order for every number of waiting requests.
+/// With ten times as many waiting requests, their maps are at most one node deeper. The rows have
+/// the same order for every number of waiting requests.
 #[test]
 fn no_call_allocates_more_when_more_wait() {
     let mut queue = QueueBenchOptions {

@@ -12,12 +12,13 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-/// How long the server takes for a token. It sleeps, because these times are what is measured: a report may say more
+/// The server's time for a token. It sleeps, because these times are the subject: a report may show more on a busy
+/// machine, and never less.
 /// on a busy machine, and never less.
 const FIRST: Duration = Duration::from_millis(60);
 const NEXT: Duration = Duration::from_millis(15);
 
-/// The fault that the server has.
+/// The server's fault.
 #[derive(Clone, Copy, PartialEq)]
 enum Fault {
     None,
@@ -29,7 +30,7 @@ enum Fault {
     Close,
     /// It sends nothing more after two tokens.
     Silence,
-    /// Its streams end as they should, but without usage, and it has no metrics.
+    /// Its streams end correctly, but without usage, and it has no metrics.
     NoUsage,
 }
 
@@ -38,12 +39,12 @@ struct Seen {
     num_requests: AtomicUsize,
     num_running: AtomicUsize,
     max_running: AtomicUsize,
-    /// All requests but the first are answered only when so many have been there together.
+    /// All requests but the first are answered only when this many are present together.
     min_together: usize,
     bodies: std::sync::Mutex<Vec<Value>>,
 }
 
-/// Runs the benchmark with one run.
+/// Runs the benchmark once.
 async fn run(options: BenchServeOptions) -> Result<Report, BenchError> {
     let mut repeats = serve::run(options).await?;
     assert_eq!(repeats.runs.len(), 1);
@@ -68,7 +69,7 @@ async fn server_of(fault: Fault, min_together: usize) -> (String, Arc<Seen>) {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
             let seen = shared.clone();
-            // The client may be gone before the answer is written.
+            // The client may have left before the answer is written.
             tokio::spawn(async move { answer(stream, fault, &seen).await });
         }
     });
@@ -167,7 +168,7 @@ async fn stream_tokens(
         false => json!({"choices": [{"text": text, "finish_reason": finish_reason}]}),
     };
     if is_chat {
-        // The role comes before anything is computed, so it does not count as a token.
+        // The role comes before any computation, so it does not count as a token.
         send(
             &mut stream,
             &json!({"choices": [{"delta": {"role": "assistant", "content": ""}}]}),

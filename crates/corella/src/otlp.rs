@@ -1,7 +1,7 @@
 //! Sends spans to a collector of OpenTelemetry: OTLP over HTTP, as JSON.
 //!
-//! A thread sends them in batches. Requests never wait for it: what does not fit into its queue, or what
-//! the collector does not take, is lost and counted.
+//! A thread sends them in batches. Requests never wait for it: spans that do not fit into its queue, or that the
+//! collector refuses, are lost and counted.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,16 +21,16 @@ use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::Error;
 
-/// Spans that wait to be sent.
+/// Limits the waiting spans.
 const MAX_WAITING: usize = 8192;
-/// Spans of one request to the collector.
+/// Limits the spans of one request to the collector.
 const MAX_BATCH: usize = 512;
-/// How long the first span of a batch waits for others.
+/// Time for which the first span of a batch waits for others.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
-/// How long a collector may take.
+/// Limits a collector's answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where spans go, and what they say of the process.
+/// The destination of spans, and the process's attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OtlpConfig {
     /// The whole address, with its path.
@@ -46,7 +46,7 @@ pub struct OtlpConfig {
 pub struct OtlpExporter(Arc<Inner>);
 
 struct Inner {
-    /// `None` behind the end: nothing is taken any more.
+    /// `None` after the end, when no more spans are taken.
     queue: Mutex<Option<SyncSender<Span>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     counts: Arc<Counts>,
@@ -78,11 +78,11 @@ impl OtlpExporter {
         })))
     }
 
-    /// Sends what waits, as long as the collector may take for one request.
+    /// Sends the waiting spans, within the time limit of one request.
     pub fn finish(&self) {
         drop(lock(&self.0.queue).take());
         if let Some(thread) = lock(&self.0.thread).take() {
-            // It ends behind the last span; a thread that panicked has nothing more to send.
+            // The thread ends after the last span; one that panicked has no more to send.
             let _ = thread.join();
         }
     }
@@ -90,7 +90,7 @@ impl OtlpExporter {
 
 impl SpanSink for OtlpExporter {
     fn record(&self, span: Span) {
-        // A lock for each span of a request, not for each token, held for a few instructions.
+        // One lock for each span of a request, not for each token, held for a few instructions.
         let taken = match &*lock(&self.0.queue) {
             Some(queue) => queue.try_send(span).is_ok(),
             None => false,
@@ -136,7 +136,7 @@ impl Collector for OtlpExporter {
     }
 }
 
-/// What the thread works with.
+/// The state of the sending thread.
 struct Sender {
     agent: Agent,
     config: OtlpConfig,

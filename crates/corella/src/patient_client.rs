@@ -1,4 +1,4 @@
-//! Asks the local server, again and again while it is too busy with other requests of the same asker.
+//! A client of the local server that retries while the server is busy with its other requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,11 +8,11 @@ use corella_server::{LocalClient, LocalResponse};
 use serde_json::Value;
 use tokio::time::sleep;
 
-/// How long to wait before a request that found the queue full is sent again.
+/// The pause before a request that found the queue full is sent again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// A client whose requests wait where those of others would be answered with 429. Clones share the
-/// count of the requests that the server has.
+/// A client whose requests wait where other clients' would get 429. Clones share the count of their
+/// requests in the server.
 #[derive(Clone)]
 pub struct PatientClient {
     client: LocalClient,
@@ -22,7 +22,7 @@ pub struct PatientClient {
 /// A response whose body has not been read. Dropping it before its end aborts its request.
 pub struct PatientResponse {
     response: LocalResponse,
-    /// The body, if it had to be read to know what it is.
+    /// The body, if it had to be read to classify the answer.
     read: Option<Vec<u8>>,
     _turn: Turn,
 }
@@ -37,7 +37,7 @@ impl PatientClient {
 
     /// Posts a JSON body. Dropping the future aborts the request.
     ///
-    /// `Err` is the reason why there is no response.
+    /// The error says why there is no response.
     pub async fn post(&self, path: &str, json: Vec<u8>) -> Result<PatientResponse, String> {
         loop {
             let turn = self.traffic.clone().enter();
@@ -46,7 +46,7 @@ impl PatientClient {
                 429 => Some(response.bytes().await?),
                 _ => None,
             };
-            // A request that is refused although no other was there would be refused for ever.
+            // A request refused without any other in the server would be refused forever.
             let is_crowded = read.as_deref().is_some_and(is_queue_full) && !turn.is_alone();
             if !is_crowded {
                 return Ok(PatientResponse {
@@ -75,7 +75,7 @@ impl PatientResponse {
         &self.response.request_id
     }
 
-    /// The next part of the body; `None` at its end. `Err` says why the rest cannot be had.
+    /// Returns the next part of the body; `None` at its end. The error says why the rest is missing.
     pub async fn chunk(&mut self) -> Result<Option<Vec<u8>>, String> {
         match self.read.take() {
             Some(read) => Ok(Some(read)),
@@ -83,7 +83,7 @@ impl PatientResponse {
         }
     }
 
-    /// The rest of the body.
+    /// Returns the rest of the body.
     pub async fn bytes(&mut self) -> Result<Vec<u8>, String> {
         match self.read.take() {
             Some(read) => Ok(read),
@@ -92,18 +92,18 @@ impl PatientResponse {
     }
 }
 
-/// Counts the requests that the server has.
+/// Counts the client's requests in the server.
 #[derive(Default)]
 struct Traffic {
     num_active: AtomicUsize,
     num_sent: AtomicUsize,
 }
 
-/// A request that the server has until this is dropped.
+/// A request in the server, until this is dropped.
 struct Turn {
     traffic: Arc<Traffic>,
     began_alone: bool,
-    /// How many requests had been sent, with this one.
+    /// The number of requests sent so far, including this one.
     num_sent: usize,
 }
 
@@ -118,7 +118,7 @@ impl Traffic {
 }
 
 impl Turn {
-    /// Whether the server has had no other request since the turn began.
+    /// Returns whether the server has had no other request since this one began.
     fn is_alone(&self) -> bool {
         self.began_alone && self.traffic.num_sent.load(Ordering::SeqCst) == self.num_sent
     }
@@ -141,7 +141,7 @@ mod tests {
         assert!(first.is_alone());
         let second = traffic.clone().enter();
         assert!(!first.is_alone() && !second.is_alone());
-        // It is over, but may have been the reason of a refusal.
+        // It is over, but may have caused a refusal.
         drop(second);
         assert!(!first.is_alone());
         drop(first);

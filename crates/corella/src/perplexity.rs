@@ -1,4 +1,4 @@
-//! Measures how well a model predicts a text, to see what quantisation costs.
+//! Measures how well a model predicts a text, to show the cost of quantisation.
 
 use corella_core::{FinishReason, Request, RequestId, SamplingParams, TokenId};
 use corella_engine::{Engine, EngineConfig, StreamEvent, Submission};
@@ -18,7 +18,7 @@ pub struct Perplexity {
 
 impl Perplexity {
     /// Measures all documents together. Each is cut into parts of at most `context` tokens, and a
-    /// part is predicted without those before it.
+    /// part is predicted without the earlier ones.
     pub fn measure(
         source: &ModelSource,
         options: &LlmOptions,
@@ -55,7 +55,7 @@ impl Perplexity {
     }
 }
 
-/// The log-probability of each token but the first behind those before it.
+/// Returns the log-probability of each token but the first, given the ones before it.
 fn prompt_logprobs(engine: &Engine, tokens: &[TokenId]) -> Result<Vec<f32>, Error> {
     let mut request = Request::greedy(RequestId(0), tokens.to_vec(), 0);
     request.sampling = SamplingParams {

@@ -1,4 +1,4 @@
-//! What `--profile` prints: each operation beside the machine's limits.
+//! The output of `--profile`: each operation beside the machine's limits.
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use corella_model::{DType, WeightFormat};
 use crate::Hardware;
 use crate::limit_share::{Limit, LimitShare, footnotes};
 
-/// The peak that the speed of an arithmetic is compared with.
+/// The peak against which the speed of an arithmetic is compared.
 pub struct Peak {
     pub flops_per_s: f64,
     pub name: &'static str,
 }
 
 impl Peak {
-    /// The peak of the arithmetic that weights of this format are computed with.
+    /// Returns the peak of the arithmetic for weights of this format.
     pub fn of(format: WeightFormat, limits: &MachineLimits) -> Self {
         let (bf16, int8) = (limits.bf16_flops_per_s, limits.int8_ops_per_s);
         let (flops_per_s, name) = match (format, bf16, int8) {
@@ -27,7 +27,7 @@ impl Peak {
     }
 }
 
-/// A table for the steps that prefilled and one for the steps that did not, if there were any.
+/// Returns a table for the steps with prefill and one for the others, if there were any.
 pub fn tables(profile: &Profile, hardware: &Hardware, limits: &MachineLimits) -> Vec<String> {
     let reports = profile.report(hardware.executor.num_threads);
     let named = ["prefill", "decode"].into_iter().zip(&reports);

@@ -1,17 +1,17 @@
-//! One line at the bottom of a terminal that says how far some work is. Log lines go above it.
+//! A line at the bottom of a terminal that shows the progress of some work. Log lines appear above it.
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// The text that is shown, if any. There is one standard error, and so one line.
+/// The shown text, if any. There is one standard error, and so one line.
 static SHOWN: Mutex<Option<String>> = Mutex::new(None);
 
 /// Goes to the beginning of the line and clears it.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Shows text until it is dropped. Where standard error takes no control sequences, nothing is shown.
+/// Shows text until dropped. If standard error supports no control sequences, it shows nothing.
 pub struct ProgressLine {
     is_shown: bool,
 }
@@ -23,7 +23,7 @@ impl ProgressLine {
         }
     }
 
-    /// Replaces what is shown. A line longer than the terminal is cut, because it could not be cleared.
+    /// Replaces the shown text. A line longer than the terminal is cut, because it could not be cleared.
     pub fn show(&self, text: &str) {
         if !self.is_shown {
             return;
@@ -34,7 +34,7 @@ impl ProgressLine {
             .collect();
         let mut shown = lock();
         let mut err = io::stderr().lock();
-        // A terminal that is gone has nobody to tell.
+        // A closed terminal needs no progress.
         let _ = write!(err, "{CLEAR}{text}");
         let _ = err.flush();
         *shown = Some(text);
@@ -49,12 +49,12 @@ impl Drop for ProgressLine {
     }
 }
 
-/// Whether a stream is a terminal that does more than show text.
+/// Returns whether a stream is a terminal with control sequences.
 pub fn is_controllable(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && std::env::var_os("TERM").is_none_or(|name| name != "dumb")
 }
 
-/// Standard error for whole lines of a log: the progress line is moved below them.
+/// Standard error for whole log lines: the progress line moves below them.
 pub struct LogWriter;
 
 impl Write for LogWriter {
@@ -83,7 +83,7 @@ fn lock() -> std::sync::MutexGuard<'static, Option<String>> {
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// The width of the terminal that a stream is, or a usual one.
+/// Returns the width of a stream's terminal, or a usual one.
 pub fn terminal_columns(stream: &impl AsRawFd) -> usize {
     const USUAL: usize = 80;
     let mut size = libc::winsize {
@@ -100,13 +100,13 @@ pub fn terminal_columns(stream: &impl AsRawFd) -> usize {
     }
 }
 
-/// A bar of `width` characters, filled to `share`, which is from 0 to 1.
+/// Returns a bar of `width` characters, filled to `share`, which is from 0 to 1.
 pub fn bar(share: f64, width: usize) -> String {
     let num_full = (share.clamp(0.0, 1.0) * width as f64) as usize;
     format!("[{}{}]", "=".repeat(num_full), " ".repeat(width - num_full))
 }
 
-/// A time for people: `7 s`, `3 min 12 s`, `2 h 05 min`.
+/// Formats a time: `7 s`, `3 min 12 s`, `2 h 05 min`.
 pub fn display_time(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

@@ -1,4 +1,4 @@
-//! Quantises a model that is given as users give it, with a calibration text.
+//! Quantises a model, with a calibration text, from the user's arguments.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -17,8 +17,8 @@ pub struct QuantizeOptions {
     pub format: QuantizeFormat,
     /// Matrices to leave unquantised, by whole parts of their names.
     pub keep: Vec<String>,
-    /// With a text, the rounding error of each weight is compensated in others, by the inputs that
-    /// layers have on this text (GPTQ). Without, each weight is rounded to the nearest integer.
+    /// With a text, the rounding error of each weight is compensated in others, by the layers'
+    /// inputs on this text (GPTQ). Without, each weight is rounded to the nearest integer.
     pub calibration: Option<CalibrationText>,
     pub num_threads: usize,
     /// The instruction set to process the calibration text with. Default: the best of this machine.
@@ -30,7 +30,7 @@ pub struct CalibrationText {
     pub documents: Vec<String>,
     /// Documents are cut into parts of at most this many tokens.
     pub context: usize,
-    /// Most tokens of all documents together; further text is not read.
+    /// Limits the tokens of all documents together; further text is not read.
     pub max_tokens: usize,
 }
 

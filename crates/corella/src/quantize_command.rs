@@ -46,7 +46,7 @@ pub fn run(config: Quantize) -> Result<(), Error> {
     Ok(())
 }
 
-/// A flag that SIGINT and SIGTERM set, so that a folder that is half written is removed.
+/// A flag that SIGINT and SIGTERM set, so that a half-written folder is removed.
 fn interrupt_flag() -> Result<Arc<AtomicBool>, Error> {
     let flag = Arc::new(AtomicBool::new(false));
     let no_thread = |error| Error::Io("installing signal handlers".to_owned(), error);
@@ -89,7 +89,7 @@ impl Display {
             "\r\x1b[K{share:.0} % of {} M weights",
             progress.total / 1_000_000
         );
-        // Work goes on even if the progress line cannot be written.
+        // Work continues even if the progress line cannot be written.
         let _ = std::io::stderr().flush();
     }
 

@@ -1,5 +1,4 @@
-//! What a model with recurrent layers changes in the limits and options. It keeps a state for each running
-//! request, which takes as much memory however long the request is.
+//! A recurrent model's changes of limits and options. It keeps a state of constant size for each running request.
 
 use corella_core::{RecurrentState, SchedulerConfig};
 use corella_model::DecoderSpec;
@@ -7,31 +6,30 @@ use corella_model::DecoderSpec;
 use crate::kv_plan::{KvDemand, display_bytes};
 use crate::{Error, KvSpill, LlmOptions};
 
-/// The part of the memory that states of running requests may take.
+/// The divisor of the memory for states of running requests.
 const SHARE_OF_STATES: u64 = 2;
-/// The part of the KV cache's memory that snapshots may take.
+/// The divisor of the KV cache's memory for snapshots.
 const SHARE_OF_SNAPSHOTS: u64 = 4;
-/// The most snapshots for each request that may run, beside those along its prompt.
+/// Limits the snapshots for each running request, besides those along its prompt.
 const SNAPSHOTS_OF_REQUEST: u64 = 8;
-/// Snapshots along a prompt take the memory of its keys and values divided by this, unless that puts them further apart
-/// than `MAX_DISTANCE` or nearer than `MIN_DISTANCE`.
+/// Snapshots along a prompt take the memory of its keys and values divided by this, unless their distance would exceed
+/// `MAX_DISTANCE` or fall below `MIN_DISTANCE`.
 const SHARE_OF_ROWS: u64 = 8;
-/// A long prompt has a snapshot behind so many tokens, however large it is, beside the one at its end.
+/// Limits the tokens between two snapshots of a long prompt, for states of any size. A further snapshot is at its end.
 const MAX_DISTANCE: u32 = 2048;
-/// A lone prompt is computed in steps of no more tokens than there are between two snapshots, and each step reads all
-/// weights.
+/// A lone prompt's steps are no longer than the distance of its snapshots, and each step reads all weights.
 const MIN_DISTANCE: u32 = 256;
-/// The tokens that a snapshot behind a branch or an answer has to save, at least.
+/// A snapshot after a branch or an answer must save at least this many tokens.
 const LEAST_DISTANCE: u32 = 64;
 
-/// Refuses options that recurrent layers do not work with yet, by their names.
+/// Refuses options that recurrent layers do not support yet, by their names.
 pub(crate) fn check_options(
     options: &LlmOptions,
     draft: Option<&DecoderSpec>,
 ) -> Result<(), Error> {
     let refused = [
         (
-            // A node keeps nothing by default.
+            // By default, a node keeps no KV in host memory.
             !matches!(
                 options.kv_spill,
                 KvSpill::Bytes(0) | KvSpill::QuarterOfCache
@@ -61,7 +59,7 @@ pub(crate) fn check_options(
     }
 }
 
-/// Lets only as many requests run as have room for their states in half of the memory that weights leave.
+/// Limits the running requests to the states that fit into half of the memory left by the weights.
 pub(crate) fn set_limits(
     scheduler: &mut SchedulerConfig,
     state_bytes: u64,
@@ -94,10 +92,10 @@ pub(crate) fn set_limits(
     Ok(())
 }
 
-/// Takes a part of the memory of the KV cache for snapshots: copies of states, from which requests that begin
-/// alike go on. A block's keys and values take `block_bytes`.
+/// Takes a part of the KV cache's memory for snapshots: copies of states, from which requests with the same beginning
+/// continue. A block's keys and values take `block_bytes`.
 ///
-/// A node of a cluster sends and receives states in them, too, and has at least as many as two requests take.
+/// A cluster node also sends and receives states in snapshots, and has at least enough for two requests.
 pub(crate) fn set_snapshots(
     scheduler: &mut SchedulerConfig,
     demand: &mut KvDemand,
@@ -114,7 +112,7 @@ pub(crate) fn set_snapshots(
     state.snapshot_interval = snapshot_interval(state_bytes, block_bytes, page_size);
     state.least_distance = state.least_distance.min(state.snapshot_interval);
     let cache_bytes = demand.kv_cache_bytes.unwrap_or(demand.default_bytes);
-    // A running request has about one behind its prompt and one behind its answer, and its next turn finds them.
+    // A running request has about one after its prompt and one after its answer, and its next turn finds them.
     let of_requests = u64::from(scheduler.max_num_seqs).saturating_mul(SNAPSHOTS_OF_REQUEST);
     let of_rows = cache_bytes / block_bytes.max(1) / u64::from(state.snapshot_interval);
     let useful = of_requests.saturating_add(of_rows);
@@ -130,7 +128,7 @@ pub(crate) fn set_snapshots(
     demand.limits.recurrent_state = scheduler.recurrent_state;
 }
 
-/// The number of blocks from one snapshot along a prompt to the next. A state of short convolutions is as large as the
+/// Returns the number of blocks between two snapshots along a prompt. A state of short convolutions is as large as the
 /// keys and values of a few tokens, and one of gated delta networks as large as those of thousands.
 fn snapshot_interval(state_bytes: u64, block_bytes: u64, page_size: u32) -> u32 {
     let least = { MIN_DISTANCE / page_size }.max(1);
@@ -157,9 +155,9 @@ mod tests {
         assert!(refusal.to_string().contains("10.0 MiB"), "{refusal}");
     }
 
-    /// The distance follows from the bytes of states and rows, between 256 and 2,048 tokens. LFM2 1.2B has 10 convolutions
-    /// of 2,048 channels that keep two inputs in f32, and 6 layers with 8 heads of 64 in bf16; Qwen3.5 4B 24 gated delta
-    /// networks of 32 matrices of 128 x 128, and 8 layers with 4 heads of 256.
+    /// The distance follows from the bytes of states and rows, between 256 and 2,048 tokens. LFM2 1.2B has 10
+    /// convolutions of 2,048 channels that keep two inputs in f32, and 6 layers with 8 heads of 64 in bf16; Qwen3.5 4B
+    /// has 24 gated delta networks of 32 matrices of 128 x 128, and 8 layers with 4 heads of 256.
     #[test]
     fn small_states_are_kept_more_often() {
         let row = |num_layers: u64, num_heads: u64, dim: u64| num_layers * 2 * num_heads * dim * 2;
@@ -168,7 +166,7 @@ mod tests {
         assert_eq!(snapshot_interval(convolutions, 32 * row(6, 8, 64), 32), 8);
         let matrices = 24 * 32 * 128 * 128 * 4;
         assert_eq!(snapshot_interval(matrices, 16 * row(8, 4, 256), 16), 128);
-        // Blocks of 1,000 bytes, an eighth of which pays for 5,001 bytes once in 41 of them.
+        // An eighth of blocks of 1,000 bytes pays for 5,001 bytes once in 41 blocks.
         assert_eq!(snapshot_interval(5001, 1000, 16), 41);
         // A page longer than the distance is one block.
         assert_eq!(snapshot_interval(1, 1000, 512), 1);
@@ -183,7 +181,7 @@ mod tests {
         let refusal = check_options(&options, None).unwrap_err().to_string();
         assert!(refusal.contains("--kv-spill-memory"), "{refusal}");
         options = LlmOptions::default();
-        // What a node of a cluster has by default.
+        // The default of a cluster node.
         options.exchanges_kv = true;
         options.kv_spill = KvSpill::QuarterOfCache;
         assert!(check_options(&options, None).is_ok());

@@ -1,4 +1,4 @@
-//! What is read again while a server runs: API keys and certificates.
+//! Reloads API keys and certificates while a server runs.
 
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
@@ -16,8 +16,8 @@ pub struct Reload {
 
 impl Reload {
     /// Follows the files of certificates, and reads all files again at SIGHUP, which then no longer ends the process.
-    /// Only a server without such files that was started from a terminal ends with it, as other programs do.
-    /// Files that cannot be used change nothing.
+    /// SIGHUP only ends a server without such files that was started from a terminal, like other programs. Unusable
+    /// files change nothing.
     pub fn start(self, state: &Arc<ServerState>) -> io::Result<()> {
         if let Some(tls) = &self.tls {
             tokio::spawn(tls.clone().follow_files());

@@ -1,6 +1,6 @@
-//! A server elsewhere that speaks OpenAI's API, asked over HTTP or HTTPS.
+//! A remote server with OpenAI's API, over HTTP or HTTPS.
 //!
-//! Every error is one line that names the server and says what to change.
+//! Every error is one line that names the server and the change to make.
 
 mod connection;
 
@@ -10,37 +10,37 @@ use crate::event_stream::{ChunkedBody, EventStream};
 use connection::Address;
 pub use connection::RemoteResponse;
 
-/// The server that an operator names.
+/// The server that the operator names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteOptions {
     pub url: String,
     pub api_key: Option<String>,
-    /// The first that the server lists if none is named.
+    /// The first model in the server's list if absent.
     pub model: Option<String>,
 }
 
 pub struct RemoteServer {
     address: Address,
-    /// What precedes `/models` and `/chat/completions` in paths.
+    /// The part of paths before `/models` and `/chat/completions`.
     base: String,
     has_key: bool,
     models: Vec<Listed>,
-    /// The name of the model that answers.
+    /// The name of the answering model.
     model: String,
 }
 
-/// A model that the server lists.
+/// A model in the server's list.
 #[derive(Debug, PartialEq)]
 struct Listed {
     name: String,
-    /// Not every server tells it.
+    /// Not every server reports it.
     max_model_len: Option<u32>,
 }
 
 const MAX_LIST_BYTES: usize = 16 << 20;
 const MAX_ERROR_BYTES: usize = 64 << 10;
 const MAX_ERROR_CHARS: usize = 500;
-/// Names that an error lists.
+/// Limits the names in an error.
 const MAX_NAMES: usize = 12;
 
 impl RemoteServer {
@@ -66,7 +66,7 @@ impl RemoteServer {
         Ok(server)
     }
 
-    /// What answers, in one line.
+    /// Describes server and model in one line.
     pub fn summary(&self) -> String {
         let others = self.models.iter().filter(|other| other.name != self.model);
         let others = match others.count() {
@@ -81,7 +81,7 @@ impl RemoteServer {
         found.and_then(|model| model.max_model_len)
     }
 
-    /// Opens the stream of an answer. Dropping it, or the future, ends the request.
+    /// Opens the stream of an answer. Dropping it, or the future, aborts the request.
     pub async fn chat(&self, mut body: Value) -> Result<EventStream<RemoteResponse>, String> {
         body["model"] = self.model.as_str().into();
         let path = format!("{}/chat/completions", self.base);
@@ -92,7 +92,7 @@ impl RemoteServer {
         Err(self.refusal(&path, response).await)
     }
 
-    /// The API is below `/v1` on most servers, and the URL may have that or not.
+    /// Most servers have the API below `/v1`, and the URL may include that or not.
     async fn find_models(&mut self) -> Result<(), String> {
         let given = self.address.path().to_owned();
         let below = format!("{given}/v1");
@@ -125,7 +125,7 @@ impl RemoteServer {
         Err(reason)
     }
 
-    /// Why the server did not answer as it was asked.
+    /// Returns why the server refused a request.
     async fn refusal(&self, path: &str, mut response: RemoteResponse) -> String {
         let status = response.status();
         let location = response.location();
@@ -178,7 +178,7 @@ impl RemoteServer {
     }
 }
 
-/// The models of a list, if the text is one.
+/// Returns the models of a list, if the text is one.
 fn parse_models(body: &[u8]) -> Option<Vec<Listed>> {
     let body: Value = serde_json::from_slice(body).ok()?;
     let models = body["data"].as_array()?.iter().filter_map(|model| {
@@ -191,14 +191,15 @@ fn parse_models(body: &[u8]) -> Option<Vec<Listed>> {
     Some(models.collect())
 }
 
-/// Message and code of an error, which servers write in several forms; the message is one line.
+/// Returns message and code of an error, which servers write in several forms; the message is one
+/// line.
 fn parse_error(body: &[u8]) -> (String, String) {
     let json: Value = serde_json::from_slice(body).unwrap_or_default();
     let error = &json["error"];
     let known = [&error["message"], error, &json["message"], &json["detail"]];
     let message = known.iter().find_map(|message| message.as_str());
     let text = String::from_utf8_lossy(body);
-    // A page in HTML is no message for a terminal.
+    // An HTML page is no message for a terminal.
     let is_page = text.trim_start().starts_with('<');
     let message = message.unwrap_or(if is_page { "" } else { &text });
     let words = message.split_whitespace().collect::<Vec<_>>().join(" ");

@@ -1,4 +1,4 @@
-//! `corella serve`: loads the model, prints what runs, and serves until it is told to stop.
+//! `corella serve`: loads the model, announces it, and serves until told to stop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +99,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let kv_events = match &config.kv_events {
         None => None,
         Some(config) => {
-            // Two models have no block in common, whose routers may still have one index.
+            // Different models must have no block in common, because their routers may share one index.
             let salt = llm.identity.model.0 as u64;
             let started = KvEvents::start(config, &llm.engine, salt).await;
             let started =
@@ -164,8 +164,8 @@ async fn serve(config: Serve) -> Result<(), Error> {
     let report = {
         let listener = socket.take_listener();
         let served = corella_server::serve(listener, state.clone(), shutdown);
-        // Nothing new comes from other nodes as soon as the server drains. The supervisor is told here because this is
-        // awaited: an idle server ends at once, and a task of its own might never have run.
+        // As soon as the server drains, other nodes stop sending requests. The supervisor is told here because this
+        // future is awaited: an idle server ends at once, and a separate task might never have run.
         let leaving = async {
             state.draining().await;
             supervisor::notify("STOPPING=1");
@@ -174,8 +174,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         let (mut served, mut leaving) = (std::pin::pin!(served), std::pin::pin!(leaving));
         tokio::select! {
             report = &mut served => {
-                // A server that ends without a drain, because its engine is lost, leaves nothing behind
-                // that it could finish.
+                // A server that ends without a drain, because its engine is lost, has no sessions to finish.
                 if report.is_ok() {
                     leaving.await;
                 }
@@ -188,7 +187,7 @@ async fn serve(config: Serve) -> Result<(), Error> {
         cluster.0.finish().await;
     }
     if let Some(exporter) = exporter {
-        // It waits for the collector, on a thread of its own.
+        // The exporter waits for the collector, on a thread of its own.
         let _ = tokio::task::spawn_blocking(move || exporter.finish()).await;
     }
     let report = report.map_err(io_error(format!("serving on {}", socket.shown())))?;
@@ -215,7 +214,7 @@ fn make_room_for(max_num_connections: usize) {
     }
 }
 
-/// The limits in force, from which tuning a server starts.
+/// Describes the limits in force, the starting point for tuning a server.
 fn limits_line(scheduler: &SchedulerConfig, config: &ServeConfig) -> String {
     format!(
         "limits: running requests {}, waiting requests {}, waiting prompt tokens {}, tokens per step {}, \

@@ -1,4 +1,4 @@
-//! The socket that a server listens on, and how clients name it.
+//! The listening socket of a server, and its address for clients.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,14 +12,14 @@ use crate::Error;
 use crate::config::ListenAddress;
 
 pub struct ServerSocket {
-    /// Until it is taken.
+    /// Present until taken.
     listener: Option<Listener>,
     address: Address,
 }
 
 enum Address {
     Tcp(SocketAddr),
-    /// The file is deleted in the end.
+    /// The file is deleted at the end.
     Unix(PathBuf),
 }
 
@@ -54,7 +54,7 @@ impl ServerSocket {
         }
     }
 
-    /// Answers requests 503 until it is ended.
+    /// Answers requests with 503 until ended.
     ///
     /// # Panics
     /// If the listener was taken before.
@@ -69,7 +69,7 @@ impl ServerSocket {
         self.listener.take().expect("the listener is taken once")
     }
 
-    /// The arguments of curl in front of a path.
+    /// Returns curl's arguments before a path.
     pub fn curl(&self, has_tls: bool) -> String {
         match (&self.address, has_tls) {
             (Address::Tcp(address), true) => format!("https://{address}"),
@@ -96,8 +96,7 @@ impl Drop for ServerSocket {
     }
 }
 
-/// Deletes the socket of a server that was killed. A socket with a listener stays, and so does any other
-/// file.
+/// Deletes the socket of a killed server. A socket with a listener stays, and so does any other file.
 async fn remove_abandoned(path: &Path) -> io::Result<()> {
     let is_socket = path
         .symlink_metadata()

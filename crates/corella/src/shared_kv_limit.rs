@@ -1,11 +1,10 @@
-//! What does not work yet with a model whose layers have keys and values of different shapes, or read those of
-//! other layers.
+//! Limits of models whose layers have keys and values of different shapes, or read those of other layers.
 
 use corella_model::DecoderSpec;
 
 use crate::{Error, LlmOptions};
 
-/// Refuses options that such layers do not work with, by their names.
+/// Refuses options that such layers do not support, by their names.
 pub(crate) fn check_options(spec: &DecoderSpec, options: &LlmOptions) -> Result<(), Error> {
     if !spec.has_mixed_kv() && !spec.shares_kv() {
         return Ok(());

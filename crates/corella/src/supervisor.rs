@@ -1,19 +1,19 @@
-//! Tells systemd what the server does, if it was started as a service of the type `notify`.
+//! Reports the server's state to systemd, if it was started as a service of the type `notify`.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// Where systemd listens; not set if nobody does.
+/// The variable with systemd's socket; unset without a supervisor.
 const SOCKET: &str = "NOTIFY_SOCKET";
 
-/// Whether something like systemd has started the server and looks after it.
+/// Returns whether a supervisor such as systemd has started the server.
 pub fn is_there() -> bool {
     std::env::var_os(SOCKET).is_some()
 }
 
-/// Sends assignments as `sd_notify` does, for example `READY=1`. Whoever does not listen is not told.
+/// Sends assignments like `sd_notify`, for example `READY=1`. Without a supervisor it does nothing.
 pub fn notify(state: &str) {
     if let Err(error) = try_notify(state) {
         tracing::warn!(%error, state, "cannot notify the supervisor");

@@ -1,4 +1,5 @@
-//! TLS towards servers elsewhere: they show certificates of authorities that the system knows.
+//! TLS for connections to remote servers, whose certificates must come from authorities that the
+//! system knows.
 
 use std::sync::Arc;
 

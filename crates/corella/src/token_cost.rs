@@ -1,4 +1,4 @@
-//! The least work that a token can take, to judge speeds by.
+//! The least work of a token, against which speeds are judged.
 
 use corella_model::LayerTensor::{Down, Gate, Up};
 use corella_model::{
@@ -14,7 +14,7 @@ pub struct TokenCost<'a> {
 }
 
 impl TokenCost<'_> {
-    /// Weights of all matrices. Norms and biases are so few that they are not counted.
+    /// Number of weights of all matrices. Norms and biases are too few to count.
     pub fn num_weights(spec: &DecoderSpec) -> usize {
         let embeddings = match spec.tied_embeddings {
             true => 1,
@@ -24,7 +24,7 @@ impl TokenCost<'_> {
         layers + embeddings * num_head_weights(spec) + num_draft_head_weights(spec, Experts::All)
     }
 
-    /// Weights that a guess of the model's own head is multiplied by.
+    /// Number of weights in a guess of the model's own head.
     pub fn num_guess_weights(spec: &DecoderSpec) -> usize {
         num_draft_head_weights(spec, Experts::OfToken) + num_head_weights(spec)
     }
@@ -78,14 +78,14 @@ impl TokenCost<'_> {
     }
 }
 
-/// The number of pairs of a query and a key that it sees, in a sequence of some tokens.
+/// Number of pairs of a query and a visible key in a sequence of `num_tokens`.
 fn num_pairs(attention: &AttentionSpec, num_tokens: f64) -> f64 {
     let window = attention.window.map_or(num_tokens, |window| window as f64);
     let short = num_tokens.min(window);
     short * (short + 1.0) / 2.0 + (num_tokens - short) * window
 }
 
-/// The weights of the layers' matrices that one token is multiplied by, or all of them.
+/// Number of weights of the layers' matrices, either those that one token uses or all.
 fn num_layer_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
     let layers = spec.layers.iter();
     layers
@@ -93,7 +93,7 @@ fn num_layer_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
         .sum()
 }
 
-/// The weights of the draft head's matrices, apart from those that it shares with the model.
+/// Number of weights of the draft head's matrices, without the ones shared with the model.
 fn num_draft_head_weights(spec: &DecoderSpec, of_experts: Experts) -> usize {
     let hidden = spec.hidden_size;
     let join = 2 * hidden * hidden;
@@ -115,7 +115,7 @@ fn num_weights(layer: &LayerSpec, hidden: usize, of_experts: Experts) -> usize {
         .sum()
 }
 
-/// Which experts of a layer count. Which ones a token chooses does not matter, as all have one shape.
+/// The experts of a layer that count. A token's choice does not matter, because all have one shape.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Experts {
     All,

@@ -1,4 +1,4 @@
-//! Reads the tokenizer while weights are packed, which takes about as long for a small model.
+//! Reads the tokenizer while weights are packed, which takes about the same time for a small model.
 
 use std::cell::{Cell, OnceCell};
 use std::panic::resume_unwind;
@@ -17,7 +17,7 @@ pub(crate) struct TokenizerLoader {
 }
 
 impl TokenizerLoader {
-    /// Starts to read, and leaves out the rows of the vocabulary that the tokenizer has no tokens for.
+    /// Starts to read, and leaves out the rows of the vocabulary without tokens in the tokenizer.
     pub fn start(checkpoint: &mut Checkpoint) -> Result<Self, Error> {
         let json = required_file(checkpoint, "tokenizer.json")?;
         drop_padding(checkpoint, &json)?;

@@ -1,4 +1,4 @@
-//! Explains a flag that cannot be taken: by the advice of the tables, or by the option that was meant.
+//! Explains a refused flag: by the advice of the tables, or by the nearest option.
 
 use clap::Command;
 use clap::error::ErrorKind;
@@ -7,8 +7,8 @@ use crate::flag_table::{self, Flag, Treatment};
 use crate::nearest_name::nearest_name;
 use crate::option_value;
 
-/// The message for an unknown option. It explains the flag of another server, or names the nearest of
-/// `known`, which have no dashes.
+/// Returns the message for an unknown option. It explains the flag of another server, or names the nearest of `known`,
+/// which have no dashes.
 pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     match flag_table::find(option).and_then(advice) {
         Some(advice) => format!("there is no option {option}: {advice}"),
@@ -20,7 +20,7 @@ pub fn refusal<'a>(option: &str, known: impl IntoIterator<Item = &'a str>) -> St
     }
 }
 
-/// Advice for a flag that is refused.
+/// Returns advice for a refused flag.
 fn advice(flag: &Flag) -> Option<String> {
     match &flag.treatment {
         Treatment::Same { .. } => None,
@@ -33,7 +33,7 @@ fn advice(flag: &Flag) -> Option<String> {
     }
 }
 
-/// The option of `command` that is nearest to what was typed. A suggestion must not be refused.
+/// Returns the option of `command` nearest to the typed one. A suggestion must not be refused itself.
 pub fn nearest_option<'a>(
     command: &'a Command,
     typed: &str,
@@ -48,12 +48,12 @@ pub fn nearest_option<'a>(
     takes(command, near, value).then_some(near)
 }
 
-/// Whether an option takes the value that was written behind another name, or takes none.
+/// Returns whether an option accepts the value after another name, or takes none.
 fn takes(command: &Command, long: &str, value: Option<&str>) -> bool {
     let Some(arg) = option_value::find(command, long) else {
         return false;
     };
-    // Behind a switch, the word may as well be a positional argument.
+    // After a switch, the word may also be a positional argument.
     let Some(value) = value.filter(|_| arg.get_action().takes_values()) else {
         return true;
     };

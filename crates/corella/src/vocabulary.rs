@@ -1,12 +1,12 @@
-//! Makes the vocabulary of a model that of its tokenizer.
+//! Restricts the vocabulary of a model to its tokenizer's.
 
 use corella_model::{Checkpoint, ModelConfig};
 use corella_text::TokenCount;
 
 use crate::Error;
 
-/// The number of tokens that a model knows and its tokenizer has. Further rows of the embedding are
-/// padding, which some makers of models add so that matrices have round sizes.
+/// Returns the number of tokens that both the model and its tokenizer have. Further rows of the
+/// embedding are padding, which some makers of models add for round matrix sizes.
 pub(crate) fn num_tokens(config: &ModelConfig, count: TokenCount) -> Result<usize, Error> {
     let num_rows = config.spec.vocab_size;
     if count.num_vocabulary_ids > num_rows {
@@ -16,14 +16,14 @@ pub(crate) fn num_tokens(config: &ModelConfig, count: TokenCount) -> Result<usiz
             count.num_vocabulary_ids
         )));
     }
-    // A token that ends answers must be drawn even if a tokenizer lacks it.
+    // A token that ends answers must be drawable even if a tokenizer lacks it.
     let named = config.eos_token_ids.iter().chain(&config.bos_token_id);
     let num_named = named.map(|&id| id as usize + 1).max().unwrap_or(0);
     Ok(count.num_ids.max(num_named).min(num_rows))
 }
 
-/// Leaves out padding, so that it is never drawn. Added tokens that the model has no row for stay in the
-/// tokenizer; a prompt that holds one is refused.
+/// Leaves out padding, so that it is never drawn. Added tokens without a row in the model stay in the tokenizer; a
+/// prompt with one is refused.
 pub(crate) fn drop_padding(
     checkpoint: &mut Checkpoint,
     tokenizer_json: &[u8],

@@ -1,5 +1,5 @@
-//! Keeps packed weights in files, so that the next start of a model reads what this one has quantised
-//! and repacked. Weights that are only copied are not kept, because copying them again is as fast.
+//! Keeps packed weights in files, so that the next start of a model reads the quantised and repacked weights. Weights
+//! that are only copied are not kept, because copying them again is as fast.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirEntry, File, OpenOptions, TryLockError};
@@ -20,11 +20,11 @@ use crate::kv_plan::display_bytes;
 /// The folder of packed weights, and its limits.
 #[derive(Clone, Debug)]
 pub struct WeightCache {
-    /// Created when it is needed. Other files in it are left alone.
+    /// Created when needed. Other files in it stay unchanged.
     pub folder: PathBuf,
     /// Disk space for all models together; the least recently used are deleted first.
     pub max_bytes: u64,
-    /// Smaller models are not kept, since packing them again takes no time.
+    /// Smaller models are not kept, because packing them again takes no time.
     pub min_bytes: u64,
 }
 
@@ -44,14 +44,14 @@ pub(crate) struct WeightCacheEntry {
     path: PathBuf,
 }
 
-/// To be raised when packing changes the bytes of a file in a way that neither the names of layouts and
-/// `WeightFormat` nor the check of a reader shows. A reader notices another layout of panels.
+/// Must be raised when packing changes the bytes of a file and neither the names of layouts and `WeightFormat` nor the
+/// check of a reader shows it. A reader notices another layout of panels.
 const VERSION: u32 = 1;
 const COMPLETE: &str = "packed";
 const PARTIAL: &str = "partial";
 
 impl WeightCacheEntry {
-    /// `None` for a model that does not come from files, or whose files cannot be identified.
+    /// Returns `None` for a model without files, or whose files cannot be identified.
     pub fn new(
         cache: &WeightCache,
         checkpoint: &Checkpoint,
@@ -80,13 +80,13 @@ impl WeightCacheEntry {
 
     pub fn open(&self) -> Option<File> {
         let file = File::open(&self.path).ok()?;
-        // `make_room` goes by this time. It cannot be set in a folder of another user, which is fine.
+        // `make_room` uses this time. It cannot be set in a folder of another user, which is harmless.
         let _ = file.set_modified(SystemTime::now());
         Some(file)
     }
 
     /// Writes the image in the background while the model is served. A failure is only a warning,
-    /// since the next start can pack again.
+    /// because the next start can pack again.
     pub fn keep(self, image: Box<dyn WeightImage>) -> Option<WeightKeeper> {
         let num_bytes = image.num_bytes();
         if image.is_read() || num_bytes < self.cache.min_bytes.max(1) {
@@ -121,7 +121,7 @@ impl WeightCacheEntry {
         })
     }
 
-    /// Writes the file. `false` if another process writes it, or if this one was told to stop.
+    /// Writes the file. Returns `false` if another process writes it, or if this one was told to stop.
     fn write(&self, image: &dyn WeightImage, is_stopped: &AtomicBool) -> io::Result<bool> {
         fs::create_dir_all(&self.cache.folder)?;
         let partial = self.path.with_extension(PARTIAL);
@@ -135,7 +135,7 @@ impl WeightCacheEntry {
             Err(TryLockError::WouldBlock) => return Ok(false),
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // The process that held the lock before may have completed the file meanwhile.
+        // The previous holder of the lock may have completed the file meanwhile.
         if !partial
             .metadata()
             .is_ok_and(|at_path| is_same(&at_path, &file))
@@ -157,7 +157,7 @@ impl WeightCacheEntry {
         is_stopped: &AtomicBool,
     ) -> io::Result<bool> {
         const PIECE: usize = 4 << 20;
-        // Bounds the dirty pages that the system may have to write all at once.
+        // Limits the dirty pages that the system may have to write at once.
         const MAX_UNSYNCED: usize = 64 << 20;
         file.set_len(0)?;
         self.make_room(image.num_bytes())?;
@@ -168,7 +168,7 @@ impl WeightCacheEntry {
             }
             let start = Instant::now();
             file.write_all(piece)?;
-            // Takes at most half of a core, which requests may be waiting for.
+            // Takes at most half of a core, for which requests may be waiting.
             std::thread::sleep(start.elapsed());
             num_unsynced += piece.len();
             if num_unsynced >= MAX_UNSYNCED {
@@ -180,7 +180,7 @@ impl WeightCacheEntry {
         Ok(true)
     }
 
-    /// Deletes the least recently used files, and partial files of processes that were killed.
+    /// Deletes the least recently used files, and partial files of killed processes.
     fn make_room(&self, num_bytes: u64) -> io::Result<()> {
         let mut kept = Vec::new();
         for entry in fs::read_dir(&self.cache.folder)? {
@@ -222,7 +222,7 @@ pub struct WeightKeeper {
 }
 
 impl WeightKeeper {
-    /// Waits until everything is written.
+    /// Waits until all is written.
     pub fn wait(mut self) {
         self.join();
     }
@@ -242,7 +242,7 @@ impl Drop for WeightKeeper {
     }
 }
 
-/// The extension of a file that belongs to the cache; `None` for any other file.
+/// Returns the extension of a file of the cache; `None` for any other file.
 fn kind(entry: &DirEntry) -> Option<&'static str> {
     let name = entry.file_name();
     let name = name.to_str()?;
@@ -274,7 +274,7 @@ fn remove(path: &Path) -> io::Result<()> {
 fn free_bytes(folder: &Path) -> io::Result<u64> {
     let folder = std::ffi::CString::new(folder.as_os_str().as_bytes())?;
     let mut disk = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: a string that ends, and room for the answer.
+    // SAFETY: a terminated string, and room for the answer.
     if unsafe { libc::statvfs(folder.as_ptr(), disk.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }

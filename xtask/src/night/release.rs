@@ -1,4 +1,4 @@
-//! The first build of a user: how long it takes from nothing, how large the binary is, and that it answers.
+//! A user's first build: its time from nothing, the binary's size, and a first answer.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::limit;
 use crate::repository::{Repository, output, run};
 
-/// Builds the release binary in an empty folder, checks its size and lets it answer once.
+/// Builds the release binary in an empty folder, checks its size and has it answer once.
 pub fn check(repository: &Repository) -> Result<(), String> {
     run(
         &mut repository.cargo(&["fetch", "--locked"]),
@@ -18,7 +18,7 @@ pub fn check(repository: &Repository) -> Result<(), String> {
     let _ = fs::remove_dir_all(&folder);
     let start = Instant::now();
     let mut build = repository.cargo(&["build", "--release", "--locked"]);
-    // As a user builds, without the settings of this program.
+    // A user builds without the settings of this program.
     build.env("CARGO_TARGET_DIR", &folder);
     build.env_remove("CARGO_INCREMENTAL");
     run(&mut build, "the release build failed, above")?;

@@ -1,4 +1,4 @@
-//! What the output of a test harness says about single tests.
+//! Reads the results of single tests from the output of a test harness.
 
 use super::watched_run::End;
 
@@ -12,14 +12,14 @@ pub enum Harness {
 /// How a run of some tests failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What happened if it was more than failed tests: a signal, or no end.
+    /// The cause if it was more than failed tests: a signal, or a hang.
     pub what: Option<String>,
-    /// The tests that failed, or those that had not ended.
+    /// The failed tests, or the unfinished ones.
     pub tests: Vec<String>,
 }
 
 impl Harness {
-    /// The failure of a run that was to run these tests; nothing if it succeeded.
+    /// Returns the failure of a run of these tests; `None` if it succeeded.
     pub fn failure(self, end: &End, output: &str, tests: &[String]) -> Option<Failure> {
         let unended = |what: String| {
             let tests = tests.iter().filter(|name| !self.has_ended(output, name));
@@ -47,7 +47,7 @@ impl Harness {
         }
     }
 
-    /// Whether a test has a result in the output. Other text may stand before it on its line.
+    /// Returns whether a test has a result in the output. Other text may precede it on its line.
     fn has_ended(self, output: &str, name: &str) -> bool {
         let results: &[&str] = match self {
             Self::Libtest => &["ok", "FAILED", "ignored"],
@@ -70,7 +70,7 @@ impl Harness {
         starts.iter().any(has)
     }
 
-    /// The tests in a list that the harness has printed.
+    /// Returns the tests in a list printed by the harness.
     pub fn listed(self, output: &str) -> Vec<String> {
         let name = |line: &str| match self {
             Self::Libtest => line.strip_suffix(": test").map(str::to_owned),
@@ -80,7 +80,7 @@ impl Harness {
     }
 }
 
-/// The names below the last line `failures:`; before it, the same word stands above what the tests wrote.
+/// The names below the last line `failures:`; an earlier one heads the tests' output.
 fn failed_of_libtest(output: &str) -> Vec<String> {
     let Some((_, list)) = output.rsplit_once("\nfailures:\n") else {
         return Vec::new();

@@ -1,9 +1,9 @@
-//! What makes a run of tests hard.
+//! The stress on a run of tests.
 
-/// Whatever the mode, a busy loop runs for each core.
+/// In every mode, a busy loop runs for each core.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing more.
+    /// No further stress.
     Plain,
     /// All threads of the tests share one core.
     OneCore,

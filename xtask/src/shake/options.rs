@@ -4,21 +4,21 @@ use super::mode::Mode;
 
 const DEFAULT_NUM_RUNS: usize = 20;
 
-/// Whose tests lean most on what other threads and nodes do meanwhile.
+/// The packages whose tests depend most on other threads and nodes.
 const DEFAULT_PACKAGES: [&str; 3] = ["corella-cluster", "corella-server", "corella-engine"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
-    /// A part of the names of the tests to run; for pytest, an expression of its option `-k`.
+    /// A part of the tests' names; for pytest, an expression of its option `-k`.
     pub pattern: Option<String>,
     /// Empty for all packages.
     pub packages: Vec<String>,
     pub is_client: bool,
     pub num_runs: usize,
     pub seed: Option<u64>,
-    /// The modes that runs take by turns.
+    /// The modes that runs take in turn.
     pub modes: Vec<Mode>,
-    /// The part of the files of tests, from 1 on, and the number of parts.
+    /// The part of the test files, from 1 on, and the number of parts.
     pub part: (usize, usize),
     pub resumes: bool,
 }
@@ -75,7 +75,8 @@ impl Options {
         Ok(options)
     }
 
-    /// The arguments that decide which results belong together: all but the seed and `--resume`.
+    /// Returns the arguments that determine which results belong together: all but the seed and
+    /// `--resume`.
     pub fn what(&self) -> String {
         let mut text = String::new();
         if self.is_client {
@@ -116,7 +117,7 @@ fn part(value: &str) -> Result<(usize, usize), String> {
     parsed.ok_or_else(|| format!("shake: --part takes I/N, such as 1/3, not {value:?}"))
 }
 
-/// A word as a shell reads it.
+/// Quotes a word for a shell.
 pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,=+".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {

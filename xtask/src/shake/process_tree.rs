@@ -1,4 +1,4 @@
-//! A process with all that it has started.
+//! A process with all of its descendants.
 
 use std::fs;
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::signal::Signal;
 
-/// The time in which a signal that a process has sent just before it was stopped has its effect.
+/// The time in which a signal sent just before its sender was stopped takes effect.
 const SETTLE_TIME: Duration = Duration::from_millis(2);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,11 +15,11 @@ struct Process {
     parent: i32,
     group: i32,
     is_stopped: bool,
-    /// When it was started, on the clock of the system. Together with the id this names one process for good.
+    /// The time of its start, on the system's clock. Together with the id this identifies one process for good.
     started_at: u64,
 }
 
-/// The processes of a tree that were seen. One whose parent has ended is known by then.
+/// The processes of a tree seen so far. A process whose parent has ended stays known.
 pub struct SeenTree {
     root: i32,
     seen: Vec<Process>,
@@ -35,7 +35,7 @@ impl SeenTree {
         self.seen = members(&processes(), |process| self.is_member(process));
     }
 
-    /// Ends all processes of the tree at once.
+    /// Kills all processes of the tree at once.
     pub fn kill(mut self) {
         self.look();
         Signal::Kill.send_to_group(self.root);
@@ -51,12 +51,12 @@ impl SeenTree {
     }
 }
 
-/// Processes that are stopped until this is dropped.
+/// Processes that stay stopped until this is dropped.
 pub struct StoppedTree(Vec<i32>);
 
 impl StoppedTree {
-    /// Stops the processes of a tree, each before those that it has started: what a test holds still by a signal of
-    /// its own has that signal by then, is not stopped again, and so does not go on when this is dropped.
+    /// Stops the processes of a tree, each before its children. A process that a test has stopped by a signal of its
+    /// own is stopped by then, is not stopped again, and so does not continue when this is dropped.
     pub fn stop(root: i32) -> Self {
         let mut stopped = Vec::new();
         let mut next = vec![root];
@@ -80,7 +80,7 @@ impl Drop for StoppedTree {
     }
 }
 
-/// The processes that run although those that started them are stopped, or are gone.
+/// Returns the running processes whose parents are stopped or gone.
 fn next_to_stop(tree: &[Process], stopped: &[i32]) -> Vec<i32> {
     let runs = |process: &&Process| !process.is_stopped && !stopped.contains(&process.id);
     let has_live_parent = |process: &&Process| {
@@ -94,7 +94,7 @@ fn next_to_stop(tree: &[Process], stopped: &[i32]) -> Vec<i32> {
     next.map(|process| process.id).collect()
 }
 
-/// The processes that are members by themselves, and what these have started, in whatever group.
+/// Returns the processes for which `is_first` holds, and their descendants in any group.
 fn members(processes: &[Process], is_first: impl Fn(&Process) -> bool) -> Vec<Process> {
     let mut tree: Vec<Process> = Vec::new();
     let mut left = processes.to_vec();
@@ -111,7 +111,7 @@ fn members(processes: &[Process], is_first: impl Fn(&Process) -> bool) -> Vec<Pr
     }
 }
 
-/// All processes, by what Linux says in `/proc`; none on other systems.
+/// Returns all processes in Linux's `/proc`; none on other systems.
 fn processes() -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else {
         return Vec::new();
@@ -123,9 +123,9 @@ fn processes() -> Vec<Process> {
     entries.flatten().filter_map(status).collect()
 }
 
-/// A process by the line in its file `stat`; nothing if it has ended and was not waited for yet.
+/// Parses a process from the line in its file `stat`; returns `None` for a zombie.
 fn process(id: i32, stat: &str) -> Option<Process> {
-    // The name in parentheses, before these fields, may contain anything.
+    // The name in parentheses, before these fields, may contain any character.
     let (_, fields) = stat.rsplit_once(") ")?;
     let fields: Vec<&str> = fields.split(' ').collect();
     let number = |index: usize| fields.get(index)?.parse().ok();
@@ -149,7 +149,7 @@ pub mod tests {
 
     use super::*;
 
-    /// Waits until a process has ended, whether or not its parent knows.
+    /// Waits until a process has ended, whether or not its parent has reaped it.
     pub fn wait_until_gone(id: i32) {
         while processes().iter().any(|process| process.id == id) {
             thread::sleep(SETTLE_TIME);

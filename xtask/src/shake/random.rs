@@ -4,7 +4,7 @@
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers of one run of a seed, or of a part of a run.
+    /// Returns the numbers of one run of a seed, or of a part of a run.
     pub fn new(seed: u64, parts: &[u64]) -> Self {
         let mut random = Self(seed);
         for &part in parts {
@@ -21,7 +21,7 @@ impl Random {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `end`, which is small beside 2⁶⁴, so that all are about as likely.
+    /// Returns a number below `end`, which is small compared to 2⁶⁴, so that all are about equally likely.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }

@@ -1,4 +1,4 @@
-//! The results of finished runs, kept in a file, so that what was interrupted can go on.
+//! The results of finished runs in a file, so that an interrupted command can continue.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::harness::Failure;
 use super::mode::Mode;
 
-/// How a unit, which is a test binary or a file of tests, ended in a run.
+/// The result of a unit, a test binary or a test file, in a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     pub run: usize,
@@ -18,14 +18,15 @@ pub struct Outcome {
 }
 
 pub struct Record {
-    /// The folder has the results and the output of what failed.
+    /// The folder has the results and the output of failed units.
     pub folder: PathBuf,
     pub seed: u64,
     pub outcomes: Vec<Outcome>,
 }
 
 impl Record {
-    /// The record of runs with these arguments: a new one, or with `resumes` the one that is there.
+    /// Opens the record of runs with these arguments: a new one, or with `resumes` the existing
+    /// one.
     pub fn open(
         folder: PathBuf,
         what: &str,
@@ -71,7 +72,7 @@ impl Record {
         self.outcomes.iter().any(is_it)
     }
 
-    /// Keeps an outcome.
+    /// Records an outcome.
     pub fn add(&mut self, outcome: Outcome) -> Result<(), String> {
         let path = self.folder.join("results.txt");
         let open = OpenOptions::new().append(true).open(&path);
@@ -82,7 +83,7 @@ impl Record {
         Ok(())
     }
 
-    /// The file for what a unit writes in a run.
+    /// Returns the file for a unit's output in a run.
     pub fn output(&self, run: usize, unit: &str, mode: Mode) -> PathBuf {
         let name = unit.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
         self.folder
@@ -129,18 +130,18 @@ impl Outcome {
     }
 }
 
-/// The folder of runs with these arguments.
+/// Returns the folder of runs with these arguments.
 pub fn folder(target: &Path, what: &str) -> PathBuf {
     let name = what.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     let name: String = name.trim_matches('-').chars().take(60).collect();
-    // FNV-1a tells apart what has the same letters.
+    // An FNV-1a hash distinguishes arguments with the same letters.
     let hash = what.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
     });
     target.join("shake").join(format!("{name}-{hash:08x}"))
 }
 
-/// A seed that is short enough to be typed.
+/// Returns a seed short enough to type.
 fn seed_of_clock() -> u64 {
     let since_epoch = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
     u64::from(since_epoch.subsec_nanos()) ^ (since_epoch.as_secs() & 0xff_ffff)

@@ -1,11 +1,11 @@
-//! What `shake` says about runs.
+//! The report of `shake`.
 
 use super::harness::Failure;
 use super::mode::Mode;
 use super::options::{Options, quoted};
 use super::record::{Outcome, Record};
 
-/// A test, or a unit of which no single test is known to have failed, and the runs in which it failed.
+/// A test, or a unit without a known failed test, and the runs in which it failed.
 struct Failing<'a> {
     unit: &'a str,
     test: Option<&'a str>,
@@ -32,7 +32,7 @@ pub fn print_outcome(outcome: &Outcome, num_runs: usize, record: &Record) {
     }
 }
 
-/// Prints what failed, how often, and how to repeat it.
+/// Prints the failures, their frequencies, and how to repeat them.
 pub fn print(options: &Options, record: &Record) {
     let all = failing(&record.outcomes);
     println!();
@@ -65,13 +65,13 @@ pub fn print(options: &Options, record: &Record) {
     );
 }
 
-/// A number of things, in words.
+/// Returns a number with its noun.
 pub fn counted(num: usize, what: &str) -> String {
     let end = if num == 1 { "" } else { "s" };
     format!("{num} {what}{end}")
 }
 
-/// What failed, the most often first.
+/// Returns the failures, the most frequent first.
 fn failing(outcomes: &[Outcome]) -> Vec<Failing<'_>> {
     let mut all: Vec<Failing> = Vec::new();
     for outcome in outcomes {
@@ -120,7 +120,7 @@ fn by_mode(outcomes: &[&Outcome]) -> String {
     counts.collect::<Vec<_>>().join(", ")
 }
 
-/// A command that runs a failing test as it failed first. The order of others is no longer the same.
+/// Returns a command that runs a failing test as in its first failure. The order of others is no longer the same.
 fn repeat(failing: &Failing, options: &Options, seed: u64) -> String {
     let mut command = "cargo xtask shake".to_string();
     match options.is_client {
@@ -130,7 +130,7 @@ fn repeat(failing: &Failing, options: &Options, seed: u64) -> String {
             command += &format!(" -p {package}");
         }
     }
-    // The expressions of pytest have no room for parameters.
+    // pytest's expressions cannot contain parameters.
     let name = match (failing.test, options.is_client) {
         (Some(test), true) => {
             let name = test

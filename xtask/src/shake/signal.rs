@@ -1,8 +1,8 @@
-//! Signals to other processes, and those that end this one.
+//! Signals to other processes, and signals that end this one.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
-// Numbers of Linux on all the architectures that it is built for here, and of macOS for those that differ.
+// Linux's numbers on all its supported architectures, and macOS's where they differ.
 const HANGUP: i32 = 1;
 const INTERRUPT: i32 = 2;
 const KILL: i32 = 9;
@@ -28,7 +28,7 @@ impl Signal {
         }
     }
 
-    /// Sends the signal to a process. One that has ended meanwhile needs none.
+    /// Sends the signal to a process. It may have ended meanwhile.
     pub fn send(self, process_id: i32) {
         assert!(
             process_id > 0,
@@ -53,23 +53,24 @@ unsafe extern "C" {
 }
 
 static IS_ASKED_TO_END: AtomicBool = AtomicBool::new(false);
-/// The group of processes that run, or 0.
+/// The running process group, or 0.
 static GROUP: AtomicI32 = AtomicI32::new(0);
 
-/// From now on, Ctrl-C and its like are noted instead of ending the process. The second ends it, and what it runs.
+/// From now on, Ctrl-C and similar signals are noted instead of ending the process. The second one ends it and its
+/// children.
 pub fn catch_ends() {
     for number in [HANGUP, INTERRUPT, TERMINATE] {
-        // SAFETY: the handler uses atomics and two functions that are safe in handlers of signals.
+        // SAFETY: the handler uses atomics and two functions that are safe in signal handlers.
         unsafe { signal(number, handle_end) };
     }
 }
 
-/// Whether somebody wants this process to end.
+/// Returns whether the user wants this process to end.
 pub fn is_asked_to_end() -> bool {
     IS_ASKED_TO_END.load(Ordering::Relaxed)
 }
 
-/// Names the group of processes that must not outlive this process, or 0.
+/// Sets the process group that must not outlive this process, or 0.
 pub fn set_group(group: i32) {
     GROUP.store(group, Ordering::Relaxed);
 }

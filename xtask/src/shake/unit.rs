@@ -1,4 +1,4 @@
-//! What `shake` runs at once: a test binary of Rust, or a file of `tests/client`.
+//! A unit that `shake` runs at once: a Rust test binary, or a file of `tests/client`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ const CLIENT_FOLDER: &str = "tests/client/";
 pub struct Unit {
     pub name: String,
     pub harness: Harness,
-    /// The names of the tests that run, as their harness writes them.
+    /// The names of the selected tests, in their harness's form.
     pub tests: Vec<String>,
     pattern: Option<String>,
     runner: Runner,
@@ -24,7 +24,7 @@ pub struct Unit {
 
 enum Runner {
     Binary(TestBinary),
-    /// A command that runs a file, but for the pattern.
+    /// A command that runs a file, without the pattern.
     Pytest(Command),
 }
 
@@ -35,12 +35,12 @@ impl Unit {
             Runner::Binary(binary) => {
                 let mut command = binary.command();
                 command.args(&self.pattern);
-                // A stable libtest knows the option if it is told that it need not be stable.
+                // A stable libtest accepts the option if told to allow unstable ones.
                 command.env("RUSTC_BOOTSTRAP", "1");
                 command
                     .args(["-Z", "unstable-options", "--shuffle-seed"])
                     .arg(seed.to_string());
-                // On one core there are as many tests at a time, too.
+                // On one core the number of concurrent tests is the same.
                 command.env("RUST_TEST_THREADS", num_threads.to_string());
                 command
             }
@@ -54,7 +54,7 @@ impl Unit {
     }
 }
 
-/// The units that have tests of the chosen names.
+/// Returns the units with tests of the chosen names.
 pub fn find(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String> {
     let units = match options.is_client {
         true => files(repository, options)?,
@@ -118,7 +118,7 @@ fn files(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String
         command
     };
     let mut collect = pytest(CLIENT_FOLDER);
-    // Beside -v, one -q more lets pytest write one test a line.
+    // Besides -v, a further -q makes pytest write one test per line.
     collect.args(["--collect-only", "-qq"]);
     collect.args(options.pattern.iter().flat_map(|pattern| ["-k", pattern]));
     let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -145,7 +145,7 @@ fn files(repository: &Repository, options: &Options) -> Result<Vec<Unit>, String
     Ok(of_part.map(unit).collect())
 }
 
-/// What a command writes that lists tests. Pytest fails if there are none.
+/// Returns the output of a command that lists tests. Pytest fails if there are none.
 fn list_output(command: &mut Command) -> Result<String, String> {
     const NO_TESTS: i32 = 5;
     let program = command.get_program().to_string_lossy().into_owned();
@@ -156,7 +156,7 @@ fn list_output(command: &mut Command) -> Result<String, String> {
         return Ok(text);
     }
     let text = text + &String::from_utf8_lossy(&output.stderr);
-    // The list may be long, and what went wrong is at its end.
+    // The list may be long, and the error is at its end.
     let lines: Vec<&str> = text.lines().collect();
     let end = lines[lines.len().saturating_sub(30)..].join("\n");
     Err(format!(
@@ -165,7 +165,7 @@ fn list_output(command: &mut Command) -> Result<String, String> {
     ))
 }
 
-/// The same command, all of whose threads share one core.
+/// Returns the same command with all threads on one core.
 pub fn on_one_core(command: &Command) -> Command {
     let mut held = wrapped("taskset".into(), command);
     held.args(["-c", &first_core()]);
@@ -173,7 +173,7 @@ pub fn on_one_core(command: &Command) -> Command {
     held
 }
 
-/// Another program with the folder and the environment of a command.
+/// Returns another program's command with the folder and the environment of a command.
 fn wrapped(program: std::ffi::OsString, command: &Command) -> Command {
     let mut other = Command::new(program);
     if let Some(folder) = command.get_current_dir() {

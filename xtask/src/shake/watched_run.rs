@@ -1,4 +1,4 @@
-//! Runs a command beside everything that `shake` does to it.
+//! Runs a command under the stress of `shake`.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -12,14 +12,14 @@ use super::random::Random;
 use super::signal::{self, Signal};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The time between two looks at which processes there are.
+/// The time between two scans for processes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(300);
-/// The longest time between two pauses; the shortest is next to nothing.
+/// The longest time between two pauses; the shortest is near zero.
 const MAX_RUNNING: Duration = Duration::from_millis(1500);
-/// A command that writes nothing for so long hangs.
+/// A command without output for this long hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(20 * 60);
-/// The time that tests have to end their servers when somebody interrupts them.
+/// The time for interrupted tests to end their servers.
 const GRACE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -27,12 +27,12 @@ pub enum End {
     Exited(ExitStatus),
     /// It wrote nothing for 20 minutes, and was killed.
     Hung,
-    /// Somebody asked this process to end.
+    /// The user asked this process to end.
     Interrupted,
 }
 
-/// Runs a command with its output in a file until it ends, and leaves no process behind. With random numbers, it is
-/// stopped at random times.
+/// Runs a command with its output in a file until it ends, and leaves no process behind. With random numbers, it pauses
+/// at random times.
 pub fn run(command: &mut Command, output: &Path, pauses: Option<Random>) -> Result<End, String> {
     run_for(command, output, pauses, HANGS_AFTER)
 }
@@ -47,7 +47,7 @@ fn run_for(
     let file = File::create(output).map_err(at)?;
     command.stdin(Stdio::null());
     command.stdout(file.try_clone().map_err(at)?).stderr(file);
-    // A group of its own gets no Ctrl-C of the terminal: this process decides how it ends.
+    // A separate group gets no Ctrl-C from the terminal: this process decides how it ends.
     let child = command.process_group(0).spawn();
     let program = command.get_program().to_string_lossy().into_owned();
     let mut child = child.map_err(|error| format!("{program} did not start: {error}"))?;
@@ -106,7 +106,7 @@ fn watch(
     }
 }
 
-/// Lets tests end what they started, as Ctrl-C in a terminal would.
+/// Lets tests end their children, as Ctrl-C in a terminal would.
 fn interrupt(child: &mut Child, id: i32) {
     Signal::Interrupt.send_to_group(id);
     let asked_at = Instant::now();
@@ -145,13 +145,13 @@ mod tests {
     #[test]
     fn a_command_that_writes_nothing_is_killed_with_all_that_it_started() {
         let path = output("hung");
-        // What it starts has a group and a session of its own.
+        // The child has a group and a session of its own.
         let script = "setsid sleep 1000 & echo $!; sleep 1000";
         let mut hangs_after = Duration::from_millis(200);
         let id = loop {
             let end = run_for(&mut shell(script), &path, None, hangs_after);
             assert!(matches!(end, Ok(End::Hung)), "{end:?}");
-            // A shell may be slower than that to start.
+            // A shell may take longer than that to start.
             match fs::read_to_string(&path).unwrap().trim().parse::<i32>() {
                 Ok(id) => break id,
                 Err(_) => hangs_after *= 2,
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_command_that_is_stopped_goes_on() {
         let path = output("pauses");
-        // What stopped itself, as if a test held it, stays stopped: it writes nothing.
+        // A process that stopped itself, as if a test held it, stays stopped: it writes nothing.
         let script = "sh -c 'kill -STOP $$; echo wrong' & \
                       for i in 1 2 3 4 5 6 7 8 9; do echo $i; sleep 0.2; done; kill -KILL $!";
         let mut command = shell(script);

@@ -1,4 +1,4 @@
-//! Runs test binaries and adds up what they say.
+//! Runs test binaries and sums up their results.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -10,18 +10,18 @@ use crate::test_binary::TestBinary;
 #[derive(Default)]
 pub struct Tally {
     pub num_passed: usize,
-    /// What failed: tests, or binaries that ended without saying which.
+    /// The failures: tests, or binaries that ended without naming any.
     pub failed: Vec<String>,
     /// Seconds and name of each test that ran.
     times: Vec<(f64, String)>,
 }
 
 impl Tally {
-    /// Runs a test binary and shows everything that it says but the names of tests that pass.
+    /// Runs a test binary and shows all of its output except the names of passing tests.
     pub fn run(&mut self, binary: &TestBinary, mut command: Command) -> Result<(), String> {
         let title = format!("{} {}", binary.package, binary.name);
         println!("\n     Running {title}");
-        // Only a nightly compiler's harness tells the time of a test, unless this variable is set.
+        // Only a nightly compiler's harness reports test times, unless this variable is set.
         command.env("RUSTC_BOOTSTRAP", "1");
         command.args(["-Zunstable-options", "--report-time"]);
         let mut child = { command.stdout(Stdio::piped()).spawn() }
@@ -85,7 +85,7 @@ enum Line<'a> {
     Failed {
         name: &'a str,
     },
-    /// What says nothing to somebody who reads the whole run.
+    /// Lines that mean nothing to a reader of the whole run.
     Noise,
     Other,
 }

@@ -1,11 +1,11 @@
-//! Tests that may take long, with the reason.
+//! Tests that are allowed to take long, with the reason.
 
 use crate::tidy::Tree;
 
-/// Seconds that a test takes at most on two quiet cores, unless it is in `REASONS`.
+/// Limits a test's seconds on two quiet cores, unless it is in `REASONS`.
 pub const BOUND_S: f64 = 20.0;
 
-/// The last part of a test's name, and why it takes longer.
+/// The last part of a test's name, and the reason for its time.
 const REASONS: [(&str, &str); 2] = [
     (
         "four_stages_of_unequal_length",
@@ -17,7 +17,7 @@ const REASONS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Whether a test, named with its package and binary, may take longer.
+/// Returns whether a test, named with its package and binary, may take longer.
 pub fn has_reason(test: &str) -> bool {
     let name = test.rsplit([':', ' ']).next().unwrap_or(test);
     REASONS.iter().any(|(slow, _)| *slow == name)

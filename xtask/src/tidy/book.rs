@@ -9,7 +9,7 @@ const RESULTS_INDEX: &str = "docs/src/results.md";
 const CHAPTERS: &str = "docs/src/";
 const SUMMARY: &str = "docs/src/SUMMARY.md";
 
-/// Every scenario is named in the rules of behaviour, and every one that they name exists.
+/// The rules of behaviour name every scenario, and each name there exists.
 pub fn scenarios(tree: &Tree) -> Vec<String> {
     let behaviours = tree.text(BEHAVIOURS).unwrap_or_default();
     let existing: Vec<_> = names(tree, SCENARIOS, ".txt").collect();
@@ -44,7 +44,7 @@ fn scenarios_of(line: &str) -> Vec<&str> {
     names
 }
 
-/// Every result is named in the index, since nobody would find it otherwise.
+/// The index names every result; others would not be found.
 pub fn results(tree: &Tree) -> Vec<String> {
     let index = tree.text(RESULTS_INDEX).unwrap_or_default();
     names(tree, RESULTS, ".md")
@@ -53,7 +53,7 @@ pub fn results(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Every chapter is named in the summary, since mdBook leaves out others.
+/// The summary names every chapter; mdBook leaves out others.
 pub fn chapters(tree: &Tree) -> Vec<String> {
     let summary = tree.text(SUMMARY).unwrap_or_default();
     names(tree, CHAPTERS, ".md")
@@ -62,7 +62,7 @@ pub fn chapters(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// The names of the files of a folder, without the folder and the ending.
+/// Returns the names of the files of a folder, without the folder and the ending.
 fn names<'a>(tree: &'a Tree, folder: &str, ending: &str) -> impl Iterator<Item = &'a str> {
     let paths = tree.files.iter().map(|file| file.path.as_str());
     paths.filter_map(move |path| path.strip_prefix(folder)?.strip_suffix(ending))

@@ -1,8 +1,8 @@
-//! Checks the packages of others that Cargo.lock names: where they come from, that each is there
-//! once, and the licences under which they are.
+//! Checks the third-party packages in Cargo.lock: their source, that each occurs once, and their
+//! licences.
 //!
-//! Known vulnerabilities are not checked, because their list is a git repository that an
-//! offline build does not have.
+//! Known vulnerabilities are not checked, because their list is a git repository that an offline
+//! build lacks.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::repository::{Repository, output};
 
 const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
-/// Licences that let Corella be Apache-2.0 and ask for no more than to be named, in SPDX's short forms.
+/// Licences that allow Corella to be Apache-2.0 and require at most attribution, in SPDX's short forms.
 const LICENCES: [&str; 9] = [
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -24,7 +24,7 @@ const LICENCES: [&str; 9] = [
     "Zlib",
 ];
 
-/// Packages that are there in several versions, with who holds the oldest.
+/// Packages with several versions, and the user of the oldest one.
 const SEVERAL_VERSIONS: [(&str, &str); 8] = [
     ("base64", "spm_precompiled, of tokenizers"),
     ("getrandom", "ring"),
@@ -36,7 +36,7 @@ const SEVERAL_VERSIONS: [(&str, &str); 8] = [
     ("windows-sys", "ring"),
 ];
 
-/// Every package comes from crates.io, with a checksum, and once.
+/// Every package comes from crates.io, with a checksum, and occurs once.
 pub fn sources_and_versions(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
@@ -106,7 +106,7 @@ fn locked(lock: &str) -> impl Iterator<Item = Locked<'_>> {
     })
 }
 
-/// Every package, on every system and for every use, has a licence of [`LICENCES`] to choose.
+/// Every package, on every system and for every use, offers a licence of [`LICENCES`].
 pub fn licences(repository: &Repository) -> Result<Vec<String>, String> {
     let listed = output(&mut repository.cargo(&[
         "tree",
@@ -123,7 +123,7 @@ pub fn licences(repository: &Repository) -> Result<Vec<String>, String> {
     Ok(refused_licences(&listed))
 }
 
-/// `listed` has a package and its SPDX expression in each line, with a tab between them.
+/// `listed` has a package and its SPDX expression in each line, separated by a tab.
 fn refused_licences(listed: &str) -> Vec<String> {
     let packages: BTreeMap<&str, &str> = listed
         .lines()
@@ -145,7 +145,7 @@ fn refused_licences(listed: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether an SPDX expression can be met with [`LICENCES`] alone. A slash is an old form of `OR`.
+/// Returns whether [`LICENCES`] alone can satisfy an SPDX expression. A slash is an old form of `OR`.
 fn may_be_used(expression: &str) -> bool {
     let spaced = expression
         .replace('/', " OR ")
@@ -156,7 +156,7 @@ fn may_be_used(expression: &str) -> bool {
     any(&mut rest) == Some(true) && rest.is_empty()
 }
 
-/// Reads terms with `OR` between them; `None` says that the expression cannot be read.
+/// Reads terms separated by `OR`; `None` means that the expression is unreadable.
 fn any(rest: &mut &[&str]) -> Option<bool> {
     let mut allowed = all(rest)?;
     while let ["OR", after @ ..] = *rest {
@@ -166,7 +166,7 @@ fn any(rest: &mut &[&str]) -> Option<bool> {
     Some(allowed)
 }
 
-/// Reads terms with `AND` between them, which binds more closely than `OR`.
+/// Reads terms separated by `AND`, which binds more closely than `OR`.
 fn all(rest: &mut &[&str]) -> Option<bool> {
     let mut allowed = term(rest)?;
     while let ["AND", after @ ..] = *rest {

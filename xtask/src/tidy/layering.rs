@@ -23,22 +23,22 @@ const ROWS: [&[&str]; 6] = [
     &["corella-fuzz", "corella-python"],
 ];
 
-/// Imports that are allowed within a row.
+/// Allowed imports within a row.
 const EXCEPTIONS: [(&str, &str); 3] = [
     ("corella-cluster", "corella-engine"),
     ("corella", "corella-server"),
     ("corella", "corella-bench"),
 ];
 
-/// Folders of crates with rooms. The documentation of their `lib.rs` lists the rooms, from bottom to
-/// top, in lines of the form "//! * `room`: what it has".
+/// Folders of crates with rooms. The documentation of their `lib.rs` lists the rooms, from bottom to top, in lines of
+/// the form "//! * `room`: its content".
 const WITH_ROOMS: [&str; 3] = [
     "crates/corella-core/src/",
     "crates/corella-cpu/src/",
     "crates/corella-cluster/src/",
 ];
 
-/// Both work without `std`. The hash identifies pages outside of the process.
+/// Both work without `std`. The hash identifies pages outside the process.
 const CORE_MAY_USE: [&str; 2] = ["hashbrown", "xxhash-rust"];
 
 /// Dependencies that do not belong to the job of a crate.
@@ -93,8 +93,8 @@ pub fn layers(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// A room is a file, or a file and a folder. It names only rooms before it in the list, by their paths or by names
-/// that `lib.rs` has from them.
+/// A room is a file, or a file and a folder. It only names rooms before it in the list, by their paths or by their
+/// names in `lib.rs`.
 pub fn rooms(tree: &Tree) -> Vec<String> {
     WITH_ROOMS
         .iter()

@@ -9,7 +9,8 @@ pub struct Dependency<'a> {
     pub dev: bool,
 }
 
-/// The dependencies of one Cargo.toml, in all sections. It reads as much TOML as manifests need.
+/// Returns the dependencies of one Cargo.toml, in all sections. It parses only the TOML that
+/// manifests use.
 pub fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     let mut section = "";
     let mut found = Vec::new();
@@ -41,7 +42,7 @@ pub fn dependencies(manifest: &str) -> Vec<Dependency<'_>> {
     found
 }
 
-/// Folder, package name and manifest of every package except the workspace itself.
+/// Returns folder, package name and manifest of every package except the workspace itself.
 pub fn packages(tree: &Tree) -> Vec<(&str, &str, &str)> {
     tree.texts()
         .filter_map(|(path, text)| {
@@ -72,7 +73,7 @@ pub fn workspace_dependencies(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Every dependency is named in the code, since others only cost build time.
+/// The code names every dependency; others only cost build time.
 pub fn used_dependencies(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (folder, _, manifest) in packages(tree) {

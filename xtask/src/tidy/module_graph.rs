@@ -1,13 +1,13 @@
-//! Which files of a crate use which others, by paths that begin with `crate::` or `super::`.
+//! The dependencies between the files of a crate, by paths that begin with `crate::` or `super::`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Tree, rust_code};
 
-/// The most files of a circle. A module may name its children, which does not count.
+/// Limits the files of a circle. A module may name its children, which does not count.
 const MAX_CIRCLE: usize = 3;
 
-/// The crates whose files are checked for circles.
+/// The crates checked for circles.
 const CRATES: [&str; 2] = ["crates/corella-core/src/", "crates/corella-cluster/src/"];
 
 pub fn circles(tree: &Tree) -> Vec<String> {
@@ -26,16 +26,16 @@ pub fn circles(tree: &Tree) -> Vec<String> {
 }
 
 pub struct ModuleGraph<'a> {
-    /// The files by the paths of their modules, such as `cache::kv_cache`. That of the crate is empty.
+    /// The files by the paths of their modules, such as `cache::kv_cache`. The crate's path is empty.
     files: BTreeMap<String, &'a str>,
-    /// The paths of names that modules have from their children, by the paths that the names get by this.
+    /// The paths of names that modules re-export from their children, by the resulting paths.
     re_exports: BTreeMap<String, Vec<String>>,
-    /// What each module uses besides the tests in its file.
+    /// The paths that each module uses outside the tests in its file.
     uses: BTreeMap<String, BTreeSet<Vec<String>>>,
 }
 
 impl<'a> ModuleGraph<'a> {
-    /// `folder` is that of the crate's `lib.rs`.
+    /// `folder` contains the crate's `lib.rs`.
     pub fn of(tree: &'a Tree, folder: &str) -> Self {
         let mut graph = Self {
             files: BTreeMap::new(),
@@ -84,7 +84,7 @@ impl<'a> ModuleGraph<'a> {
         files.map(|(module, file)| (&**module, *file))
     }
 
-    /// The modules that a module uses. `Err` has the first name of a path that leads to none.
+    /// Returns the modules that a module uses. An error has the first name of a path to no module.
     pub fn used_by(&self, module: &str) -> impl Iterator<Item = Result<&str, &str>> {
         let uses = self.uses.get(module).into_iter().flatten();
         uses.map(|path| {
@@ -98,14 +98,14 @@ impl<'a> ModuleGraph<'a> {
             .rev()
             .map(|length| path[..length].join("::"));
         if let Some(path) = { beginnings.clone() }.find_map(|name| self.re_exports.get(&name)) {
-            // The child may have the name from a child of its own.
+            // The child may re-export the name from a child of its own.
             return self.module_of(path);
         }
         let found = { beginnings }.find_map(|module| self.files.get_key_value(&module))?;
         Some(&**found.0)
     }
 
-    /// The largest sets of files in which each file leads to all others.
+    /// Returns the largest sets of files in which each file leads to all others.
     fn circles(&self) -> Vec<Vec<&'a str>> {
         let modules: Vec<&str> = self.files().map(|(module, _)| module).collect();
         let is_child = |module: &str, other: &str| {
@@ -137,19 +137,19 @@ impl<'a> ModuleGraph<'a> {
     }
 }
 
-/// The paths of a `use`, or the one path, that `code` begins with.
+/// Returns the paths of a `use`, or the one path, at the start of `code`.
 fn use_paths(code: &str) -> Vec<Vec<String>> {
     let mut paths = Vec::new();
     read_paths(code, &[], &mut paths);
     paths
 }
 
-/// Reads a path, or a group of them in braces, that continues `before`. Returns what comes behind.
+/// Reads a path, or a group of them in braces, that continues `before`. Returns the rest.
 fn read_paths<'a>(code: &'a str, before: &[String], paths: &mut Vec<Vec<String>>) -> &'a str {
     if let Some(mut rest) = code.strip_prefix('{') {
         loop {
             rest = read_paths(rest.trim_start(), before, paths);
-            // A name may be followed by another that it is given.
+            // A name may be followed by `as` and its new name.
             rest = &rest[rest.find([',', '}']).unwrap_or(rest.len())..];
             match rest.strip_prefix(',') {
                 Some(behind) => rest = behind,
@@ -201,7 +201,7 @@ mod tests {
         ];
         assert_eq!(circles_of(&files), 1);
         assert_eq!(circles_of(&files[..4]), 0);
-        // What only comments and tests name does not count.
+        // Names in comments and tests do not count.
         let mut files = files;
         files[4].1 = "// crate::a has more.\n#[cfg(test)]\nmod tests { use crate::a::A; }";
         assert_eq!(circles_of(&files), 0);

@@ -27,7 +27,7 @@ fn line_length(rest: &[u8]) -> usize {
     rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len())
 }
 
-/// The length of the literal that begins with a quote. Backslashes keep a quote from ending it in raw literals, too.
+/// Returns the length of the literal that begins with a quote. Backslashes also keep a quote from ending a raw literal.
 fn literal_length(rest: &[u8]) -> usize {
     let quote = rest[0];
     let is_triple = rest.starts_with(&[quote; 3]);

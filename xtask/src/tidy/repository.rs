@@ -77,7 +77,7 @@ pub fn links(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// The test command in the README is the one that CI runs.
+/// The README's test command is the one that CI runs.
 pub fn readme_command(tree: &Tree) -> Vec<String> {
     let Some(script) = tree.text(".ci/run") else {
         return vec![".ci/run is missing".into()];

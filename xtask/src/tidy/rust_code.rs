@@ -22,7 +22,7 @@ pub fn without_text(source: &str) -> String {
     String::from_utf8(out).expect("whole comments and literals were replaced by ASCII")
 }
 
-/// The length of the comment or literal that starts at `at`, or 0 if none does.
+/// Returns the length of the comment or literal at `at`, or 0 if there is none.
 fn text_length(bytes: &[u8], at: usize) -> usize {
     let rest = &bytes[at..];
     let after_word = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
@@ -69,7 +69,7 @@ fn quoted(rest: &[u8], quote: u8) -> usize {
     rest.len()
 }
 
-/// Whether a quote begins a character literal, and not a lifetime or a label.
+/// Returns whether a quote begins a character literal, and not a lifetime or a label.
 fn is_char(rest: &[u8]) -> bool {
     match rest {
         [_, b'\\', ..] => true,
@@ -86,7 +86,7 @@ fn is_char(rest: &[u8]) -> bool {
     }
 }
 
-/// The length of a raw string: `r"…"` or `r#"…"#`, with any number of `#` and an optional `b` or `c`.
+/// Returns the length of a raw string: `r"…"` or `r#"…"#`, with any number of `#` and an optional `b` or `c`.
 fn raw_string(rest: &[u8]) -> usize {
     let prefix = match rest {
         [b'r', ..] => 1,

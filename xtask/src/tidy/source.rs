@@ -6,7 +6,7 @@ use super::rust_code::without_text;
 const MAX_LINES: usize = 800;
 const LONG_LINES: usize = 600;
 
-/// How many lines above an `unsafe` its reason may stand, since the statement may span lines.
+/// The distance in lines of a reason above its `unsafe`, because the statement may span lines.
 const REASON_DISTANCE: usize = 8;
 
 pub fn headers(tree: &Tree) -> Vec<String> {
@@ -38,7 +38,7 @@ pub fn unfinished(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Clippy asks for a `SAFETY:` comment; this rule asks that it gives a reason.
+/// Clippy requires a `SAFETY:` comment; this rule requires a reason in it.
 pub fn safety(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in tree.rust_files() {
@@ -63,7 +63,7 @@ fn gives_reason(line: &str) -> bool {
         .is_some_and(|(_, reason)| reason.split_whitespace().count() >= 2)
 }
 
-/// No comment begins with "Of": such a fragment makes sense only beside the name of its item.
+/// No comment begins with "Of": such a fragment is unclear without the name of its item.
 pub fn fragments(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
     for (path, text) in tree.rust_files() {
@@ -83,7 +83,7 @@ pub fn fragments(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// The text of a line that is only a comment.
+/// Returns the text of a line that is only a comment.
 fn comment(line: &str) -> Option<&str> {
     let line = line.trim_start();
     let marks = ["///", "//!", "//"];
@@ -100,7 +100,7 @@ pub fn lengths(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// Files that are long, but not too long yet. They are reported as notes.
+/// Returns files that are long but still allowed, as notes.
 pub fn long_files(tree: &Tree) -> Vec<String> {
     line_counts(tree)
         .filter(|(_, lines)| (LONG_LINES + 1..=MAX_LINES).contains(lines))

@@ -1,9 +1,10 @@
-//! The parts of the Rust sources that are compiled for tests only.
+//! The parts of the Rust sources compiled only for tests.
 
 use super::Tree;
 use super::rust_code::{has_word, without_text};
 
-/// The test code of each crate's files, by path. Comments, literals and all other code are spaces; lines stay.
+/// Returns the test code of each crate's files, by path. Comments, literals and all other code become spaces; lines
+/// stay.
 pub fn of_crates(tree: &Tree) -> Vec<(&str, String)> {
     let crates = |(path, _): &(&str, &str)| path.starts_with("crates/");
     let sources: Vec<(&str, String)> = { tree.rust_files().filter(crates) }
@@ -33,7 +34,7 @@ pub fn of_crates(tree: &Tree) -> Vec<(&str, String)> {
         .collect()
 }
 
-/// The code of the items that have `#[cfg(test)]` above them.
+/// Returns the code of the items with `#[cfg(test)]` above them.
 fn test_items(code: &str) -> String {
     let mut kept: Vec<u8> = { code.bytes() }
         .map(|byte| if byte == b'\n' { b'\n' } else { b' ' })
@@ -44,7 +45,7 @@ fn test_items(code: &str) -> String {
     String::from_utf8(kept).expect("whole items were copied")
 }
 
-/// The paths, without `.rs`, of the modules that a file declares for tests only and that have files of their own.
+/// Returns the paths, without `.rs`, of a file's test-only modules that have files of their own.
 fn test_modules(path: &str, code: &str) -> Vec<String> {
     let Some((folder, file)) = path.rsplit_once('/') else {
         return Vec::new();
@@ -62,7 +63,7 @@ fn test_modules(path: &str, code: &str) -> Vec<String> {
     declared.collect()
 }
 
-/// Where items for tests only begin, at their attribute, and end.
+/// Returns the spans of test-only items, from their attribute to their end.
 fn items(code: &str) -> Vec<(usize, usize)> {
     let mut items: Vec<(usize, usize)> = Vec::new();
     for (start, _) in code.match_indices("#[cfg(") {
@@ -77,14 +78,14 @@ fn items(code: &str) -> Vec<(usize, usize)> {
     items
 }
 
-/// Whether an attribute leaves its item out of everything but tests.
+/// Returns whether an attribute restricts its item to tests.
 fn is_for_tests(attribute: &str) -> bool {
     let condition = attribute.trim_start_matches("#[cfg(");
     let is_needed = condition.starts_with("test") || condition.starts_with("all(");
     is_needed && has_word(condition, "test") && !condition.contains("not(test)")
 }
 
-/// The end of the item that begins at `at`: behind its body, or its semicolon if it has none.
+/// Returns the end of the item at `at`: after its body, or its semicolon if it has none.
 fn item_end(code: &str, at: usize) -> usize {
     let mut depth = 0usize;
     for (index, byte) in code.bytes().enumerate().skip(at) {

@@ -1,10 +1,10 @@
-//! Finds where code sleeps or compares times.
+//! Finds code that sleeps or compares times.
 //!
-//! Code is cut into statements, and these at commas and logical operators into pieces. Variables that hold points
-//! in time or lengths of time are followed within a function. What goes through fields or other functions is not
-//! seen, except for functions of a Python file that return a length of time.
+//! Code is cut into statements, and these at commas and logical operators into pieces. Variables with points in time or
+//! lengths of time are followed within a function. Fields and other functions are not followed, except functions of a
+//! Python file that return a length of time.
 
-/// What a test should not do.
+/// An operation that a test should avoid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Timing {
     Sleep,
@@ -19,9 +19,9 @@ pub enum Language {
 
 const COMPARISONS: [&str; 4] = [" < ", " > ", " <= ", " >= "];
 
-/// The lines that sleep or compare times, in code without comments and literals.
+/// Returns the lines that sleep or compare times, in code without comments and literals.
 pub fn timings(code: &str, language: Language) -> Vec<(usize, Timing)> {
-    // Line breaks become spaces, so that a comparison looks the same wherever its lines end.
+    // Line breaks become spaces, so that line ends do not change a comparison's form.
     let flat = code.replace(['\n', '\t'], " ");
     let statements = language.statements(code);
     let mut known = Known {
@@ -34,7 +34,7 @@ pub fn timings(code: &str, language: Language) -> Vec<(usize, Timing)> {
         if language.begins_scope(statement) {
             known.instants.clear();
             known.lengths.clear();
-            // The clock of such a test stands still while anything can happen.
+            // The clock of such a test only moves when all tasks wait.
             known.is_virtual = statement.contains("start_paused = true");
         }
         if known.is_virtual {
@@ -57,7 +57,7 @@ pub fn timings(code: &str, language: Language) -> Vec<(usize, Timing)> {
     lines
 }
 
-/// Names that stand for times.
+/// Names of variables and functions with times.
 #[derive(Default)]
 struct Known {
     /// Variables that hold points in time.
@@ -66,12 +66,12 @@ struct Known {
     lengths: Vec<String>,
     /// Functions that return lengths of time.
     measuring: Vec<String>,
-    /// Whether the clock of the function is not that of the machine.
+    /// Whether the function's clock is virtual.
     is_virtual: bool,
 }
 
 impl Known {
-    /// Notes what a statement assigns, or adds to a list.
+    /// Records a statement's assignments, or additions to a list.
     fn learn(&mut self, statement: &str, language: Language) {
         let length = self.length(statement, language);
         for method in [".push(", ".append("] {
@@ -90,7 +90,7 @@ impl Known {
         }
     }
 
-    /// Where an expression has a length of time.
+    /// Returns the place of a length of time in an expression.
     fn length(&self, text: &str, language: Language) -> Option<usize> {
         let direct = language
             .lengths()
@@ -106,7 +106,7 @@ impl Known {
             .or_else(|| self.difference(text, language))
     }
 
-    /// Where something is taken from a point in time, or a point in time from something.
+    /// Returns the place of a subtraction from or of a point in time.
     fn difference(&self, text: &str, language: Language) -> Option<usize> {
         let is_taken_from = |end: usize| text[end..].starts_with(" - ");
         let is_taken = |start: usize| {
@@ -126,7 +126,7 @@ impl Known {
             .map(|(start, _)| start)
     }
 
-    /// Where a comparison has a time on one of its sides.
+    /// Returns the place of a comparison with a time on one of its sides.
     fn compared(&self, piece: &str, language: Language) -> Option<usize> {
         let clock = || language.clocks().iter().find_map(|clock| piece.find(clock));
         let instant = || {
@@ -146,7 +146,7 @@ impl Known {
     }
 }
 
-/// Where a statement compares times.
+/// Returns the places where a statement compares times.
 fn comparisons(statement: &str, known: &Known, language: Language) -> Vec<usize> {
     let mut found = Vec::new();
     for (start, end) in language.pieces(statement) {
@@ -155,7 +155,7 @@ fn comparisons(statement: &str, known: &Known, language: Language) -> Vec<usize>
             found.extend(known.compared(piece, language).map(|at| start + at));
         }
     }
-    // An assertion need not have an operator: it may ask whether a range has the time in it.
+    // An assertion may lack an operator: it may ask whether a range contains the time.
     for (start, end) in language.asserted(statement) {
         let length = known.length(&statement[start..end], language);
         found.extend(length.map(|at| start + at));
@@ -163,7 +163,7 @@ fn comparisons(statement: &str, known: &Known, language: Language) -> Vec<usize>
     found
 }
 
-/// The functions of a Python file that return a length of time.
+/// Returns the functions of a Python file that return a length of time.
 fn measuring_functions(
     flat: &str,
     statements: &[(usize, usize)],
@@ -215,7 +215,7 @@ impl Language {
         }
     }
 
-    /// Where a statement calls a function that sleeps. A Python task that sleeps for 0 only lets others run.
+    /// Returns the places where a statement sleeps. A Python task that sleeps for 0 only lets others run.
     fn sleeps(self, statement: &str) -> Vec<usize> {
         let names: &[&str] = match self {
             Self::Rust => &["sleep", "sleep_until", "sleep_ms"],
@@ -233,8 +233,7 @@ impl Language {
         calls.collect()
     }
 
-    /// Where statements begin and end: in Rust between semicolons and braces, in Python between line ends outside
-    /// of parentheses.
+    /// Returns the bounds of statements: in Rust at semicolons and braces, in Python at line ends outside parentheses.
     fn statements(self, code: &str) -> Vec<(usize, usize)> {
         let mut statements = Vec::new();
         let (mut start, mut depth) = (0, 0usize);
@@ -258,7 +257,7 @@ impl Language {
         statements
     }
 
-    /// The parts of a statement between commas and logical operators.
+    /// Returns the parts of a statement between commas and logical operators.
     fn pieces(self, statement: &str) -> Vec<(usize, usize)> {
         let separators: &[&str] = match self {
             Self::Rust => &[",", "&&", "||"],
@@ -280,7 +279,7 @@ impl Language {
         pieces
     }
 
-    /// The conditions that a statement asserts, without the message.
+    /// Returns the conditions that a statement asserts, without the message.
     fn asserted(self, statement: &str) -> Vec<(usize, usize)> {
         if self == Self::Python {
             let start = statement.len() - statement.trim_start().len();
@@ -301,7 +300,7 @@ impl Language {
         calls.collect()
     }
 
-    /// The names that a statement assigns to, and the value.
+    /// Returns the names that a statement assigns to, and the value.
     fn assignment(self, statement: &str) -> Option<(Vec<String>, &str)> {
         let (pattern, value) = statement.split_once(" = ")?;
         let pattern = match self {
@@ -316,7 +315,7 @@ impl Language {
         Some((names.map(str::to_owned).collect(), value))
     }
 
-    /// Whether a value begins with a point in time, and so is one, or several as a tuple.
+    /// Returns whether a value begins with a point in time, and so is one, or a tuple of several.
     fn is_instant(self, value: &str) -> bool {
         let value = value.trim_start().trim_start_matches('(');
         let path = |c: char| is_word(c) || matches!(c, ':' | '.');
@@ -327,8 +326,8 @@ impl Language {
         })
     }
 
-    /// Whether a statement is the head of a function. In Python, a function within a function goes on with what is
-    /// known of the outer one.
+    /// Returns whether a statement is the head of a function. In Python, an inner function inherits the known names of
+    /// the outer one.
     fn begins_scope(self, statement: &str) -> bool {
         match self {
             Self::Rust => words(statement, "fn").next().is_some(),
@@ -342,7 +341,7 @@ impl Language {
     }
 }
 
-/// The end of so many arguments that begin at `start`.
+/// Returns the end of this many arguments from `start` on.
 fn arguments_end(text: &str, start: usize, num_arguments: usize) -> usize {
     let (mut depth, mut left) = (0usize, num_arguments);
     for (at, byte) in text.bytes().enumerate().skip(start) {
@@ -366,7 +365,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// Where a text has a whole word.
+/// Returns the places of a whole word in a text.
 fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     let places = text.match_indices(word).map(|(at, _)| at);
     places.filter(move |at| {
@@ -374,13 +373,13 @@ fn words<'a>(text: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     })
 }
 
-/// The word with which a text ends, and nothing if it ends with something else.
+/// Returns the word at the end of a text, if any.
 fn last_word(text: &str) -> Option<&str> {
     let start = text.trim_end_matches(is_word).len();
     (start < text.len()).then(|| &text[start..])
 }
 
-/// The word with which a text begins, behind spaces and references.
+/// Returns the word at the beginning of a text, after spaces and references.
 fn first_word(text: &str) -> Option<&str> {
     let text = text.trim_start_matches([' ', '&', '*']);
     let end = text.find(|c| !is_word(c)).unwrap_or(text.len());

@@ -1,12 +1,12 @@
-//! Tests wait for conditions: they neither sleep nor compare the time that something took.
+//! Tests wait for conditions: they neither sleep nor compare elapsed times.
 
 use super::Tree;
 use super::timing::{Language, Timing, timings};
 use super::{python_code, test_code};
 
-/// Has the ways in which Rust tests may wait.
+/// Contains the allowed waits of Rust tests.
 const RUST_PATIENCE: &str = "crates/corella-test/";
-/// Has those of Python tests.
+/// Contains the allowed waits of Python tests.
 const PYTHON_PATIENCE: &str = "tests/client/patience.py";
 const PYTHON_TESTS: [&str; 2] = ["tests/client/", "tests/python/"];
 

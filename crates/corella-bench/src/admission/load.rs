@@ -11,7 +11,7 @@ use crate::trace::{self, LATEST};
 #[derive(Debug)]
 pub struct Load {
     pub items: Vec<Item>,
-    /// The number of requests that context or pool could never hold.
+    /// Number of requests that context or pool could never hold.
     pub num_left_out: usize,
 }
 

@@ -14,11 +14,11 @@ use crate::summary::Summary;
 
 const END_TOKEN: TokenId = 0;
 const TOKEN: TokenId = 1;
-/// Prompts consist of tokens above those that are drawn.
+/// Prompts consist of tokens above the drawn ones.
 const FIRST_PROMPT_TOKEN: TokenId = 2;
 
 /// The number of plans without a step, with nothing in flight and requests waiting, after which the
-/// scheduler is taken to be stuck. A few are possible, because all running requests may have been
+/// scheduler counts as stuck. A few are possible, because all running requests may have been
 /// preempted.
 const MAX_IDLE_PLANS: usize = 1000;
 
@@ -47,7 +47,7 @@ pub struct Replay {
     pub page_limited_share: f64,
 }
 
-/// What is known about a request while it runs.
+/// The facts about a request while it runs.
 #[derive(Debug, Clone, Default)]
 struct Progress {
     num_tokens: u32,
@@ -244,7 +244,7 @@ impl Player<'_> {
     }
 }
 
-/// Makes a request whose prompt begins with a token that no other begins with.
+/// Makes a request whose prompt begins with a unique token.
 fn request(index: usize, item: &Item, limit: GivenLimit, config: &SchedulerConfig) -> Request {
     let token = FIRST_PROMPT_TOKEN + index as TokenId;
     let prompt = vec![token; item.num_prompt_tokens as usize];

@@ -1,26 +1,24 @@
-//! Admission rules as data: how each configures the scheduler, and what requests say about their
-//! length.
+//! Admission rules as data: each one's configuration of the scheduler, and the limits in requests.
 
 use corella_core::{HeadRoom, SchedulerConfig};
 
-/// One of the admission rules that are compared.
+/// One of the compared admission rules.
 #[derive(Debug)]
 pub struct Rule {
     pub name: &'static str,
     pub limit: GivenLimit,
-    /// Whether the rule knows every length, so that others are measured by it.
+    /// Whether the rule knows every length, so that others are measured against it.
     pub is_oracle: bool,
     pub configure: fn(&mut SchedulerConfig),
 }
 
-/// What requests say about the length of their output. Every request ends by itself at its true
-/// length.
+/// The given limit of an output's length. Every request ends by itself at its true length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GivenLimit {
     /// `max_tokens` is the true length, and there is no end token.
     Exact,
-    /// `max_tokens` is this, but less where context or pool end before it, and more where the true
-    /// length is greater. An end token comes at the true length.
+    /// `max_tokens` is this, but less if context or pool end before it, and more if the true length
+    /// is greater. An end token comes at the true length.
     AtMost(u32),
     /// No `max_tokens`; an end token comes at the true length.
     None,

@@ -1,5 +1,5 @@
-//! Measures a queue in which urgent newcomers pass patient requests, until all of those age in one
-//! step.
+//! Measures a queue in which urgent newcomers pass patient requests, until all patient ones age in
+//! one step.
 
 use super::calls::CallLimits;
 use super::queue_cost::QueueCost;
@@ -14,7 +14,7 @@ pub(super) fn costs(num_running: usize, num_waiting: usize, limits: CallLimits) 
     let mut traffic = turnover::traffic(PRIORITY, PAGE_SIZE, num_running);
     let make = |id: u64| request(id, NUM_PROMPT_TOKENS, turnover::max_tokens(id, num_running));
     traffic.start(num_running, make);
-    // No request is passed over in a step in which none starts, so the first ones have to end now.
+    // Requests are passed over only in steps in which one starts, so the first ones must end now.
     for _ in 0..turnover::NUM_START_STEPS {
         let num_ended = traffic.unmeasured_step();
         traffic.add(num_ended, make);

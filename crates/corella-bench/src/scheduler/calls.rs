@@ -10,9 +10,9 @@ use crate::thread_time::thread_time;
 pub struct CallLimits {
     pub num_calls: usize,
     /// No further call begins once this much time has passed since the start, including the time
-    /// spent between calls.
+    /// between calls.
     pub max_time: Duration,
-    /// Returns the number of allocations so far, if they are counted.
+    /// Returns the number of allocations so far, if counted.
     pub num_allocations: Option<fn() -> u64>,
 }
 
@@ -55,7 +55,7 @@ impl Calls {
         result
     }
 
-    /// Whether more calls are wanted. The first always is.
+    /// Returns whether more calls are needed. The first always is.
     pub fn go_on(&self) -> bool {
         let num_calls = self.num_calls();
         num_calls == 0

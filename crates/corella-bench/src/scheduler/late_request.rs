@@ -1,4 +1,4 @@
-//! Measures waiting requests that would be too late if their long prompts were not cached.
+//! Measures waiting requests that would be late if their long prompts were not cached.
 
 use corella_core::{LatencyObjectives, Request, RequestId, TokenId};
 
@@ -14,7 +14,7 @@ pub(super) fn costs(num_running: usize, num_late: usize, limits: CallLimits) -> 
 }
 
 /// A step takes a second while prompts are computed, so an uncached prompt is expected to take
-/// about one. While the others wait, a step takes next to nothing; their TTFT objective is half a
+/// about one. While the others wait, a step takes almost no time; their TTFT objective is half a
 /// second.
 fn cost(page_size: u32, num_running: usize, num_late: usize, limits: CallLimits) -> QueueCost {
     const PREFILL_STEP_US: u64 = 1_000_000;

@@ -1,4 +1,4 @@
-//! Measures requests that join the queue, and that leave it without having run.
+//! Measures requests that join the queue, and requests that leave it without having run.
 
 use corella_core::RequestId;
 

@@ -1,4 +1,4 @@
-//! What calls of the scheduler cost while very many requests wait.
+//! The costs of the scheduler's calls with very many waiting requests.
 
 use std::fmt;
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl Default for QueueBenchOptions {
 #[derive(Debug, Clone)]
 pub struct QueueCost {
     pub case: String,
-    /// The method that was timed.
+    /// The timed method.
     pub call: &'static str,
     pub page_size: u32,
     pub num_running: usize,

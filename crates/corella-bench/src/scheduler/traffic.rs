@@ -10,7 +10,7 @@ use super::calls::{CallLimits, Calls};
 
 pub(super) const NUM_PROMPT_TOKENS: usize = 64;
 
-/// The most steps in which the first requests of a run may start.
+/// Limits the steps in which the first requests of a run may start.
 const MAX_START_STEPS: usize = 10_000;
 
 /// A policy, with its name on the command line.
@@ -64,7 +64,7 @@ const SHORTEST_FIRST: Policy = Policy {
 pub(super) const POLICIES: [Policy; 5] = [FCFS, PACK, PRIORITY, LPM, SHORTEST_FIRST];
 
 impl Policy {
-    /// Limits of which only slots and pages are ever reached.
+    /// Returns limits of which only slots and pages are ever reached.
     pub fn config(&self, num_slots: usize, num_pages: usize, page_size: u32) -> SchedulerConfig {
         let mut config = SchedulerConfig::new(num_pages as u32, page_size, 1 << 30);
         config.max_num_seqs = num_slots as u32;
@@ -129,7 +129,7 @@ impl Traffic {
         self.step(&mut Calls::new(limits), &mut Calls::new(limits))
     }
 
-    /// Plans a step and takes in its tokens. Returns the number of requests that have ended.
+    /// Plans a step and processes its tokens. Returns the number of requests that have ended.
     pub fn step(&mut self, schedule: &mut Calls, update: &mut Calls) -> usize {
         self.now_us += self.step_us;
         let batch = schedule.time(|| self.scheduler.schedule(self.now_us));
@@ -166,7 +166,7 @@ pub(super) fn drawn(batch: &Batch) -> BatchOutput {
     }
 }
 
-/// A request whose prompt nobody shares.
+/// Returns a request with a unique prompt.
 pub(super) fn request(id: u64, num_prompt_tokens: usize, max_tokens: u32) -> Request {
     let first = id as TokenId * num_prompt_tokens as TokenId;
     Request::greedy(

@@ -27,8 +27,8 @@ pub(super) fn max_tokens(id: u64, num_running: usize) -> u32 {
     max_tokens as u32
 }
 
-/// Times the calls of steps after each of which as many requests arrive as have ended. Returns
-/// those that plan a step, and those that take in its output.
+/// Times the calls of steps that are each followed by as many arrivals as ends. Returns the times
+/// of planning and of processing the output.
 pub(super) fn measure(
     traffic: &mut Traffic,
     make: impl Fn(u64) -> Request,

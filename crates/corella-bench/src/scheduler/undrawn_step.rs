@@ -1,4 +1,4 @@
-//! Measures steps in which no token can be drawn, because no logits are numbers.
+//! Measures steps in which no token can be drawn, because all logits are NaN.
 
 use corella_core::BatchOutput;
 

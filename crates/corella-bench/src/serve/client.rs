@@ -32,11 +32,11 @@ pub(super) struct Client {
     address: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     host: HeaderValue,
-    /// What precedes `/v1` in every path, mostly nothing.
+    /// The part of every path before `/v1`, usually empty.
     prefix: String,
     authorization: Option<HeaderValue>,
     endpoint: Endpoint,
-    /// The part of the body that is the same in every request.
+    /// The common part of every request's body.
     body: Value,
     idle_timeout: Duration,
 }
@@ -104,7 +104,7 @@ impl Client {
         self.body["model"] = model.into();
     }
 
-    /// The first model that the server lists.
+    /// Returns the first model in the server's list.
     pub(super) async fn served_model(&self) -> Result<String, BenchError> {
         let scheme = match self.tls {
             None => "http",
@@ -136,7 +136,7 @@ impl Client {
         String::from_utf8(body.into()).map_err(|_| "/metrics is not UTF-8".into())
     }
 
-    /// The tokens of a text, as `/tokenize` of Corella or vLLM returns them.
+    /// Returns the tokens of a text, from `/tokenize` of Corella or vLLM.
     pub(super) async fn tokenize(&self, text: &str) -> Result<Vec<u32>, BenchError> {
         #[derive(Deserialize)]
         struct Tokenized {
@@ -156,7 +156,7 @@ impl Client {
         self.call(Method::GET, path, Bytes::new()).await
     }
 
-    /// Sends a request that has a short answer.
+    /// Sends a request with a short answer.
     async fn call(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, String> {
         const MAX_BYTES: usize = 16 << 20;
         let mut sender = self.connect().await?;
@@ -169,8 +169,7 @@ impl Client {
         Ok(self.in_time(body).await?.to_bytes())
     }
 
-    /// Sends a request and reads its answer to the end. It never fails: the record says what
-    /// happened.
+    /// Sends a request and reads its answer to the end. It never fails: the record has the error.
     pub(super) async fn send(&self, item: &Item, on_tokens: impl Fn(u64)) -> RequestRecord {
         let mut timing = Timing::default();
         let outcome = self.stream(item, &mut timing, on_tokens).await;
@@ -187,7 +186,7 @@ impl Client {
         let connecting = Instant::now();
         let mut sender = self.connect().await?;
         timing.connect = Some(connecting.elapsed());
-        // The clock starts when the connection stands, as for a client that keeps its connections.
+        // The clock starts when the connection is open, as for a client that keeps its connections.
         timing.start = Some(Instant::now());
         let response = self.in_time(sender.send_request(request)).await?;
         if response.status() != StatusCode::OK {

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// The longest line that is accepted. Without a limit a broken server could fill the memory.
+/// Limits a line. Otherwise a broken server could fill the memory.
 const MAX_LINE_BYTES: usize = 4 << 20;
 
 /// Splits a byte stream into the payloads of its `data:` lines.

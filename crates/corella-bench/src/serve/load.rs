@@ -1,4 +1,4 @@
-//! The load: which requests are sent, and when.
+//! The load: the requests and their times.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::trace::{self, LATEST};
 /// One request, as planned before the run.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Item {
-    /// When it is sent, after the start of the run.
+    /// The time of sending it, after the start of the run.
     pub at: Duration,
     pub prompt: Prompt,
     pub max_tokens: u32,
@@ -30,7 +30,7 @@ pub(super) enum Prompt {
 const TRACE_BLOCK_TOKENS: f64 = 512.0;
 
 /// Makes all requests of a run. Equal options give equal requests. Run 0 is the warm-up. Random
-/// prompts differ between runs, given ones are the same.
+/// prompts differ between runs; given ones are the same.
 pub(super) fn load(options: &BenchServeOptions, run: usize) -> Result<Vec<Item>, BenchError> {
     let (first, count) = match run {
         0 => (0, options.num_warmups),
@@ -77,7 +77,7 @@ fn check_endpoint(endpoint: Endpoint, items: Vec<Item>) -> Result<Vec<Item>, Ben
     Ok(items)
 }
 
-/// Draws the times of requests with gamma-distributed intervals, as `vllm bench serve` does:
+/// Draws the times of requests with gamma-distributed intervals, like `vllm bench serve`:
 /// burstiness 1 is a Poisson process, with smaller values requests come in bursts, with larger ones
 /// more evenly.
 fn arrivals(options: &BenchServeOptions, count: usize) -> Vec<Duration> {
@@ -140,8 +140,8 @@ fn read_trace(
     items.collect()
 }
 
-/// The prompt of a trace's request, of tokens that any vocabulary has. Equal blocks have equal
-/// tokens. A block without an id in the trace is unique to the request.
+/// Returns the prompt of a trace's request, of tokens that any vocabulary has. Equal blocks have
+/// equal tokens. A block without an id in the trace is unique to the request.
 fn trace_prompt(index: usize, hash_ids: &[u64], num_tokens: u32, length_scale: f64) -> Vec<u32> {
     const FIRST: u64 = 100;
     const COUNT: u64 = 900;

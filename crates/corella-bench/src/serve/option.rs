@@ -13,34 +13,34 @@ use crate::{BenchError, Objective, ReportFiles};
 pub struct BenchServeOptions {
     /// The server's URL, `http://HOST:PORT` or `https://HOST:PORT`, with or without `/v1`.
     pub base_url: String,
-    /// How a server is known by its certificate, which `https://` needs.
+    /// Verifies a server's certificate, for `https://`.
     pub tls: Option<Arc<ClientConfig>>,
-    /// The model to ask for. Without one, the first that the server lists.
+    /// The model to request. Without one, the first in the server's list.
     pub model: Option<String>,
     pub endpoint: Endpoint,
     pub prompts: PromptSource,
-    /// Whether to ask the server for the tokens of the prompts before the run, and to send those.
+    /// Whether to get the tokens of the prompts from the server before the run, and to send those.
     pub pre_tokenize: bool,
     /// The number of requests to send. If there are fewer prompts, they are reused in order.
     pub num_prompts: usize,
-    /// Requests per second on average. Without it, as fast as `max_concurrency` allows.
+    /// Requests per second on average. Without it, limited only by `max_concurrency`.
     pub request_rate: Option<f64>,
     /// Shape of the gamma distribution of the intervals: 1 is a Poisson process, smaller values are
     /// burstier.
     pub burstiness: f64,
-    /// The time between two requests. Without it, as `request_rate` says.
+    /// The time between two requests. Without it, `request_rate` applies.
     pub submit_interval: Option<Duration>,
-    /// The most requests that may be unfinished at a time. Without it there is no limit.
+    /// Limits the unfinished requests. Without it there is no limit.
     pub max_concurrency: Option<usize>,
     pub max_tokens: u32,
-    /// Whether to ask for `max_tokens` tokens even if the model would end earlier.
+    /// Whether to request `max_tokens` tokens even if the model would end earlier.
     pub ignore_eos: bool,
     /// The seed of random prompts, which is also sent with every request.
     pub seed: u64,
     pub temperature: f32,
     /// The API key, sent as a bearer token.
     pub api_key: Option<String>,
-    /// The number of requests that are sent before the run, one by one and untimed.
+    /// Number of requests sent before the run, one by one and untimed.
     pub num_warmups: usize,
     /// The number of runs, one after the other, each with other random prompts.
     pub num_repeats: usize,

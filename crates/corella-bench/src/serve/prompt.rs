@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::load::Prompt;
 use crate::BenchError;
 
-/// The most repeats. More are a mistake in the options.
+/// Limits the repeats. More are a mistake in the options.
 const MAX_REPEATS: usize = 10_000_000;
 
 /// Makes prompts from a phrase: prompt i repeats it `repeats[i % len]` times.

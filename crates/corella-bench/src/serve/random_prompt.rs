@@ -4,7 +4,7 @@ use super::load::Prompt;
 use crate::BenchError;
 use crate::split_mix::split_mix;
 
-/// What random prompts are like: one of `num_prefixes` prefixes, taken in order, followed by `len`
+/// The form of random prompts: one of `num_prefixes` prefixes, taken in order, followed by `len`
 /// words or tokens of its own.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RandomPrompts {
@@ -18,12 +18,12 @@ pub struct RandomPrompts {
 pub enum Unit {
     /// English words, sent as text.
     Words,
-    /// Token ids below `vocab_size`. No two `unique` prompts begin with the same token, so that no
-    /// prefix of one can be cached.
+    /// Token ids below `vocab_size`. No two `unique` prompts begin with the same token, so they
+    /// share no cached prefix.
     Tokens { vocab_size: u32, unique: bool },
 }
 
-/// The size below which every vocabulary has token ids. Special tokens mostly come first.
+/// Every vocabulary has the token ids below this size. Special tokens usually come first.
 pub const COMMON_VOCAB_SIZE: u32 = 1000;
 const FIRST_ID: u32 = 100;
 

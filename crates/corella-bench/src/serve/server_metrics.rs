@@ -1,10 +1,10 @@
-//! The server's own metrics of a run: phases of requests that no client can see.
+//! The server's own metrics of a run: phases of requests that clients cannot see.
 
 use crate::report::{Report, ServerMean};
 use crate::timeline::metric;
 
-/// Each phase's key in the report, the Prometheus histogram it is read from, and its display name.
-/// Histograms without the `corella_` prefix use vLLM's metric names.
+/// Each phase's key in the report, its Prometheus histogram, and its display name. Histograms
+/// without the `corella_` prefix use vLLM's metric names.
 const PHASES: [(&str, &str, &str); 3] = [
     (
         "tokenize",
@@ -20,7 +20,7 @@ const PHASES: [(&str, &str, &str); 3] = [
 ];
 
 /// Adds the mean of each phase, from the Prometheus metrics before and after the run. Requests of
-/// other clients during the run are included. Metrics that the server does not have are left out.
+/// other clients during the run are included. Missing metrics are left out.
 pub(super) fn add_server_metrics(report: &mut Report, before: &str, after: &str) {
     let means = PHASES.iter().filter_map(|&(key, histogram, name)| {
         let growth = |kind| {
@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(report.to_json(false)["mean_queue_ms"], 125.0);
         assert!(report.to_string().contains("Queue wait, by the server"));
 
-        // Metrics may be missing before the first run of a server, or altogether.
+        // Metrics may be missing before a server's first run, or altogether.
         add_server_metrics(&mut report, "", &before);
         assert_eq!(report.server_means[0].mean_ms, 500.0);
         add_server_metrics(&mut report, "", "");

@@ -1,4 +1,4 @@
-//! What transfers are measured against: sockets that carry pages and nothing else, and memory.
+//! The baselines of transfers: sockets that carry only pages, and memory.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use corella_model::KvPages;
 
 use super::layout::Layout;
 
-/// Connections with nothing around the pages.
+/// Connections that carry only pages.
 pub struct BareSockets {
     ends: Vec<(TcpStream, TcpStream)>,
 }
@@ -31,8 +31,7 @@ impl BareSockets {
         })
     }
 
-    /// A thread that sends and one that receives for each connection, in calls of as many bytes as a
-    /// transfer's chunk has.
+    /// Starts a sending and a receiving thread for each connection. Each call has as many bytes as a transfer's chunk.
     pub fn copy(&mut self, layout: &Layout, chunk_bytes: usize) -> io::Result<()> {
         let pages_per_call = (chunk_bytes / layout.geometry().layer_bytes()).max(1);
         let num_messages = layout.num_messages / layout.num_connections;
@@ -67,7 +66,7 @@ fn part(pages: &dyn KvPages, page: PageId) -> NonNull<[u8]> {
 }
 
 fn send(socket: &mut TcpStream, pages: &dyn KvPages, chunk: &[PageId]) -> io::Result<()> {
-    // SAFETY: nobody writes to the pages of the sending side.
+    // SAFETY: the pages of the sending side are not written to.
     let slice = |&page| IoSlice::new(unsafe { part(pages, page).as_ref() });
     let mut slices: Vec<_> = chunk.iter().map(slice).collect();
     let mut rest = &mut slices[..];
@@ -103,7 +102,7 @@ pub fn copy_memory(layout: &Layout) -> io::Result<()> {
                 for table in tables {
                     for (&from, &to) in table.from.iter().zip(&table.to) {
                         let (from, mut to) = (part(&*layout.from, from), part(&*layout.to, to));
-                        // SAFETY: nobody writes to the one, and one thread fills the other.
+                        // SAFETY: the source is not written to, and one thread fills the destination.
                         unsafe { to.as_mut().copy_from_slice(from.as_ref()) };
                     }
                 }

@@ -1,4 +1,4 @@
-//! The memory of both ends of a measured transfer, and what is copied in it.
+//! The memory of both ends of a measured transfer, and the copied pages.
 
 use std::io;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use super::TransferBenchOptions;
 use crate::BenchError;
 use crate::split_mix::split_mix;
 
-/// Sessions of a connection that are under way at the same time.
+/// Number of concurrent sessions of a connection.
 const SESSIONS_PER_CONNECTION: usize = 4;
-/// Both ends have as much.
+/// Limits the memory of either end.
 const MAX_POOL_BYTES: usize = 256 << 20;
 
 pub const PAGE_SIZE: u32 = 16;
 const HEAD_DIM: usize = 64;
-/// K and V of a token of one head, in bf16.
+/// Bytes of K and V of a token of one head, in bf16.
 const ROW_BYTES: usize = 2 * HEAD_DIM * 2;
 
-/// Every way of copying takes the same pages to the same pages in the same order.
+/// Every way of copying copies the same pages to the same pages in the same order.
 pub struct Layout {
     pub from: Arc<PlainPages>,
     pub to: Arc<PlainPages>,
-    /// The pages of a message on both sides. Messages under way at the same time have their own.
+    /// The pages of a message on both sides. Concurrent messages have their own.
     pub tables: Vec<Table>,
     pub num_connections: usize,
-    /// How many one measurement copies.
+    /// The number of messages in one measurement.
     pub num_messages: usize,
     pub message_bytes: usize,
 }
@@ -78,7 +78,7 @@ impl Layout {
         });
         let from = PlainPages::new(geometry.clone());
         for page in 0..geometry.num_pages {
-            // SAFETY: nobody else has the pages yet.
+            // SAFETY: the pages are not in use yet.
             unsafe { from.fill(0, PageId(page), |i| (i as u32 ^ page) as u8) };
         }
         Ok(Self {
@@ -95,7 +95,7 @@ impl Layout {
         self.from.geometry()
     }
 
-    /// The tables that a connection copies by turns.
+    /// Returns the tables that a connection copies in turn.
     pub fn tables_of(&self, connection: usize) -> impl Iterator<Item = &Table> + Clone {
         self.tables
             .iter()
@@ -103,7 +103,7 @@ impl Layout {
             .step_by(self.num_connections)
     }
 
-    /// Bytes a second of copying all messages once.
+    /// Copies all messages once, and returns the bytes per second.
     pub fn measure(&self, copy: impl FnOnce() -> io::Result<()>) -> Result<f64, BenchError> {
         let started_at = Instant::now();
         copy().map_err(|error| BenchError::Worker(error.to_string()))?;
@@ -112,7 +112,8 @@ impl Layout {
     }
 }
 
-/// As pages of a server that has run for a while: neighbours in a table are none in memory.
+/// Returns pages like those of a server that has run for a while: neighbours in a table are not
+/// adjacent in memory.
 fn shuffled(num_pages: u32, seed: u64) -> Vec<PageId> {
     let mut state = seed;
     let mut ids: Vec<_> = (0..num_pages).map(PageId).collect();

@@ -21,7 +21,7 @@ use super::layout::{Layout, PAGE_SIZE, Table};
 const PREFILL: u64 = 1;
 const DECODE: u64 = 2;
 const MODEL: u128 = 3;
-/// A session that takes longer has failed.
+/// A longer session has failed.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 pub struct Pair {
@@ -48,7 +48,7 @@ impl Pair {
     }
 
     pub fn inside_host(layout: &Layout, options: &TransferBenchOptions) -> io::Result<Self> {
-        // The listener of a pair that is gone may still be closing.
+        // The listener of an earlier pair may still be closing.
         static NUM_PAIRS: AtomicU64 = AtomicU64::new(0);
         let (process, pair) = (
             std::process::id(),
@@ -109,7 +109,7 @@ impl Pair {
             .iter()
             .map(|table| Box::pin(rounds(table)))
             .collect();
-        // They are few: each is looked at whenever one has something to do.
+        // The loads are few, so each is polled whenever one is woken.
         self.runtime.block_on(poll_fn(|context| {
             let mut result = Ok(());
             running.retain_mut(|session| match session.as_mut().poll(context) {
@@ -134,7 +134,7 @@ impl Pair {
             decode_incarnation: Incarnation(DECODE),
         };
         let num_rows = table.from.len() as u32 * PAGE_SIZE;
-        // SAFETY: nobody writes to the pages of the sending side.
+        // SAFETY: the pages of the sending side are not written to.
         unsafe { self.sender.store(key, num_rows) }.map_err(io::Error::other)?;
         self.sender
             .add_pages(&key, &[PageTable::whole(table.from.clone())]);
@@ -149,7 +149,7 @@ impl Pair {
             state: None,
             deadline: Instant::now() + DEADLINE,
         };
-        // SAFETY: a table's pages are in no other, and its sessions follow each other.
+        // SAFETY: a table's pages are in no other table, and its sessions follow each other.
         let mut load = unsafe { self.receiver.load(request) }.map_err(io::Error::other)?;
         let status = load.wait().await;
         self.sender.delete(&key);

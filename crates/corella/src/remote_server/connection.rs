@@ -1,4 +1,4 @@
-//! One HTTP connection for each request, encrypted where the URL says so.
+//! One HTTP connection for each request, encrypted if the URL says so.
 
 use std::future::Future;
 use std::io;
@@ -18,10 +18,10 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::event_stream::ChunkedBody;
 use crate::tls_client::client_tls;
 
-/// A server that is not there answers nothing at all; one that computes may take any time.
+/// An absent server never answers; a computing one may take any time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Where a server is, and what every request to it has.
+/// The address of a server, and the common parts of requests to it.
 pub struct Address {
     /// The URL without its path.
     shown: String,
@@ -40,7 +40,7 @@ pub struct RemoteResponse {
 }
 
 impl Address {
-    /// Reads `--url`, in which `http://` may be left out.
+    /// Reads `--url`, which may lack `http://`.
     pub fn parse(url: &str, api_key: Option<&str>) -> Result<Self, String> {
         let wrong =
             |reason: &str| format!("--url {url}: {reason}; it looks like http://127.0.0.1:8000");
@@ -96,12 +96,12 @@ impl Address {
         })
     }
 
-    /// The server as errors name it.
+    /// Returns the server's name in errors.
     pub fn shown(&self) -> &str {
         &self.shown
     }
 
-    /// The path of the URL, without a slash at its end.
+    /// Returns the path of the URL, without a final slash.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -207,7 +207,7 @@ impl RemoteResponse {
         self.response.status().as_u16()
     }
 
-    /// Where a redirect leads.
+    /// Returns the target of a redirect.
     pub fn location(&self) -> Option<String> {
         let location = self.response.headers().get(LOCATION)?;
         Some(location.to_str().ok()?.to_owned())

@@ -1,4 +1,4 @@
-//! The built program: that it starts, and its messages when it cannot.
+//! The built program: its start, and its messages when it cannot start.
 
 use std::fs;
 use std::net::TcpListener;
@@ -111,7 +111,7 @@ fn truncated_files() {
     }
 }
 
-/// The file is complete, truncated, or no GGUF file at all.
+/// The file is complete, truncated, or not a GGUF file at all.
 #[test]
 fn gguf_files() {
     let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
@@ -310,7 +310,7 @@ fn rules_of_admission_are_compared() {
     }
 }
 
-/// Options as users of other servers know them.
+/// Options in the form that users of other servers know.
 #[test]
 fn options_of_other_servers_are_answered_with_ours() {
     for (arguments, words) in [
@@ -367,7 +367,7 @@ fn options_of_other_servers_are_answered_with_ours() {
     );
 }
 
-/// A command line of llama.cpp answers, and says how it was read.
+/// A command line of llama.cpp works, and reports its interpretation.
 #[test]
 fn a_command_line_of_another_server_runs() {
     let whole = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf/llama-f32.gguf");
@@ -414,7 +414,7 @@ fn a_variable_is_an_option() {
     );
 }
 
-/// The file is checked before the model is loaded: there is none at that path.
+/// The file is checked before the model is loaded: the path has no model.
 #[test]
 fn a_batch_with_a_wrong_url_is_refused_before_the_model_is_loaded() {
     let folder = std::env::temp_dir().join(format!("corella-batch-url-{}", std::process::id()));
@@ -484,7 +484,7 @@ fn a_server_may_listen_on_a_name() {
     assert_eq!(server.complete(body)["usage"]["completion_tokens"], 3);
 }
 
-/// The server prints the limits that decide which requests wait and which are refused.
+/// The server prints the limits by which requests wait or are refused.
 #[test]
 fn limits_are_printed_at_start() {
     let options = "--device mock --max-num-seqs 17 --max-queued-requests 33 \
@@ -540,7 +540,7 @@ fn no_share_of_a_limit_is_above_100_without_a_word() {
             let percent: u64 = percent.parse().unwrap();
             assert_eq!(percent > 100, rest.contains("slower while"), "{line}");
         }
-        // Integer weights have a peak of their own, since other instructions multiply them.
+        // Integer weights have a separate peak, because other instructions multiply them.
         let is_int8 = lines[0].contains("int8 peak");
         let has_int8_products = held_isa().unwrap_or_else(detect_isa) != Isa::Portable;
         assert_eq!(is_int8, dtype != "bf16" && has_int8_products, "{text}");

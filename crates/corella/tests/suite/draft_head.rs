@@ -1,4 +1,4 @@
-//! Models that draft with their own heads: answers stay the same, and what cannot draft so is refused.
+//! Models that draft with their own heads: answers stay the same, and unsuitable models and options are refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -75,7 +75,7 @@ fn guesses_of_a_models_own_head_reach_no_bit_of_any_answer() {
         assert!(stats.num_draft_tokens > 50, "{stats:?}");
         match agrees {
             true => assert_eq!(stats.num_accepted_draft_tokens, stats.num_draft_tokens),
-            // These heads are random, and a token in eighty is right by chance.
+            // These heads are random, and one token in eighty is right by chance.
             false => assert!(stats.num_accepted_draft_tokens < stats.num_draft_tokens / 4),
         }
     }
@@ -94,7 +94,7 @@ fn an_engine_needs_a_head_to_draft_with() {
     assert!(refusal.contains("draft head"), "{refusal}");
 }
 
-/// A folder that can be served: a golden model, with as many tokens of the built-in model as it has.
+/// A folder that can be served: a golden model, with its number of the built-in model's tokens.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -17,7 +17,7 @@ fn folder(name: &str) -> PathBuf {
     root.join(name)
 }
 
-/// As a model's groups of layers want it.
+/// Returns limits for the model's groups of layers.
 fn limits(model: &str, speculation: Speculation) -> SchedulerConfig {
     let checkpoint = Checkpoint::open(folder(model)).unwrap();
     let groups = KvGroups::by_window(&checkpoint.config().spec);
@@ -77,7 +77,7 @@ fn engine(model: &str, draft: Option<CpuExecutor>) -> Engine {
     }
 }
 
-/// Requests of which every second one is greedy, and some begin alike.
+/// Returns requests of which every second one is greedy, and some share a beginning.
 pub fn submissions(vocab_size: usize) -> Vec<Submission> {
     let submission = |at: u64| {
         let token = |i: u64| ((i * 7919 + at / 3 * 31 + 11) % vocab_size as u64) as TokenId;
@@ -110,7 +110,7 @@ pub fn submissions(vocab_size: usize) -> Vec<Submission> {
     (0..12).map(submission).collect()
 }
 
-/// Runs all requests together, and returns what a caller sees of each token.
+/// Runs all requests together, and returns the caller's view of each token.
 pub fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> {
     let streams: Vec<_> = submissions
         .iter()
@@ -120,7 +120,7 @@ pub fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutpu
         let mut outputs = Vec::new();
         while let Some(event) = stream.next_blocking() {
             if let StreamEvent::Output(mut output) = event {
-                // These depend on other requests, at the same time or earlier.
+                // These fields depend on other requests, concurrent or earlier.
                 (output.queue_us, output.num_cached_tokens) = (0, 0);
                 output.request = Default::default();
                 outputs.push(output);
@@ -131,8 +131,7 @@ pub fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutpu
     streams.into_iter().map(read).collect()
 }
 
-/// Checks that answers with a draft model equal those without. Returns how many tokens were guessed and
-/// how many guesses held.
+/// Checks that answers with a draft model equal those without. Returns the numbers of guessed and accepted tokens.
 fn check_drafts(
     model: &str,
     (draft_model, draft_format): (&str, Option<WeightFormat>),
@@ -173,13 +172,13 @@ fn drafts_reach_no_bit_of_any_answer() {
             // The same model draws the same tokens, greedy or seeded.
             let (drafted, accepted) = check_drafts(model, (model, None), num_draft_pages);
             assert!(accepted > 0 && accepted == drafted, "{model}");
-            // Near ties decide how many guesses of the rounded model hold.
+            // Near ties decide how many of the rounded model's guesses hold.
             let rounded = (model, Some(WeightFormat::Int8));
             let (_, accepted) = check_drafts(model, rounded, num_draft_pages);
             assert!(accepted > 0, "{model}");
         }
     }
-    // A draft model keeps the pages of the whole context where the model keeps those of its windows.
+    // A draft model keeps the pages of the whole context; the model keeps those of its windows.
     let windowed = "tests/golden/gemma3";
     for num_draft_pages in [120, 10] {
         let (drafted, accepted) = check_drafts(windowed, (windowed, None), num_draft_pages);

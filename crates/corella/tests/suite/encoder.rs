@@ -1,5 +1,5 @@
-//! Encoders through the whole program: folders as sentence-transformers writes them, and what it makes of the
-//! same texts. `tests/encoder` has both, and the script that makes them.
+//! Encoders through the whole program: sentence-transformers' folders, and its results for the same texts.
+//! `tests/encoder` has both, and the script that makes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ fn vectors_are_those_of_sentence_transformers() {
     }
 }
 
-/// Matryoshka models are trained so that the first values of a vector are a vector.
+/// Matryoshka models are trained so that the first values of a vector are also a vector.
 #[test]
 fn vectors_are_cut_before_their_length_is_made_one() {
     let served = Served::load("bert-mean", json!({}));
@@ -124,7 +124,7 @@ fn vectors_are_cut_before_their_length_is_made_one() {
     let expected: Vec<f64> = whole[..8].iter().map(|x| x / length).collect();
     let found = served.vectors(&json!({"input": input, "dimensions": 8}));
     assert_close(&found[0], &expected, "8 dimensions");
-    // The vectors have 20 values, whatever the size of hidden states is.
+    // The vectors have 20 values for any size of hidden states.
     let (status, error) = served.post("/v1/embeddings", &json!({"input": input, "dimensions": 21}));
     assert_eq!(
         (status, &error["error"]["param"]),
@@ -204,7 +204,7 @@ fn classes_are_as_likely_as_transformers_says() {
     }
 }
 
-/// Cut into steps, a text would have other vectors, since its first tokens would not see its last ones.
+/// Cut into steps, a text would have other vectors, because its first tokens would not see its last ones.
 #[test]
 fn a_text_longer_than_a_step_is_computed_as_a_whole() {
     let served = Served::load("bert-mean", json!({"max_num_batched_tokens": 16}));

@@ -93,8 +93,8 @@ fn conversation(llm: &Llm) -> String {
     template.render(input).unwrap()
 }
 
-/// The tokenizer.json of a GGUF file with another pre-tokenizer, and without the settings that would count
-/// more than those of its name.
+/// Returns the tokenizer.json of a GGUF file with another pre-tokenizer, and without the settings that would override
+/// its name.
 fn tokenizer_of(pre_tokenizer: &str) -> Result<Value, String> {
     let file = std::env::temp_dir().join(format!(
         "corella-{}-{pre_tokenizer}.gguf",
@@ -104,7 +104,7 @@ fn tokenizer_of(pre_tokenizer: &str) -> Result<Value, String> {
     let setting = position(&whole, b"add_bos_token");
     whole[setting] = b'_';
     let key = b"tokenizer.ggml.pre";
-    // In the file, the type of a value stands before it.
+    // In the file, a value follows its type.
     let start = position(&whole, key) + key.len() + 4;
     let rest = start + 8 + "qwen2".len();
     let mut bytes = whole[..start].to_vec();
@@ -159,7 +159,7 @@ fn text_is_split_as_llama_cpp_does() {
     assert!(num_splits > 6500, "{num_splits}");
 }
 
-/// The pieces of a text, in the characters that stand for their bytes.
+/// Returns the pieces of a text, in the characters that represent their bytes.
 fn cut(text: &str, sizes: &Value) -> Vec<String> {
     let mut rest = text.as_bytes();
     let sizes = sizes.as_array().unwrap().iter();
@@ -173,8 +173,8 @@ fn cut(text: &str, sizes: &Value) -> Vec<String> {
     pieces
 }
 
-/// GPT-2's alphabet: bytes that can be printed stand for themselves in Latin-1, and others for the
-/// characters from 256 on.
+/// GPT-2's alphabet: printable bytes represent themselves in Latin-1, and others the characters
+/// from 256 on.
 fn char_of_byte(byte: u8) -> char {
     let is_plain = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..);
     match is_plain(byte) {
@@ -186,7 +186,7 @@ fn char_of_byte(byte: u8) -> char {
     }
 }
 
-/// Splits texts, with a vocabulary of the expected pieces: another piece is spelled by its bytes.
+/// Splits texts, with a vocabulary of the expected pieces: an unexpected piece is spelled by its bytes.
 fn check_splits(name: &str, pre_tokenizer: &Value, texts: &[(&str, Vec<String>)]) -> usize {
     let mut vocabulary: BTreeMap<String, u32> = BTreeMap::new();
     let bytes = (0..=255).map(|byte| char_of_byte(byte).to_string());
@@ -212,8 +212,8 @@ fn check_splits(name: &str, pre_tokenizer: &Value, texts: &[(&str, Vec<String>)]
     texts.len()
 }
 
-/// Their splitters are code in llama.cpp, their tokens are not spelled by bytes, or llama.cpp splits them in
-/// another way than was published.
+/// llama.cpp has their splitters as code, their tokens are not spelled by bytes, or llama.cpp splits them differently
+/// than published.
 #[test]
 fn pre_tokenizers_that_are_not_known_are_named() {
     for name in ["kimi-k2", "whitespace", "youtu", "nothing"] {
@@ -223,7 +223,7 @@ fn pre_tokenizers_that_are_not_known_are_named() {
     }
 }
 
-/// The reader checks a vocabulary; what it overlooks must not make others panic.
+/// The reader checks a vocabulary; damage that it overlooks must not cause panics elsewhere.
 #[test]
 fn damaged_vocabularies_never_panic() {
     let file = std::env::temp_dir().join(format!("corella-{}-damaged.gguf", std::process::id()));
@@ -296,7 +296,7 @@ fn qwen3_with_merges() {
 fn llama_with_merges_and_rotary_divisors() {
     let pair = Pair::load("llama3-f16");
     let mut config = pair.file.config.clone();
-    // config.json describes a scaling, and a file stores the divisors that result from it.
+    // config.json describes a scaling, and a GGUF file stores the resulting divisors.
     let layers = &pair.folder.config.spec.layers;
     for (layer, of_folder) in config.spec.layers.iter_mut().zip(layers) {
         let rotary = layer.attention.rotary.as_mut().unwrap();
@@ -304,7 +304,7 @@ fn llama_with_merges_and_rotary_divisors() {
         assert!(matches!(scaling, RotaryScaling::Divisors(divisors) if divisors.len() == 2));
         rotary.scaling = of_folder.attention.rotary.clone().unwrap().scaling;
     }
-    // The file does not say the order of the end tokens either.
+    // The file does not have the order of the end tokens either.
     config.eos_token_ids = pair.folder.config.eos_token_ids.clone();
     assert_eq!(pair.folder.config, config);
     let sorted = |llm: &Llm| {

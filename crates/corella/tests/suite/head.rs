@@ -1,4 +1,4 @@
-//! A model without an output head, which only makes embeddings: every command that generates says so.
+//! A model without an output head, which only makes embeddings: every generating command reports it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// A folder whose embedding is no head.
+/// Makes a folder whose embedding is not a head.
 fn headless(test: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("corella-{}-{test}", std::process::id()));
     let _ = fs::remove_dir_all(&folder);

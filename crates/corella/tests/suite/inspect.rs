@@ -1,5 +1,4 @@
-//! `corella inspect`, run on models of every family, on one that is larger than memory, and on models
-//! that are not known.
+//! `corella inspect`, run on models of every family, on one larger than memory, and on unknown models.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -23,7 +22,7 @@ fn inspect(model: &Path, options: &[&str]) -> Output {
     command(model, options).output().expect("it runs")
 }
 
-/// The most memory that one run had. Pages of a mapped file count as memory of the process that touched them.
+/// The peak memory of one run. Touched pages of a mapped file count as memory of the process.
 #[expect(
     clippy::zombie_processes,
     reason = "wait4 waits for the process and tells its memory"
@@ -33,7 +32,7 @@ fn most_memory_kib(model: &Path, options: &[&str]) -> i64 {
     let child = command.stdout(Stdio::null()).spawn().expect("it starts");
     let id = i32::try_from(child.id()).unwrap();
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the child is waited for nowhere else, and the pointer is to a structure of this type.
+    // SAFETY: no other code waits for the child, and the pointer is to a structure of this type.
     unsafe {
         let waited_for = libc::wait4(id, std::ptr::null_mut(), 0, usage.as_mut_ptr());
         assert_eq!(waited_for, id);
@@ -55,7 +54,7 @@ fn value(model: &Path, options: &[&str]) -> Value {
     serde_json::from_str(&text(model, &options)).unwrap()
 }
 
-/// The text of the line that a name begins.
+/// Returns the text of the line with this name.
 #[track_caller]
 fn line<'a>(text: &'a str, name: &str) -> &'a str {
     let lines: Vec<_> = text
@@ -113,7 +112,7 @@ fn models_of_every_family_are_told_and_not_refused() {
             let stated = theirs.iter().find_map(|field| config.get(field));
             assert_eq!(Some(&model[ours]), stated, "{name}: {ours}");
         }
-        // Goldens have no tokenizer, and that is all that is wrong with them.
+        // Goldens lack a tokenizer, which is their only fault.
         let refused = found["refused"].as_array().unwrap();
         assert_eq!(refused.len(), 1, "{name}: {refused:?}");
         assert!(
@@ -121,14 +120,14 @@ fn models_of_every_family_are_told_and_not_refused() {
             "{name}"
         );
         let weights = &model["weights"];
-        // An embedding that is not the head is held as it is stored.
+        // An embedding that is not the head is held as stored.
         let all_but_embedding = |numbers: &Value| {
             let [all, embedding] = ["all", "embedding"].map(|part| numbers[part].as_u64().unwrap());
             all - embedding
         };
         let parameters = all_but_embedding(&model["num_parameters"]);
         let memory = all_but_embedding(&weights["memory_bytes"]);
-        // Biases are so few that they are not counted as memory.
+        // Biases are too few to count as memory.
         assert!(memory >= 4 * parameters * 97 / 100, "{name}: {memory}");
     }
     assert!(num_models >= 20, "{num_models}");
@@ -149,7 +148,7 @@ fn a_file_is_told_as_its_folder_is() {
         assert_eq!(folder["family"], file["family"]);
         for both in [&mut folder, &mut file] {
             let model = &mut both["model"];
-            // Converters store vectors as f32, and the divisors of RoPE.
+            // Converters store vectors and RoPE's divisors as f32.
             model["weights"]
                 .as_object_mut()
                 .unwrap()
@@ -218,8 +217,8 @@ fn memory_is_divided_among_requests() {
     }
 }
 
-/// The shape of Llama 3 70B, whose makers say that it has 70.6 billion parameters. Its file has no
-/// content but the header, and is larger than the memory of most machines.
+/// The shape of Llama 3 70B, which has 70.6 billion parameters by its makers' account. Its file has
+/// no content but the header, and is larger than the memory of most machines.
 #[test]
 fn a_large_model_is_told_without_reading_it() {
     const HIDDEN: usize = 8192;
@@ -291,7 +290,7 @@ fn a_large_model_is_told_without_reading_it() {
         2 * 70_553_706_496_u64
     );
     let memory = model["weights"]["memory_bytes"]["all"].as_u64().unwrap() as f64;
-    // A group of 128 weights has 64 bytes and a scale. The embedding is read as it is stored.
+    // A group of 128 weights has 64 bytes and a scale. The embedding is read as stored.
     let embedding = 128_256.0 * HIDDEN as f64;
     let matrices = (70_553_706_496.0 - embedding) * (64.0 + 2.0) / 128.0;
     let expected = matrices + 2.0 * embedding;

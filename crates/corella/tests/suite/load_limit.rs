@@ -1,4 +1,4 @@
-//! What a node of a fleet lends to loads of blocks, and how it names its blocks.
+//! The pages that a node of a fleet lends to loads of blocks, and the names of its blocks.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ fn limits(model: &str, exchanges_kv: bool, kv_format: Option<KvFormat>) -> Sched
     llm.engine.limits().clone()
 }
 
-/// Blocks as a node names them.
+/// Returns blocks with a node's names.
 fn list(limits: &SchedulerConfig) -> BlockList {
     let tokens = (0..64).collect();
     let hasher = &limits.block_hasher;

@@ -1,4 +1,4 @@
-//! `corella quantize`: the folder it writes is correct, and there is none if it fails.
+//! `corella quantize`: its folder is correct, and absent after a failure.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -147,8 +147,8 @@ fn dequantised(folder: &Path, out: &Path) {
     writer.finish().unwrap();
 }
 
-/// The log-probabilities of all tokens after some prefixes of a fixed text. Drawn tokens would not do
-/// for a comparison: any rounding decides between two tokens that are about equally likely.
+/// Returns the log-probabilities of all tokens after some prefixes of a fixed text. Drawn tokens would not do for a
+/// comparison: any rounding decides between two about equally likely tokens.
 fn predictions(folder: &Path, format: Option<WeightFormat>) -> Vec<Vec<f32>> {
     const TEXT: &str = "Once there was a fox who lived near a lake. Every morning it looked for a \
                         lantern. One day a small bird asked: What is 47 + 38?";
@@ -209,11 +209,10 @@ fn relative_error(actual: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
     (error / spread).sqrt()
 }
 
-/// A bound for the error of the logits when all rows are rounded to 8 bits. A step is 1/127 of a
-/// row's largest magnitude. The largest of n normal numbers is about √(2 ln n) times their root mean
-/// square; rows have a few larger values, so twice as much is allowed. Errors are uniform within a
-/// step, so their root mean square is 1/√12 of it. Rows are rounded before each of the four products
-/// of a layer and before the head, and these errors are independent.
+/// A bound for the error of the logits when all rows are rounded to 8 bits. A step is 1/127 of a row's largest
+/// magnitude. The largest of n normal numbers is about √(2 ln n) times their root mean square; rows have a few larger
+/// values, so twice this is allowed. Errors are uniform within a step, so their root mean square is 1/√12 of it. Rows
+/// are rounded before each of the four products of a layer and before the head, and these errors are independent.
 fn rounded_rows_error(spec: &DecoderSpec) -> f64 {
     let longest = spec
         .hidden_size
@@ -246,13 +245,13 @@ fn a_folder_predicts_as_its_numbers_do() {
             predictions(&folder, bf16) == predictions(&plain, bf16),
             "{name}: the same numbers by the same arithmetic"
         );
-        // This is how it is served: with the integers themselves, and rows in 8 bits.
+        // The served form: the integers themselves, and rows in 8 bits.
         let error = relative_error(&predictions(&folder, None), &predictions(&plain, f32));
         let most = rounded_rows_error(&Checkpoint::open(&folder).unwrap().config().spec);
         println!("{name}: {error:.4} of at most {most:.4}");
         assert!(error > 0.0 && error <= most, "{name}: {error}, {most}");
     }
-    // If groups of 128 do not divide the inputs, smaller ones are used, which the folder says.
+    // If groups of 128 do not divide the inputs, smaller ones are used, and the folder records them.
     let config = fs::read(scratch.path("g128").join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
     let groups = &config["quantization_config"]["config_groups"];
@@ -516,7 +515,7 @@ fn a_full_disk_leaves_nothing() {
     assert!(scratch.names().is_empty(), "{:?}", scratch.names());
 }
 
-/// Starts a quantisation, and waits until it is in the middle of writing.
+/// Starts a quantisation, and waits until it is writing.
 fn start_slow(scratch: &Scratch) -> Child {
     let text = scratch.path("text.txt");
     fs::write(

@@ -1,4 +1,4 @@
-//! The line of the log that each answered request has.
+//! The log line of each answered request.
 
 use crate::server::Server;
 

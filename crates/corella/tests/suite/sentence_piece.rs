@@ -1,5 +1,5 @@
-//! Folders with SentencePiece's `tokenizer.model` and no tokenizer.json give the ids that the Python
-//! package gives. `tests/sentencepiece` has them, and the script that makes them.
+//! Folders with SentencePiece's `tokenizer.model` and no tokenizer.json give the same ids as the Python package.
+//! `tests/sentencepiece` has them, and the script that makes them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,8 +141,8 @@ fn folder_ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode(text, false).unwrap()
 }
 
-/// What `legacy` in tokenizer_config.json means in Transformers: with it, text behind a special token
-/// begins with a space, too.
+/// Transformers' meaning of `legacy` in tokenizer_config.json: with it, text after a special token begins with a space,
+/// too.
 #[test]
 fn a_space_is_added_where_the_configuration_says() {
     let folder = Folder::new("spaces", "bpe");

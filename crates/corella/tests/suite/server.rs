@@ -6,7 +6,7 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 
 use crate::held_isa::held_isa;
 
-/// Adds `--isa` if the tests are held to an instruction set and the subcommand computes anything.
+/// Adds `--isa` if the tests are held to an instruction set and the subcommand computes.
 pub fn corella(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_corella"));
     command.stdin(Stdio::null()).env_remove("RUST_LOG");
@@ -55,7 +55,7 @@ impl Server {
         line.unwrap_or_else(|| panic!("no line with {word}"))
     }
 
-    /// Asks for a path with a request id, and returns the response.
+    /// Gets a path with a request id, and returns the response.
     pub fn get(&self, path: &str, id: &str) -> String {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         write!(
@@ -68,7 +68,7 @@ impl Server {
         response
     }
 
-    /// Asks the server to end when its requests have.
+    /// Asks the server to end after its requests.
     pub fn terminate(&self) {
         let pid = self.process.id().to_string();
         let killed = Command::new("kill").args(["-TERM", &pid]).status();

@@ -17,7 +17,7 @@ fn engine(kv_format: KvFormat, num_stages: usize, num_pages: u32) -> Engine {
         max_prefill_tokens: 40,
         head_room: HeadRoom::fixed_share(0),
         max_preemptions: 1000,
-        // Nothing that was spilled is found in the cache.
+        // The cache must not contain spilled pages.
         enable_prefix_caching: false,
         max_inflight_steps: num_stages as u32,
         num_pipeline_stages: num_stages as u32,
@@ -65,7 +65,7 @@ fn submission(at: u32) -> Submission {
     }
 }
 
-/// What a caller sees of each token, except what depends on other requests.
+/// Returns the caller's view of each token, except fields that depend on other requests.
 fn read(mut stream: TokenStream) -> Vec<RequestOutput> {
     let mut outputs = Vec::new();
     while let Some(event) = stream.next_blocking() {

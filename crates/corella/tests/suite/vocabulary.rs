@@ -1,4 +1,4 @@
-//! Models whose embedding has another number of rows than the tokenizer has tokens.
+//! Models whose embedding has more or fewer rows than the tokenizer has tokens.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use corella::{Error, GenerateParams, Llm, LlmOptions, ModelSource};
 use corella_model::WeightFormat;
 use serde_json::{Value, json};
 
-/// A copy of the built-in model, whose embedding, which is also its head, has `num_rows` rows.
+/// A copy of the built-in model, whose embedding, also its head, has `num_rows` rows.
 struct Folder(PathBuf);
 
 const NUM_TOKENS: usize = 2048;
@@ -20,7 +20,7 @@ fn nano(name: &str) -> PathBuf {
 }
 
 impl Folder {
-    /// Rows that are added have larger logits than the token that the model would draw first.
+    /// Added rows have larger logits than the token that the model would draw first.
     fn new(name: &str, num_rows: usize) -> Self {
         let name = format!("corella-vocabulary-{}-{name}", std::process::id());
         let folder = Self(std::env::temp_dir().join(name));
@@ -100,7 +100,7 @@ fn load(source: &ModelSource, weight_format: Option<WeightFormat>) -> Result<Llm
     Llm::load(source, &options)
 }
 
-/// The row of the token that follows "Once upon", with all elements 8 times as large.
+/// Returns the row of the token that follows "Once upon", with all elements 8 times as large.
 fn loudest_row(values: &[u8], row_bytes: usize) -> Vec<u8> {
     let llm = load(&ModelSource::BuiltIn, None).unwrap();
     let token = answer(&llm)[0] as usize;
@@ -118,7 +118,7 @@ fn loudest_row(values: &[u8], row_bytes: usize) -> Vec<u8> {
     elements.flat_map(u16::to_le_bytes).collect()
 }
 
-/// The ids of a greedy answer.
+/// Returns the ids of a greedy answer.
 fn answer(llm: &Llm) -> Vec<u32> {
     let params = GenerateParams {
         max_tokens: Some(24),

@@ -1,5 +1,5 @@
-//! Models with sliding windows on the CPU executor: pages that fell out of a window go back, and
-//! answers stay the same, bit for bit.
+//! Models with sliding windows on the CPU executor: pages behind a window are freed, and answers
+//! stay the same, bit for bit.
 
 use std::path::Path;
 
@@ -17,15 +17,15 @@ const BF16: KvFormat = KvFormat::Float(DType::Bf16);
 const F32: KvFormat = KvFormat::Float(DType::F32);
 const PAGE_SIZE: u32 = 8;
 const MAX_ROWS: u32 = 40;
-/// The window of the models here.
+/// The window of these models.
 const WINDOW: u32 = 24;
 
-/// What a page table holds.
+/// The content of a page table.
 #[derive(Clone, Copy, PartialEq)]
 enum Keeps {
     /// All pages of the context.
     Context,
-    /// Only pages that the windows of the table's layers reach.
+    /// Only pages within the windows of the table's layers.
     Windows,
 }
 
@@ -79,7 +79,7 @@ fn engine(setup: &Setup, keeps: Keeps, num_pages: u32) -> Engine {
         speculation,
         max_spilled_pages,
         max_pinned_pages,
-        // Nothing that was spilled is found in the cache.
+        // The cache must not contain spilled pages.
         enable_prefix_caching: max_spilled_pages == 0,
         ..SchedulerConfig::new(num_pages, PAGE_SIZE, 400)
     };
@@ -126,8 +126,8 @@ fn prompt(seed: u64, len: u64) -> Vec<TokenId> {
     (0..len).map(|i| token(i) as TokenId).collect()
 }
 
-/// What a caller sees of each token, except what depends on other requests. `look` is called with the
-/// number of tokens before each.
+/// Returns the caller's view of each token, except fields that depend on other requests. Calls `look` with the number
+/// of tokens before each.
 fn read(mut stream: TokenStream, look: impl Fn(usize)) -> Vec<RequestOutput> {
     let mut outputs = Vec::new();
     while let Some(event) = stream.next_blocking() {
@@ -142,8 +142,8 @@ fn read(mut stream: TokenStream, look: impl Fn(usize)) -> Vec<RequestOutput> {
     outputs
 }
 
-/// A prompt of 300 tokens has 38 pages, or 38 of each KV group. With pages that go back, far fewer are
-/// enough, and no more are in use while the answer is decoded.
+/// A prompt of 300 tokens has 38 pages, or 38 of each KV group. If pages are freed, far fewer are enough, and no more
+/// are in use while the answer is decoded.
 #[test]
 fn a_prompt_longer_than_its_window_gives_pages_back() {
     const NUM_TOKENS: u32 = 300;
@@ -166,11 +166,11 @@ fn a_prompt_longer_than_its_window_gives_pages_back() {
             let all_pages = (num_full_groups + num_window_groups) * NUM_TOKENS.div_ceil(PAGE_SIZE);
             assert!(num_pages < all_pages);
             let tight = engine(&setup, Keeps::Windows, num_pages);
-            // The row of the next step, and that of one in flight.
+            // The rows of the next step and of one in flight.
             let most = num_full_pages + num_window_groups * in_window(2);
             let look = |num_before: usize| {
                 let stats = tight.stats().scheduler;
-                // The first counts may be those of the prompt's last step.
+                // The first counts may belong to the prompt's last step.
                 let is_decoding = num_before > 2;
                 let num_in_use = stats.num_in_use_pages;
                 assert!(!is_decoding || num_in_use <= most as usize, "{stats:?}");
@@ -181,7 +181,7 @@ fn a_prompt_longer_than_its_window_gives_pages_back() {
     }
 }
 
-/// A prompt is found in the cache as far as all groups have what the next query reads.
+/// A cached prefix extends as far as all groups have the rows that the next query reads.
 #[test]
 fn prefixes_are_found_with_their_windows() {
     for model in [
@@ -209,7 +209,7 @@ fn prefixes_are_found_with_their_windows() {
     }
 }
 
-/// Requests that are preempted because pages are short come back and go on as if nothing had been.
+/// Requests preempted for lack of pages resume and continue with the same answers.
 #[test]
 fn preempted_requests_come_back_with_their_windows() {
     for (model, kv_format, num_stages, num_pages) in [
@@ -235,12 +235,12 @@ fn preempted_requests_come_back_with_their_windows() {
     }
 }
 
-/// Guesses that hold and guesses that fail take rows behind windows, and reach no bit of an answer.
+/// Correct and wrong guesses occupy rows behind windows, and change no bit of an answer.
 #[test]
 fn guesses_behind_windows_reach_no_bit() {
     for (model, num_pages) in [("mistral", 18), ("gemma2", 60), ("gemma3", 90)] {
         let setup = Setup::new(model, BF16, 1);
-        // A prompt that repeats itself, so that there is something to guess.
+        // A prompt that repeats itself gives the drafter something to guess.
         let ask = |engine: &Engine, at: u64| {
             let prompt = prompt(at, 9).repeat(3 + at as usize);
             submit(engine, prompt, at, 40)
@@ -263,7 +263,7 @@ fn guesses_behind_windows_reach_no_bit() {
     }
 }
 
-/// What is preempted keeps its windows in host memory, and goes on with them.
+/// Preempted requests keep their windows in host memory, and continue with them.
 #[test]
 fn spilled_requests_come_back_with_their_windows() {
     for (model, kv_format, num_stages, num_pages) in [
@@ -291,7 +291,7 @@ fn spilled_requests_come_back_with_their_windows() {
     }
 }
 
-/// A pinned prefix is found whole after others have taken all other pages, and answers are as without it.
+/// A pinned prefix is found whole after others have taken all other pages, and answers are the same as without it.
 #[test]
 fn a_pinned_prefix_keeps_its_windows() {
     for (model, num_window_groups, num_full_groups) in [("mistral", 1, 0), ("gemma3", 3, 1)] {
@@ -302,7 +302,7 @@ fn a_pinned_prefix_keeps_its_windows() {
         let ask = |engine: &Engine| submit(engine, prompt(2, 100), 1, 12);
         let expected = read(ask(&engine(&setup, Keeps::Context, 200)), |_| ());
         let pinning = engine(&setup, Keeps::Windows, 180);
-        // Twelve blocks, and behind them the window has 23 rows more.
+        // Twelve blocks, and after them the window has 23 more rows.
         let num_pages = pinning.pin_prefix(prompt(2, 96)).unwrap();
         assert_eq!(
             num_pages,
@@ -320,7 +320,7 @@ fn a_pinned_prefix_keeps_its_windows() {
     }
 }
 
-/// The first blocks of a sequence that others hear of, in their order, of a node that keeps these pages.
+/// Returns the first blocks of a sequence in a node's events, in their order, for a node with these pages.
 fn stored_blocks(engine: &Engine, asked: &[Vec<TokenId>], num_blocks: usize) -> Vec<KvEvent> {
     let mut events = engine.subscribe_kv_events(7);
     for prompt in asked {
@@ -340,10 +340,10 @@ fn stored_blocks(engine: &Engine, asked: &[Vec<TokenId>], num_blocks: usize) -> 
     stored
 }
 
-/// Others hear of the same blocks by the same names, whatever pages a node keeps of them.
+/// Events have the same blocks under the same names, for any pages that a node keeps of them.
 #[test]
 fn events_name_the_blocks_of_a_node_that_keeps_all_pages() {
-    // The second goes on where the first has only its last window.
+    // The second continues where the first has only its last window.
     let asked = [prompt(2, 40), prompt(2, 97), prompt(5, 33)];
     for model in ["mistral", "gemma3"] {
         let setup = Setup::new(model, BF16, 1);
