@@ -29,7 +29,7 @@ def stream(prompt, max_tokens, times):
 
 
 def run(binary, model, prompt_tokens, options):
-    """The longest gap of a stream, and the time to the first token of the long prompt, in seconds."""
+    """Returns the longest gap of a stream, and the time to the first token of the long prompt, in seconds."""
     server = subprocess.Popen([binary, "serve", model, "--served-model-name", "it", "--port", str(PORT), "--max-num-seqs", "16",
                                "--no-enable-prefix-caching", *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

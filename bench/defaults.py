@@ -1,4 +1,4 @@
-"""Compares values of one option, by turns. The defaults were chosen by this.
+"""Compares values of one option, by turns. The defaults were chosen by these measurements.
 
     python bench/defaults.py target/release/corella --long FOLDER --large FOLDER [--runs 3] [CASE ...]
 

@@ -1,4 +1,4 @@
-"""Measures a prefill node and a decode node on this machine beside one process that does both.
+"""Measures a prefill node and a decode node on this machine beside one process with both roles.
 
     python bench/make_model.py small-32k small-24l
     python bench/disaggregation.py ttft target/release/corella [--model MODEL] [--rounds 5]
@@ -6,10 +6,9 @@
     python bench/disaggregation.py hidden target/release/corella --model bench/models/small-24l
     python bench/disaggregation.py interference target/release/corella --model bench/models/small-32k --svg gaps.svg
 
-ttft: time to the first token of lone requests. silence: the same, each after 30 s without any.
-hidden: how much of a transfer is over when the last layer is computed, with a link so slow that the transfer
-takes half as long as the prefill. interference: gaps between the tokens of eight streams while prompts of
-4,096 tokens arrive.
+ttft: time to the first token of lone requests. silence: the same, each after 30 s of silence. hidden: the share of a
+transfer that is over when the last layer is computed, with a link so slow that the transfer takes half as long as the
+prefill. interference: gaps between the tokens of eight streams while prompts of 4,096 tokens arrive.
 """
 
 import argparse
@@ -43,7 +42,7 @@ class Servers:
         for index in reversed(range(len(nodes))):
             self._wait_ready(port + index)
         if len(nodes) > 1:
-            # Nodes tell each other of their load once a second.
+            # Nodes report their load to each other once a second.
             time.sleep(2)
 
     def _wait_ready(self, port):
@@ -56,7 +55,7 @@ class Servers:
                 time.sleep(0.05)
 
     def metrics(self):
-        """Those of the node that clients talk to, each summed over its labels."""
+        """Returns the metrics of the clients' node, each summed over its labels."""
         sums = collections.Counter()
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as lines:
             for line in lines:
@@ -66,7 +65,7 @@ class Servers:
         return sums
 
     def mean(self, name):
-        """The mean of a histogram of the prefill node."""
+        """Returns the mean of a histogram of the prefill node."""
         metrics = self.metrics()
         return metrics[f"{name}_sum"] / max(1, metrics[f"{name}_count"])
 
@@ -123,7 +122,7 @@ class Bench:
 
 
 def pair(transport, *options):
-    """A prefill node and a decode node with a thread each, which is what one process has beside them."""
+    """Returns the options of a prefill node and a decode node. Each has one thread, like the process beside them."""
     of_both = ("--transport", transport, "--threads", 1, *options)
     return [("--role", "prefill", *of_both), ("--role", "decode", *of_both)]
 
@@ -138,7 +137,7 @@ def quantile(values, share):
 
 
 def ttft(bench, options):
-    """Lone requests, by turns with one process and with pairs."""
+    """Measures lone requests, by turns with one process and with pairs."""
     ways = {"one process": [("--threads", 1)], "pair, tcp": pair("tcp"), "pair, shm": pair("shm")}
     found = {name: [] for name in ways}
     for round in range(options.rounds):
@@ -187,7 +186,7 @@ def silence(bench, options):
 
 
 def hidden(bench, options):
-    """First without a limit, to know how long the prefill takes and how much is sent."""
+    """Runs first without a limit, to measure the prefill's time and the bytes sent."""
     load = ("--prompt-tokens", options.prompt_tokens, "--max-tokens", 4, "--num-prompts", 10, "--max-concurrency", 1)
 
     def measure(transport, *limit):
@@ -210,7 +209,7 @@ def hidden(bench, options):
 
 
 def interference(bench, options):
-    """Eight streams, and a long prompt every few seconds."""
+    """Runs eight streams, and a long prompt every few seconds."""
     length = options.prompt_tokens
     whole = ("--no-chunked-prefill", "--max-num-batched-tokens", length + 64)
     chunks = ("--max-num-batched-tokens", 256)
@@ -252,7 +251,8 @@ def interference(bench, options):
 
 
 def plot(runs):
-    """An SVG with a row for each way: the gaps between the tokens of all streams over time, on a logarithmic scale."""
+    """Returns an SVG with a row for each way: the gaps between the tokens of all streams over time, on a logarithmic
+    scale."""
     width, height, left, space, decades = 760, 110, 60, 40, (1, 10, 100, 1000, 10000)
     end_s = max(start + sum([ttft, *itls]) for run in runs.values()
                 for start, ttft, itls in zip(run["start_times"], run["ttfts"], run["itls"]))

@@ -1,16 +1,16 @@
-"""Compares Corella's embeddings with those of sentence-transformers on torch and of OpenVINO, by turns: their speed, and
-whether vectors agree.
+"""Compares Corella's embeddings with those of sentence-transformers on torch and of OpenVINO, by turns: their speed,
+and whether vectors agree.
 
     python bench/encoders.py target/release/corella [--rounds 5] [--json encoders.json]
 
-The Python that runs it needs the packages of tests/encoder/requirements.txt; openvino and nncf are skipped if they are
-not there. The model has the shape of BERT-base with random weights in f32. It is made once, in --model.
+The Python that runs it needs the packages of tests/encoder/requirements.txt; openvino and nncf are skipped if missing.
+The model has the shape of BERT-base with random weights in f32. It is made once, in --model.
 
 Each run embeds 32 texts of 128 tokens: one request to /v1/embeddings, or one call of `encode`; with OpenVINO, the model
-converted from torch, with the same tokenizer in front of it and the same mean behind it. Each program has as many threads as
-the machine has cores, and each number format is a process of its own that waits while the others run. Every round has
-other texts, and the first one is a warm-up. On a machine that others use, too, processor seconds with --threads 1 say more
-than times.
+converted from torch, with the same tokenizer before it and the same mean after it. Each program has a thread for each
+core, and each number format is a process of its own that waits while the others run. Every round has other texts, and
+the first one is a warm-up. On a machine shared with other programs, processor seconds with --threads 1 say more than
+times.
 """
 
 import argparse
@@ -34,7 +34,7 @@ NUM_WORDS = 30_000
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SEED = 41
 CORELLA, TORCH, OPENVINO = "Corella", "torch", "OpenVINO"
-# The name of what computes, with the number format of its products.
+# The program's name, with the number format of its products.
 PEERS = (
     (CORELLA, "f32"),
     (TORCH, "f32"),
@@ -58,7 +58,7 @@ def words():
 
 
 def make_text(num_tokens, rng):
-    """A text that has this many tokens with those at its ends."""
+    """Returns a text of this many tokens, including those at its ends."""
     return " ".join(rng.choices(WORDS, k=num_tokens - 2))
 
 
@@ -66,7 +66,7 @@ WORDS = words()
 
 
 def make_model(folder):
-    """Saves a model of random weights as sentence-transformers writes it."""
+    """Saves a model of random weights in sentence-transformers' format."""
     import torch
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.models import Normalize, Pooling, Transformer
@@ -214,7 +214,7 @@ def convert(model, dtype):
 
 
 def converted_path(model, dtype):
-    # Products are in bf16 where the processor has them, whatever the format of the weights.
+    # Products are in bf16 if the processor supports it, for any format of the weights.
     return Path(model) / f"openvino-{'int8' if dtype == 'int8' else 'f32'}.xml"
 
 
@@ -224,7 +224,7 @@ def with_openvino(model, dtype, num_threads):
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     settings = {"INFERENCE_NUM_THREADS": num_threads, "PERFORMANCE_HINT": "LATENCY"}
-    # With weights in int8, what lies between the products is in f32, as in Corella.
+    # With weights in int8, values between the products are in f32, as in Corella.
     settings["INFERENCE_PRECISION_HINT"] = "bf16" if dtype == "bf16" else "f32"
     compiled = openvino.Core().compile_model(converted_path(model, dtype), "CPU", settings)
 
@@ -242,7 +242,7 @@ def with_openvino(model, dtype, num_threads):
 
 
 def processor_seconds(pid):
-    """The time that a process has computed so far, on all cores."""
+    """Returns a process's computing time so far, on all cores."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -252,7 +252,7 @@ def is_chosen(options, name, dtype):
 
 
 def make_models(options):
-    """Makes the folders and files that are not there, each in a process that ends with its libraries' threads."""
+    """Makes the missing folders and files, each in a process that ends with its libraries' threads."""
     todo = {options.model: (make_model, (options.model,))}
     for name, dtype in PEERS:
         if name == OPENVINO and is_chosen(options, name, dtype):
@@ -326,7 +326,7 @@ def table(samples, options):
 
 
 def ahead_by(theirs, ours):
-    """The median over the rounds of how many times as long the others take."""
+    """Returns the median over the rounds of how many times as long the others take."""
     return statistics.median(their["seconds"] / our["seconds"] for their, our in zip(theirs, ours))
 
 

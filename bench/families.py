@@ -2,8 +2,8 @@
 
     python bench/families.py target/release/corella …/llama.cpp/build/bin GGUF_FOLDER [ROUNDS [BATCHES]]
 
-The folder has q8_0.gguf and q4_0.gguf, from `bench/compare/make_gguf.py`. Corella reads the same files in its own format
-of as many bits. BATCHES are the numbers of requests that decode together, 1,8 unless given.
+The folder has q8_0.gguf and q4_0.gguf, from `bench/compare/make_gguf.py`. Corella reads the same files in its own
+format with the same number of bits. BATCHES are the numbers of requests that decode together, 1,8 by default.
 """
 
 import statistics

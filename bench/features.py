@@ -1,11 +1,11 @@
-"""Measures what adapters and constrained output cost a batch of eight: tokens/s with and without, by turns on one server.
+"""Measures the cost of adapters and constrained output for a batch of eight: tokens/s with and without, by turns.
 
     python bench/make_model.py qwen3-0.6b
     python bench/features.py adapters target/release/corella bench/models/qwen3-0.6b [--rounds 5]
     python bench/features.py schema target/release/corella bench/models/qwen3-0.6b [--rounds 5]
 
-adapters: four LoRA adapters of rank 16 on all projections, two requests with each. schema: answers that are JSON
-arrays of strings. Options behind `--` go to `corella serve`. Needs numpy.
+adapters: four LoRA adapters of rank 16 on all projections, two requests with each. schema: answers that are JSON arrays
+of strings. Options after `--` go to `corella serve`. Needs numpy.
 """
 
 import argparse
@@ -34,7 +34,7 @@ SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": NUM_TOKENS}
 
 
 def make_adapter(folder, model, seed):
-    """A PEFT folder with random weights for all projections of the model."""
+    """Makes a PEFT folder with random weights for all projections of the model."""
     config = json.loads((Path(model) / "config.json").read_text())
     hidden, ffn = config["hidden_size"], config["intermediate_size"]
     head_dim = config.get("head_dim") or hidden // config["num_attention_heads"]
@@ -85,7 +85,7 @@ def stream(body, times):
 
 
 def decode_speed(bodies):
-    """Tokens/s of all requests together, from when the last has begun to when the first ends."""
+    """Returns tokens/s of all requests together, from the start of the last until the first ends."""
     streams = [[] for _ in bodies]
     threads = [threading.Thread(target=stream, args=pair) for pair in zip(bodies, streams)]
     for thread in threads:
@@ -118,7 +118,7 @@ def server(binary, model, options):
 
 
 def bodies(feature):
-    """The requests without the feature, and with it."""
+    """Returns the requests without the feature, and with it."""
     common = {"model": "it", "max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 1, "prompt": None}
     plain = [{**common, "prompt": [100 + index] * 16, "seed": index} for index in range(NUM_REQUESTS)]
     if feature == "adapters":

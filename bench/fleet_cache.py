@@ -1,18 +1,17 @@
-"""Plays a trace of conversations to one node, and to two nodes that have half of its KV pages each.
+"""Plays a trace of conversations to one node, and to two nodes with half of its KV pages each.
 
     python bench/make_model.py small-32k
     python bench/fleet_cache.py target/release/corella bench/models/small-32k mooncake_conversation_trace.jsonl
     python bench/fleet_cache.py target/release/corella bench/models/small-32k mooncake_conversation_trace.jsonl --quick
 
-TRACE has Mooncake's format: a request a line, with `timestamp`, `input_length`, `output_length` and `hash_ids`, one for each
-512 tokens. Lengths are divided by 32, so that a hash id is a KV page of 16 tokens. The mock executor computes nothing and
-caches as any other; requests of one timestamp run together, those of the next come when they have ended.
+TRACE has Mooncake's format: a request a line, with `timestamp`, `input_length`, `output_length` and `hash_ids`, one for
+each 512 tokens. Lengths are divided by 32, so that a hash id is a KV page of 16 tokens. The mock executor computes
+nothing and caches like any other; requests of one timestamp run together, and the next timestamp waits for their end.
 
-Requests to two nodes go to the one with fewer tokens so far of the same timestamp, in turn where both have as many. With
-fetching, a request names the other node where that is known to have more of its blocks: the node that the last request with
-the block was sent to.
+Requests to two nodes go to the one with fewer tokens so far of the same timestamp, in turn if equal. With fetching, a
+request names the other node if that is known to have more of its blocks: it got the last request with the block.
 
-What counts is the number of prompt tokens that were computed, from `/metrics`.
+The result is the number of computed prompt tokens, from `/metrics`.
 """
 
 import argparse
@@ -49,7 +48,7 @@ class Request:
 
 
 def block(hash_id):
-    """Equal ids have equal tokens, and others do not."""
+    """Returns the tokens of an id: equal for equal ids, different for others."""
     draw = random.Random(hash_id)
     return [draw.randrange(300, 2000) for _ in range(PAGE_TOKENS)]
 
@@ -59,7 +58,7 @@ def read(trace, limit):
 
 
 def page_bytes(model):
-    """K and V of a page, which the mock counts in f32."""
+    """Returns the bytes of K and V of a page, which the mock counts in f32."""
     config = json.loads((model / "config.json").read_text())
     return PAGE_TOKENS * 2 * 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
 
@@ -75,11 +74,11 @@ class Router:
         self._turn = 0
 
     def begin(self):
-        """Nothing runs."""
+        """Resets the load."""
         self._loads = [0] * len(self._nodes)
 
     def place(self, request):
-        """Returns a node, and what the request says of another one."""
+        """Returns a node, and the request's source of blocks, if it names one."""
         self._turn += 1
         in_turn = lambda at: (self._loads[at], (at + self._turn) % len(self._nodes))
         chosen = min(range(len(self._nodes)), key=in_turn)
@@ -94,7 +93,7 @@ class Router:
 
 
 class Replay:
-    """How many tokens nodes have computed, and how it came."""
+    """The numbers of computed tokens, and their causes."""
 
     def __init__(self, nodes, seconds):
         total = lambda name, **labels: sum(node.metric(name, **labels) for node in nodes)
@@ -108,7 +107,7 @@ class Replay:
 
 def play(requests, nodes, names_holders):
     router = Router(nodes, names_holders)
-    # One request at a time has a connection.
+    # Each connection carries one request at a time.
     idle = [[(node, node.connect()) for _ in range(MAX_TOGETHER)] for node in nodes]
     idle = {node: [connection for _, connection in pairs] for node, pairs in zip(nodes, idle)}
 

@@ -1,9 +1,9 @@
-"""Measures what requests cost beside the model: tokens/s of builds with the mock executor, whose steps take no time, by turns.
+"""Measures the cost of requests beside the model: tokens/s of builds with the mock executor, whose steps take no time.
 
     python bench/front_end.py before/corella target/release/corella [--rounds 5] [--seconds 8]
 
 Streamed chat from 16 connections: plain with both builds, then, with the second, with tools that the conversation may
-call and with a schema that binds the answer, which the mock is told to write. Needs wrk.
+call and with a schema that constrains the answer, which the mock is told to write. Needs wrk.
 """
 
 import argparse
@@ -53,7 +53,7 @@ TEMPLATE = """{% if tools %}{{ '<tools>' }}{% for tool in tools %}{{ tool | tojs
 
 
 def make_model(folder):
-    """The built-in model with a template that reads tools."""
+    """Makes the built-in model with a template that reads tools."""
     for path in NANO.iterdir():
         if path.is_file():
             shutil.copy(path, folder)

@@ -5,11 +5,10 @@
     python3 bench/gpu.py --pack target/gpu/pack.tar.xz --results FOLDER   # on the machine with the GPU
 
 The first makes the pack, which has all binaries. Each stage writes one file into the folder, whose last line says
-whether it passed. Stages that end in -wgmma run with CORELLA_CUDA_WGMMA=1. A stage that has passed is not run again,
-and none starts that may take longer than the time that is left, so that the command can be repeated, with the files of
-the call before in the folder (or in another one, by --before), until all stages are done. Nothing is fetched. Needs
-Python 3.10; what speed is compared with, the driver's packages apart, needs PyTorch, Transformers, numpy and
-tokenizers.
+whether it passed. Stages that end in -wgmma run with CORELLA_CUDA_WGMMA=1. A passed stage is not run again, and a stage
+that may exceed the remaining time does not start, so that the command can be repeated, with the files of the previous
+call in the folder (or in another one, by --before), until all stages are done. Nothing is downloaded. Needs Python
+3.10; comparisons of speed, the driver's packages apart, need PyTorch, Transformers, numpy and tokenizers.
 """
 
 import argparse
@@ -55,7 +54,7 @@ class Run:
             result = subprocess.run(
                 [str(word) for word in words],
                 cwd=ROOT,
-                # The libraries of CUDA that PyTorch brought are looked for there.
+                # The executor looks there for the CUDA libraries that PyTorch brought.
                 env={"VIRTUAL_ENV": sys.prefix, **os.environ, **self.environment, **dict(environment)},
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -79,7 +78,7 @@ class Run:
         return result.returncode == 0
 
     def test(self, binary, *arguments):
-        """Runs a binary of tests on the GPU, from where it finds its data."""
+        """Runs a test binary on the GPU, in the folder of its data."""
         root = Path((self.pack / "root").read_text())
         if not root.exists():
             root.parent.mkdir(parents=True, exist_ok=True)
@@ -87,8 +86,8 @@ class Run:
         environment = {"CORELLA_TEST_DEVICE": "gpu", "RUST_BACKTRACE": "1"}
         if self.command(self.pack / binary, *arguments, environment=environment):
             return True
-        # A kernel that goes wrong takes the GPU's context with it, and all tests that run beside it or behind. By
-        # itself, each test tells what is its own.
+        # A faulty kernel breaks the GPU's context, and all tests beside or after it fail. Run alone, each test shows
+        # its own fault.
         checker = [shutil.which("compute-sanitizer")] if shutil.which("compute-sanitizer") else []
         for name in re.findall(r"^test (\S+) \.\.\. FAILED$", self.output, re.MULTILINE)[:MAX_REPEATED_TESTS]:
             words = (self.pack / binary, "--exact", name)
@@ -108,7 +107,7 @@ def unpacked(pack):
     """The folder of the binaries."""
     folder = Path(tempfile.gettempdir()) / f"corella-pack-{hashlib.sha256(pack.read_bytes()).hexdigest()[:16]}"
     if not folder.exists():
-        # Stages that run beside each other find all binaries or none.
+        # Concurrent stages find all binaries or none.
         with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished, tarfile.open(pack) as binaries:
             binaries.extractall(f"{unfinished}/pack", filter="data")
             with contextlib.suppress(OSError):
@@ -117,7 +116,7 @@ def unpacked(pack):
 
 
 def machine(run):
-    """The driver, and the limits of this machine in this hour: copies and bf16 products by PyTorch."""
+    """Prints the driver, and the machine's current limits: copies and bf16 products by PyTorch."""
     if not run.command("nvidia-smi"):
         return False
     bits = Path(tempfile.gettempdir()) / "wgmma_bits"
@@ -189,12 +188,12 @@ def greedy(run):
 
 
 def serving(run):
-    """A server and a pair of nodes with clients."""
+    """Serves clients from a server and from a pair of nodes."""
     return run.command(sys.executable, "bench/gpu_serving.py", run.pack / "corella", ROOT / "models/nano")
 
 
 def profile(run):
-    """Each kernel's time, by ncu, in a decode step of few and of many rows, and in a prompt."""
+    """Profiles each kernel's time, by ncu, in a decode step of few and of many rows, and in a prompt."""
     if not shutil.which("ncu"):
         run.say("there is no ncu")
         return False
@@ -223,7 +222,7 @@ METRICS = (
 
 
 def by_kernel(output):
-    """Lines of a table: kernels of one name and grid together, those that take most time first."""
+    """Returns the lines of a table: kernels grouped by name and grid, the slowest first."""
     lines = output.splitlines()
     header = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if header is None:
@@ -256,7 +255,8 @@ def speed(run):
 
 
 def milliseconds(output):
-    """What `speed` says about each piece of work that it names by a model, products, kind, batch and tokens."""
+    """Returns the milliseconds that `speed` prints for each piece of work, named by model, products, kind, batch and
+    tokens."""
     times, model = {}, ""
     for line in output.splitlines():
         if match := re.match(r"(\S+, .+), ready in ", line):
@@ -267,7 +267,7 @@ def milliseconds(output):
 
 
 def start(run):
-    """Start to the first token, with an empty cache of kernels and with a full one."""
+    """Measures the time from start to the first token, with an empty and with a full cache of kernels."""
     cache = run.models / "cache"
     lines = []
     for shape in ("gpt2", "qwen3-0.6b"):
@@ -294,7 +294,8 @@ def scheduling(run):
 
 
 def transformers(run):
-    """Transformers beside it, in the same hour: continuous batching, and a compiled decode with a static cache."""
+    """Measures Transformers beside it, in the same hour: continuous batching, and a compiled decode with a static
+    cache."""
     model = run.model("qwen3-0.6b")
     report = run.models / "report.json"
     report.unlink(missing_ok=True)
@@ -308,7 +309,7 @@ def transformers(run):
         run.say(f"Corella: {result['output_throughput']:.0f} tokens/s, ITL {result['median_itl_ms']:.3f} ms")
     workload = (NUM_PROMPTS, PROMPT_LEN, MAX_TOKENS)
     offline = {"HF_HUB_OFFLINE": "1"}
-    # Each by itself, so that one that fails leaves the other.
+    # Each runs alone, so that one failure leaves the other.
     batched = run.command(sys.executable, "-c", BATCHED, model, *workload, environment=offline)
     compiled = run.command(sys.executable, "-c", COMPILED, model, environment=offline)
     return passed and batched and compiled
@@ -352,10 +353,10 @@ for batch in (1, 8):
     print(f"static cache, batch {batch}, context 1024: {(long - short) / 64 * 1e3:.3f} ms a token", flush=True)
 """
 
-# Asks for Hopper's matrix kernel, which is off by default.
+# Requests Hopper's matrix kernel, which is off by default.
 WGMMA = {"CORELLA_CUDA_WGMMA": "1"}
 
-# By name: what is run, the seconds that it takes at most, and in which environment.
+# By name: the function, the most seconds that it takes, and its environment.
 STAGES = {
     "machine": (machine, 60, {}),
     "hopper": (hopper, 130, {}),

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Serves from a GPU and looks at it as clients do: start, streams, a kill, a pair of nodes on one card.
+"""Serves from a GPU and checks it as a client: start, streams, a kill, a pair of nodes on one card.
 
     python3 bench/gpu_serving.py target/release/corella MODEL...
 
-The answers of 64 streams at once are compared with each prompt's lone answer, and those of the pair with those of one
-node. Needs Python 3.10 alone.
+The answers of 64 streams at once are compared with each prompt's lone answer, and the pair's answers with one node's.
+Needs only Python 3.10.
 """
 
 import argparse
@@ -63,13 +63,13 @@ class Server:
         return urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60)
 
     def metric(self, name, label=""):
-        """The sum of the samples of a metric that have a label."""
+        """Returns the sum of a metric's samples with a label."""
         with self.get("/metrics") as response:
             lines = response.read().decode().splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name} ", f"{name}{{")) and label in line)
 
     def stream(self, prompt):
-        """Returns a greedy answer, the seconds to its first piece, and whether it came to its end."""
+        """Returns a greedy answer, the seconds to its first piece, and whether it was complete."""
         body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True, "ignore_eos": True}
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/completions",
@@ -92,7 +92,7 @@ def prompts():
 
 
 def streams(server):
-    """Answers to all prompts at once, with their times."""
+    """Returns the answers to all prompts at once, with their times."""
     with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
         return list(pool.map(server.stream, prompts()))
 
@@ -126,7 +126,7 @@ def one_node(binary, model):
 
 
 def pair(binary, model, lone, transport):
-    """A prefill and a decode node on one GPU, beside one node's answers."""
+    """Compares a prefill and a decode node on one GPU with one node's answers."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ("--registry", f"file:{folder}", "--transport", transport, "--gpu-memory-utilization", 0.3)
         arguments += ("--decode-search-timeout", 60_000)
@@ -156,7 +156,7 @@ def main():
         try:
             is_good, lone = one_node(arguments.binary, model)
             good &= is_good
-            # A second server finds its kernels kept, and a card that a killed process has left.
+            # A second server finds its kernels cached, and a card that a killed process has left.
             with Server(arguments.binary, model) as server:
                 text, _, ended = server.stream(prompts()[0])
                 good &= check(ended and text == lone[0], f"after kill -9: ready in {server.ready_s:.2f} s, the same answer")

@@ -2,17 +2,17 @@
 
     python bench/hybrid_prefix.py target/release/corella MODEL [ROUNDS [OPTION…]]
 
-MODEL is a folder of `bench/make_model.py`, such as lfm2-350m or small-qwen3.5; OPTIONs go to `corella serve`. Each round has
-a prefix of its own, of random tokens, and sends one request after the other:
+MODEL is a folder of `bench/make_model.py`, such as lfm2-350m or small-qwen3.5; OPTIONs go to `corella serve`. Each
+round has its own prefix of random tokens, and sends one request after the other:
 
 * computed: the prefix and 64 tokens;
 * another question: the same prefix and 64 other tokens;
 * repeated: the first prompt again;
 * next turn: the first prompt, its answer of 100 tokens, and 64 more;
-* branch: another prefix, which ends behind no multiple of a snapshot's distance, and 64 tokens, three times.
+* branch: another prefix, which does not end at a multiple of a snapshot's distance, and 64 tokens, three times.
 
-The time is that of a request for one token. The processor time of the server is told beside it, because other programs
-disturb it less.
+The time is a request's for one token. The server's processor time is printed beside it, because other programs disturb
+it less.
 """
 
 import json
@@ -50,7 +50,7 @@ class Server:
         return (int(fields[11]) + int(fields[12])) / TICKS
 
     def ask(self, prompt, max_tokens=1):
-        """Returns seconds, seconds of processors, cached tokens, and the answer's tokens."""
+        """Returns seconds, processor seconds, cached tokens, and the answer's tokens."""
         body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
         request = urllib.request.Request(self.url, json.dumps(body).encode(), {"content-type": "application/json"})
         processors, start = self.processor_time(), time.monotonic()

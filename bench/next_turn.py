@@ -3,9 +3,9 @@
     python bench/next_turn.py target/release/corella bench/models/small-24l --json next-turn.json --svg next-turn.svg
     python bench/next_turn.py target/release/corella --quick
 
-MODEL is a folder, by default bench/models/small-24l, which is made if it is not there (that needs numpy and tokenizers).
-Each node has one thread, and one request runs at a time. A turn is a prompt and an answer; the next prompt is both and 32
-new tokens. The prefill node still has the first prompt, the decode node has that and the answer:
+MODEL is a folder, by default bench/models/small-24l, which is made if missing (that needs numpy and tokenizers). Each
+node has one thread, and one request runs at a time. A turn is a prompt and an answer; the next prompt is both and 32
+new tokens. The prefill node still has the first prompt, and the decode node has the prompt and the answer:
 
 * recompute: the prefill node computes the answer's tokens again (--block-fetch off --next-turn prefill);
 * pull: it fetches them from the decode node (--block-fetch always);
@@ -13,8 +13,8 @@ new tokens. The prefill node still has the first prompt, the decode node has tha
 * auto: the default;
 * aggregated: one process has everything.
 
-Then the same turn comes to a prefill node that has nothing of the conversation. It computes all of it, or fetches it from
-the decode node, which the request names.
+Then the same turn comes to a prefill node that has no part of the conversation. It computes all of it, or fetches it
+from the decode node, which the request names.
 
 Each round has new tokens, and its modes take turns.
 """
@@ -36,14 +36,14 @@ from node_process import NodeProcess, complete, time_first_token
 
 DEFAULT_MODEL = Path(__file__).parent / "models/small-24l"
 NEW_TOKENS = 32
-# Nodes tell each other of their load once a second, and people read an answer before they go on.
+# Nodes report their load to each other once a second, and people read an answer before their next message.
 THINK_S = 1.5
 # The first token may come from either node, the second from the decode node.
 TURN_TOKENS = 4
 
 # A node lends a quarter of its pages, which is enough for the longest turn.
 NODE = ("--threads", 1, "--max-num-seqs", 8, "--kv-cache-memory", "1G")
-# On a machine that does something else, too, an answer may be late.
+# On a machine with other work, an answer may be late.
 PAIR = ("--decode-search-timeout", 5000, "--kv-load-timeout", 10000)
 OPTIONS = {
     "recompute": ("--block-fetch", "off", "--next-turn", "prefill"),
@@ -53,7 +53,7 @@ OPTIONS = {
 }
 ALONE = "aggregated"
 MODES = (*OPTIONS, ALONE)
-# Modes that differ on a prefill node without anything of the conversation.
+# Modes that differ on a prefill node without any part of the conversation.
 MODES_ELSEWHERE = ("recompute", "pull", "auto")
 SAME, OTHER = "same prefill node", "another prefill node"
 
@@ -67,7 +67,7 @@ class Servers:
             self._nodes = [start("alone")]
         else:
             pair = (*PAIR, "--registry", f"file:{folder / mode}", *OPTIONS[mode])
-            # One for each length of an answer has nothing of a conversation yet.
+            # For each length of an answer, one prefill node has no part of a conversation yet.
             num_prefill = 1 + (num_others if mode in MODES_ELSEWHERE else 0)
             self._nodes = [start(f"prefill-{at}", "--role", "prefill", *pair) for at in range(num_prefill)]
             self._nodes.append(start("decode", "--role", "decode", *pair))
@@ -86,7 +86,7 @@ class Servers:
             node.stop()
 
     def way(self, node):
-        """Counts what tells how a turn was served."""
+        """Returns the counts that show how a turn was served."""
         return {
             "there": node.metric("corella_pd_decisions_total", outcome="there"),
             "fetched": node.metric("corella_fetched_blocks_total"),
@@ -117,7 +117,7 @@ class Bench:
         prompt = draw(num_prompt)
         order = MODES if round % 2 == 0 else MODES[::-1]
         for at, num_answer in enumerate(self.answers):
-            # Answers of different lengths share a prompt and no more.
+            # Answers of different lengths share only the prompt.
             drawing = {"temperature": 1.0, "seed": 1 + at}
             answers = {}
             for mode in order:
@@ -154,7 +154,7 @@ class Bench:
 
 
 class Cell:
-    """What was measured for prompts and answers of one length at one place."""
+    """The measurements for prompts and answers of one length at one place."""
 
     def __init__(self, samples, place, num_prompt, num_answer):
         self.place, self.num_prompt, self.num_answer = place, num_prompt, num_answer
@@ -184,7 +184,7 @@ class Cell:
         return self.median_ms("pull") / self.median_ms("recompute")
 
     def choices(self):
-        """What the automatic choice was, with how often."""
+        """Returns the automatic choices, with their frequencies."""
         counts = {}
         for sample in self.samples["auto"]:
             way = sample["way"]

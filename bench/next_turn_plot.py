@@ -8,7 +8,8 @@ BAR, GAP = 20, 26
 
 
 def plot(cells, modes):
-    """An SVG with a row for each place: a bar for each mode up to the median, and a line from lowest to highest."""
+    """Returns an SVG with a row for each place: a bar for each mode up to the median, and a line from lowest to
+    highest."""
     places = list(dict.fromkeys(cell.place for cell in cells))
     times = [time for cell in cells for mode in cell.modes() for time in cell.times_ms(mode)]
     low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))

@@ -1,4 +1,4 @@
-"""A node of the built binary, and what it answers."""
+"""A node of the built binary, and its answers."""
 
 import http.client
 import json
@@ -52,7 +52,7 @@ class NodeProcess:
         return connection.getresponse()
 
     def cached_blocks(self):
-        """What a request to another node says so that it fetches blocks from this one."""
+        """Returns the fields by which a request to another node fetches blocks from this one."""
         site = json.load(self._get("/role"))["cached_blocks"]
         return {"cached_blocks": site}
 
@@ -61,7 +61,7 @@ class NodeProcess:
         return int(sample[1])
 
     def metric(self, name, **labels):
-        """The sum over the samples that have these labels."""
+        """Returns the sum over the samples with these labels."""
         total = 0.0
         for line in self._get("/metrics").read().decode().splitlines():
             sample = re.fullmatch(r"([\w:]+)(?:\{(.*)\})? (\S+)", line)
@@ -85,7 +85,7 @@ def complete(connection, prompt, max_tokens, **fields):
 
 
 def time_first_token(connection, prompt, max_tokens, **fields):
-    """Streams an answer. Returns the seconds to its first token, that token, and how many prompt tokens were cached."""
+    """Streams an answer. Returns the seconds to its first token, that token, and the number of cached prompt tokens."""
     body = _body(prompt, max_tokens, stream=True, stream_options={"include_usage": True}, **fields)
     begun = time.perf_counter()
     connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})

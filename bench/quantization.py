@@ -1,11 +1,11 @@
-"""Measures what each way to quantise costs the built-in model: its perplexity on held-out dialogues (models/nano).
+"""Measures what each way of quantising costs the built-in model: its perplexity on held-out dialogues (models/nano).
 The calibration text consists of dialogues as in training.
 
     python bench/quantization.py target/release/corella [--check]
 
 With --check, Transformers with the compressed-tensors package (tests/quantized/requirements.txt) also loads each
-folder, and its loss on the first documents is printed beside that of Corella, which computes in f32 for this.
-"""
+With --check, Transformers with the compressed-tensors package (tests/quantized/requirements.txt) also loads each
+folder, and its loss on the first documents is printed beside Corella's, which computes in f32 for this."""
 
 import json
 import random

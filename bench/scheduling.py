@@ -1,4 +1,4 @@
-"""Runs each scheduling policy and what it is compared with by turns, and prints medians.
+"""Runs each scheduling policy and its baseline by turns, and prints medians.
 
     python bench/scheduling.py target/release/corella [--model FOLDER] [--device cpu] [--runs 3] [CASE ...]
 

@@ -4,7 +4,7 @@
     python bench/speculation.py target/release/corella [CASE ...] --draft-model models/nano --draft-dtype int8
 
 Without a draft model, guesses are made by --speculate ngram. A draft model should be smaller than the model; the same
-model in a cheaper type is the closest to that without a second checkpoint.
+model in a cheaper type is the closest substitute without a second checkpoint.
 
 "again" asks for JSON that the conversation already contains, so the answer repeats it. "json" asks for it once, and the
 answer has the words of the question in another form. "stories" has nothing to repeat.

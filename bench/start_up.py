@@ -1,4 +1,4 @@
-"""Measures how long a server takes until it is ready, and how much slower its first request is than later ones.
+"""Measures a server's time until it is ready, and how much slower its first request is than later ones.
 
     python bench/start_up.py target/release/corella [MODEL] [--threads 2 ...]
 """

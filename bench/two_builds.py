@@ -4,7 +4,7 @@
     python bench/two_builds.py 5 before/corella after/corella -- MODEL --threads 2 --ignore-eos --prompt-tokens 512 \\
         --max-tokens 33
 
-Name a build twice to see how much runs of the same build differ.
+Name a build twice to see the difference between runs of the same build.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main():
     rounds = [[generate([binary, "generate", *arguments]) for binary in options.binaries] for _ in range(options.rounds)]
     print(f"| ms, best of {options.rounds} (median) | {' | '.join(options.binaries)} |")
     print("|---|" + "---|" * len(options.binaries))
-    # A build may have operations that another does not have.
+    # A build may have operations that another one lacks.
     for name in dict.fromkeys(name for times in rounds[0] for name in times):
         cells = []
         for at in range(len(options.binaries)):

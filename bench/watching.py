@@ -1,8 +1,8 @@
-"""What it costs to watch the engine: throughput and CPU time of a server with and without a reader of `/engine/events`.
+"""Measures the cost of watching the engine: throughput and CPU time with and without a reader of `/engine/events`.
 
     python3 bench/watching.py --binary target/release/corella [--rounds 8] [-- ARGUMENTS OF SERVE]
 
-First an idle server is watched, which tells what a snapshot costs. Then rounds under load with and without a reader
+First an idle server is watched, which gives the cost of a snapshot. Then rounds under load with and without a reader
 alternate, against one server.
 """
 
@@ -86,7 +86,7 @@ def cpu_of(process, seconds):
 
 
 def measure(arguments, process, url, is_watched):
-    """Returns tokens per second, CPU time of the server per token, and the snapshots that were read."""
+    """Returns tokens per second, the server's CPU time per token, and the number of snapshots read."""
     num_snapshots = []
     is_over = threading.Event()
     watcher = threading.Thread(target=watch, args=(url, is_over, num_snapshots))
@@ -123,7 +123,7 @@ def load(arguments, url):
 
 
 def cpu_seconds(process):
-    """CPU time of all threads, to the nanosecond."""
+    """Returns the CPU time of all threads, to the nanosecond."""
     threads = Path(f"/proc/{process.pid}/task").iterdir()
     return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 

@@ -1,4 +1,4 @@
-"""Measures one model in several engines by turns: prefill of one prompt, decode of some requests.
+"""Measures one model in several engines by turns: prefill of one prompt, decode of a batch.
 
     python bench/compare/by_turns.py out.json --corella target/release/corella --model FOLDER \\
         --vllm …/bin/python --ik …/ik_bench --gguf FILE --what 'prefill 512,decode b1' --rounds 3
@@ -21,7 +21,7 @@ from vllm_peer import Vllm
 
 
 class IkLlama(Peer):
-    """ik_llama.cpp, with its weights as they are in the file or interleaved when they are read."""
+    """ik_llama.cpp, with its weights as stored in the file or interleaved when read."""
 
     def __init__(self, program, gguf, repack):
         self.program, self.gguf, self.repack = program, gguf, repack

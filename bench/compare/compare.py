@@ -4,8 +4,8 @@
         --llama …/llama.cpp/build/bin --gguf … --vllm …/bin/python --openvino …/bin/python --openvino-models … \\
         --transformers .venv/bin/python --out compare.json > compare.md
 
-README.md in this folder says how to get the others; an engine that is missing is named and skipped. Rounds add up in
-the file of --out, so that an interrupted comparison can be continued.
+README.md in this folder describes how to get the others; a missing engine is named and skipped. Rounds accumulate in
+the file of --out, so that an interrupted comparison can continue.
 """
 
 import argparse
@@ -38,10 +38,10 @@ PREFIX, NEW = 900, 16
 
 
 def pairs(options):
-    """Yields each setting of Corella with a setting of another engine to compare it with."""
+    """Yields each setting of Corella with a comparable setting of another engine."""
     for dtype in options.dtypes:
         ours = Corella(options.corella, options.model, f"Corella {dtype}", ["--dtype", dtype])
-        # bf16 is compared with every format, to show what fewer bits would gain.
+        # bf16 is compared with every format, to show the gain of fewer bits.
         bits = {"int8": ["Q8_0", "int8", "w8a8"], "int4": ["Q4_0", "int4"]}.get(
             dtype, ["bf16", "Q8_0", "Q4_0", "int8", "int4"]
         )
@@ -124,7 +124,7 @@ def make_client(binary):
 
 
 class Load:
-    """Measures the share of the cores that processes of others use."""
+    """Measures the share of the cores in use by other processes."""
 
     def __init__(self):
         self.began, self.before = time.monotonic(), self.busy_s()
@@ -141,7 +141,7 @@ class Load:
 
 
 def descendants_ticks():
-    """Returns the processor time of living descendants; that of ended ones is in RUSAGE_CHILDREN."""
+    """Returns the processor time of living descendants; RUSAGE_CHILDREN has the ended ones' time."""
     parents, ticks = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
@@ -187,7 +187,7 @@ def measure(options, results):
 
 
 def parts(suite, options):
-    """Splits a suite into parts so short that the machine is likely to stay quiet during each."""
+    """Splits a suite into parts short enough that the machine probably stays quiet during each."""
     if suite != "offline":
         return [(PREFILLS, BATCHES)]
     prefills = [length for length in PREFILLS if f"prefill {length}" in options.what]

@@ -40,7 +40,7 @@ class Corella(Peer):
             for length, time in zip(prefills, times[len(warm_ups) :]):
                 speeds[f"prefill {length}"] = length / time
         for batch in batches:
-            # The first requests are the warm-up, because other servers clear their KV memory at start or are kept running.
+            # The first requests are the warm-up, because other servers clear their KV memory at start or stay running.
             report = self.bench("--num-prompts", 2 * batch, "--max-num-seqs", batch, "--input-lens", CONTEXT,
                                 "--max-tokens", DECODED + 1)  # fmt: skip
             speeds[f"decode b{batch}"] = decode_speed(report, batch)

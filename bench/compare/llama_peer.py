@@ -1,4 +1,4 @@
-"""Measures llama.cpp by llama-batched-bench and llama-server, from your own build."""
+"""Measures llama.cpp by llama-batched-bench and llama-server, from the user's own build."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ class Llama(Peer):
         self.name = name or f"llama.cpp {kind}"
         self.gguf = Path(gguf or "") / f"{kind.lower()}.gguf"
         if libraries:
-            # The folder has a libggml-cpu.so for other instructions than those of the build.
+            # The folder has a libggml-cpu.so for other instructions than the build's.
             self.environment = {"LD_LIBRARY_PATH": str(libraries)}
 
     def check(self):

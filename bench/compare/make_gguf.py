@@ -10,12 +10,13 @@ from pathlib import Path
 
 
 def convert(source, model, out):
-    # The converter recognises tokenizers by a digest of a tokenised text. This one splits like qwen2, with its own merges.
+    # The converter recognises tokenizers by a digest of a tokenised text. This one splits like qwen2, with its own
+    # merges.
     sys.path[:0] = [str(source), str(source / "gguf-py")]
     from conversion.base import TextModel
 
     TextModel.get_vocab_base_pre = lambda self, tokenizer: "qwen2"
-    # Gemma's class would ask for SentencePiece's file.
+    # Gemma's class would require SentencePiece's file.
     TextModel._set_vocab_sentencepiece = lambda self, *_: self._set_vocab_gpt2()
     sys.argv = ["convert_hf_to_gguf.py", str(model), "--outtype", "bf16", "--outfile", str(out)]
     runpy.run_path(str(source / "convert_hf_to_gguf.py"), run_name="__main__")

@@ -2,7 +2,7 @@
 
     python bench/compare/make_hybrid_gguf.py MODEL OUT.gguf     # needs numpy and gguf (PyPI)
 
-Matrices stay in bf16 and experts in MXFP4, bit for bit; vectors, routers and convolutions become f32, as llama.cpp asks.
+Matrices stay in bf16 and experts in MXFP4, bit for bit; vectors, routers and convolutions become f32 for llama.cpp.
 """
 
 import json
@@ -64,7 +64,7 @@ def write_qwen35(writer, config, tensors):
     writer.add_uint32("qwen35.full_attention_interval", 4)
 
     def tiled(rows, size):
-        """Sorts value heads by their place among those of a key head, then by key head."""
+        """Sorts value heads by their place within their key head, then by key head."""
         heads = rows.reshape(key_heads, value_heads // key_heads, size, -1)
         return heads.swapaxes(0, 1).reshape(rows.shape)
 
@@ -127,7 +127,7 @@ def write_gpt_oss(writer, config, tensors):
         for end in ("weight", "bias"):
             add_floats(writer, f"{ours}ffn_gate_inp.{end}", f32(tensors[f"{theirs}mlp.router.{end}"]))
         theirs += "mlp.experts."
-        # Gates alternate with what they gate.
+        # Rows of gates alternate with rows of their values.
         for name, source, rows in (
             ("gate", "gate_up_proj", slice(0, None, 2)),
             ("up", "gate_up_proj", slice(1, None, 2)),
@@ -140,7 +140,7 @@ def write_gpt_oss(writer, config, tensors):
 
 
 def packed(blocks, scales):
-    """A byte of a folder has two neighbours; one of a file has elements 16 apart, behind the scale."""
+    """A byte of a folder has two neighbours; a byte of a file has elements 16 apart, after the scale."""
     elements = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
     bytes = elements[..., :16] | elements[..., 16:] << 4
     return np.concatenate([scales[..., None], bytes], axis=-1).reshape(*blocks.shape[:2], -1)

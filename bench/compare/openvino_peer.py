@@ -1,4 +1,4 @@
-"""Measures OpenVINO GenAI. The Python that has it runs this file as a script, which prints JSON."""
+"""Measures OpenVINO GenAI. OpenVINO's Python runs this file as a script, which prints JSON."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ class OpenVino(ScriptPeer):
     def __init__(self, python, models, kind):
         self.python, self.kind = python, kind
         self.name = f"OpenVINO {kind}"
-        # The model is stored as f16 and computed in bf16 if the machine has it.
+        # The model is stored as f16 and computed in bf16 if the machine supports it.
         self.models, self.model = models, Path(models or "") / {"bf16": "fp16"}.get(kind, kind)
 
     def check(self):

@@ -23,7 +23,7 @@ START_LIMIT_S = 600
 
 
 class Missing(Exception):
-    """The peer is not installed; the message says what is missing."""
+    """The peer is not installed; the message names the missing part."""
 
 
 def need(path, what):
@@ -42,11 +42,11 @@ class Peer:
         """Raises Missing if the peer cannot be measured."""
 
     def version(self):
-        """Returns the version that is measured."""
+        """Returns the measured version."""
         return ""
 
     def offline(self, prefills, batches):
-        """Returns tokens/s, as {"prefill 512": …, "decode b8": …}, for those that the peer supports."""
+        """Returns tokens/s, as {"prefill 512": …, "decode b8": …}, for the measurements that the peer supports."""
         return {}
 
     def serve_command(self, port):
@@ -59,7 +59,7 @@ class Peer:
             yield server
 
     def close(self):
-        """Ends processes that are kept from run to run."""
+        """Ends processes kept between runs."""
 
     def run(self, command):
         """Runs a command that must succeed, and returns its standard output."""
@@ -72,7 +72,7 @@ class Peer:
 
 
 class ScriptPeer(Peer):
-    """An engine in its own Python, which runs the file of its peer as a script that prints JSON."""
+    """An engine in its own Python, which runs the peer's file as a script that prints JSON."""
 
     python = model = None
 
@@ -140,7 +140,7 @@ class Server:
                 time.sleep(0.01)
 
     def peak_rss_gb(self):
-        """Returns the peak memory of all its processes; pages that two of them share count twice."""
+        """Returns the peak memory of all its processes; pages shared by two count twice."""
         peak_kb = 0
         for status in Path("/proc").glob("[0-9]*/status"):
             try:
@@ -163,7 +163,7 @@ class Server:
             except ProcessLookupError:
                 break
         try:
-            # The first process may have left others behind.
+            # The first process may have left others running.
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass

@@ -1,4 +1,4 @@
-"""Measures Transformers. The Python that has it runs this file as a script, which prints JSON."""
+"""Measures Transformers. Transformers' Python runs this file as a script, which prints JSON."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Measures vLLM on a CPU. The Python that has it runs this file as a script, which prints JSON."""
+"""Measures vLLM on a CPU. vLLM's Python runs this file as a script, which prints JSON."""
 
 import contextlib
 import json
@@ -12,8 +12,8 @@ from peer import CONTEXT, DECODED, THREADS, Peer, Server, need, prompt
 
 
 class Vllm(Peer):
-    """Starting takes minutes, so processes are kept from run to run. They are stopped while others are measured,
-    because an idle one uses a core."""
+    """Starting takes minutes, so processes are kept between runs. They are stopped while others are measured, because
+    an idle one uses a core."""
 
     offline_process = None
     server = None
@@ -73,7 +73,7 @@ class Vllm(Peer):
             self.server.stop()
 
     def serve_command(self, port):
-        # The `vllm` command looks for a package of that name, and the CPU build has another.
+        # The `vllm` command looks for a package of that name, which the CPU build does not have.
         return [self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", self.model, "--dtype", "bfloat16",
                 "--port", port, "--max-model-len", 4096]  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""Models of several families that read a file, edit it and answer, as the mock dictates.
+"""Models of several families that read a file, edit it and answer, dictated by the mock.
 
-Each family has a template of its own in `agent_template`, with the constructs and marks of the real one, and writes calls
+Each family has its own template in `agent_template`, with the constructs and marks of the real one, and writes calls
 and thoughts in its format.
 """
 
@@ -12,7 +12,7 @@ import byte_model
 TEMPLATES = Path(__file__).parent / "agent_template"
 THOUGHT = "I look at the file first."
 
-# The special tokens of a family, the first of which end a reply, and what its template knows by a name.
+# The special tokens of a family, the first of which end a reply, and the tokens that its template knows by name.
 SPECIAL = {
     "qwen3": ["<|im_end|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<think>", "</think>"],
     "llama31": ["<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"],
@@ -36,7 +36,7 @@ def make(family, folder, max_len=131072):
 
 
 def call(family, name, arguments):
-    """A call of a tool, behind a thought where the family thinks."""
+    """Returns a tool call, after a thought if the family thinks."""
     arguments = json.dumps(arguments)
     if family == "qwen3":
         return f'<think>\n{THOUGHT}\n</think>\n\n<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'

@@ -1,4 +1,4 @@
-"""A headless Chromium, and what tests do with the server's page in it."""
+"""A headless Chromium, and the tests' actions on the server's page."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ def chromium():
 
 @contextlib.contextmanager
 def page_of(browser, server, size=DESKTOP, scheme="light", faults=None, path="/"):
-    """Opens the page of a server. What goes wrong in it fails the test, unless `faults` collects it."""
+    """Opens the page of a server. Errors in it fail the test, unless `faults` collects them."""
     context = browser.new_context(viewport=size, color_scheme=scheme)
     context.set_default_timeout(1000 * PATIENCE_S)
     page = context.new_page()
@@ -51,7 +51,7 @@ def wait(page, expression, arg=None):
 
 
 def wait_each(page, expressions):
-    """Waits until each of some expressions was true at some time, in whatever order."""
+    """Waits until each of some expressions was true at some time, in any order."""
     missing = list(expressions)
 
     def none_is_missing():
@@ -74,7 +74,7 @@ def wait_answered(page):
 
 
 def messages(page):
-    """The conversation as the tab keeps it."""
+    """Returns the conversation that the tab keeps."""
     return json.loads(page.evaluate("sessionStorage.getItem('corella.conversation')"))
 
 
@@ -89,7 +89,7 @@ def set_theme(page, theme):
 
 
 def bodies(page):
-    """The bodies of the chat requests that the page sends from now on."""
+    """Collects the bodies of the chat requests that the page sends from now on."""
     sent = []
 
     def note(request):
@@ -101,7 +101,7 @@ def bodies(page):
 
 
 def keep_answers_going(page):
-    """On a busy machine, the browser might see the first word of an answer after its last was written."""
+    """On a busy machine, the browser might show the first word of an answer only after its last was written."""
 
     def without_end(route):
         route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
@@ -110,7 +110,7 @@ def keep_answers_going(page):
 
 
 def figure(label, condition):
-    """An expression that is true when a figure of the engine satisfies a condition."""
+    """Returns an expression that is true when a figure of the engine satisfies a condition."""
     return """([label, condition]) => {
         const figures = [...document.querySelectorAll('#figures div')];
         const figure = figures.find((figure) => figure.firstChild.textContent === label);
@@ -124,7 +124,7 @@ def wait_figure(page, label, condition):
 
 
 def violations(page):
-    """What axe-core finds wrong, in a line each."""
+    """Returns axe-core's findings, one per line."""
     response = Axe().run(page).response
     return [
         f"{violation['id']}: {violation['help']}: {[node['html'][:200] for node in violation['nodes']]}"

@@ -1,4 +1,4 @@
-"""Makes folders of models whose tokenizer has a token for each byte, and special ones. The mock dictates what they say."""
+"""Makes folders of models with a tokenizer of bytes and special tokens. The mock dictates their answers."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ def byte_character(byte):
 
 
 def add_embedding_rows(path, num_rows):
-    """Adds rows of zeros to the embedding of a file of tensors, whose other tensors stay as they are."""
+    """Adds rows of zeros to the embedding of a file of tensors. Its other tensors stay unchanged."""
     content = path.read_bytes()
     start = 8 + int.from_bytes(content[:8], "little")
     header, tensors = json.loads(content[8:start]), []
@@ -36,9 +36,9 @@ def add_embedding_rows(path, num_rows):
 
 
 def make(folder, template, special, *, ends, max_len=4096, **names):
-    """Makes a folder with a byte tokenizer. The mock reads of its weights only their shapes.
+    """Makes a folder with a byte tokenizer. The mock only reads the shapes of its weights.
 
-    `ends` are the special tokens that end a reply, and `names` are tokens that templates know by a name.
+    `ends` are the special tokens that end a reply, and `names` are tokens that templates know by name.
     """
     source = golden_model.GOLDEN / "qwen3-gqa-tied"
     shutil.copytree(source, folder, dirs_exist_ok=True)

@@ -6,7 +6,7 @@ import subprocess
 
 KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
-# What `openssl ca` needs, which alone takes the second at which a certificate expires.
+# The configuration of `openssl ca`, the only command that sets the second at which a certificate expires.
 CA_CONFIGURATION = """
 [ca]
 default_ca = own
@@ -33,7 +33,7 @@ class Authority:
         )
 
     def options(self, name, host="IP:127.0.0.1", days=2):
-        """Issues a certificate, and returns the options of a node that has it."""
+        """Issues a certificate, and returns the options of a node with it."""
         certificate, key = self.issue(name, host, days)
         return (
             *("--cluster-tls-cert", certificate, "--cluster-tls-key", key),
@@ -51,7 +51,7 @@ class Authority:
         return paths["pem"], paths["key"]
 
     def issue_for_seconds(self, name, seconds, host="IP:127.0.0.1"):
-        """Like `issue`, and the certificate expires so soon."""
+        """Like `issue`, for a certificate that expires after this many seconds."""
         paths = self._request(name, host)
         configuration = self.folder / "ca.cnf"
         configuration.write_text(CA_CONFIGURATION.format(folder=self.folder))
@@ -75,7 +75,7 @@ class Authority:
 
     @staticmethod
     def is_expired(certificate):
-        """Asks openssl, by the clock of this machine. The last second of a certificate is good."""
+        """Asks openssl, by the clock of this machine. A certificate is valid in its last second."""
         command = ["openssl", "x509", "-checkend", "-1", "-noout", "-in", str(certificate)]
         return subprocess.run(command, capture_output=True).returncode != 0
 

@@ -7,7 +7,7 @@ import golden_model
 import pytest
 from server_process import ServerProcess
 
-# A shell starts what runs in the background with SIGINT ignored, and programs that tests start would inherit that.
+# A shell starts background commands with SIGINT ignored, and programs started by tests would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -44,7 +44,7 @@ def served(request, golden_folder):
 
 @pytest.fixture(scope="module")
 def browser():
-    # Playwright is missing in the environments of some tests.
+    # The environments of some tests lack Playwright.
     from browser import chromium
 
     with chromium() as browser:

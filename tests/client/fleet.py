@@ -1,4 +1,4 @@
-"""Starts nodes that serve together, the etcd in which they find each other, and looks at what they hold."""
+"""Starts nodes that serve together and their etcd, and inspects what they hold."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ THREADS = ("--threads", 1)
 # K and V of one token in the built-in model.
 ROW_BYTES = 3072
 
-# Every eighth token ends a request that asks for it.
+# Every eighth token ends a request with these stop tokens.
 STOP_TOKENS = list(range(300, 2000, 8))
 
 # A decode node's connections for the KV rows of one prefill node.
@@ -29,7 +29,7 @@ KV_CONNECTIONS = 2
 # Where `cargo xtask set-up` installs NIXL.
 NIXL_LIBRARY = BINARY.parents[1] / "nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so"
 
-# What nodes hold for requests, which must all be 0 when nobody asks for anything.
+# The nodes' holdings for requests, which must all be 0 without any request.
 HOLDINGS = (
     "corella_sessions",
     "corella_kv_pages_in_use",
@@ -39,8 +39,8 @@ HOLDINGS = (
     "corella_num_requests_running",
     "corella_num_requests_waiting",
 )
-# By default a decode node has 100 ms to take a request, and a second to get its rows, which may be too few for nodes that
-# share their cores with other tests.
+# By default a decode node has 100 ms to take a request, and a second to get its rows, which may be too short for nodes
+# that share their cores with other tests.
 SEARCH_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = PATIENCE_S
 
@@ -91,7 +91,7 @@ def node(role, registry, *arguments, search_timeout=SEARCH_TIMEOUT_S, load_timeo
 
 
 class Fleet(contextlib.ExitStack):
-    """Nodes that find each other in a folder, or in the registry that is given."""
+    """Nodes that find each other in a folder, or in a given registry."""
 
     def __init__(self, registry=None):
         super().__init__()
@@ -129,8 +129,8 @@ class Fleet(contextlib.ExitStack):
         return self.decode(*behind_proxy, *arguments), proxy
 
     def _proxy(self):
-        # Nodes are told of the proxy by another host name and the same port, so it has another
-        # address of the loopback interface.
+        # Nodes get the proxy's address with another host name and the same port, so it has another address of the
+        # loopback interface.
         port = free_port()
         proxy = self.enter_context(TcpProxy(("127.0.0.2", port), ("127.0.0.1", port)))
         listen = ("--cluster-listen", f"127.0.0.1:{port}", "--cluster-advertise", "127.0.0.2")
@@ -150,7 +150,7 @@ def num_decode_nodes(prefill, standing):
 
 
 def num_asked(decode):
-    """Returns how many requests the decode node was asked to take."""
+    """Returns the number of requests that the decode node was asked to take."""
     return decode.metric("corella_pd_reserve_seconds_count")
 
 
@@ -159,7 +159,7 @@ def num_receiving(decode):
 
 
 def wait_for_decode_nodes(prefill, num_nodes):
-    """Waits until the prefill node has found so many healthy decode nodes."""
+    """Waits until the prefill node has found this many healthy decode nodes."""
     prefill.wait_until(
         lambda: num_decode_nodes(prefill, "healthy") == num_nodes,
         f"{num_nodes} decode nodes are healthy",
@@ -167,7 +167,7 @@ def wait_for_decode_nodes(prefill, num_nodes):
 
 
 def wait_at_rest(*nodes, holdings=HOLDINGS):
-    """Waits until nodes hold nothing for anybody."""
+    """Waits until nodes hold nothing for requests."""
     for node in nodes:
 
         def held():
@@ -177,7 +177,7 @@ def wait_at_rest(*nodes, holdings=HOLDINGS):
 
 
 def reported_free_pages(prefill):
-    """Returns how many free pages each decode node has reported to a prefill node; -1 where it has not."""
+    """Returns the free pages that each decode node has reported to a prefill node; -1 before the first report."""
     with urllib.request.urlopen(prefill.base_url + "/engine/events", timeout=PATIENCE_S) as events:
         for line in events:
             if line.startswith(b'data: {"number"'):
@@ -186,7 +186,7 @@ def reported_free_pages(prefill):
 
 
 def complete(server, prompt, **options):
-    """Returns everything that a client is told of each choice."""
+    """Returns everything that a client receives of each choice."""
     options = {"model": server.model()} | options
     answer = server.client.completions.create(prompt=prompt, **options)
     return [
@@ -202,10 +202,10 @@ def complete(server, prompt, **options):
 
 
 def complete_remotely(prefill, prompt, **options):
-    """Like `complete`, and decode nodes have drawn all tokens but the first of each choice.
+    """Like `complete`, for an answer of which decode nodes have drawn all tokens but the first of each choice.
 
-    On a busy machine rows may be too late for a request, whose rest the prefill node then decodes itself. It is asked
-    again.
+    On a busy machine rows may be too late for a request, whose rest the prefill node then decodes itself. The request
+    is then repeated.
     """
 
     def choices_of_decode_nodes():
@@ -218,7 +218,7 @@ def complete_remotely(prefill, prompt, **options):
 
 
 def complete_greedily(server, prompt, num_tokens, complete=complete, **options):
-    """Returns so many tokens as text."""
+    """Returns this many tokens as text."""
     options = {"temperature": 0, "extra_body": {"ignore_eos": True}} | options
     ((text, reason, *_),) = complete(server, prompt, max_tokens=num_tokens, **options)
     assert reason == "length"
@@ -226,7 +226,7 @@ def complete_greedily(server, prompt, num_tokens, complete=complete, **options):
 
 
 def ask(server, prompt, num_tokens):
-    """Sends a request and reads no answer. The client leaves when the socket that is returned is closed."""
+    """Sends a request and reads no answer. The client leaves when the returned socket is closed."""
     fields = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps({"model": server.model(), "temperature": 0, **fields}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -264,7 +264,7 @@ def prompt_of(num_tokens, seed=1, tokens=range(300, 2000)):
 
 
 def random_requests(num_requests, seed=1):
-    """Yields prompts that partly begin alike, with many ways to draw tokens."""
+    """Yields prompts, some with a common beginning, with many ways to draw tokens."""
     numbers = random.Random(seed)
     beginning = [numbers.randrange(300, 2000) for _ in range(200)]
     for _ in range(num_requests):

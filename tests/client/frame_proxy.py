@@ -1,4 +1,4 @@
-"""Stands between two nodes and holds what one of them sends before a chosen frame."""
+"""Stands between two nodes and holds one's frames before a chosen one."""
 
 import contextlib
 import struct
@@ -10,7 +10,7 @@ FRAME_BYTES = 64
 TRAILER_BYTES = 16
 # As in `crates/corella-cluster/src/transport/frame.rs`.
 HELLO, ROWS, ROWS_END, BLOCKS = ord("C"), 3, 4, 9
-# Of messages about cached blocks.
+# Verbs of messages about cached blocks.
 LANDED, FOUND, CONFIRMED, HOLD_ENDED = 3, 5, 6, 9
 
 
@@ -19,12 +19,12 @@ class FrameProxy(TcpProxy):
 
     def __init__(self, listen, target):
         self._hold_before = None
-        # Makes another frame of one, or returns `None`. It is forgotten when it has.
+        # Replaces a frame by another, or returns `None`. It is reset after its first replacement.
         self.change = None
         super().__init__(listen, target)
 
     def hold_before(self, kind, verb=None, after=0):
-        """Becomes held when such a frame is next, after so many others of its kind."""
+        """Starts holding before such a frame, after this many others of its kind."""
         self._hold_before = (kind, verb, after)
 
     def _pump_from_target(self, near, far):

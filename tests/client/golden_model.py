@@ -1,7 +1,7 @@
 """Makes a golden model a folder that can be served, by adding a tokenizer.
 
-Token i is the single character FIRST + i and nothing else, so equal text means equal
-tokens, and a prompt may be written either way.
+Token i is the single character FIRST + i, so equal text means equal tokens, and a prompt may be written either
+way.
 """
 
 import json
@@ -15,7 +15,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor 
 
 
 def bpe(vocab, *, decoder, pre_tokenizer=None, added_tokens=()):
-    """A tokenizer.json without merges, so that its tokens are single characters and added ones."""
+    """Returns a tokenizer.json without merges, whose tokens are single characters and added ones."""
     return {
         "version": "1.0",
         "truncation": None,
@@ -50,7 +50,7 @@ def make(name, folder):
 
 
 def make_decoder(name, folder, architecture):
-    """Makes the folder of an embedding model: without a head, and with names of tensors as its class has them."""
+    """Makes the folder of an embedding model: without a head, and with its class's names of tensors."""
     make(name, folder)
     config = json.loads((folder / "config.json").read_text())
     assert not config["tie_word_embeddings"]

@@ -1,9 +1,8 @@
-"""A local server that answers as the Hugging Face hub does to clients that fetch models, and that fails on demand.
+"""A local server that answers clients that download models as the Hugging Face hub does, and fails on demand.
 
-`test_hub.py` has `huggingface_hub` itself fetch from it, which shows that it answers as the hub does. Small files have
+`test_hub.py` has `huggingface_hub` itself download from it, which shows that it answers like the hub. Small files have
 git's checksum and are served directly; large ones have SHA-256 and are served by another origin, to which the hub
-redirects with a signature.
-"""
+redirects with a signature."""
 
 import gzip
 import hashlib
@@ -22,7 +21,7 @@ SIGNATURE = "Signature=not-to-be-shown"
 
 @dataclass
 class Faults:
-    """What goes wrong, and how often. A count falls by one each time."""
+    """The faults, and their counts. A count falls by one each time."""
 
     cut_after: int = 0  # Bytes of a large file after which the connection is closed.
     num_cuts: int = 0
@@ -40,7 +39,7 @@ class QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        """Clients that are killed leave connections behind; that is part of the tests."""
+        """Killed clients leave connections behind; that is part of the tests."""
 
 
 class Repository:
@@ -67,7 +66,7 @@ class Repository:
 
 
 class HubServer:
-    """Serves `repositories`, by name, on two ports: the hub's, and that of its storage."""
+    """Serves `repositories`, by name, on two ports: the hub's, and its storage's."""
 
     def __init__(self, repositories=None, tls=None):
         self.repositories = repositories or {}
@@ -112,7 +111,7 @@ class HubServer:
         return [path for where, _, path, _ in self.requests if origin in (None, where)]
 
     def take(self, name):
-        """Whether a fault that is counted happens now."""
+        """Returns whether a counted fault happens now."""
         with self._lock:
             left = getattr(self.faults, name)
             setattr(self.faults, name, max(left - 1, 0))
@@ -143,7 +142,7 @@ class HubServer:
         if token == "hf_wrong":
             return refuse(request, 401, "", "Invalid credentials in Authorization header")
         if repository is None or (repository.needs_token and not token and not repository.is_gated):
-            # Without a token, the hub does not tell what does not exist from what is private.
+            # Without a token, the hub does not distinguish missing repositories from private ones.
             status = 404 if token else 401
             return refuse(request, status, "RepoNotFound" if token else "", "Repository not found")
         commit = repository.revisions.get(revision)

@@ -58,12 +58,12 @@ DECODER = msgspec.msgpack.Decoder(type=KVEventBatch)
 
 
 def events_config(**keys):
-    """Returns the option that has a server publish its events."""
+    """Returns the option that makes a server publish its events."""
     return ("--kv-events-config", json.dumps({"enable_kv_cache_events": True, **keys}))
 
 
 class Publisher(ServerProcess):
-    """A server with small limits, or those given, that publishes its events."""
+    """A server with small or given limits that publishes its events."""
 
     def __init__(self, *arguments, limits=SMALL, **keys):
         self.event_port, self.replay_port = free_port(), free_port()
@@ -78,13 +78,13 @@ class Publisher(ServerProcess):
 class KvEventReader:
     """Rebuilds the set of a server's blocks from its events.
 
-    `loses(sequence)` says which batches it never sees, so that it has to ask for them. A block is its adapter's name and
+    `loses(sequence)` says which batches it never sees, so that it must request them. A block is its adapter's name and
     all tokens up to its end.
     """
 
     def __init__(self, port, replay_port, topic="", loses=lambda sequence: False, **options):
         self.blocks = {}
-        # Behind a window, a block may be told of whose parent can be hit no longer, or never could.
+        # Behind a window, events may name a block whose parent can no longer be hit, or never could.
         self._told = {}
         self._seen = {}
         self.next = 0
@@ -107,10 +107,10 @@ class KvEventReader:
         self._context.destroy(linger=0)
 
     def catch_up(self, server):
-        """Reads until it has seen all that the server has published by now."""
+        """Reads until it has seen all batches published so far."""
         num_batches = server.metric("corella_kv_event_batches_total")
         while self.next < num_batches:
-            # A batch may have been published before the subscription was there.
+            # A batch may have been published before the subscription began.
             if self._subscriber.poll(50) == 0:
                 self._ask()
                 continue
@@ -174,7 +174,7 @@ class KvEventReader:
         return path
 
     def see(self, tokens, adapter=None):
-        """Notes the tokens of a request, as a router sees them. No two paths may end in one block."""
+        """Records the tokens of a request, as a router sees them. No two paths may end in one block."""
         for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
             block, path = tuple(tokens[start : start + BLOCK_SIZE]), tuple(tokens[:start])
             assert self._seen.setdefault((adapter, block), path) == path
@@ -191,14 +191,14 @@ class KvEventReader:
         return (adapter, tuple(tokens)) in self.blocks.values()
 
     def num_cached(self, prompt, adapter=None):
-        """Returns how many of a prompt's tokens the server finds in whole blocks, but for the block of the last token."""
+        """Returns how many of a prompt's tokens the server finds in whole blocks, except the last token's block."""
         paths = self.paths()
         ends = range(0, len(prompt), BLOCK_SIZE)
         return max(end for end in ends if end == 0 or (adapter, tuple(prompt[:end])) in paths)
 
 
 def wait_subscribed(server, subscriber, num_subscribers=1):
-    """Waits until the server knows of so many subscribers. ZeroMQ sends a subscription only while its socket is used."""
+    """Waits until the server knows this many subscribers. ZeroMQ sends a subscription only while its socket is used."""
 
     def is_so():
         subscriber.poll(0)
@@ -208,7 +208,7 @@ def wait_subscribed(server, subscriber, num_subscribers=1):
 
 
 def num_blocks(server):
-    """Returns how many blocks an idle server's cache holds, as `/engine/events` shows it."""
+    """Returns the number of blocks in an idle server's cache, from `/engine/events`."""
     with server.client.with_options(timeout=PATIENCE_S)._client.stream("GET", server.base_url + "/engine/events") as answer:
         for line in answer.iter_lines():
             fields = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
@@ -217,7 +217,7 @@ def num_blocks(server):
 
 
 def wait_same(reader, server):
-    """Waits until a reader knows as many blocks as the server shows."""
+    """Waits until a reader knows the same number of blocks as the server shows."""
 
     def same():
         reader.catch_up(server)

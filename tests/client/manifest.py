@@ -1,4 +1,4 @@
-"""What kubectl and helm make of deploy/, and what is in it."""
+"""The output of kubectl and helm for deploy/, and its parts."""
 
 import shutil
 import subprocess
@@ -43,7 +43,7 @@ def of_kind(documents, kind):
 
 
 def pod_templates(documents):
-    """Returns the templates of pods by what the node does in a pair, or by `server`."""
+    """Returns the templates of pods by the node's role in a pair, or by `server`."""
     for document in documents:
         if document["kind"] == "Deployment":
             return {"server": document["spec"]["template"]}

@@ -1,12 +1,12 @@
-"""Sends mixed traffic for a long time, and measures by how much a process grows with the number of requests.
+"""Sends mixed traffic for a long time, and measures a process's growth by the number of requests.
 
     CORELLA_BIN=target/release/corella python tests/client/memory.py --seconds 3600 --json memory.json
 
-It does so with one node, and with a pair. Clients pause now and then, because threads that end when idle and come
-back are part of what may grow; `--pause 0` lets them send all the time. Behind a warm-up, a line is fitted to the
-memory of each process; the program ends with an error where one grows by more than 1 MB over 10,000 requests.
-`--kinds chat,left` sends some kinds of requests only. With a script for CORELLA_BIN that starts the server under
-heaptrack, `heaptrack_print --print-peaks 1` names the allocations that grow.
+It does so with one node, and with a pair. Clients pause now and then, because threads that end when idle and come back
+may contribute to growth; `--pause 0` lets them send all the time. After a warm-up, a line is fitted to the memory of
+each process; the program fails if a process grows by more than 1 MB over 10,000 requests. `--kinds chat,left` sends
+only some kinds of requests. With a script for CORELLA_BIN that starts the server under heaptrack, `heaptrack_print
+--print-peaks 1` names the growing allocations.
 """
 
 import argparse
@@ -30,16 +30,16 @@ from test_tools import CONVERSATION, make_folder
 
 NUM_CLIENTS = 4
 SAMPLE_INTERVAL_S = 1.0
-# Clients send for so long at a time.
+# Clients send for this long at a time.
 BURST_S = 12
-# So much may a process grow over 10,000 requests.
+# The allowed growth of a process over 10,000 requests.
 MAX_GROWTH = 1e6
 # The first part of a run fills caches and stores, which have limits, and is not measured.
 WARM_UP = 0.4
 NUM_BATCH_LINES = 20
-# Different lists of tools: the tokens of long texts that come again are kept, up to 32 MB.
+# Different lists of tools: the tokens of recurring long texts are kept, up to 32 MB.
 NUM_TOOLS = 100
-# Everything that has a limit is small, so that it is full at the end of the warm-up.
+# Every limit is small, so that it is reached at the end of the warm-up.
 LIMITS = ("--kv-cache-memory", "4M", "--max-stored-response-bytes", "1M", "--max-num-seqs", 32)
 
 # A model of a few kilobytes whose template reads tools: the server's own memory dominates.
@@ -60,7 +60,7 @@ class Client:
         self.connection = None
 
     def run_until(self, is_over, may_send):
-        """Sends requests while `may_send` is set, which it is at the end, too."""
+        """Sends requests while `may_send` is set, including at the end."""
         while may_send.wait() and not is_over.is_set():
             (kind,) = self.numbers.choices(self.kinds, [WEIGHTS.get(kind, 1) for kind in self.kinds])
             self.counts[kind] += NUM_BATCH_LINES if kind == "batch" else 1
@@ -154,7 +154,7 @@ class Client:
         if self.response_id and self.numbers.random() < 0.6:
             fields["previous_response_id"] = self.response_id
         answer = json.loads(self.post("/v1/responses", fields))
-        # A conversation ends before it is longer than the context.
+        # A conversation ends before it exceeds the context.
         self.response_id = answer["id"] if self.numbers.random() < 0.8 else None
 
     def send_message(self):
@@ -165,7 +165,7 @@ class Client:
         self.post("/api/chat", {"messages": self.messages(), "options": {"num_predict": self.num_tokens()}})
 
     def send_wrong(self):
-        """Sends a request that must be refused, by a name that no other request has."""
+        """Sends a request that must be refused, under a name that no other request has."""
         path = f"/v1/{self.name()}"
         fields = {"model": self.name(), "messages": self.messages()}
         self.numbers.choice(
@@ -222,12 +222,12 @@ KINDS = {
 }
 
 
-# The records of 10,000 batches are kept, which have 1.7 KB each.
+# The records of 10,000 batches are kept, with 1.7 KB each.
 WEIGHTS = {"batch": 0.1}
 
 
 class Process:
-    """A process and how much memory it had."""
+    """A process and its memory over time."""
 
     def __init__(self, name, server):
         self.name, self.server = name, server
@@ -241,7 +241,7 @@ class Process:
         self.samples.append({"at_s": at_s, "num_requests": num_requests} | size | holds)
 
     def growth(self, name="VmRSS"):
-        """Returns by how many bytes it grows over 10,000 requests, by least squares."""
+        """Returns the growth in bytes over 10,000 requests, by least squares."""
         end_s = self.samples[-1]["at_s"]
         settled = [sample for sample in self.samples if sample["at_s"] >= WARM_UP * end_s]
         x = [sample["num_requests"] for sample in settled]

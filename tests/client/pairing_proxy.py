@@ -1,4 +1,4 @@
-"""A proxy that pairs two servers by `kv_transfer_params`, as llm-d's sidecar does with its connector nixlv2."""
+"""A proxy that pairs two servers by `kv_transfer_params`, like llm-d's sidecar with its connector nixlv2."""
 
 import contextlib
 import copy
@@ -72,7 +72,7 @@ class PairingProxy:
         second, cached_tokens = body, None
         if status == 200:
             answer = json.loads(answer)
-            # A sidecar warns when the field is missing, and sends what there is.
+            # A sidecar warns when the field is missing, and sends the rest.
             params = answer.get("kv_transfer_params")
             self.transfer_params.append(params)
             second = {**body, "kv_transfer_params": params}

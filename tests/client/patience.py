@@ -1,6 +1,6 @@
-"""The two ways in which a test may wait or change what time there is: it waits for an event, or holds a process still.
+"""The two ways in which a test may wait or influence time: it waits for an event, or holds a process still.
 
-No test sleeps, or compares how long something took. What a rule says about time is asserted in virtual time
+No test sleeps or compares durations. Rules about time are asserted in virtual time
 (`crates/corella-core/tests/suite/session`, `crates/corella-sim`); tests with real processes assert order and outcome.
 """
 
@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-# The deadline of everything that is waited for. It only ends a test that would hang.
+# The deadline of every wait. It only ends a test that would hang.
 PATIENCE_S = 300.0
 PAUSE_S = 0.01
 
@@ -25,7 +25,7 @@ def wait_until(condition, what):
 
 
 async def wait_until_async(condition, what):
-    """Like `wait_until`, and the event loop turns meanwhile."""
+    """Like `wait_until`, while the event loop runs."""
     looks = _looks(what)
     while not (value := condition()):
         await asyncio.sleep(next(looks))
@@ -33,7 +33,7 @@ async def wait_until_async(condition, what):
 
 
 def _looks(what):
-    """Yields the pauses between two looks, until patience is over."""
+    """Yields the pauses between two checks, until patience is over."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         yield PAUSE_S
@@ -64,10 +64,10 @@ def _is_still(process):
 
 @contextlib.contextmanager
 def slowed(server):
-    """Lets a server run for a tenth of the time, so that others see it work however fast it is.
+    """Lets a server run for a tenth of the time, so that others see it work even on a fast machine.
 
-    It is for what cannot be seen while the server is held still: an answer that grows, or a node that is asked for its
-    load.
+    It is for events that cannot happen while the server is held still: an answer that grows, or a node that is asked
+    for its load.
     """
     is_over = threading.Event()
 

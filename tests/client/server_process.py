@@ -18,13 +18,13 @@ from patience import PATIENCE_S, held, wait_until
 ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("CORELLA_BIN", ROOT / "target/release/corella"))
 
-# A drain ends when nothing runs, however slow the machine is; a test that wants its end gives a second signal.
+# A drain ends when nothing runs, even on a slow machine; a test that needs its end gives a second signal.
 PATIENT = ("--drain-timeout", str(int(PATIENCE_S)))
 
 
 class ServerProcess:
     def __init__(self, *arguments, port=None, authority=None, **popen):
-        """Starts a server. It speaks HTTPS if there is an authority, whose certificate it has."""
+        """Starts a server. With an authority, it speaks HTTPS with a certificate from it."""
         self.port = port or free_port()
         scheme = "https" if authority else "http"
         self.base_url = f"{scheme}://127.0.0.1:{self.port}"
@@ -78,7 +78,7 @@ class ServerProcess:
         return self._model
 
     def status_of(self, path):
-        """Returns the HTTP status, or None if nobody answers."""
+        """Returns the HTTP status, or None without an answer."""
         try:
             with urllib.request.urlopen(self.base_url + path, timeout=PATIENCE_S, context=self.context) as response:
                 return response.status
@@ -88,7 +88,7 @@ class ServerProcess:
             return None
 
     def metric(self, name, **labels):
-        """Returns the sum of the samples that have these labels."""
+        """Returns the sum of the samples with these labels."""
         with urllib.request.urlopen(self.base_url + "/metrics", timeout=PATIENCE_S, context=self.context) as response:
             text = response.read().decode()
         total, names = 0.0, set()
@@ -111,8 +111,8 @@ class ServerProcess:
 
     @contextlib.contextmanager
     def held_with_requests(self, num_requests):
-        """Holds the server still while so many clients send it requests, which are all there when it goes on."""
-        # Clients know by now what they would ask first.
+        """Holds the server still while this many clients send it requests, which are all present when it continues."""
+        # Clients know by now what they would request first.
         self.model()
         with held(self.process):
             yield

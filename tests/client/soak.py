@@ -1,10 +1,10 @@
-"""Serves requests for a long time while clients leave and nodes are killed, and looks for what is not given back.
+"""Serves requests for a long time while clients leave and nodes are killed, and finds leaked resources.
 
     CORELLA_BIN=target/release/corella python tests/client/soak.py --seconds 3600 --svg soak.svg
 
-One prefill node and one decode node are never restarted, and are the ones that are measured. One more of each is
-killed and started again all the time. It ends with an error if anything is left over, a process grows with the number of
-requests, a request to the measured prefill node fails, or the same request gets two different answers.
+One prefill node and one decode node are never restarted, and are measured. One more of each is killed and restarted
+repeatedly. It fails if a resource is left over, a process grows with the number of requests, a request to the measured
+prefill node fails, or the same request gets two different answers.
 """
 
 import argparse
@@ -23,21 +23,21 @@ from fleet import HOLDINGS, Etcd, Fleet, prompt_of, wait_at_rest, wait_for_decod
 from patience import PATIENCE_S, wait_until
 
 NUM_CLIENTS = 8
-# A node opens up to two connections to each of the two nodes of the other role when it first looks for blocks there, which
-# few requests do.
+# A node opens up to two connections to each of the two nodes of the other role when it first looks for blocks there,
+# which few requests do.
 MAX_LATE_FILES = 4
-# Different requests, so that each is asked often, and must be answered alike.
+# Different requests, so that each is repeated often, and must get the same answer.
 NUM_REQUESTS = 200
 CANCELLED = 0.05
 TIMED_OUT = 0.01
 SAMPLE_INTERVAL_S = 1.0
-# So much may a process grow over 10,000 requests.
+# The allowed growth of a process over 10,000 requests.
 MAX_GROWTH = 1e6
-# What has ended is remembered for a minute, and the allocator needs a while to settle.
+# Ended requests are remembered for a minute, and the allocator needs a while to settle.
 SETTLED_AFTER_S = 90.0
-# A plot shows no more of a curve.
+# Limits the points of a plot's curve.
 MAX_POINTS = 240
-# While a run is short, memory grows for other reasons than requests.
+# In a short run, memory grows for other reasons than requests.
 MAX_SHORT_GROWTH = 16e6
 
 
@@ -56,7 +56,7 @@ class Totals:
 
 
 class Node:
-    """A node and what was seen of its process."""
+    """A node and the observations of its process."""
 
     def __init__(self, name, server):
         self.name, self.server = name, server
@@ -75,7 +75,7 @@ class Node:
         } | {name.removeprefix("corella_"): self.server.metric(name) for name in HOLDINGS}
 
     def growth(self):
-        """Returns by how many bytes it grows over 10,000 requests, by least squares."""
+        """Returns the growth in bytes over 10,000 requests, by least squares."""
         end_s = self.samples[-1]["at_s"]
         from_s = min(SETTLED_AFTER_S, end_s / 2)
         settled = [sample for sample in self.samples if sample["at_s"] >= from_s]
@@ -89,7 +89,7 @@ class Node:
 
 class Soak:
     def __init__(self, seconds, kill_interval_s, device="mock", transport="auto", num_kills=0):
-        """Goes on for so long, and until so many nodes were killed."""
+        """Runs for this long, and until this many nodes were killed."""
         self.seconds, self.kill_interval_s, self.num_kills = seconds, kill_interval_s, num_kills
         self.arguments = ("--device", device, "--transport", transport)
         self.arguments += ("--threads", 1, "--kv-cache-memory", "16M")
@@ -99,7 +99,7 @@ class Soak:
         self.has_ended = threading.Event()
 
     def run(self):
-        """Returns the measured nodes with what was seen, and what is wrong."""
+        """Returns the measured nodes with their observations, and the faults."""
         with Etcd() as etcd, Fleet(f"etcd:{etcd.address}/soak") as self.fleet:
             self.decode = [self._start("decode", index) for index in range(2)]
             self.prefill = [self._start("prefill", index) for index in range(2)]
@@ -132,7 +132,7 @@ class Soak:
         return self.fleet.node(role, "--node-id", f"{role}-{index}", *self.arguments)
 
     def _serve_some(self):
-        """Serves so many requests that each prefill node has used each decode node."""
+        """Serves enough requests that each prefill node has used each decode node."""
         enough = self.totals.num_requests + NUM_REQUESTS
         self._serve_until(lambda: self.totals.num_requests >= enough)
 
@@ -162,7 +162,7 @@ class Soak:
                     self.totals.num_lost += 1
                     if is_measured:
                         self.totals.wrong.append(f"a request to the measured node failed: {error!r}")
-                # Its node is being started again.
+                # Its node is being restarted.
                 time.sleep(0.05)
                 continue
             with self.lock:
@@ -191,7 +191,7 @@ class Soak:
         wait_at_rest(*self.prefill, *self.decode)
 
     def _compare(self, measured, began_at):
-        """Compares the end with the start: what processes hold, once it has had time to go."""
+        """Compares the end with the start: the processes' holdings, after enough time to release them."""
         for node in measured:
             before = self.before[node.name]
             most = {"threads": before["threads"], "files": before["files"] + MAX_LATE_FILES}
@@ -215,9 +215,9 @@ class Soak:
 
 
 def ask(server, number, num_chunks=None, leaves_after_s=None):
-    """Returns the text and the end of an answer, or None where the client left before.
+    """Returns the text and the end of an answer, or None if the client left before.
 
-    The client leaves after so many chunks, or after so long.
+    The client leaves after this many chunks, or after this long.
     """
     numbers = random.Random(number)
     beginning = prompt_of(128, seed=number % 7)
@@ -271,7 +271,7 @@ def report(soak, measured):
 
 
 def plot(measured):
-    """Returns an SVG with a row for each kind of thing that a process holds, over time."""
+    """Returns an SVG with a row for each kind of resource that a process holds, over time."""
     width, height, left, gap = 760, 90, 70, 34
     colours = {"prefill": "#1f77b4", "decode": "#d62728"}
     rows = [name for name in measured[0].samples[0] if name not in ("at_s", "num_requests")]

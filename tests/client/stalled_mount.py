@@ -1,4 +1,4 @@
-"""A file system that never answers, as a network's does when its server is gone."""
+"""A file system that never answers, like a network file system whose server is gone."""
 
 import contextlib
 import ctypes
@@ -11,9 +11,9 @@ FORCE, DETACH = 1, 2
 
 @contextlib.contextmanager
 def stalled_mount(folder):
-    """Mounts one over a folder. Every access waits until the mount goes on, and then fails.
+    """Mounts one over a folder. Every access waits until the mount is released, and then fails.
 
-    Yields a function that lets it go on. It is a FUSE file system whose first message is never answered.
+    Yields a function that releases it. It is a FUSE file system whose first message is never answered.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     try:

@@ -1,4 +1,4 @@
-"""Stands between two nodes as a bad network would: slow, silent, cut, or with other bytes."""
+"""Stands between two nodes like a bad network: slow, silent, cut, or with other bytes."""
 
 import contextlib
 import socket
@@ -9,10 +9,10 @@ CHUNK_BYTES = 16 * 1024
 
 
 class TcpProxy:
-    """Whoever connects to `listen` is connected with `target`.
+    """Connects the clients of `listen` with `target`.
 
-    What comes from the target is held back while `is_held`, goes no faster than `bytes_per_s`, and is passed
-    through `rewrite`. What goes to the target is not touched.
+    The target's bytes are held back while `is_held`, limited to `bytes_per_s`, and passed through `rewrite`. The bytes
+    to the target are not changed.
     """
 
     def __init__(self, listen, target):
@@ -20,7 +20,7 @@ class TcpProxy:
         self.bytes_per_s = None
         self.rewrite = None
         self.num_bytes = 0
-        # Since the start, whether they are open or not.
+        # Number of connections since the start, open or not.
         self.num_connections = 0
         self._sockets = []
         self._lock = threading.Lock()
@@ -43,7 +43,7 @@ class TcpProxy:
             self._passes.set()
 
     def hold_after(self, num_bytes):
-        """Becomes held when so many bytes more have come through."""
+        """Starts holding after this many more bytes."""
         with self._lock:
             self._holds_after = self.num_bytes + num_bytes
 
@@ -51,7 +51,7 @@ class TcpProxy:
         return self
 
     def __exit__(self, *_):
-        # A shutdown, unlike a close, wakes the thread that accepts.
+        # A shutdown, unlike a close, wakes the accepting thread.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -59,7 +59,7 @@ class TcpProxy:
         self.is_held = False
 
     def cut(self):
-        """Breaks all connections, and takes new ones."""
+        """Breaks all connections, and accepts new ones."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
         for connection in sockets:

@@ -1,4 +1,4 @@
-"""A terminal with `corella chat` in it, of which a test sees what is shown and types what it likes."""
+"""A terminal with `corella chat` in it. A test reads its screen and types input."""
 
 import os
 import pty
@@ -38,7 +38,7 @@ class Terminal:
         ioctl(self.descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def read_until(self, wanted):
-        """Returns what was shown up to `wanted`, without what steers the terminal."""
+        """Returns the output up to `wanted`, without control sequences."""
         while wanted not in self.unread:
             ready, _, _ = select.select([self.descriptor], [], [], PATIENCE_S)
             assert ready, f"no {wanted!r} in {self.unread!r}"
@@ -55,14 +55,14 @@ class Terminal:
             rest = rest[os.write(self.descriptor, rest) :]
 
     def ask(self, text):
-        """Enters a line, and returns what was shown below it up to the next prompt."""
+        """Enters a line, and returns the output below it up to the next prompt."""
         self.write(text + "\n")
         self.read_until("\n")
         self.unread = "\n" + self.unread
         return self.read_until("\n" + PROMPT).removeprefix("\n")
 
     def leave(self):
-        """Waits for the end. The status is that of the process."""
+        """Waits for the end. The status is the process's."""
 
         def ended():
             pid, status = os.waitpid(self.pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Who may call a server, how much of it, and how: keys with limits, HTTPS, other origins, slow clients."""
+"""Access to a server: keys with limits, HTTPS, other origins, slow clients."""
 
 import hashlib
 import json
@@ -96,7 +96,7 @@ def test_wrong_and_missing_keys(keyed):
             assert WEB not in text and "sk-wrong" not in text
     with pytest.raises(openai.AuthenticationError):
         complete(client_of(keyed, "sk-wrong-wrong-wrong"))
-    # Whoever was refused has used up nothing.
+    # A refused key has used up nothing.
     assert complete(client_of(keyed, WEB)).usage.completion_tokens == 2
 
 
@@ -111,7 +111,7 @@ def test_a_key_has_its_own_limit_of_requests(keyed):
     with pytest.raises(openai.RateLimitError) as refused:
         complete(client)
     assert refused.value.code == "rate_limit_exceeded"
-    # There is one request each 20 seconds.
+    # One request is allowed every 20 seconds.
     assert 1 <= int(refused.value.response.headers["retry-after"]) <= 20
     assert complete(client_of(keyed, OPERATOR)).usage.completion_tokens == 2
     # Reading is free.
@@ -124,7 +124,7 @@ def test_a_key_has_its_own_limit_of_tokens(keyed):
     assert used > 60
     with pytest.raises(openai.RateLimitError) as refused:
         complete(client)
-    # It owes what it used beyond 40, and 40 a minute are two in three seconds.
+    # It owes its use beyond 40, and 40 a minute are two in three seconds.
     wait_s = int(refused.value.response.headers["retry-after-ms"]) / 1000
     assert 0 < wait_s <= (used - 40 + 10) * 1.5
 
@@ -173,10 +173,10 @@ def test_a_hangup_without_files_to_read_ends_nothing():
 
 def test_an_official_client_waits_as_long_as_it_is_told(tmp_path):
     path = tmp_path / "keys.toml"
-    # 60 a minute: after the first 60 there is room for one each second.
+    # 60 a minute: after the first 60, one more fits each second.
     path.write_text(f'[[key]]\nname = "web"\nkey = "{WEB}"\nrequests-per-minute = 60\n')
     with ServerProcess("--device", "mock", "--api-keys", path) as server:
-        # With one attempt more, a client that does not wait long enough fails.
+        # With one retry, a client that does not wait long enough fails.
         client = client_of(server, WEB, max_retries=1)
 
         def is_refused_once():
@@ -198,7 +198,7 @@ def secured(authority, *arguments, certificate=None):
 
 
 def refused(*arguments):
-    """Returns what a server says that does not start."""
+    """Returns the error of a server that does not start."""
     command = [BINARY, "serve", "--device", "mock", "--port", "0", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 2, done.stderr
@@ -215,7 +215,7 @@ def test_https(authority):
             context.minimum_version = context.maximum_version = version
             with urllib.request.urlopen(server.base_url + "/ready", context=context) as response:
                 assert response.status == 200
-        # A client that knows another authority only.
+        # A client that only knows another authority.
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
             urllib.request.urlopen(server.base_url + "/ready", context=ssl.create_default_context())
         server.terminate()
@@ -273,7 +273,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(authority):
         expired, expired_key = authority.issue("expired", days=-1)
         cert.write_bytes(expired.read_bytes())
         key.write_bytes(expired_key.read_bytes())
-        # Nobody says that there is something new; the server looks by itself.
+        # Nothing announces the new files; the server checks by itself.
         server.wait_until(lambda: "has expired: renew it" in server.log(), "it is seen")
         assert peer_certificate(server) == second
         assert "PRIVATE KEY" not in server.log()
@@ -302,7 +302,7 @@ def test_connections_are_bounded():
             connection.sendall(request)
             assert connection.recv(4096).startswith(b"HTTP/1.1 200")
         waiting.sendall(request)
-        # Others are answered again and again, and it is not.
+        # Other clients are answered again and again, and this one is not.
         for _ in range(50):
             first.sendall(request)
             assert first.recv(4096).startswith(b"HTTP/1.1 200")
@@ -335,7 +335,7 @@ def test_pages_of_other_origins(tmp_path):
     write_keys(tmp_path / "keys.toml")
     options = ("--device", "mock", "--api-keys", tmp_path / "keys.toml")
     with ServerProcess(*options, "--cors-allow-origin", friend) as server:
-        # Browsers ask in advance, and send no key with that.
+        # Browsers send a preflight request, without a key.
         status, headers = ask(server, "OPTIONS", "/v1/chat/completions", {"origin": friend, **PREFLIGHT})
         assert status == 204
         assert headers["access-control-allow-origin"] == friend

@@ -42,7 +42,7 @@ def next_token(client, model, prompt):
 
 
 def check(client, model, name):
-    """Compares the most likely tokens with PEFT's, where those lead by far."""
+    """Compares the most likely tokens with PEFT's, if they lead by far."""
     case = golden(name)
     num_compared = 0
     for behind, logits in enumerate(reversed(case["logits"])):
@@ -86,7 +86,7 @@ def test_what_cannot_be_loaded_is_named(client):
 
 
 def num_reading(server):
-    """Returns how many threads of a server read adapters."""
+    """Returns the number of threads of a server that read adapters."""
     tasks = Path(f"/proc/{server.process.pid}/task")
     return [(task / "comm").read_text() for task in tasks.iterdir()].count("corella-adapter\n")
 
@@ -97,7 +97,7 @@ def test_a_stalled_mount_holds_up_nothing_but_its_own_loads(tmp_path):
     options = ("--device", "mock", "--enable-lora")
     with stalled_mount(mount) as go_on, ServerProcess(*options) as server:
         with concurrent.futures.ThreadPoolExecutor() as pool, contextlib.ExitStack() as ends:
-            # Loads end with the test, whatever becomes of it.
+            # Loads end with the test in any case.
             ends.callback(go_on)
             loads = [pool.submit(load, server.client, name, mount / name) for name in ("one", "two")]
             server.wait_until(lambda: num_reading(server) == 2, "two threads read")
@@ -122,7 +122,7 @@ def test_a_load_from_a_stalled_mount_has_a_deadline(tmp_path):
             load(server.client, "one", tmp_path / "one")
         assert ask(server, 1) == 4
         assert num_reading(server) == 1
-        # The thread that still waits does not hold up the end.
+        # The thread that still waits does not delay the end.
         server.terminate()
         assert server.wait() == 0
 

@@ -1,6 +1,6 @@
-"""Coding agents work against the binary: they read a file, edit it and answer, as the mock dictates.
+"""Coding agents work against the binary: they read a file, edit it and answer, dictated by the mock.
 
-`cargo xtask night clients` installs the agents that are pinned in `agents/package-lock.json` and `aider/requirements.lock`.
+`cargo xtask night clients` installs the agents pinned in `agents/package-lock.json` and `aider/requirements.lock`.
 """
 
 import json
@@ -17,7 +17,7 @@ from server_process import ROOT, ServerProcess
 pytestmark = pytest.mark.night
 
 PACKAGES = Path(os.environ.get("CORELLA_AGENTS", ROOT / "target/ci-agents")) / "node_modules"
-# The interpreter of the environment that has aider.
+# The interpreter of aider's environment.
 AIDER = Path(os.environ.get("CORELLA_AIDER", ROOT / "target/ci-aider/bin/python"))
 MODEL = "agent-model"
 BEFORE, AFTER = "the lantern of {} is red\n", "the lantern of {} is blue\n"
@@ -26,7 +26,7 @@ ANSWER = "The lantern of {} is blue now."
 
 
 def edit(name, folder):
-    """The members of a call that replaces text of a file."""
+    """Returns the members of a call that replaces text of a file."""
     old, new = BEFORE.format(name).strip(), AFTER.format(name).strip()
     return {"file_path": str(folder / "notes.txt"), "old_string": old, "new_string": new}
 
@@ -43,7 +43,7 @@ def patch(name):
 
 
 class Agent:
-    """How an agent is run, and what the model says for the task."""
+    """How an agent is run, and the model's replies for the task."""
 
     def __init__(self, name, script, command, **environment):
         self.name = name
@@ -53,7 +53,7 @@ class Agent:
         self.environment = environment
 
     def run(self, base_url, home, folder):
-        """Returns what it printed. It has an environment of its own, without settings of the user who runs the test."""
+        """Returns its output. It has an environment of its own, without settings of the user who runs the test."""
         names = {"url": base_url, "home": home, "model": MODEL, "question": QUESTION.format(self.name)}
         command = [part.format(**names) for part in self.command]
         environment = {name: value.format(**names) for name, value in self.environment.items()}
@@ -73,8 +73,8 @@ class Agent:
 
 
 def calls(name, read, write, done):
-    """The script of an agent that reads and writes by calls. `done` is what it tells the model when the file is written,
-    which appears nowhere before."""
+    """Returns the script of an agent that reads and writes by calls. `done` is the agent's message after the file is
+    written, which appears nowhere before."""
 
     def script(family, folder):
         return [
@@ -87,7 +87,8 @@ def calls(name, read, write, done):
 
 
 def edit_block(family, _):
-    """The script of aider, which has read the file before it asks, and reads edits from the text of an answer."""
+    """Returns the script of aider, which reads the file before its request, and takes edits from the text of an
+    answer."""
     old, new = BEFORE.format("aider"), AFTER.format("aider")
     block = f"notes.txt\n```\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n```\n\n{ANSWER.format('aider')}"
     return [(QUESTION.format("aider"), agent_model.answer(family, block))]

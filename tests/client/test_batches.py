@@ -55,7 +55,7 @@ def server(tmp_path_factory):
         yield server
 
 
-# Answers that take so many steps that a test can act meanwhile.
+# Answers take enough steps for a test to act meanwhile.
 NUM_TOKENS = 100
 
 
@@ -202,7 +202,7 @@ def test_the_disk_that_files_take_is_bounded(tmp_path):
         with pytest.raises(openai.APIStatusError) as error:
             put(4097)
         assert error.value.status_code == 413 and "--max-file-bytes" in error.value.message
-        # A client that is still sending hears it, too.
+        # A client that is still sending also receives the error.
         with pytest.raises(openai.APIStatusError) as error:
             put(64 << 20)
         assert error.value.status_code == 413
@@ -267,7 +267,7 @@ def test_a_batch_goes_on_after_a_kill(tmp_path):
         num_before = whole.count(b"\n")
         assert server.metric("corella_generation_tokens_total") == NUM_TOKENS * (200 - num_before)
         assert not output_of(tmp_path, batch).exists()
-    # What has ended stays, and is not run again.
+    # An ended batch stays, and is not run again.
     with slow_server(tmp_path) as server:
         again = server.client.batches.retrieve(batch.id)
         assert again.to_dict() == batch.to_dict()
@@ -326,7 +326,7 @@ def test_a_batch_whose_time_is_over_says_so_in_each_line(tmp_path):
 
 
 def test_requests_of_clients_go_first(tmp_path):
-    """One slot serves all, so that a client waits for the lines before it, which are two at most."""
+    """One slot serves all, so a client waits for at most two lines before it."""
     lines = long_lines(300)
     with slow_server(tmp_path, "--max-num-seqs", 1, "--batch-concurrency", 2) as server:
         client = server.client
@@ -341,7 +341,7 @@ def test_requests_of_clients_go_first(tmp_path):
             client.completions.create(model=server.model(), prompt="a", max_tokens=6)
             return num_answered() - before <= 4
 
-        # On a busy machine more lines may be answered before the client asks, and before it counts.
+        # On a busy machine more lines may be answered before the client's request, and before its count.
         for _ in range(3):
             server.wait_until(is_answered_soon, "a client waits for a few lines only")
         assert num_answered() < len(lines)
@@ -372,7 +372,7 @@ def test_each_key_has_files_and_batches_of_its_own_and_pays_for_them(tmp_path):
         assert not list(two.files.list()) and not list(two.batches.list())
         with pytest.raises(openai.AuthenticationError):
             server.client.with_options(api_key="wrong").files.list()
-        # 60 tokens are enough for 5 of these at most; the others wait for more, and keep nobody else waiting.
+        # 60 tokens are enough for at most 5 of these; the others wait for more, without delaying other keys.
         waiting = create(slow, [line(f"r{i}", prompt="a b c d e f", ignore_eos=True) for i in range(20)])
         wait(slow, waiting, {"in_progress"}, lambda batch: batch.request_counts.completed >= 1)
         assert wait(one, create(one, [GOOD] + [line(f"r{i}", prompt="Once") for i in range(20)])).status == "completed"
@@ -430,18 +430,18 @@ def test_a_batch_whose_folder_is_gone_fails(tmp_path):
 
 
 def let_files_grow(server, num_bytes):
-    """Bounds each file that the server writes, as a full disk does."""
+    """Limits each file that the server writes, like a full disk."""
     resource.prlimit(server.process.pid, resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
 
 @pytest.mark.parametrize("is_quite_full", [False, True])
 def test_a_batch_on_a_full_disk_fails_and_delivers_what_was_answered(tmp_path, is_quite_full):
-    """On a disk that is quite full, not even the end of a batch can be written, nor a line of the log."""
+    """On a completely full disk, neither the end of a batch nor a log line can be written."""
     num_lines = 60
-    # What a batch keeps for its end fits, but by far not all of its answers, which are long by their logprobs.
+    # The batch's reserve for its end fits, but by far not all of its answers, which are long by their logprobs.
     num_bytes = 80_000
     lines = [line(f"r{i}", prompt=f"{i}", temperature=0, max_tokens=30, logprobs=5) for i in range(num_lines)]
-    # Python ignores the signal that a file cannot grow, and so does what it starts.
+    # Python ignores the signal about a file that cannot grow, and its children inherit that.
     with ServerProcess("--files-dir", tmp_path, restore_signals=False) as server:
         client = server.client
         expected = read(client, wait(client, create(client, lines)).output_file_id)
@@ -460,7 +460,7 @@ def test_a_batch_on_a_full_disk_fails_and_delivers_what_was_answered(tmp_path, i
         client = server.client
         batch = wait(client, batch)
         answers = read(client, batch.output_file_id)
-        # What is not written is not known to the next server, which goes on where the batch was.
+        # The next server does not know the unwritten end, and continues the batch where it was.
         assert batch.status == ("completed" if is_quite_full else "failed")
         assert len(answers) == (num_lines if is_quite_full else batch.request_counts.completed)
         texts = {id: answer["response"]["body"]["choices"] for id, answer in answers.items()}
@@ -476,7 +476,7 @@ def test_a_slow_or_broken_upload_leaves_nothing(tmp_path):
             with pytest.raises(urllib.error.HTTPError) as error:
                 urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=PATIENCE_S)
             assert error.value.code == 400
-        # It has everything but the purpose.
+        # The form has everything but the purpose.
         with pytest.raises(urllib.error.HTTPError) as error:
             urllib.request.urlopen(urllib.request.Request(url, part + b"\r\n--x--\r\n", head), timeout=PATIENCE_S)
         assert json.load(error.value)["error"]["param"] == "purpose"

@@ -1,4 +1,4 @@
-"""`corella bench serve` as those type it who know `vllm bench serve`."""
+"""`corella bench serve` with the options of `vllm bench serve`."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """The commands of the book work as written.
 
 Blocks of `sh` and `python` run in the repository's root, with `corella` on the PATH. A block that begins with `corella
-serve` starts the server for the blocks after it. Blocks of `console` are examples for the reader's machine and do not run,
-except those that show how a command is refused.
+serve` starts the server for the blocks after it. Blocks of `console` are examples for the reader's machine and do not
+run, except refused commands.
 """
 
 import json
@@ -66,7 +66,7 @@ class Reader:
         if language == "console":
             for command, error in re.findall(r"^\$ (corella .*)\n(error: .*)$", block, re.MULTILINE):
                 words = shlex.split(command)
-                # If the port of the book is in use, that would be refused first.
+                # If the book's port is in use, the refusal would be for that.
                 words += ["--port", "0"] if words[1] == "serve" else []
                 refused = run(words)
                 assert (refused.returncode, refused.stderr.strip()) == (2, error), command
@@ -119,12 +119,12 @@ def test_every_flag_is_in_the_reference(command):
     page = (BOOK / "reference/command-line.md").read_text()
     (section,) = re.findall(rf"^## corella {command}$(.*?)(?:^## |\Z)", page, re.MULTILINE | re.DOTALL)
     help_text = run([BINARY, *command.split(), "--help"]).stdout
-    # A flag stands two or six spaces from the margin; what is deeper is a description, wrapped at the terminal's width.
+    # A flag is indented by two or six spaces; deeper text is a description, wrapped at the terminal's width.
     flags = re.findall(r"^ {2,6}(?:-\w, )?(--[\w-]+)", help_text, re.MULTILINE)
     flags += re.findall(r"\[alias(?:es)?: (--[\w-]+)", help_text)
     assert "--help" in flags
     missing = [flag for flag in flags if flag not in ("--help", "--version") and flag not in section]
-    # An alias stands only where its option is described.
+    # An alias appears only where its option is described.
     missing = [flag for flag in missing if f"`{flag}`" not in page]
     assert not missing
 
@@ -132,7 +132,7 @@ def test_every_flag_is_in_the_reference(command):
 def test_every_metric_is_in_the_book():
     page = (BOOK / "metrics.md").read_text()
     with ServerProcess("--device", "mock") as server:
-        # The page has the names of OpenMetrics, without the ends of counters.
+        # The page has the names of OpenMetrics, without the suffixes of counters.
         headers = {"accept": "application/openmetrics-text"}
         request = urllib.request.Request(server.base_url + "/metrics", headers=headers)
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
@@ -153,7 +153,7 @@ def test_every_field_in_the_reference_is_read():
     def fields(heading):
         (section,) = re.findall(rf"^## {heading}$(.*?)^## ", page, re.MULTILINE | re.DOTALL)
         rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
-        # What to use instead is behind "use".
+        # The replacement follows "use".
         rows = [re.sub(r"\(use [^)]*\)|: use .*", "", row) for row in rows]
         return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
 

@@ -1,5 +1,5 @@
-"""Tools with the model that is part of the program, by each API. It was not trained to call them, so that a grammar makes
-it do so, and its template reads tools, calls and results."""
+"""Tools with the built-in model, by each API. It was not trained to call them, so a grammar makes it do so, and its
+template reads tools, calls and results."""
 
 import json
 import urllib.request
@@ -57,7 +57,7 @@ def test_chat_completions(server, choice):
         server, "/v1/chat/completions", messages=[QUESTION, message, result], tools=TOOLS, max_tokens=8
     )
     assert again["choices"][0]["message"]["content"]
-    # A conversation that had tools goes on without them.
+    # A conversation that had tools continues without them.
     post(server, "/v1/chat/completions", messages=[QUESTION, message, result, QUESTION], max_tokens=8)
 
 

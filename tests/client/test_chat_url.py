@@ -1,4 +1,4 @@
-"""`corella chat --url`: the conversation of a terminal with a server that runs already."""
+"""`corella chat --url`: the conversation of a terminal with a running server."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def server():
 
 @contextlib.contextmanager
 def other_server(answer):
-    """A server of somebody else: `answer` says what a path gets, as a status, a type and parts of a body."""
+    """A foreign server: `answer` gives a path's response, as a status, a type and parts of a body."""
     seen = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -116,7 +116,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_chat(tmp_path, server):
 def test_a_server_answers_as_a_loaded_model_does(server):
     lines = QUESTION + "\nAnd then?\n"
     loaded = pipe(lines, *OPTIONS, "--max-tokens", "12")
-    # The port without a scheme, and the API's own prefix, are as good.
+    # The port without a scheme and the API's own prefix also work.
     for url in (server.base_url, server.base_url + "/v1/", server.base_url.removeprefix("http://")):
         assert pipe(lines, "--url", url, *GREEDY) == loaded, url
 

@@ -1,4 +1,4 @@
-"""Connections to a node's ports for other nodes that say nothing, or no protocol: the node's own API answers meanwhile."""
+"""Silent or invalid connections to a node's ports for other nodes: the node's own API answers meanwhile."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ def num_files(server):
 
 
 def listening_ports(server):
-    """Returns the ports at which a server listens, besides that of its API."""
+    """Returns the listening ports of a server, besides its API's."""
     files = Path(f"/proc/{server.process.pid}/fd").iterdir()
     inodes = {os.readlink(file).removeprefix("socket:[").rstrip("]") for file in files}
     ports = set()
@@ -39,7 +39,7 @@ def test_silent_connections_leave_the_api_its_files():
     with ServerProcess(*options, preexec_fn=few_files) as server, contextlib.ExitStack() as silent:
         for _ in range(400):
             connection = silent.enter_context(socket.socket())
-            # Those behind the bound wait in the system's queue, and then outside of it.
+            # Connections beyond the limit wait in the system's queue, and then outside of it.
             connection.setblocking(False)
             connection.connect_ex(("127.0.0.1", port))
         bound = "connections of other nodes are open, and more wait"

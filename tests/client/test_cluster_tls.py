@@ -65,7 +65,7 @@ def test_renewed_files_are_used_without_a_restart(authority, tmp_path):
         decode = fleet.decode(*over_tcp, *own)
         replace(own, successor.options("renewed"))
         prefill = fleet.node("prefill", *over_tcp, *successor.options("newcomer"))
-        # Files are looked at every ten seconds, and so is a node that did not answer every five.
+        # Files are checked every ten seconds, and a node that did not answer every five.
         wait_for_decode_nodes(prefill, 1)
         complete(prefill, PROMPT, max_tokens=5, temperature=0)
         assert prefill.metric("corella_remote_tokens_total") == 4
@@ -86,7 +86,7 @@ def test_a_certificate_that_expires_in_use_is_refused_until_it_is_renewed(author
         later.wait_until(lambda: reason in later.log(), "the later node says why it does not use the other")
         alone = complete(later, PROMPT, max_tokens=5, temperature=0)
         assert later.metric("corella_remote_tokens_total") == 0
-        # Connections that were made before stay.
+        # Earlier connections stay.
         assert complete(earlier, PROMPT, max_tokens=5, temperature=0) == alone
         assert earlier.metric("corella_remote_tokens_total") == 4
         replace(own, authority.options("renewed"))
@@ -96,7 +96,7 @@ def test_a_certificate_that_expires_in_use_is_refused_until_it_is_renewed(author
 
 
 def replace(old, new):
-    """Overwrites the files that a node has."""
+    """Overwrites the files of a node."""
     for old_file, new_file in zip(old[1::2], new[1::2]):
         if old_file != new_file:
             shutil.copy(new_file, old_file)
@@ -117,7 +117,7 @@ def put_into_use(authority, node, options):
 
 
 def strangers(authority, folder):
-    """Yields the options of two nodes, and what the log of one of them says."""
+    """Yields the options of two nodes, and a text in the log of one of them."""
     good = authority.options("good")
     foreign = Authority(folder, "foreign").options("stranger")
     no_tls = "it does not speak TLS: give it --cluster-tls-cert"
@@ -142,7 +142,7 @@ def test_strangers_serve_alone_and_say_why(authority, tmp_path, which):
 
 
 def refused(*arguments):
-    """Returns what a server says that does not start."""
+    """Returns the error of a server that does not start."""
     with pytest.raises(AssertionError) as error:
         ServerProcess("--role", "decode", *arguments)
     message = str(error.value)

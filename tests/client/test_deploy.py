@@ -1,6 +1,6 @@
 """The files of deploy/ for Prometheus, Grafana and systemd fit the binary and the programs that read them.
 
-What needs a program that is not here (promtool, systemd-analyze) is skipped.
+Tests of missing programs (promtool, systemd-analyze) are skipped.
 """
 
 import importlib.util
@@ -22,7 +22,7 @@ from server_process import BINARY, ROOT, ServerProcess
 PROMPT = list(range(400, 440))
 ALERTS = DEPLOY / "prometheus/alerts.yml"
 DASHBOARD = DEPLOY / "grafana/corella.json"
-# What Prometheus itself adds to each sample, and what it measures.
+# The labels that Prometheus adds to each sample, and its own metrics.
 ADDED_LABELS = {"instance", "job"}
 ADDED_METRICS = {"up"}
 VARIABLES = {
@@ -34,7 +34,7 @@ VARIABLES = {
 
 @pytest.fixture(scope="module")
 def exported():
-    """Returns the labels of each metric that some kind of node exports, with the values that they had."""
+    """Returns the labels of each metric that some kind of node exports, with the values seen."""
     samples = {}
     with Fleet() as fleet, ServerProcess("--speculate", "ngram", *THREADS) as alone:
         decode = fleet.decode(*THREADS)
@@ -131,12 +131,12 @@ def test_systemd_takes_the_unit(tmp_path):
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
     complaints = [line for line in done.stderr.splitlines() if "corella" in line]
     assert not complaints, complaints
-    # 100 is a service that may do everything; below 20 systemd calls it OK.
+    # 100 is a service with all permissions; below 20 systemd calls it OK.
     check("systemd-analyze", "security", "--offline=true", "--threshold=20", unit)
 
 
 def is_pending(server, signal_number):
-    """Whether a signal was sent to a process and has not been delivered to any thread."""
+    """Returns whether a signal was sent to a process and has not been delivered to any thread."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     pending = int(re.search(r"^ShdPnd:\s*(\w+)$", status, re.MULTILINE)[1], 16)
     return pending >> (signal_number - 1) & 1
@@ -151,7 +151,7 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_drains(kind, tmp_p
         monkeypatch.setenv("NOTIFY_SOCKET", name if kind == "path" else f"@{name}")
         with ServerProcess("--device", "mock") as server:
             assert supervisor.recv(100) == b"READY=1"
-            # `systemctl reload` must not end a server that has nothing to read again.
+            # `systemctl reload` must not end a server without files to reload.
             server.process.send_signal(signal.SIGHUP)
             server.wait_until(lambda: not is_pending(server, signal.SIGHUP), "the signal is taken")
             assert server.status_of("/ready") == 200
@@ -161,7 +161,7 @@ def test_systemd_is_told_when_the_server_is_ready_and_when_it_drains(kind, tmp_p
 
 
 def docker_pattern(line):
-    """Returns a pattern of .gitignore as .dockerignore writes it: from the root unless it begins with `**/`."""
+    """Returns a pattern of .gitignore in .dockerignore's form: from the root unless it begins with `**/`."""
     keeps = "!" if line.startswith("!") else ""
     path = line.removeprefix("!").rstrip("/")
     return keeps + (path.lstrip("/") if "/" in path else f"**/{path}")

@@ -1,4 +1,4 @@
-"""The archive of a release: the same bytes twice, and what is in it."""
+"""The archive of a release: the same bytes twice, and its content."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.night
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Returns what was made first, and what is made again later with another clock, umask and time zone."""
+    """Returns a first archive, and one made later with another clock, umask and time zone."""
     script = ROOT / "deploy/make_archive.py"
     spec = importlib.util.spec_from_file_location("make_archive", script)
     make_archive = importlib.util.module_from_spec(spec)
@@ -64,7 +64,7 @@ def test_the_archive_has_what_a_machine_needs(made, tmp_path):
 
 
 def test_the_bill_names_the_crates_of_the_binary(made):
-    # Only tests that run should have to wait for these imports.
+    # Only tests that run should wait for these imports.
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator
 
@@ -78,7 +78,7 @@ def test_the_bill_names_the_crates_of_the_binary(made):
     lock = (ROOT / "Cargo.lock").read_text()
     assert crates <= set(re.findall(r'^name = "(.*)"\nversion = "(.*)"$', lock, re.MULTILINE))
     names = {name for name, _ in crates}
-    # What the manifests of the binary and of its parts name, and what only their tests need.
+    # Dependencies in the manifests of the binary and of its parts, and dependencies of their tests.
     waiting, own = ["corella"], set()
     while waiting:
         crate = waiting.pop()

@@ -30,7 +30,7 @@ def vectors(server, texts=TEXTS, **fields):
 
 
 def test_openai_in_both_formats(server):
-    # By itself, the client asks for base64 and reads it.
+    # By default, the client requests base64 and reads it.
     from_bytes = vectors(server)
     from_numbers = vectors(server, encoding_format="float")
     for bytes_read, numbers in zip(from_bytes, from_numbers, strict=True):
@@ -59,7 +59,7 @@ def test_usage_and_token_ids(server):
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (5, 5)
 
 
-# Frameworks are imported where they are used, because they take seconds for that.
+# Frameworks are imported where they are used, because importing them takes seconds.
 @pytest.mark.night
 def test_langchain(server):
     from langchain_openai import OpenAIEmbeddings
@@ -92,7 +92,7 @@ def test_litellm(server):
 
 
 def check_golden(server, name):
-    """The vectors are those of Transformers, up to keys and values of 16 bits."""
+    """The vectors equal Transformers', up to keys and values of 16 bits."""
     golden = array.array("f", (golden_model.GOLDEN / name / "hidden.f32").read_bytes())
     cases = golden_model.cases(name)
     size = len(golden) // (2 * len(cases))
@@ -116,7 +116,7 @@ def test_the_golden_model(golden_folder):
     [("qwen3-gqa-untied", "Qwen3Model"), ("qwen3-gqa-untied", "Qwen3ForCausalLM"), ("mistral", "MistralModel")],
 )
 def test_a_model_without_a_head(tmp_path, name, architecture):
-    """As Qwen3-Embedding-8B and E5-Mistral are stored."""
+    """Qwen3-Embedding-8B and E5-Mistral are stored this way."""
     with ServerProcess(golden_model.make_decoder(name, tmp_path / name, architecture)) as server:
         check_golden(server, name)
         with pytest.raises(openai.BadRequestError, match="no output head") as error:

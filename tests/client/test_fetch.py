@@ -1,4 +1,4 @@
-"""Tests nodes that fetch each other's cached blocks: same answers as one process, and what happens when one goes."""
+"""Tests nodes that fetch each other's cached blocks: same answers as one process, and the loss of a node."""
 
 import concurrent.futures
 import itertools
@@ -15,12 +15,12 @@ from wander import site_of
 
 NODE = ("--cluster-listen", "127.0.0.1:0", *THREADS)
 FETCH = ("--block-fetch", "always")
-# Turns of conversations that are compared. `wander.py` plays more.
+# Number of compared turns of conversations. `wander.py` plays more.
 NUM_REQUESTS = 40
 
 
 def answer(server, prompt, site=None, **options):
-    """The tokens of an answer, and how many of the prompt's were cached."""
+    """Returns the tokens of an answer, and the number of cached prompt tokens."""
     body = {"prompt": prompt, "ignore_eos": True, "return_token_ids": True, **options}
     if site:
         body["kv_transfer_params"] = {"cached_blocks": site}
@@ -76,11 +76,11 @@ def test_a_turn_computes_only_what_no_node_has():
             assert there[0] == expected
             return there[1] == cached
 
-        # A busy machine may be too late with an answer to a lookup. The next conversation is asked for then.
+        # A busy machine may answer a lookup too late. The next conversation is requested then.
         wait_until(is_brought, "the second node has brought a conversation")
         assert num_loads(second, "loaded") >= 1
         num_failed = second.metric("corella_block_fetches_total", outcome="failed")
-        # A node that is not allowed, one that says nothing, and one that is no longer there.
+        # A node that is not allowed, a silent one, and one that is no longer there.
         assert first.process.poll() is None
         other = [600 + at for at in range(64)]
         lone, _ = answer(first, other, **options)

@@ -1,7 +1,7 @@
-"""Causes faults of nodes that load each other's cached blocks. Clients get what one process gives, and nodes that live
-hold nothing afterwards.
+"""Causes faults of nodes that load each other's cached blocks. Clients get one process's answers, and living nodes hold
+nothing afterwards.
 
-A fault comes while a proxy holds the next frame of a load back, so that its phase is known.
+A fault happens while a proxy holds the next frame of a load back, so that its phase is known.
 """
 
 import concurrent.futures
@@ -42,13 +42,13 @@ def num_answers(node, outcome):
 
 
 def num_failures(node):
-    """At least one for each fetch that failed: it counts, or its load, or both."""
+    """Returns at least one for each failed fetch: the fetch counts, or its load, or both."""
     return node.metric("corella_block_fetches_total", outcome="failed") + num_loads(node, "failed")
 
 
 @contextlib.contextmanager
 def pair(proxy_before=TcpProxy):
-    """Two nodes, and a proxy before the first."""
+    """Starts two nodes, and a proxy before the first."""
     with contextlib.ExitStack() as stack:
         first, second = (stack.enter_context(ServerProcess(*NODE, *FETCH, *TCP)) for _ in range(2))
         port = free_port()
@@ -92,7 +92,7 @@ def is_slow(first, proxy):
     return lambda: proxy.num_bytes > end
 
 
-# Of a load: the frame that would come next, and how many of its kind have come.
+# A load's next frame, and the number of its kind so far.
 PHASES = {
     "looked-up": (BLOCKS, FOUND),
     "held": (ROWS,),
@@ -104,7 +104,7 @@ in_each_phase = pytest.mark.parametrize("phase", PHASES)
 
 
 def reach(phase):
-    """Has a load be in a phase."""
+    """Brings a load into a phase."""
 
     def begin(_, proxy):
         proxy.hold_before(*PHASES[phase])
@@ -114,7 +114,8 @@ def reach(phase):
 
 
 def load(first, second, site, seeds):
-    """Has the second node load what the first has, and returns the prompt. A busy machine may be too late for some."""
+    """Makes the second node load the first's blocks, and returns the prompt. A busy machine may be too late for
+    some."""
 
     def is_loaded():
         prompt = prompt_of(300, next(seeds))
@@ -139,7 +140,7 @@ def test_52_a_source_that_is_killed_costs_a_prompt(phase):
         # It may have failed before, by its deadline.
         second.wait_until(lambda: num_failures(second) >= max(before, 1), "the load has failed")
         wait_at_rest(second)
-        # What was published stays.
+        # Published blocks stay.
         assert answer(second, known, **GREEDY)[1] >= 288
         assert answer(second, prompt, **GREEDY)[0] == expected
 
@@ -172,7 +173,7 @@ def test_52_a_node_that_is_restarted_at_its_address_has_nothing_of_before():
             assert site_of(first)["port"] == site["port"]
             assert answer(second, unused, site, **GREEDY) == (expected, 0)
             assert second.metric("corella_fetched_blocks_total") == num_blocks
-            # It lends what it has computed itself.
+            # The node lends the blocks that it has computed itself.
             load(first, second, site, seeds)
             wait_at_rest(first, second)
 
@@ -213,7 +214,7 @@ def changed(at, new, kind, verb=None):
     return change
 
 
-# What a source may say in place of what it should.
+# Wrong answers of a source.
 LIES = {
     "the key of another node's load": changed(12, bytes(8), BLOCKS, FOUND),
     "the key of another source": changed(20, bytes(8), BLOCKS, FOUND),
@@ -253,7 +254,7 @@ def test_52_an_answer_behind_its_deadline_is_dropped():
         assert answer(second, prompt, site, **GREEDY) == (expected, 0)
         wait_until(lambda: proxy.is_held, "the answer is late")
         proxy.is_held = False
-        # The answer to another question comes behind it.
+        # The answer to another question comes after it.
         answer(second, prompt_of(300, seed=1), site, **GREEDY)
         assert second.metric("corella_fetched_blocks_total") == 0
         load(first, second, site, itertools.count(2))
@@ -261,7 +262,7 @@ def test_52_an_answer_behind_its_deadline_is_dropped():
 
 
 def with_other_bytes(chunk):
-    """Changes rows, and no messages, which are shorter."""
+    """Changes rows, and not messages, which are shorter."""
     return chunk if len(chunk) < 4096 else chunk[:2000] + bytes([chunk[2000] ^ 4]) + chunk[2001:]
 
 
@@ -302,5 +303,5 @@ def test_52_a_node_of_another_model_is_asked_for_nothing_and_named_once(golden_f
 
 
 def num_lines(server, text):
-    """Once a minute, and not each time."""
+    """Logged once a minute, and not each time."""
     return sum(text in line for line in server.log().splitlines())

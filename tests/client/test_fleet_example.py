@@ -1,4 +1,4 @@
-"""Runs the fleet that the book starts with one command, as the book says."""
+"""Runs the fleet that the book starts with one command."""
 
 import json
 import os
@@ -28,9 +28,10 @@ def environment(tmp_path):
 
 
 def free_ports(num_ports):
-    """Returns the first of so many ports in a row that can be listened on.
+    """Returns the first of this many consecutive free ports.
 
-    They are below those from which systems choose for connections, of which many may linger after other tests.
+    They are below the range from which systems choose ports for connections, of which many may linger after other
+    tests.
     """
     while True:
         first = random.randrange(20_000, 30_000)
@@ -49,7 +50,7 @@ def is_free(port):
 
 
 def documented(language):
-    """Returns the commands of the section about the fleet, as one shell would run them."""
+    """Returns the commands of the section about the fleet, to be run by one shell."""
     section = PAGE.read_text().split("## A fleet on one machine")[1].split("\n## ")[0]
     (command,) = re.findall(rf"^```{language}\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
     return command
@@ -85,7 +86,7 @@ def test_one_command_starts_a_fleet_that_can_be_loaded(environment, tmp_path):
                 assert (answered["completed"], answered["failed"]) == (20, 0), done.stderr
             return all(remote_tokens(prefill_port) > 0 for prefill_port in prefill_ports)
 
-        # They have a tenth of a second to take a request, which may be too little on a busy machine.
+        # They have a tenth of a second to take a request, which may be too short on a busy machine.
         wait_until(decode_nodes_help, "decode nodes take requests of the load")
     finally:
         fleet.send_signal(signal.SIGINT)

@@ -1,6 +1,6 @@
-"""Tests that frameworks which bring clients of their own work against the built binary.
+"""Tests frameworks with clients of their own against the built binary.
 
-They are imported where they are used, because they take seconds for that even where no test of this file is wanted.
+They are imported where they are used, because importing takes seconds even if no test of this file runs.
 """
 
 import json
@@ -30,7 +30,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def expected(server):
-    """What OpenAI's own client reads."""
+    """Returns the values that OpenAI's own client reads."""
     completion = server.client.chat.completions.create(
         model=server.model(),
         messages=[{"role": "user", "content": TEXT}],

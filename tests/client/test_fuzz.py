@@ -1,4 +1,4 @@
-"""Sends what `/openapi.json` allows, and what it rules out, to every endpoint, by Schemathesis."""
+"""Sends every endpoint requests that `/openapi.json` allows and ones that it rules out, by Schemathesis."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from server_process import ServerProcess
 SECONDS = os.environ.get("CORELLA_FUZZ_SECONDS")
 SEED = os.environ.get("CORELLA_FUZZ_SEED")
 SCHEMATHESIS = Path(sys.executable).parent / "schemathesis"
-# Requests that are valid field by field may still be refused for what holds between fields.
+# Requests with valid fields may still be refused because of rules between fields.
 LEFT_OUT = "positive_data_acceptance"
 
 
@@ -22,7 +22,7 @@ def test_no_request_breaks_the_server(num_examples, tmp_path):
     with ServerProcess("--files-dir", tmp_path / "files") as server:
         command = [SCHEMATHESIS, "run", f"{server.base_url}/openapi.json", "--no-color"]
         command += ["--max-time", SECONDS] if SECONDS else ["--max-examples", str(num_examples)]
-        # A failure in CI is one of the change, and not of the day.
+        # A failure in CI must come from the change, and not from the day.
         command += ["--seed", SEED] if SEED else ["--seed", "1", "--generation-deterministic"]
         command += ["--exclude-checks", LEFT_OUT]
         # The stream has no end.

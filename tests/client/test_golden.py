@@ -14,7 +14,7 @@ FAMILIES = sorted(path.parent.name for path in golden_model.GOLDEN.glob("*/golde
 PAGE_SIZE = 16
 # The longest request fits, but not beside the others.
 NUM_PAGES = 15
-# If no layer sees the whole context, requests have only the pages of their windows.
+# If no layer sees the whole context, requests only have the pages of their windows.
 NUM_PAGES_OF_WINDOWS = 8
 WINDOWED = ("mistral", "mixtral", "phi3")
 
@@ -74,7 +74,7 @@ def test_greedy_tokens(name, tmp_path):
             assert greedy_text(server, case) == golden_model.text_of(case["tokens"])
 
 
-# The others take turns with what else is slow.
+# The others take turns with the other slow tests.
 QUICK = ("gpt2", "mistral")
 
 
@@ -83,7 +83,7 @@ QUICK = ("gpt2", "mistral")
 )
 def test_greedy_tokens_through_preemption(name, tmp_path):
     folder = golden_model.make(name, tmp_path)
-    # Each prompt comes many times, so that more begin than the pool holds in the end.
+    # Each prompt occurs many times, so that more requests begin than the pool holds in the end.
     cases = 30 * golden_model.cases(name)
     longest = max(len(case["prompt"]) + len(case["tokens"]) for case in cases)
     num_pages = NUM_PAGES_OF_WINDOWS if name in WINDOWED else NUM_PAGES

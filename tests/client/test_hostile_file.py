@@ -1,4 +1,4 @@
-"""Configuration files and files of requests, changed at random: mistakes are told, and nothing breaks."""
+"""Configuration files and files of requests, changed at random: mistakes are reported, and nothing breaks."""
 
 import json
 import random

@@ -1,7 +1,7 @@
 """Models by name: `corella pull`, `list` and `rm`, and names where a command takes a model.
 
-The hub is `hub_server.py`. That it answers as the hub does is shown by `huggingface_hub`, which fetches from it, and
-each of the two programs finds in the cache what the other put there.
+The hub is `hub_server.py`. `huggingface_hub`, which downloads from it, shows that it answers like the hub, and each of
+the two programs finds the other's files in the cache.
 """
 
 import hashlib
@@ -173,7 +173,7 @@ def test_others_find_what_corella_fetched(hub, user, tmp_path):
         )
         assert user.python(code, HF_HUB_OFFLINE="1") == f"{path}/config.json"
     assert hub.requests == []
-    # Links, sizes and revisions are what the package's own inspection of the cache expects.
+    # The package's own inspection of the cache expects these links, sizes and revisions.
     code = (
         "import huggingface_hub as h; c = h.scan_cache_dir(); print(len(c.warnings)); "
         "[print(r.repo_id, r.size_on_disk, sorted(r.refs)) for r in sorted(c.repos, key=lambda r: r.repo_id)]"
@@ -186,7 +186,7 @@ def test_others_find_what_corella_fetched(hub, user, tmp_path):
         f"acme/nano {needed} ['main', 'refs/pr/1', 'v1']",
         f"acme/sharded {sharded} ['main']",
     ]
-    # Its next fetch takes Corella's files as its own: only those that Corella does not need come.
+    # Its next download accepts Corella's files as its own: it only gets the files that Corella does not need.
     user.python("import huggingface_hub as h; h.snapshot_download('acme/nano')")
     assert len(storage_requests(hub)) == 1
     assert files_of(Path(path)) == NANO | UNNEEDED
@@ -406,7 +406,7 @@ def test_a_busy_hub_is_asked_again(hub, user):
     hub.faults.statuses, hub.faults.retry_after = [429, 503, 500], "1"
     done = user.run(BINARY, "pull", "acme/gguf:F16")
     assert done.returncode == 0, done.stderr
-    # The hub asked for a second each time, and the third pause would be twice as long by itself.
+    # The hub asked for a second each time, and the third pause would be twice as long by default.
     assert re.findall(r"trying again in ([\d.]+) s", done.stderr) == ["1", "1", "2"], done.stderr
 
 
@@ -464,7 +464,7 @@ def test_rm_deletes_what_is_named_and_nothing_else(hub, user):
     user.corella("rm", "acme/gguf:Q4_0")
     assert listed() == ["acme/gguf:F16", "acme/nano", f"acme/nano@{first[:12]}", "acme/sharded"]
     user.corella("inspect", "acme/gguf:F16", "--offline")
-    # Files that two revisions share stay.
+    # Files shared by two revisions stay.
     user.corella("rm", f"acme/nano@{first[:12]}")
     assert listed() == ["acme/gguf:F16", "acme/nano", "acme/sharded"]
     assert user.python("import huggingface_hub as h; print(h.scan_cache_dir().warnings)") == "[]"

@@ -1,4 +1,4 @@
-"""Tests that models with recurrent layers answer on two nodes as on one, whichever way rows and states take."""
+"""Tests that models with recurrent layers answer on two nodes as on one, for every path of rows and states."""
 
 import concurrent.futures
 
@@ -11,7 +11,7 @@ MODELS = ["qwen3-next", "lfm2"]
 
 
 def ask(server, at):
-    # Prompts in one page and in several, of which some begin alike.
+    # Prompts in one page and in several, some with a common beginning.
     prompt = [(at % 3 + i * i * 7 + i) % 79 for i in range(1 + at * 17 % 150)]
     options = {"max_tokens": 20, "seed": at, "temperature": at % 2, "n": 1 + at % 2, "logprobs": 2}
     return complete(server, prompt, **options, extra_body={"ignore_eos": True})

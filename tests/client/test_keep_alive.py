@@ -1,4 +1,4 @@
-"""A stream that has nothing to say shows that it still works: by a comment, or in Anthropic's API by a `ping`."""
+"""A silent stream shows that it still works: by a comment, or in Anthropic's API by a `ping`."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ from patience import PATIENCE_S
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox and a lantern."}]
 ANSWER = {"model": "corella-nano", "temperature": 0, "stream": True}
 
-# The body of a request, what says that the answer goes on, and what ends it.
+# The body of a request, the mark of a continuing answer, and the mark of its end.
 APIS = {
     "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": 20}, b": still working\n", b"data: [DONE]\n"),
     "/v1/completions": ({"prompt": "A fox and a lantern", "max_tokens": 20}, b": still working\n", b"data: [DONE]\n"),
@@ -37,7 +37,7 @@ class Stream:
             self.lines.append(line)
 
     def text(self):
-        """What the model has said, however it is cut."""
+        """Returns the model's text, regardless of its parts."""
         events = [json.loads(line.removeprefix(b"data: ")) for line in self.lines if line.startswith(b"data: {")]
         texts = []
         for event in events:

@@ -18,7 +18,7 @@ from server_process import ROOT, ServerProcess, free_port
 
 PROMPT = list(range(400, 440))
 KEY = "sk-chart-5d41402abc4b2a76"
-# Kinds of other projects, whose schemas are not Kubernetes'.
+# Kinds of other projects, whose schemas Kubernetes does not have.
 FOREIGN = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1", "PodMonitor": "monitoring.coreos.com/v1"}
 
 ACCESS = ("--set=apiKeys.secret=keys,tls.secret=certificate,service.type=LoadBalancer",)
@@ -63,7 +63,7 @@ pytestmark = [pytest.mark.night, program("kubectl"), program("helm")]
 
 @pytest.mark.parametrize("name", SETS)
 def test_kubernetes_takes_the_manifests(name):
-    # Only tests that run should have to wait for this import.
+    # Only tests that run should wait for this import.
     import kubernetes_validate
 
     version = kubernetes_validate.latest_version()
@@ -77,7 +77,7 @@ def test_kubernetes_takes_the_manifests(name):
     templates = pod_templates(documents)
     assert templates.keys() == ({"prefill", "decode"} if "pair" in name else {"server"})
     for template in templates.values():
-        # LeaderWorkerSet has no schema here, but its templates are those of pods.
+        # LeaderWorkerSet has no schema here, but its templates are pods' templates.
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", **template["metadata"]}}
         kubernetes_validate.validate({**pod, "spec": template["spec"]}, version, strict=True)
 
@@ -140,7 +140,7 @@ def test_a_pod_has_time_to_drain_and_right_probes(name):
 
 @pytest.mark.parametrize("mode", ["server", "pair"])
 def test_the_chart_starts_what_the_kustomization_does(mode):
-    """Compares everything but labels, names of images, and what each adds to have pods started again."""
+    """Compares everything but labels, names of images, and each one's mark for restarting pods."""
     of_kustomization, of_chart = kustomized(mode), rendered(f"--set=mode={mode}")
     templates = pod_templates(of_chart)
     for role, expected in pod_templates(of_kustomization).items():
@@ -156,7 +156,7 @@ def test_the_chart_starts_what_the_kustomization_does(mode):
         assert expected["metadata"]["annotations"].items() <= template["metadata"]["annotations"].items()
 
     def rest(documents):
-        """Returns what matters beside the templates of pods."""
+        """Returns the relevant parts besides the templates of pods."""
         for document in documents:
             spec = copy.deepcopy(document.get("spec", {}))
             name = document["metadata"]["name"]
@@ -186,7 +186,7 @@ def written(documents, folder):
 
 
 def words(template, places):
-    """Returns the arguments of a pod's container, with the places that a test has instead of a pod's."""
+    """Returns the arguments of a pod's container, with the test's paths instead of a pod's."""
     serve, *arguments = container(template)["args"]
     assert serve == "serve"
     for word in arguments:
@@ -197,7 +197,7 @@ def words(template, places):
 
 @pytest.mark.parametrize("name", ["kustomize pair", "helm pair"])
 def test_the_arguments_of_a_pair_are_those_of_the_binary(name, tmp_path, monkeypatch):
-    """Starts the two containers of a pair with the arguments of the manifest, in one network."""
+    """Starts the two containers of a pair with the manifest's arguments, in one network."""
     documents = SETS[name]()
     templates = pod_templates(documents)
     for template in templates.values():

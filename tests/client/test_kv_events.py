@@ -1,4 +1,4 @@
-"""Tests KV events with ZeroMQ's own library as the peer: what routers hear is what the cache holds."""
+"""Tests KV events with ZeroMQ's own library as the peer: the events match the cache."""
 
 import contextlib
 import random
@@ -24,7 +24,7 @@ from patience import PATIENCE_S, wait_until
 from server_process import ServerProcess, free_port
 
 def random_prompts(num_prompts, seed, tokens=range(300, 900)):
-    """Yields prompts of whole blocks, most of which begin like others."""
+    """Yields prompts of whole blocks, most of which share a beginning with others."""
     draw = random.Random(seed)
     stems = [draw.choices(tokens, k=6 * BLOCK_SIZE) for _ in range(4)]
     for _ in range(num_prompts):
@@ -68,7 +68,7 @@ def test_readers_that_come_late_or_miss_batches_end_with_the_same_blocks():
         assert server.metric("corella_kv_event_replays_total") > 0
 
 
-# With and without windows: their pages are fewer than the requests fill, too.
+# With and without windows: the requests also fill more than the windows' pages.
 @pytest.mark.parametrize(("model", "adapter"), [("llama-gqa-tied", "llama-all"), ("gemma3", "gemma3-all")])
 def test_blocks_of_windows_and_of_adapters_are_known_at_each_request(model, adapter, tmp_path):
     folder = golden_model.make(model, tmp_path / "model")
@@ -84,7 +84,7 @@ def test_blocks_of_windows_and_of_adapters_are_known_at_each_request(model, adap
             text = complete_greedily(server, prompt, BLOCK_SIZE + 1, **options)
             assert num_hits(server) - before == expected
             num_found[name] += expected
-            # The last block of a request comes after all that it has displaced.
+            # The last block of a request comes after all blocks that it has displaced.
             tokens = prompt + [ord(letter) - golden_model.FIRST for letter in text[:BLOCK_SIZE]]
             reader.see(tokens, name)
             wait_until(lambda: reader.catch_up(server) or reader.has(tokens, name), "its last block is known")
@@ -122,7 +122,7 @@ def test_a_server_that_is_started_again_begins_anew():
         wait_same(reader, server)
         server.kill()
         with ServerProcess(*server.arguments) as again:
-            # ZeroMQ connects again by itself.
+            # ZeroMQ reconnects by itself.
             reader.wait_subscribed(again)
             reader.next = 0
             run(again, random_prompts(5, seed=8))
@@ -154,7 +154,7 @@ def test_a_topic_is_a_prefix_and_the_server_may_be_the_one_that_connects():
             name, sequence, payload = subscriber.recv_multipart()
             assert name == topic.encode()
             assert not any(isinstance(event, AllBlocksCleared) for event in DECODER.decode(payload).events)
-            # The first batch, which clears, is from before the connection.
+            # The first batch, which clears, precedes the connection.
             assert int.from_bytes(sequence, "big") > 0
 
 

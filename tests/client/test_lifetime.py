@@ -112,7 +112,7 @@ def test_a_client_that_still_sends_does_not_hold_up_the_end():
 
 
 def test_a_lost_engine_ends_the_process(monkeypatch):
-    """A thread of the executor is held, as a debugger does it, so that a step never returns."""
+    """A thread of the executor is held, like by a debugger, so that a step never returns."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long] * 4
     attach, detach, wait_for_any_child = 16, 17, 0x40000000
@@ -124,7 +124,7 @@ def test_a_lost_engine_ends_the_process(monkeypatch):
         if libc.ptrace(attach, int(stage.name), 0, 0) != 0:
             pytest.skip("this machine allows no debugger")
         try:
-            # The watchdog looks every 30 seconds, and clients get a second to read their error.
+            # The watchdog checks every 30 seconds, and clients get a second to read their error.
             with pytest.raises(openai.APIError):
                 list(stream)
         finally:

@@ -1,4 +1,4 @@
-"""What somebody can do with a line of `corella chat` while typing it, in a real terminal."""
+"""Editing a line of `corella chat` while typing it, in a real terminal."""
 
 import re
 import stat

@@ -1,4 +1,4 @@
-"""Looks at what memory a server keeps for its allocator behind threads and bodies that have gone."""
+"""Checks the memory that a server's allocator keeps after threads and bodies have gone."""
 
 import concurrent.futures
 import http.client
@@ -17,7 +17,7 @@ NUM_REQUESTS = 16
 # A number takes two bytes of a body, and sixteen times as many once it is read.
 NUMBERS = list(range(10)) * 100_000
 LARGE_BODY_BYTES = 1 << 20
-# Behind such bodies, a server may have so much more than before them.
+# The allowed growth of a server's memory by such bodies.
 MAX_KEPT_BYTES = 300e6
 
 SCHEMA = {
@@ -32,7 +32,7 @@ def resident_bytes(server):
 
 
 def num_arenas(server):
-    """Returns how many arenas glibc has beside that of the first thread: each reserves aligned 64 MiB, and uses some."""
+    """Returns the number of glibc's arenas besides the first thread's: each reserves aligned 64 MiB, and uses some."""
     num_arenas, reserved = 0, 64 << 20
     lines = Path(f"/proc/{server.process.pid}/maps").read_text().splitlines()
     regions = [(line.split()[0], line.split()[1]) for line in lines]
@@ -67,14 +67,14 @@ def test_there_are_two_arenas_for_each_core_or_as_many_as_are_chosen(chosen):
             assert set(pool.map(lambda _: status_of(server, body), range(4 * NUM_CLIENTS))) == {200}
         num_threads = len(list(Path(f"/proc/{server.process.pid}/task").iterdir()))
         assert num_threads > 6, "each could have one"
-        # That of the first thread is not counted.
+        # The first thread's arena is not counted.
         assert num_arenas(server) == (chosen or 2 * len(cores)) - 1
 
 
 @pytest.mark.night
 @pytest.mark.parametrize("fields, num_at_once", [(SCHEMA, 1), (TEMPLATE_ARGUMENTS, NUM_CLIENTS)])
 def test_memory_of_large_bodies_goes_back(fields, num_at_once):
-    # A larger KV cache is cleared while nothing is asked for.
+    # A larger KV cache is cleared while no request runs.
     with ServerProcess("--threads", 1, "--kv-cache-memory", "16M") as server:
         common = {"model": server.model(), "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         assert status_of(server, json.dumps(common)) == 200
@@ -83,7 +83,7 @@ def test_memory_of_large_bodies_goes_back(fields, num_at_once):
         assert len(body) > LARGE_BODY_BYTES
         with concurrent.futures.ThreadPoolExecutor(num_at_once) as pool:
             statuses = set(pool.map(lambda _: status_of(server, body), range(NUM_REQUESTS)))
-        # Some find no room for their body, if many come at once.
+        # If many come at once, some find no room for their body.
         assert statuses <= {200, 400, 429}, statuses
         server.wait_until(
             lambda: resident_bytes(server) < before + MAX_KEPT_BYTES,

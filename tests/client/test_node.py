@@ -1,4 +1,4 @@
-"""Runs the tests of clients for Node, which are in the folder `node`, against the built binary."""
+"""Runs the tests of Node clients in the folder `node` against the built binary."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Tests `/api/chat`, `/api/generate` and what goes with them, with Ollama's own Python client."""
+"""Tests `/api/chat`, `/api/generate` and related endpoints with Ollama's own Python client."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Tests `/openapi.json`: that it is an OpenAPI document, and that requests and answers are as it says."""
+"""Tests `/openapi.json`: that it is an OpenAPI document, and that requests and answers match it."""
 
 import json
 import urllib.error
@@ -54,7 +54,7 @@ FAULTS = [
     ("/infill", {"input_prefix": 3}),
     ("/embedding", {"content": "a", "embd_normalize": 0}),
 ]
-# What each endpoint needs at least, and the parameters that its official client has.
+# The minimal body of each endpoint, and the parameters of its official client.
 CLIENTS = [
     ("/v1/chat/completions", CHAT | {"max_tokens": 1}, ChatParams),
     ("/v1/completions", {"prompt": "Once", "max_tokens": 1}, CompletionCreateParamsBase),

@@ -26,7 +26,7 @@ from fleet import SLOW, Fleet, complete
 from patience import slowed, wait_until
 from server_process import ServerProcess
 
-# The model goes on whatever it draws.
+# The model continues after any token.
 ON = {"extra_body": {"ignore_eos": True}}
 
 STORY = "Tell me a story about a fox and a lantern."
@@ -65,7 +65,7 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
         set_control(page, "max_tokens", "400")
         say(page, STORY)
         page.wait_for_selector("#stop:not([hidden])")
-        # What is counted before the end is not certain.
+        # Counts before the end are not certain.
         wait(
             page,
             """document.querySelector('.assistant.running .body')?.textContent.length > 20
@@ -76,7 +76,7 @@ def test_an_answer_is_streamed_kept_and_cleared(browser, slow_server):
         assert answer.startswith(early) and len(answer) > len(early)
         note = page.locator(".assistant footer").text_content()
         assert re.match(r"\d+ tokens · [\d.,]+ tokens/s · first after [\d.]+ m?s", note), note
-        # What was said is sent along with the next message.
+        # The earlier messages are sent along with the next one.
         sent = bodies(page)
         set_control(page, "max_tokens", "4")
         say(page, "And then?")
@@ -112,7 +112,7 @@ def test_stop_ends_the_request_at_once(browser, slow_server, way):
         note = page.locator(".assistant footer").text_content()
         assert re.match(r"≈ \d+ tokens? · .*stopped", note), note
         slow_server.wait_until(lambda: aborted() == before + 1, "the request is aborted")
-        # What was said so far stays.
+        # The text so far stays.
         kept = page.locator(".assistant .body").text_content()
         page.reload()
         assert page.locator(".assistant .body").text_content() == kept != ""
@@ -225,7 +225,8 @@ def test_tokens_show_how_likely_they_were(browser, server):
 
 
 def has_colour(page, canvas, class_name):
-    """Whether a canvas has a pixel of about the colour of a class: a line between pixels has none of exactly that one."""
+    """Returns whether a canvas has a pixel of about a class's colour: a line between pixels has none of exactly that
+    colour."""
     return page.evaluate(
         """([id, name]) => {
             const probe = document.createElement('i');
@@ -269,7 +270,7 @@ def test_the_picture_shows_load(browser, slow_server):
             answer.result()
         wait_figure(page, "Running", "zero")
         assert page.is_visible("#no-requests")
-        # The picture moves on, so each look follows a request of its own, whose prompt is not cached.
+        # The picture changes, so each check follows a request of its own, whose prompt is not cached.
         prompts = iter([500 + i] * 40 for i in range(1000))
         for canvas, name in [("steps", "prefill"), ("steps", "decode"), ("inter", "median"), ("pages", "cached")]:
 
@@ -279,7 +280,7 @@ def test_the_picture_shows_load(browser, slow_server):
 
             wait_until(is_drawn, f"{canvas} has the colour of {name}")
         wait_figure(page, "Running", "zero")
-        # What the legend says is what the metrics say.
+        # The legend's figures equal the metrics'.
         cached = int(slow_server.metric("corella_kv_pages_cached"))
         wait(
             page,
@@ -429,7 +430,7 @@ def test_the_page_works_by_keyboard(browser, server):
         assert page.evaluate("document.activeElement.id") == "message"
     with page_of(browser, server) as page:
         assert page.evaluate("document.activeElement.id") == "message"
-        # Nothing is not sent, and nobody complains.
+        # An empty message is not sent, and causes no error.
         page.keyboard.press("Enter")
         assert page.locator(".message").count() == 0 and page.is_visible("#send")
         page.keyboard.type("One")

@@ -1,4 +1,4 @@
-"""Tests what the chat of the page does when things go wrong, and with a conversation that was had."""
+"""Tests the page's chat after faults, and with earlier conversations."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def said(body):
 
 
 def hold(page):
-    """Keeps requests for answers until the test does something with them."""
+    """Holds requests for answers until the test handles them."""
     held = []
     page.route(COMPLETIONS, lambda route: held.append(route))
     return held
@@ -80,11 +80,11 @@ def test_a_message_without_an_answer_is_not_sent_with_the_next(browser, server):
         held = hold(page)
         say(page, "First.")
         page.fill("#message", "Second.")
-        # A page tells of its requests while something is asked of it.
+        # A page reports its requests while a command runs.
         wait_until(lambda: page.evaluate("true") and held, "the page has sent its request")
         held.pop().fulfill(status=503, json=REFUSAL)
         wait_failed(page)
-        # What is being written is not replaced, and the first message stays where it was.
+        # Text being written is not replaced, and the first message stays in its place.
         assert page.input_value("#message") == "Second."
         page.unroute(COMPLETIONS)
         page.press("#message", "Enter")
@@ -121,7 +121,7 @@ def test_chats_are_kept_opened_and_deleted(browser, server):
         sent = bodies(page)
         ask(page, "More.")
         assert said(sent[0]) == [("user", "First."), ("assistant", answer), ("user", "More.")]
-        # A new tab has the list, and the chat that was used last.
+        # A new tab has the list, and the last used chat.
         other = page.context.new_page()
         other.goto(server.base_url + "/")
         other.click("#chats")

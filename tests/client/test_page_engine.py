@@ -1,4 +1,4 @@
-"""Tests that the picture of the engine tells old news from new, and that its numbers are true."""
+"""Tests that the picture of the engine distinguishes old news from new, and that its numbers are true."""
 
 import itertools
 import re
@@ -29,7 +29,7 @@ def test_silence_is_told_and_ends(browser, server, scheme):
             told = page.text_content("#feed-announcer")
             assert told.startswith("Engine: no news")
             assert violations(page) == []
-            # The seconds go on, and are not announced.
+            # The seconds continue, and are not announced.
             wait(page, "(shown) => document.getElementById('feed-state').textContent !== shown", shown)
             assert page.text_content("#feed-state").startswith("no news for")
             assert page.text_content("#feed-announcer") == told
@@ -46,7 +46,7 @@ def test_a_server_that_is_gone_leaves_no_figures(browser, server):
         assert page.get_attribute("#engine", "data-stale") is not None
         assert set(page.locator("#figures dd").all_text_contents()) == {"–"}
         assert page.text_content("#no-requests").startswith("Not known")
-        # It does not flap while it tries again.
+        # The display does not flicker while the page reconnects.
         page.evaluate(
             """() => {
                 const state = document.getElementById('feed-state');
@@ -92,7 +92,7 @@ def test_blocks_that_came_from_other_nodes_are_counted(browser):
                 assert post(second.port, "/v1/completions", body | named)[0] == 200
                 return re.search("Blocks fetched[1-9]", page.text_content("#node-figures"))
 
-            # On a busy machine a prompt is computed before its blocks have come. The next one is asked for then.
+            # On a busy machine a prompt is computed before its blocks have come. The next one is requested then.
             wait_until(is_counted, "blocks are counted")
 
 

@@ -1,4 +1,4 @@
-"""Tests how the page shows Markdown, with text that ends anywhere and text that means harm."""
+"""Tests how the page shows Markdown, with text that ends anywhere and with hostile text."""
 
 import json
 
@@ -8,7 +8,7 @@ from server_process import ServerProcess
 
 FENCE = "```"
 
-# Attributes are left out but for addresses and the first number of a list.
+# Attributes are left out except addresses and the first number of a list.
 CASES = {
     "Plain text.": "<p>Plain text.</p>",
     "One\nline\n\nTwo": "<p>One\nline</p><p>Two</p>",
@@ -32,7 +32,7 @@ CASES = {
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
     "[a](https://x.org/b_(c)) [z]": '<p><a href="https://x.org/b_(c)">a</a> [z]</p>',
     "See https://x.org/a_b.": '<p>See <a href="https://x.org/a_b">https://x.org/a_b</a>.</p>',
-    # Harm.
+    # Hostile text.
     "<img src=x onerror=alert(1)>": "<p>&lt;img src=x onerror=alert(1)&gt;</p>",
     f"{FENCE}\n<script>\n{FENCE}": "<div><pre><code>&lt;script&gt;</code></pre></div>",
     "[a](javascript:alert(1))": "<p>[a](javascript:alert(1))</p>",
@@ -123,7 +123,7 @@ def test_nothing_is_too_strange(page, unit):
 def test_an_answer_with_everything_is_accessible_and_fits(browser, server, size, scheme):
     with page_of(browser, server, size=size, scheme=scheme) as page:
         wide = f"{FENCE}\n{'wide ' * 100}\n{FENCE}\n\n|{'a column|' * 12}\n|{'---|' * 12}\n|{'with text|' * 12}"
-        # Code that does not end would take what follows.
+        # Code that does not end would include the rest.
         complete = [case for case in CASES if case.count(FENCE) != 1]
         answer = {"role": "assistant", "content": "\n\n".join([*complete, wide]), "error": "It broke."}
         conversation = json.dumps([{"role": "user", "content": "Show me everything."}, answer])
@@ -132,5 +132,5 @@ def test_an_answer_with_everything_is_accessible_and_fits(browser, server, size,
         page.wait_for_selector(".markdown .table")
         assert violations(page) == []
         assert not scrolls_sideways(page)
-        # What is too wide scrolls by itself.
+        # Wide content scrolls by itself.
         assert page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.getElementById('scroll'))")

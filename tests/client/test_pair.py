@@ -1,4 +1,4 @@
-"""Tests prefill and decode on different nodes: same answers, and what happens when nodes go."""
+"""Tests prefill and decode on different nodes: same answers, and the loss of nodes."""
 
 import concurrent.futures
 import os
@@ -30,9 +30,9 @@ from pairing_proxy import post
 from patience import held
 from server_process import ServerProcess
 
-# Requests that are compared over each transport. `CORELLA_ORACLE_REQUESTS=500` takes a few minutes.
+# Number of requests compared over each transport. `CORELLA_ORACLE_REQUESTS=500` takes a few minutes.
 NUM_REQUESTS = int(os.environ.get("CORELLA_ORACLE_REQUESTS", 60))
-# Between two bursts of requests a decode node is asked so often how it is, once a second, and nothing else happens.
+# Between two bursts of requests a decode node gets this many probes, one a second, and no requests.
 # `CORELLA_SILENCE_PROBES=35` is a longer silence.
 SILENCE_PROBES = int(os.environ.get("CORELLA_SILENCE_PROBES", 3))
 
@@ -73,7 +73,7 @@ def test_a_mixed_pair_answers_alike_however_rows_travel():
     small = ("--dtype", "int4", "--kv-cache-dtype", "int8", "--block-size", 32)
     asked = list(random_requests(20, seed=2))
     answers = []
-    # Rows are sent in other pieces when the prompt is computed in chunks, and when a prefix is there already.
+    # Rows are sent in other pieces when the prompt is computed in chunks, and when a prefix is present already.
     for way in [
         ("--transport", "tcp"),
         ("--transport", "shm"),
@@ -97,7 +97,7 @@ def test_a_killed_decode_node_leaves_no_gap_in_a_stream():
         decode.kill()
         text += text_of(chunks)
         wait_at_rest(prefill)
-        # No decode node is left, so that this is the work of one node.
+        # No decode node is left, so one node does all of this.
         assert text == complete_greedily(prefill, [400, 401, 402] * 20, 400)
 
 
@@ -142,7 +142,7 @@ def test_a_decode_node_that_is_told_to_go_finishes_what_it_has():
         text += text_of(chunks)
         assert num_steps(prefill) - before < 100, "most of it came from the decode node"
         assert decode.wait() == 0
-        # Others are served here from now on.
+        # From now on this node serves other requests itself.
         assert text == complete_greedily(prefill, [400, 401, 402], 300)
 
 
@@ -163,7 +163,7 @@ def test_connections_are_made_before_requests_and_outlast_silence():
                 list(pool.map(lambda seed: complete_greedily(prefill, prompt_of(50, seed), 5), range(16)))
         assert num_remote_tokens(prefill) > 0
         assert made() == (1, KV_CONNECTIONS)
-        # What is lost is connected again, although nobody asks for anything.
+        # Lost connections are restored without any request.
         for proxy in (sessions, rows):
             proxy.cut()
         prefill.wait_until(lambda: made() == (2, 2 * KV_CONNECTIONS), "all are connected again")
@@ -202,7 +202,7 @@ def test_stages_are_measured_and_both_logs_name_the_request(monkeypatch):
 
 
 def test_a_decode_node_tells_of_adapters_at_work(tmp_path):
-    """By vLLM's metrics, from which gateways learn where an adapter is, and how large a cache is."""
+    """Gateways learn from vLLM's metrics where an adapter is, and how large a cache is."""
     folder = golden_model.make("llama-gqa-tied", tmp_path / "model")
     adapters = ("--lora-modules", f"other={golden_model.GOLDEN / 'adapters' / 'llama-all'}")
     with Fleet() as fleet:
@@ -216,7 +216,7 @@ def test_a_decode_node_tells_of_adapters_at_work(tmp_path):
             chunks = stream(prefill, prompt_of(30, tokens=range(3, 80)), 450, model="other")
             next(chunks)
             next(chunks)
-            # It may have ended before somebody looks.
+            # It may have ended before the check.
             told = at_work(decode, "other")
             chunks.close()
             return told
@@ -240,7 +240,7 @@ def test_a_decode_node_counts_what_it_decodes():
         def counted(name, **labels):
             return decode.metric(f"vllm:{name}", **labels)
 
-        # The first token and the computation of the prompt are the prefill node's.
+        # The prefill node computes the prompt and the first token.
         assert counted("generation_tokens_total") == 8
         assert counted("inter_token_latency_seconds_count") == 7
         assert counted("request_time_per_output_token_seconds_count") == 1
@@ -250,13 +250,13 @@ def test_a_decode_node_counts_what_it_decodes():
         for name in ("prompt_tokens_total", "time_to_first_token_seconds_count", "request_prefill_time_seconds_count"):
             assert counted(name) == 0, name
         assert prefill.metric("vllm:generation_tokens_total") == 9
-        # A page of what the prompt begins with is there already.
+        # The decode node already has a page of the prompt's beginning.
         complete_greedily(prefill, prompt, 9, complete=complete_remotely)
         wait_at_rest(prefill, decode)
         num_received = decode.metric("corella_received_prompt_tokens_total") - len(prompt)
         assert 0 < num_received < len(prompt)
         assert counted("generation_tokens_total") == 16
-        # A client that leaves ends its request here, too.
+        # A client that leaves ends its request on the decode node, too.
         chunks = stream(prefill, prompt, 1500)
         for _ in range(20):
             next(chunks)
@@ -308,7 +308,7 @@ def test_without_fallback_a_request_that_nobody_takes_is_refused():
             assert (error.value.status_code, error.value.code) == (503, "no_decode_node")
             assert "no decode node takes the request" in error.value.message
             assert int(error.value.response.headers["retry-after"]) >= 1
-        # Anthropic's and Ollama's clients are told the same in their shapes.
+        # Anthropic's and Ollama's clients get the same error in their forms.
         messages = [{"role": "user", "content": "Tell me a story about a fox and a lantern."}]
         for path, limit in [("/v1/messages", {"max_tokens": 3}), ("/api/chat", {"options": {"num_predict": 3}})]:
             status, headers, answer = post(
@@ -317,10 +317,10 @@ def test_without_fallback_a_request_that_nobody_takes_is_refused():
             assert status == 503 and int(headers["retry-after"]) >= 1, answer
             assert b"no decode node takes the request" in answer, answer
         assert num_steps(prefill) == 0
-        # The operator is told once a minute what there is.
+        # The operator gets the fleet's state once a minute.
         assert prefill.log().count("no decode node has room for a request") == 1
         assert "num_nodes=0" in prefill.log()
-        # Short prompts belong here.
+        # Short prompts belong on this node.
         assert complete(prefill, [400] * 3, max_tokens=3)[0][1] == "length"
         fleet.decode(*THREADS)
         wait_for_decode_nodes(prefill, 1)

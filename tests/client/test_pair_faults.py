@@ -1,8 +1,8 @@
 """Causes faults of prefill and decode nodes, one test for each rule of behaviour from 38 to 49.
 
-Clients must get what one process gives, and nodes that live must hold nothing afterwards. How soon a fault is noticed is
-asserted in virtual time, by the tests that `docs/behaviours.md` names beside these. Rule 48, which takes longer, is in
-`test_soak.py`.
+Clients must get one process's answers, and living nodes must hold nothing afterwards. The time until a fault is noticed
+is asserted in virtual time, by the tests that `docs/behaviours.md` names beside these. Rule 48, which takes longer, is
+in `test_soak.py`.
 """
 
 import concurrent.futures
@@ -36,7 +36,7 @@ from fleet import (
 from patience import held, slowed, wait_until
 from server_process import ServerProcess, free_port
 
-# Chunks of a prompt take tens of milliseconds each, so that a fault can hit it between two.
+# Chunks of a prompt take tens of milliseconds each, so that a fault can hit between two.
 CHUNKS = ("--max-prefill-tokens", 64)
 NUM_TOKENS = 60
 # Pairs of identical requests.
@@ -45,14 +45,14 @@ NUM_PAIRS = 60
 
 @pytest.fixture(scope="module")
 def alone():
-    """Returns the text that one process gives."""
+    """Returns one process's text."""
     with ServerProcess(*SLOW) as server:
         yield lambda prompt, num_tokens=NUM_TOKENS: complete_greedily(server, prompt, num_tokens)
 
 
 @contextlib.contextmanager
 def in_background(act, *arguments, **options):
-    """Yields the future of a call that runs meanwhile, and that may never return if the test fails."""
+    """Yields the future of a concurrent call, which may never return if the test fails."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
         yield pool.submit(act, *arguments, **options)
@@ -116,7 +116,7 @@ def test_38_streams_that_come_back_meet_no_limit_of_the_queue(alone, limit):
         proxy.is_held = True
         streams, texts = [], []
         for prompt in prompts:
-            # One after the other, so that none is refused when it is new.
+            # One after the other, so that none is refused while it is new.
             streams.append(stream(prefill, prompt, NUM_TOKENS))
             texts.append(next(streams[-1]).choices[0].text)
         decode.kill()
@@ -138,7 +138,7 @@ def test_38_decode_node_that_stops_is_given_up_and_lets_go_when_it_wakes(alone):
             text += text_of(chunks)
             assert text == alone(prompt, num_tokens)
             assert num_fallbacks(prefill, "peer_lost") == 1
-            # Suspect, or no longer in the registry, which forgets it some seconds later.
+            # It is suspect, or no longer in the registry, which forgets it some seconds later.
             assert num_decode_nodes(prefill, "healthy") == 0
             wait_at_rest(prefill)
         wait_at_rest(decode)
@@ -185,7 +185,7 @@ def test_40_identical_requests_do_not_free_each_others_pages():
         prefill = fleet.prefill(*THREADS, num_decode_nodes=2)
 
         def ask_once(index):
-            # The client's own id says nothing about what is whose.
+            # The client's own id does not identify the request's owner.
             headers = {"x-request-id": f"client-{index}"}
             num_tokens = 1 + index % 16
             return complete_greedily(prefill, prompts[index], num_tokens, extra_headers=headers)
@@ -220,7 +220,7 @@ def test_41_kv_that_never_comes_is_not_waited_for(alone):
         assert num_fallbacks(prefill, "load_timed_out") == 1
         wait_at_rest(prefill, decode)
         assert num_cached_pages(decode) == num_cached_before
-        # What was held back comes late, and is nobody's.
+        # The held-back rows come late, and belong to no load.
         proxy.is_held = False
         other = prompt_of(200, seed=2)
         assert complete_greedily(prefill, other, NUM_TOKENS, complete_remotely) == alone(other)
@@ -312,10 +312,10 @@ def test_44_a_slow_node_delays_nobody_else(alone):
             before = num_remote_tokens(quick)
             with in_background(complete_greedily, slow, prompt, NUM_TOKENS) as answer:
                 wait_until(lambda: slow.metric("corella_kv_pages_held") > 0, "it is computed")
-                # It takes more than three seconds from here on.
+                # From here on it takes more than three seconds.
                 proxy.bytes_per_s = 1.1e6
                 proxy.is_held = False
-                # Not even somebody behind the same link has to wait, whose rows go in between.
+                # A request behind the same link does not wait either: its rows go in between.
                 for server in (quick, slow):
                     short = prompt_of(20, next(seeds))
                     assert complete_greedily(server, short, 5) == alone(short, 5)
@@ -339,25 +339,25 @@ def test_44_a_node_whose_free_pages_fall_is_asked_less_often():
         seeds = iter(range(1000))
 
         def shares(num_requests, num_free):
-            """Returns how many of so many requests each node was asked to take, when the fuller one has so many pages."""
+            """Returns the number of requests that each node was asked to take, when the fuller one has `num_pages`."""
             wait_until(lambda: min(reported_free_pages(prefill)) in num_free, "free pages are reported")
             before = [num_asked(node) for node in decode]
             for _ in range(num_requests):
-                # So few rows are no measure of the link.
+                # Too few rows to measure the link.
                 complete_greedily(prefill, prompt_of(10, next(seeds)), 2)
             return [num_asked(node) - num for node, num in zip(decode, before)]
 
-        # Points are drawn evenly, so that even a few requests are shared out by weight.
+        # Points are drawn evenly, so that even a few requests are divided by weight.
         assert all(3 <= share <= 7 for share in shares(10, [num_pages]))
         full, free = decode
         with ask(full, prompt_of(1500), 500):
             wait_until(lambda: full.metric("corella_kv_pages_in_use") >= 94, "its pages are taken")
-            # Or a quick machine is done with it before the requests are shared out.
+            # Otherwise a quick machine finishes it before the requests are divided.
             with slowed(full):
                 to_full, to_free = shares(16, range(67))
             assert full.metric("corella_kv_pages_in_use") >= 94, "they still are"
-        # It has 66 free pages and then fewer, the other one 160: it is asked for less than 0.3 of the requests.
-        # Taking turns would be 8.
+        # It has 66 free pages and then fewer, the other one 160: it is asked for less than 0.3 of the requests. Taking
+        # turns would give it 8.
         assert 1 <= to_full <= 6
         assert to_full + to_free == 16
         wait_at_rest(*decode)
@@ -381,13 +381,13 @@ def test_45_nodes_of_another_model_or_version_are_left_out_and_named_once(alone,
             assert num_steps(node) == 0
         for name in ("other-model", "other-version"):
             lines = [line for line in prefill.log().splitlines() if name in line and "WARN" in line]
-            # It is said once a minute, and not for each of the five requests.
+            # The line appears once a minute, and not for each of the five requests.
             assert 1 <= len(lines) < 5, lines
         wait_at_rest(prefill, other_model, other_version)
 
 
 def _with_next_protocol(chunk):
-    """Makes a decode node say that it speaks version 4, where it says who it is.
+    """Makes a decode node report version 4 in its greeting.
 
     Its instance's name, a field of 8 bytes and the version follow each other.
     """
@@ -402,7 +402,7 @@ def test_46_nodes_work_on_while_etcd_is_away_and_find_it_again(alone):
         etcd.kill()
         prompt = prompt_of(50)
         assert complete_greedily(prefill, prompt, NUM_TOKENS, complete_remotely) == alone(prompt)
-        # It comes back without any data.
+        # It returns without any data.
         etcd.start()
         newcomer = fleet.prefill(*SLOW)
         assert complete_greedily(newcomer, prompt, NUM_TOKENS, complete_remotely) == alone(prompt)
@@ -500,11 +500,11 @@ def test_49_a_decode_node_that_drains_is_taken_off_the_list_and_finishes(alone):
         streams = [stream(prefill, prompt, num_tokens) for prompt in prompts]
         texts = [next(chunks).choices[0].text for chunks in streams]
         assert leaving.metric("corella_sessions") > 0
-        # Or it is done before the newcomer has started.
+        # Otherwise it finishes before the newcomer has started.
         with slowed(leaving):
             leaving.terminate()
             wait_until(lambda: leaving.status_of("/ready") != 200, "it is not ready")
-            # It is on no list any more, although it has not gone.
+            # It is on no list any more, although it still runs.
             newcomer = fleet.prefill(*SLOW)
             assert leaving.process.poll() is None
             assert num_decode_nodes(newcomer, "draining") == 0

@@ -6,7 +6,7 @@ import json
 from fleet import THREADS, Fleet, num_remote_tokens, num_steps, wait_at_rest
 from server_process import ServerProcess
 
-# Calls in the format of Hermes, which a server knows by its marker.
+# Calls in the format of Hermes, which a server recognises by its marker.
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     "{# <tool_call> #}assistant:"

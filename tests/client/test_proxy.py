@@ -1,4 +1,4 @@
-"""Tests two nodes that a proxy pairs by `kv_transfer_params`: same answers, and what happens when the pair fails."""
+"""Tests two nodes that a proxy pairs by `kv_transfer_params`: same answers, and faults of the pair."""
 
 import concurrent.futures
 import contextlib
@@ -52,7 +52,7 @@ def num_pulls(server, outcome):
 
 
 def wait_for_rest(proxy):
-    """Waits until neither node keeps anything for the other."""
+    """Waits until neither node holds anything for the other."""
     for server in (proxy.prefill, proxy.decode):
         server.wait_until(
             lambda: server.metric("corella_kept_prompts") == 0
@@ -76,7 +76,7 @@ def test_a_pair_answers_as_one_server_does(transport):
         assert num_asked == len(asked), "each prompt was pulled or cached"
         assert num_pulls(proxy.decode, "loaded") > len(asked) / 2
         num_loaded = num_pulls(proxy.decode, "loaded")
-        # What the decode node had cached was not pulled.
+        # Rows cached on the decode node were not pulled.
         assert proxy.prefill.metric("corella_kept_prompts_ended_total", outcome="pulled") == num_loaded
 
 
@@ -122,10 +122,10 @@ def test_cached_tokens_are_those_that_were_not_computed():
         assert usage["prompt_tokens_details"]["cached_tokens"] == 0
         second, usage = answer_of(proxy)
         assert usage["prompt_tokens"] == len(PROMPT) and usage["completion_tokens"] == 20
-        # The proxy reports what the prefill node found in its cache.
+        # The proxy reports the prefill node's cached tokens.
         assert usage["prompt_tokens_details"]["cached_tokens"] == len(PROMPT) - 1
         assert second.startswith(first)
-        # Directly asked, the decode node has it cached by now.
+        # The decode node has cached the prompt by now, for a direct request.
         _, usage = answer_of(proxy.decode)
         assert usage["prompt_tokens_details"]["cached_tokens"] > 0
 
@@ -144,7 +144,7 @@ def test_a_prefill_node_that_dies_between_the_steps_changes_nothing():
         assert again == expected
         assert num_pulls(proxy.decode, "failed") == 2
         assert proxy.decode.log().count("cannot use what 127.0.0.1:") == 1
-        # Nobody answers at the first step.
+        # The first step gets no answer.
         assert answer_of(proxy, {"prompt": PROMPT[:64]})[0] == expected
         assert proxy.decode.metric("corella_kv_pages_held") == 0
 
@@ -185,7 +185,7 @@ def test_rows_of_another_model_or_prompt_or_engine_are_not_used(golden_folder):
         expected, _ = answer_of(other, prompt=prompt)
         assert answer_of(other, prompt=prompt, kv_transfer_params=params)[0] == expected
         assert num_pulls(other, "unusable") == 1
-        # The same number of tokens, and one of them is another.
+        # The same number of tokens, one of them different.
         changed = [*prompt[:-1], 77]
         expected, _ = answer_of(proxy.decode, prompt=changed)
         assert answer_of(proxy.decode, prompt=changed, kv_transfer_params=params)[0] == expected
@@ -193,14 +193,14 @@ def test_rows_of_another_model_or_prompt_or_engine_are_not_used(golden_folder):
         expected, _ = answer_of(proxy.prefill, prompt=prompt)
         assert answer_of(proxy.decode, prompt=prompt, kv_transfer_params=foreign)[0] == expected
         assert num_pulls(proxy.decode, "unusable") == 2
-        # None of them has used up what is kept.
+        # None of them has used up the kept prompt.
         post(proxy.decode.port, "/reset_prefix_cache", {})
         assert answer_of(proxy.decode, prompt=prompt, kv_transfer_params=params)[0] == expected
         assert num_pulls(proxy.decode, "loaded") == 1
 
 
 def adapters(**folders):
-    """Returns the arguments by which a server has adapters of the golden Llama, by name."""
+    """Returns the arguments for a server with adapters of the golden Llama, by name."""
     folder = golden_model.GOLDEN / "adapters"
     return ("--lora-modules", *(f"{name}={folder / of_it}" for name, of_it in folders.items()))
 
@@ -229,7 +229,7 @@ def test_adapters_are_pulled_by_their_contents(tmp_path):
         # A prompt's first request for each of the two is not cached.
         assert num_pulls(decode, "loaded") >= 2 * len(prompts)
 
-        # The two nodes have one name for different adapters: the prompt is computed with that of the second.
+        # The two nodes use one name for different adapters: the prompt is computed with the second node's.
         prompt = list(range(60, 160))
         assert answer_of(proxy, prompt=prompt, model="mixed")[0] == answer_of(alone, prompt=prompt, model="poems")[0]
         assert num_pulls(decode, "unusable") == 1
@@ -240,7 +240,7 @@ def test_adapters_are_pulled_by_their_contents(tmp_path):
 
 
 def test_a_request_makes_no_node_connect_where_it_may_not():
-    """Only nodes of this machine are allowed; 0.0.0.0 leads there, too, and is none of its addresses."""
+    """Only nodes of this machine are allowed; 0.0.0.0 also leads there, but is none of its addresses."""
     with pair() as proxy, socket.create_server(("0.0.0.0", 0)) as elsewhere:
         expected, _ = answer_of(proxy)
         params = {k: v for k, v in proxy.transfer_params[-1].items() if k not in ("remote_socket", "remote_machine")}
@@ -269,7 +269,7 @@ def test_nodes_of_a_registry_take_proxies_too():
             decode.port, "/v1/completions", {"prompt": PROMPT, "kv_transfer_params": ASK_FOR_TRANSFER}
         )
         assert status == 200 and json.loads(answer)["kv_transfer_params"] is None
-        # A client of the prefill node is served by both, as ever.
+        # Both nodes serve a client of the prefill node as usual.
         assert answer_of(prefill, prompt=PROMPT[::-1])[0] == answer_of(alone, prompt=PROMPT[::-1])[0]
 
 
@@ -290,7 +290,7 @@ def test_wrong_parameters_are_named_and_errors_go_to_the_client():
         ]:
             assert refusal(proxy.decode, kv_transfer_params=params) == field
         assert refusal(proxy.prefill, kv_transfer_params=ASK_FOR_TRANSFER, stream=True) == "stream"
-        # What the prefill node refuses, the proxy's client hears.
+        # The proxy's client gets the prefill node's refusals.
         assert refusal(proxy, temperature=-1) == "temperature"
         status, _, _ = post(proxy.port, "/v1/completions", {"prompt": "x", "model": "another"})
         assert status == 404

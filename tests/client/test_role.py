@@ -17,13 +17,13 @@ OPTIONS = {"max_tokens": 12, "temperature": 1, "seed": 7}
 
 
 def ask(server, role=None):
-    """Asks for the role, or for another one; returns the status and the answer."""
+    """Gets or changes the role; returns the status and the answer."""
     body = None if role is None else json.dumps({"role": role}).encode()
     request = urllib.request.Request(server.base_url + "/role", body)
     try:
         with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
             answer = json.load(response)
-            # Where cached blocks are fetched from has tests of its own.
+            # The source of cached blocks has tests of its own.
             answer.pop("cached_blocks", None)
             return response.status, answer
     except urllib.error.HTTPError as error:
@@ -72,7 +72,7 @@ def test_no_request_fails_while_roles_change():
                 first.wait_until(
                     lambda: first.metric("corella_remote_tokens_total") > 0, "tokens come back"
                 )
-                # The nodes change places.
+                # The nodes exchange roles.
                 change(first, "decode")
                 change(second, "prefill")
                 wait_for_decode_nodes(second, 1)
@@ -102,7 +102,7 @@ def test_a_role_ends_what_it_owes_before_the_next_begins():
         )
         next(stream)
         with concurrent.futures.ThreadPoolExecutor() as pool:
-            # Or it is done before it is seen.
+            # Otherwise it finishes before it is seen.
             with slowed(decode):
                 changing = pool.submit(ask, decode, "unified")
                 decode.wait_until(

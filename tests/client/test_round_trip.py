@@ -25,7 +25,7 @@ def test_a_parsed_message_of_a_chat(served):
 
     asked = said("user", served.text)
     message = create(asked, max_tokens=8).choices[0].message
-    # As `parse` makes it from an answer.
+    # `parse` makes this from an answer.
     parsed = ParsedChatCompletionMessage(**message.model_dump(), parsed={"city": "Bern"})
     whole, plain = (
         create(asked, answer, asked, max_tokens=4)
@@ -97,7 +97,7 @@ def chat_tokens(client, tools, *messages):
 
 
 def plain_call(call_id, text=None):
-    """A call with the members that the API requires, and no others."""
+    """Returns a call with only the members that the API requires."""
     function = {"name": "get_weather", "arguments": ARGUMENTS}
     return {"role": "assistant", "content": text, "tool_calls": [{"id": call_id, "type": "function", "function": function}]}
 
@@ -126,7 +126,7 @@ def test_a_call_in_a_chat(dictated, ask):
         assert chat_tokens(dictated, [tool], dumped, result) == plain
 
 
-# The tokenizer of the other model does not know the letters.
+# The other model's tokenizer does not know the letters.
 @pytest.mark.parametrize("served", ["built-in"], indirect=True)
 def test_a_parsed_answer_of_a_chat(served):
     options = {"model": served.model, "messages": served.messages, "max_tokens": 64}

@@ -1,6 +1,6 @@
-"""Routers of others in front of a pair: prompts are computed on one node and answered on the other.
+"""Other projects' routers in front of a pair: prompts are computed on one node and answered on the other.
 
-`cargo xtask night clients` installs the routers that are pinned in `routers/requirements.lock`.
+`cargo xtask night clients` installs the routers pinned in `routers/requirements.lock`.
 """
 
 import contextlib
@@ -20,13 +20,13 @@ from server_process import ROOT, ServerProcess, free_port
 
 pytestmark = pytest.mark.night
 
-# The interpreter of the environment that has them.
+# The interpreter of the routers' environment.
 PROGRAMS = Path(os.environ.get("CORELLA_ROUTERS", ROOT / "target/ci-routers/bin/python")).parent
 THREADS = ("--threads", 1)
 NODE = ("--cluster-listen", "127.0.0.1:0", *THREADS)
 MESSAGES = [{"role": "user", "content": "Tell me a story about a fox and a lantern, please, and do not stop too early."}]
-# How each is started, and whether it is told of its nodes when it runs. smg asks nodes for no connector, and pairs
-# without a transfer of KV unless it is told theirs.
+# How each is started, and whether it is told of its nodes at run time. smg asks nodes for no connector, and pairs
+# without a transfer of KV unless it is given theirs.
 ROUTERS = {
     "vllm-router": (["--vllm-pd-disaggregation", "--kv-connector", "nixl", "--worker-startup-check-interval", "1"], False),
     "smg": (["launch", "--enable-igw", "--backend", "vllm"], True),
@@ -35,7 +35,7 @@ ROUTERS = {
 
 @contextlib.contextmanager
 def running(name, *arguments):
-    """Yields the URL of a router, a function that fetches a path of it, and one that returns its log."""
+    """Yields the URL of a router, a function that gets a path of it, and one that returns its log."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [PROGRAMS / name, *arguments, "--host", "127.0.0.1", "--port", str(port)]
@@ -141,7 +141,7 @@ def test_a_router_that_hears_kv_events_chooses_the_node_that_has_the_prefix():
                 return node
 
             def prime(name):
-                """Has each node compute a text of its own."""
+                """Makes each node compute a text of its own."""
                 texts = [f"{name} of {at}: " + "A fox finds a lantern in the snow. " * 8 for at in range(2)]
                 for node, prompt in zip(nodes, texts):
                     complete(node.client, prompt)
@@ -151,11 +151,11 @@ def test_a_router_that_hears_kv_events_chooses_the_node_that_has_the_prefix():
             numbers = itertools.count()
 
             def knows_last():
-                # A node that is chosen by mistake has the text from then on, so that each try has its own.
+                # A node chosen by mistake has the text from then on, so each attempt has its own.
                 marks = prime(f"Mark {next(numbers)}")
                 return [chosen(mark + "And then?") for mark in marks] == [*nodes]
 
-            # The router has read all events before those.
+            # The router has read all earlier events.
             wait_until(knows_last, lambda: f"the router knows what is cached\n{text()}")
             for texts in stories:
                 for node, prompt in zip(nodes, texts):

@@ -1,4 +1,4 @@
-"""The table of other servers' endpoints (crates/corella/flags/endpoints.toml) says what the server does."""
+"""The table of other servers' endpoints (crates/corella/flags/endpoints.toml) matches the server."""
 
 import tomllib
 import urllib.error
@@ -36,7 +36,7 @@ def ask(server, endpoint):
 
 
 def is_answered(answer):
-    """A path that is there may know nothing by a made-up name."""
+    """An existing path may still not know a made-up name."""
     return answer.status != 405 and " here. " not in answer.text
 
 

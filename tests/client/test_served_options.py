@@ -27,7 +27,7 @@ def post(server, path, body):
 
 
 def prompt(server, **fields):
-    """The prompt that a conversation becomes."""
+    """Returns the prompt of a conversation."""
     messages = [{"role": "user", "content": "hello"}]
     tokens = post(server, "/tokenize", {"messages": messages, **fields})["tokens"]
     return post(server, "/detokenize", {"tokens": tokens})["prompt"]
@@ -41,13 +41,13 @@ def test_a_chat_template_and_its_variables_come_from_options(tmp_path, how):
     kwargs = ("--default-chat-template-kwargs", '{"enable_thinking": true}')
     with ServerProcess(*MOCK, "--chat-template", template, *kwargs) as server:
         assert prompt(server).strip() == "loud hello"
-        # A request comes first.
+        # A request's own field takes precedence.
         asked = {"chat_template_kwargs": {"enable_thinking": False}}
         assert prompt(server, **asked).strip() == "quiet hello"
 
 
 def defaults(server):
-    """The sampling defaults in force, as Ollama's API tells them: lines of a name and a value."""
+    """Returns the sampling defaults in force from Ollama's API: lines of a name and a value."""
     lines = post(server, "/api/show", {"model": server.model()})["parameters"].splitlines()
     return {name: float(value) for name, value in map(str.split, lines)}
 
@@ -116,7 +116,7 @@ def test_a_server_listens_on_a_socket_of_the_file_system(tmp_path):
     first = start(path)
     wait_until(lambda: status(path) == 200 or first.poll() is not None, "the server answers")
     assert status(path) == 200
-    # Two servers cannot have one socket, and the second one leaves it alone.
+    # Two servers cannot share one socket, and the second one leaves it unchanged.
     second = start(path)
     _, error = second.communicate(timeout=PATIENCE_S)
     assert second.returncode == 2 and "cannot listen on" in error and path.name in error
@@ -131,7 +131,7 @@ def test_a_server_listens_on_a_socket_of_the_file_system(tmp_path):
     third.send_signal(signal.SIGTERM)
     third.communicate(timeout=PATIENCE_S)
     assert third.returncode == 0 and not path.exists()
-    # Other files are left alone.
+    # Other files stay unchanged.
     path.write_text("mine")
     fourth = start(path)
     fourth.communicate(timeout=PATIENCE_S)

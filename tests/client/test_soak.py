@@ -1,4 +1,4 @@
-"""Plays a short soak: what a node holds for requests it gives back, whatever happens to them."""
+"""Plays a short soak: a node releases what it holds for requests, however they end."""
 
 import pytest
 from soak import CANCELLED, Soak, report

@@ -1,4 +1,4 @@
-"""Tests decode nodes that are short of KV pages: requests wait in host memory, or go back where they came from."""
+"""Tests decode nodes that are short of KV pages: requests wait in host memory, or return to their prefill node."""
 
 import concurrent.futures
 
@@ -8,8 +8,8 @@ from server_process import ServerProcess
 from test_role import change
 
 PAGE_BYTES = 16 * ROW_BYTES
-# A request begins with 3 pages and ends with 13, so that they fit only at first. Nobody knows how long an answer
-# becomes, and with a share of 0 everybody begins whose prompt fits.
+# A request begins with 3 pages and ends with 13, so that they fit only at first. The length of an answer is unknown,
+# and with a share of 0 every request begins whose prompt fits.
 NUM_PAGES = 26
 CONTEXT = ("--max-model-len", 200)
 SMALL = ("--kv-cache-memory", NUM_PAGES * PAGE_BYTES, "--head-room", 0)
@@ -17,7 +17,7 @@ THINGS = ["fox", "lantern", "river", "clock", "garden", "bridge"]
 
 
 def answer(server, index):
-    """Returns everything that a client is told, and the number of tokens."""
+    """Returns everything that a client receives, and the number of tokens."""
     place = f"a {THINGS[index]} and a mill by the sea"
     question = f"Tell me a long story about {place}, and tell me what the people of the village said about it."
     answer = server.client.chat.completions.create(
@@ -35,7 +35,7 @@ def answer(server, index):
 
 
 def answers(server):
-    """Returns what clients are told who all ask at once."""
+    """Returns the results of concurrent clients."""
     with concurrent.futures.ThreadPoolExecutor(len(THINGS)) as pool:
         with server.held_with_requests(len(THINGS)):
             asked = [pool.submit(answer, server, index) for index in range(len(THINGS))]

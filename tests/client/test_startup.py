@@ -1,4 +1,4 @@
-"""Tests how the program starts, and its messages when it cannot."""
+"""Tests the program's start, and its messages when it cannot start."""
 
 import json
 import shutil

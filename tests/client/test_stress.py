@@ -50,7 +50,7 @@ def stream_text(server, model, request, leaves_after=None):
 
 @pytest.fixture(scope="module")
 def alone(golden_folder):
-    """Returns what the requests of a seed get alone, with an empty cache."""
+    """Returns the answers that the requests of a seed get alone, with an empty cache."""
     arguments = ("--no-enable-prefix-caching", "--max-num-seqs", 1)
     with ServerProcess(golden_folder, *arguments) as server:
         model = server.model()
@@ -76,15 +76,15 @@ FIFO, PACK = (), ("--prefill-admission-policy", "pack", "--max-prefill-tokens", 
 )
 def test_equal_to_the_lone_run(golden_folder, alone, seed, options):
     requests = make_requests(seed)
-    # A page is 16 tokens × K and V × 2 layers × 2 heads × 32 floats = 16 KiB, so there are 128 pages.
-    # No page is kept free for outputs, so that requests outgrow the pool however well lengths are guessed.
+    # A page is 16 tokens × K and V × 2 layers × 2 heads × 32 floats = 16 KiB, so there are 128 pages. No page is kept
+    # free for outputs, so that requests outgrow the pool even if lengths are guessed well.
     arguments = ("--kv-cache-dtype", "f32", "--kv-cache-memory", "2M", "--head-room", 0, *options)
     with ServerProcess(golden_folder, *arguments) as server:
         model = server.model()
         in_use_at_start = server.metric("corella_kv_cache_usage_perc")
         with concurrent.futures.ThreadPoolExecutor(NUM_STREAMS) as pool:
-            # All requests are sent before the first answer is read, since one that comes later would find
-            # the pool less crowded.
+            # All requests are sent before the first answer is read, because a later one would find the pool less
+            # crowded.
             with server.held_with_requests(NUM_STREAMS):
                 streams = [
                     pool.submit(stream_text, server, model, request, leaves_after)

@@ -1,4 +1,4 @@
-"""Answers that must follow a schema, read by a validator that has no part in making them."""
+"""Answers that must follow a schema, checked by a validator that is independent of the masks."""
 
 import asyncio
 import json
@@ -85,7 +85,7 @@ def test_answers_follow_500_schemas(server):
             assert_beginning(text, schema, at)
     print(f"{dict(counts)}, {len(refused)} refused:", *refused, sep="\n")
     assert len(refused) <= 50
-    # Both kinds of ends were seen.
+    # Both kinds of ends occurred.
     assert counts["stop"] > 200 and counts["length"] > 10
 
 
@@ -100,7 +100,7 @@ def suite():
 
 @pytest.mark.night
 def test_answers_follow_the_test_suite(server):
-    """Constraints of any kind: what is not understood is refused, and nothing is left out in silence."""
+    """Constraints of any kind: unsupported ones are refused, and none is left out silently."""
     cases = dict(suite())
     counts, refused = Counter(), Counter()
     for (name, schema), answer in zip(cases.items(), answers(server, cases.values())):
@@ -118,7 +118,7 @@ def test_answers_follow_the_test_suite(server):
 
 def is_valid(value, schema):
     checker = jsonschema.FormatChecker(["ipv4", "uuid", "email"])
-    # RFC 3339 has a year 0000, Python's dates have not.
+    # RFC 3339 has a year 0000, but Python's dates do not.
     is_date = lambda text: not isinstance(text, str) or bool(date.fromisoformat(re.sub("^0000", "2000", text)))  # noqa: E731
     checker.checks("date", raises=ValueError)(is_date)
     validator = jsonschema.Draft202012Validator(exact(schema), format_checker=checker)
@@ -126,7 +126,7 @@ def is_valid(value, schema):
 
 
 def exact(value):
-    """Numbers as they are written: 5305.5305 is a multiple of 0.0001, but not in floating point."""
+    """Reads numbers as written: 5305.5305 is a multiple of 0.0001, but not in floating point."""
 
     def number(text):
         written = Decimal(text)
@@ -137,13 +137,13 @@ def exact(value):
 
 
 def assert_beginning(text, schema, at):
-    """What is whole in the text is valid, and what is open can still become so."""
+    """The complete part of the text is valid, and the open part can still become valid."""
     value = closed(text)
     assert is_valid(value, loosened(schema)), (at, text, schema)
 
 
 def loosened(schema):
-    """The schema without what an object or array can only satisfy when it is whole."""
+    """Returns the schema without the rules that an object or array can only satisfy when complete."""
     if isinstance(schema, list):
         return [loosened(part) for part in schema]
     if not isinstance(schema, dict):
@@ -178,7 +178,7 @@ class Cut(Exception):
 
 
 def closed(text):
-    """The value of a text that was cut off, without the scalar or the key that is open at its end."""
+    """Returns the value of a text that was cut off, without the scalar or the key that is open at its end."""
     at = 0
 
     def skip():

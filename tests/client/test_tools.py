@@ -1,5 +1,5 @@
-"""Tests tool calls and reasoning with OpenAI's own Python client. The mock dictates the replies, and the
-seed of a request says which."""
+"""Tests tool calls and reasoning with OpenAI's own Python client. The mock dictates the replies, and the seed of a
+request selects one."""
 
 import json
 
@@ -52,7 +52,7 @@ def make_folder(folder, template):
 
 
 def dictating_server(name, folder):
-    """A server whose model calls in the format `name`, and says what the seed of a request chooses."""
+    """A server whose model calls in the format `name`, with the reply that the seed of a request selects."""
     marker, *replies = FORMATS[name]
     # The template shows the format in its source, and reasoning likewise.
     template = CONVERSATION.replace("CALL", marker) + "{# <think> #}"
@@ -138,7 +138,7 @@ STRICT_WEATHER = {
 
 @pytest.fixture(scope="module", params=FORMATS)
 def random_server(request, tmp_path_factory):
-    """A model that draws whatever may be drawn."""
+    """A model that draws any allowed token at random."""
     marker = FORMATS[request.param][0]
     template = CONVERSATION.replace("CALL", marker) + "{# <think> #}"
     folder = make_folder(tmp_path_factory.mktemp(f"random-{request.param}"), template)

@@ -1,4 +1,4 @@
-"""Traces and logs, as the programs that read them see them."""
+"""Traces and logs, in the form that other programs read."""
 
 import base64
 import http.server
@@ -18,13 +18,13 @@ from server_process import ServerProcess, free_port
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 PARENT_ID = "00f067aa0ba902b7"
 PARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
-# A span's times are read from two clocks, one after the other. A thread that loses its core in between makes them
-# too early by as long as that takes.
+# A span's times are read from two clocks, one after the other. If a thread loses its core in between, they are too
+# early by the time lost.
 READING_NS = 1_000_000_000
 
 
 class Collector:
-    """Takes OTLP over HTTP, and refuses what is not what the protocol says."""
+    """Receives OTLP over HTTP, and refuses requests that violate the protocol."""
 
     def __init__(self):
         self.spans, self.resources, self.headers, self.mistakes = [], [], [], []
@@ -60,7 +60,7 @@ class Collector:
                 for span in scope["spans"]:
                     for name in ("traceId", "spanId", "parentSpanId"):
                         if name in span:
-                            # The one place where OTLP's JSON differs from that of Protocol Buffers.
+                            # OTLP's JSON differs from Protocol Buffers' only here.
                             raw = bytes.fromhex(span[name])
                             span[name] = base64.b64encode(raw).decode()
         parsed = json_format.ParseDict(request, ExportTraceServiceRequest())
@@ -198,14 +198,14 @@ def test_one_trace_runs_through_both_nodes_of_a_pair(collector, monkeypatch):
     assert remote.kind == Span.SPAN_KIND_SERVER and remote.parent_span_id == session.span_id
     transfer = spans["prefill-node", "transfer"]
     assert transfer.parent_span_id == session.span_id
-    # K and V of each prompt token in the built-in model, and what else there is room for in its pages.
+    # K and V of each prompt token in the built-in model, and the rest of its pages.
     num_prompt_tokens = attributes(spans["prefill-node", "prefill"])["gen_ai.usage.input_tokens"]
     num_bytes = attributes(transfer)["corella.kv_bytes"]
     assert num_prompt_tokens * ROW_BYTES <= num_bytes and num_bytes % ROW_BYTES == 0
     for inner, outer in ((transfer, session), (remote, session)):
         assert outer.start_time_unix_nano - READING_NS <= inner.start_time_unix_nano
         assert inner.start_time_unix_nano <= outer.end_time_unix_nano + READING_NS
-    # What the caller does not record is recorded nowhere.
+    # A trace that the caller does not record is recorded nowhere.
     assert not collector.of_trace(TRACE_ID)
 
 
@@ -216,7 +216,7 @@ def test_a_failed_and_an_abandoned_request_are_spans_too(collector):
         server.wait_until(lambda: collector.of_trace(TRACE_ID), "a span")
         (span,) = collector.of_trace(TRACE_ID)
         assert attributes(span)["http.response.status_code"] == 400
-        # What a client sends wrong is no failure of the server.
+        # A client's faulty request is no failure of the server.
         assert span.status.code == Status.STATUS_CODE_UNSET
 
 
@@ -226,7 +226,7 @@ def test_a_collector_that_is_away_holds_up_nobody():
         for _ in range(20):
             assert complete(server).usage.completion_tokens == 5
         server.wait_until(lambda: server.metric("corella_spans_dropped_total") >= 100, "spans are lost")
-        # It is said once, not for each batch.
+        # The line appears once, not for each batch.
         assert server.log().count("spans are lost") == 1
         server.terminate()
         assert server.wait() == 0
@@ -249,7 +249,7 @@ def test_a_log_of_json_objects(monkeypatch):
         assert line["level"] == "INFO" and line["target"].startswith("corella_server")
         assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
         assert any("ready: curl" in line["message"] for line in log_lines(server))
-        # Whatever is said while a request is prepared names it.
+        # Every line logged while a request is prepared names it.
         said = [line for line in log_lines(server) if "field accepted" in line.get("message", "")]
         assert said
         for line in said:

@@ -1,4 +1,4 @@
-"""What hands type that know other programs: `ollama run`, pipes, and variables of other servers."""
+"""Commands in the habits of other programs: `ollama run`, pipes, and variables of other servers."""
 
 import os
 import subprocess
@@ -44,7 +44,7 @@ def test_a_prompt_is_piped_in():
     assert generated("run", "corella-nano", "What did the fox find?", text=article) == expected
     assert generated("generate", "--no-limits", text=whole + "\n") == expected
     assert generated("generate", "--no-limits", "-p", "-", text=whole) == expected
-    # An explicit prompt is the whole one.
+    # An explicit prompt excludes piped input.
     alone = generated("generate", "--no-limits", "-p", "What did the fox find?")
     assert generated("generate", "--no-limits", "-p", "What did the fox find?", text=article) == alone
 

@@ -1,12 +1,11 @@
-"""Plays conversations whose turns wander over nodes, and compares each answer with that of one process.
+"""Plays conversations whose turns wander over nodes, and compares each answer with one process's.
 
     CORELLA_BIN=target/release/corella python tests/client/wander.py --requests 1000 --transport tcp
 
-The same conversations are played by two prefill and two decode nodes, and by three unified nodes. They fetch each
-other's cached blocks on every path that there is, from caches that are too small for all conversations. It ends with an
-error if an answer differs in a token, or a log-probability in a bit, if a path was not used, or if a node is left with
-anything in use. `--model gemma3` has layers with a window. `--transport nixl` needs the library that `cargo xtask
-set-up` installs.
+Two prefill and two decode nodes play the same conversations as three unified nodes. They fetch each other's cached
+blocks on every path, from caches that are too small for all conversations. It fails if an answer differs in a token, or
+a log-probability in a bit, if a path was not used, or if a node still holds anything at the end. `--model gemma3` has
+layers with a window. `--transport nixl` needs the library that `cargo xtask set-up` installs.
 """
 
 import argparse
@@ -32,7 +31,7 @@ from patience import PATIENCE_S
 from server_process import ServerProcess
 
 NUM_CLIENTS = 6
-# Conversations that go on at the same time. Together they are larger than a node's cache.
+# Number of concurrent conversations. Together they are larger than a node's cache.
 NUM_OPEN = 16
 NUM_BEGINNINGS = 4
 MAX_NEW_TOKENS = 150
@@ -48,7 +47,7 @@ PLACE = {
 
 @dataclass(frozen=True)
 class Model:
-    """What is asked of a model, and how much memory its nodes have for KV pages."""
+    """The requests to a model, and its nodes' memory for KV pages."""
 
     tokens: range
     max_len: int
@@ -94,14 +93,14 @@ MODELS = {
 class Turn:
     new: list
     options: dict
-    # What one process has answered, and the whole prompt.
+    # One process's answer, and the whole prompt.
     prompt: list = None
     expected: list = None
 
 
 @dataclass
 class Talk:
-    """A conversation, and the node that had its last turn."""
+    """A conversation, and the node of its last turn."""
 
     number: int
     turns: list
@@ -110,7 +109,7 @@ class Talk:
 
 
 def talks(model, num_requests, seed):
-    """Makes conversations that have so many turns together. Some begin alike."""
+    """Makes conversations with this many turns in total. Some share a beginning."""
     draw = random.Random(seed)
     beginnings = [draw.choices(model.tokens, k=200) for _ in range(NUM_BEGINNINGS)]
     made = []
@@ -156,7 +155,7 @@ def options(model, draw):
 
 
 def ask(server, turn, site=None):
-    """Returns what a client is told of each choice."""
+    """Returns everything that a client receives of each choice."""
     body = {"prompt": turn.prompt, "return_token_ids": True, **turn.options}
     if site:
         body["kv_transfer_params"] = {"cached_blocks": site}
@@ -170,13 +169,13 @@ def ask(server, turn, site=None):
 
 
 def site_of(server):
-    """What a request says of a node to have its blocks fetched from there."""
+    """Returns the fields by which a request has blocks fetched from a node."""
     with urllib.request.urlopen(server.base_url + "/role", timeout=PATIENCE_S) as role:
         return json.load(role)["cached_blocks"]
 
 
 def loads(server):
-    """Returns how many blocks a node's log says that it has fetched, by the node that had them."""
+    """Returns the number of fetched blocks in a node's log, by source node."""
     num_blocks = collections.Counter()
     for source, num_loaded in ENDED_LOAD.findall(server.log()):
         num_blocks[source] += int(num_loaded)
@@ -184,7 +183,7 @@ def loads(server):
 
 
 def play(talks, play_turn):
-    """Plays conversations, some at the same time. A turn of one comes at random between those of others."""
+    """Plays conversations, some concurrently. A turn of one comes at random between turns of others."""
     waiting, lock, draw = collections.deque(talks), threading.Lock(), random.Random(len(talks))
     errors = []
 
@@ -230,7 +229,7 @@ def expect(talks, alone):
 
 @dataclass
 class Report:
-    """What nodes have done: blocks by who fetched them from whom, and decisions by who computes a prompt."""
+    """The nodes' work: blocks by fetching and source node, and decisions by computing node."""
 
     num_requests: int = 0
     num_blocks: dict = field(default_factory=dict)
@@ -256,7 +255,7 @@ class Report:
 class Wanderers:
     """Nodes among which conversations wander. Subclasses start them, and choose one for each turn."""
 
-    # Roles that fetch blocks from roles.
+    # Pairs of roles between which blocks are fetched.
     PATHS = ()
     holdings = HOLDINGS
 
@@ -325,9 +324,9 @@ class Unified(Wanderers):
 
 
 class Pairs(Wanderers):
-    """Two prefill and two decode nodes. The first prefill node fetches what it can.
+    """Two prefill and two decode nodes. The first prefill node fetches all blocks that it can.
 
-    The second one fetches where that is quicker, so that its decode nodes compute prompts, too.
+    The second one fetches if that is faster, so that its decode nodes compute prompts, too.
     """
 
     PATHS = tuple((to, source) for to in ("prefill", "decode") for source in ("prefill", "decode"))
@@ -340,9 +339,9 @@ class Pairs(Wanderers):
         return nodes
 
     def choose(self, draw, last):
-        """Most turns go where the last one went, and nothing is said of blocks, as clients do.
+        """Most turns go to the last turn's node and name no blocks, like clients' requests.
 
-        Others go elsewhere, as by a router that knows which node has what. A decode node that is asked by a client
+        Others go elsewhere, as by a router that knows each node's blocks. A decode node that a client addresses
         computes the prompt itself.
         """
         prefill, decode = self.of("prefill"), self.of("decode")

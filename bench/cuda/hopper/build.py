@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Compiles the cubins of the harness as the executor compiles its kernels, and the harness if there is a C++ compiler.
+"""Compiles the harness's cubins as the executor compiles its kernels, and the harness if there is a C++ compiler.
 
     python3 bench/cuda/hopper/build.py --nvrtc ENVIRONMENT --out FOLDER
 
-NVRTC is looked for in the Python environment, and then in CUDA's toolkit. No GPU is needed. The folder also gets
-variants.txt, by which the harness launches what was compiled.
+Looks for NVRTC in the Python environment, and then in CUDA's toolkit. Needs no GPU. The folder also gets variants.txt,
+from which the harness launches the compiled variants.
 """
 
 import argparse
@@ -25,7 +25,7 @@ SHAPE = {"ELEMENT": "bf16", "WEIGHT": "FLOATS", "WHOLE_CHUNKS": 1, "GROUP_LEN": 
 COLUMNS = ("CHANNEL_TILE", "ROW_TILE", "NUM_STAGES", "BLOCKS", "IS_PERSISTENT", "SHARED_BY")
 MORE_COLUMNS = ("CONSUMER_REGISTERS", "PRODUCER_REGISTERS", "BAND_ROWS")
 
-# The first for many rows and the first for few are those of hopper.rs.
+# The first variant for many rows and the first for few equal those of hopper.rs.
 VARIANTS = {
     "p128": (128, 128, 6, 1, 1, 1, 232, 40, 2048),
     "p128m": (128, 128, 6, 1, 1, 2, 232, 40, 2048),
@@ -40,7 +40,7 @@ VARIANTS = {
 
 
 def modules():
-    """Each cubin's name, source and macros."""
+    """Returns each cubin's name, source and macros."""
     yield "helper", HERE / "helper.cu", {}
     for gate in ("plain", "gated"):
         shape = {**SHAPE, "GATED": int(gate == "gated")}
@@ -75,12 +75,12 @@ def find_nvrtc(environment):
 
 
 def compile_module(nvrtc, source, macros, out):
-    """Writes a cubin, and returns what the assembler says."""
+    """Writes a cubin, and returns the assembler's output."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     text = source.read_bytes()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, source.name.encode(), 0, None, None):
         sys.exit(f"NVRTC does not take {source}")
-    # Those of nvrtc.rs.
+    # The options of nvrtc.rs.
     options = ["-std=c++17", "-fmad=false", "-default-device", "--gpu-architecture=sm_90a", "--ptxas-options=-v"]
     options += [f"-I{KERNELS}", *(f"-D{name}={value}" for name, value in macros.items())]
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))

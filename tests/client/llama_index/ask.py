@@ -1,5 +1,4 @@
-"""Asks a server by LlamaIndex, whose pins do not go with those of the other tests, and prints what it read
-as JSON.
+"""Sends requests to a server by LlamaIndex, whose pins conflict with the other tests', and prints the results as JSON.
 
     python ask.py URL MODEL DICTATED_URL DICTATED_MODEL TEXT MAX_TOKENS
 """
@@ -27,7 +26,7 @@ def get_weather(city: str) -> str:
 
 asked = client(url, model, temperature=0, max_tokens=int(max_tokens))
 messages = [ChatMessage(role="user", content=text)]
-# The dictating server chooses by the seed what the model says.
+# The seed chooses the dictating server's answer.
 dictated = client(dictated_url, dictated_model, is_function_calling_model=True, additional_kwargs={"seed": 0})
 tool = FunctionTool.from_defaults(get_weather)
 called = dictated.chat_with_tools([tool], user_msg="What is the weather?")
