@@ -104,7 +104,7 @@ fn package_name(id: &str) -> Option<&str> {
     }
 }
 
-/// The kind of a target from a list such as `["test"]`; a library's list names the forms in which it is built.
+/// Returns the kind of a target from a list such as `["test"]`; a library's list names its build forms.
 fn target_kind(list: &str) -> TargetKind {
     match list {
         r#"["bin"]"# => TargetKind::Program,

@@ -93,7 +93,7 @@ impl Repeats {
     }
 }
 
-/// The spread of a number, or `None` if it is not a number in every run.
+/// Returns the spread of a number, or `None` if it is missing in a run.
 fn spread(runs: &[Value], key: &str) -> Option<Spread> {
     let values: Option<Vec<f64>> = runs.iter().map(|run| run[key].as_f64()).collect();
     values.map(Spread::new)

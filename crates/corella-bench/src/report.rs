@@ -28,7 +28,7 @@ pub struct RequestRecord {
     /// Time from submission to the first step that computes the request. Only the engine itself can
     /// measure it.
     pub queue: Option<Duration>,
-    /// How much later than planned the request was sent, if a time was planned.
+    /// The delay after the planned time, if a time was planned.
     pub lag: Option<Duration>,
     pub error: Option<String>,
 }

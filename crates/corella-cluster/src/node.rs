@@ -225,7 +225,7 @@ impl Node {
         Ok(true)
     }
 
-    /// Drains the present role and begins the next one. Requests are served by the engine meanwhile.
+    /// Drains the present role and begins the next one. The engine serves requests meanwhile.
     async fn change(self: &Arc<Self>, to: Role) -> Result<(), RoleConflict> {
         let _changing = Changing(self);
         let old = {

@@ -32,7 +32,7 @@ pub enum Treatment {
 pub struct Refused {
     name: &'static str,
     pub is_neutral: fn(&Value) -> bool,
-    /// What the caller can do instead.
+    /// An alternative for the caller.
     pub advice: &'static str,
 }
 

@@ -22,7 +22,7 @@ use crate::shutdown::Shutdown;
 use crate::tls::ServerTls;
 use crate::write_deadline::WriteDeadline;
 
-/// How a server ended.
+/// The outcome of a server's drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainReport {
     /// Number of requests that the drain timeout or a second signal ended. The client of each got

@@ -114,7 +114,7 @@ pub struct LlmOptions {
     pub step_deadline: Duration,
     /// Receives the progress of loading the weights.
     pub load_watcher: Option<LoadWatcher>,
-    /// Where the CPU executor records the time that each operation takes.
+    /// Receives the time of each operation of the CPU executor.
     pub profile: Option<Arc<Profile>>,
     /// The largest rank of LoRA adapters that may be loaded; `None` leaves no room for adapters.
     pub max_adapter_rank: Option<usize>,

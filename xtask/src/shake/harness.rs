@@ -9,7 +9,7 @@ pub enum Harness {
     Pytest,
 }
 
-/// How a run of some tests failed.
+/// The failure of a run of some tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The cause if it was more than failed tests: a signal, or a hang.

@@ -1,4 +1,4 @@
-//! `kv_transfer_params`: the fields as vLLM names them, and what Corella writes into them.
+//! `kv_transfer_params`: the fields with vLLM's names and Corella's values.
 //!
 //! Proxies read at most `do_remote_decode` and `do_remote_prefill` and pass all other fields on, so `remote_engine_id`
 //! and `remote_request_id` have a format of Corella's:
@@ -544,7 +544,7 @@ mod tests {
         }
     }
 
-    /// Another engine's ids are no fault of the request: it is computed here.
+    /// Another engine's ids are no fault of the request: its prompt is computed here.
     #[test]
     fn ids_of_other_engines_name_no_rows() {
         let good = source().to_params();

@@ -75,7 +75,7 @@ impl Etcd {
         }
     }
 
-    /// Writes this node's record to etcd, or removes it, as `exchange` says.
+    /// Writes this node's record in `exchange` to etcd, or removes it if there is none.
     async fn publish(&mut self, exchange: &mut Exchange, renewal: Renewal) -> Result<(), String> {
         let Some(own) = exchange.own() else {
             self.revoke().await?;

@@ -243,7 +243,7 @@ impl DecodePeers for RegistryPeers {
             num_prompt_tokens: request.prompt.len() as u32,
             num_expected_output_tokens: request.stopping.max_tokens.unwrap_or(0),
         };
-        // The operator keeps such a prompt here, whatever the other rules say.
+        // The operator keeps such a prompt here, which precedes all other rules.
         if wanted.num_prompt_tokens < self.config.disaggregate_min_tokens {
             return Choice::Here(StayReason::Short);
         }

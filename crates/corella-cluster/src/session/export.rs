@@ -34,7 +34,7 @@ impl SessionFacts {
     }
 }
 
-/// Tells the node the engine's facts until either of them ends.
+/// Passes the engine's facts to the node until either of them ends.
 pub(super) fn start_thread(node: &Arc<Node>, facts: KvFacts, kept: Option<Arc<KeptPrompts>>) {
     let facts = SessionFacts { facts, kept };
     let pages = node.pages.clone();

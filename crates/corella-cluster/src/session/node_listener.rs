@@ -36,7 +36,7 @@ pub struct NodeListener {
     pub max_num_connections: usize,
     /// Further connections of the same address are closed. Nodes behind one NAT share an address.
     pub max_per_address: usize,
-    /// How long a connection has for its first 33 bytes, the opening of HTTP/2, and for the handshake of TLS before them.
+    /// Limits the wait for a connection's first 33 bytes, the opening of HTTP/2, and for the TLS handshake before them.
     pub opening_timeout: Duration,
 }
 

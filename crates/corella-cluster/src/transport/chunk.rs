@@ -92,7 +92,7 @@ impl ChunkWriter {
         unsafe { self.send(socket, None, 0).await }.map(drop)
     }
 
-    /// Sends a copy of a layer's state. If the session has ended, nothing is sent.
+    /// Sends a copy of a layer's state. Sends nothing if the session has ended.
     pub async fn write_state(
         &mut self,
         socket: &Socket,

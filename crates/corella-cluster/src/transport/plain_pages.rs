@@ -27,7 +27,7 @@ impl PlainPages {
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
             handle_alloc_error(layout);
         };
-        // As executors have them. Without huge pages, nothing is lost.
+        // Executors do the same. Without huge pages, nothing is lost.
         // SAFETY: memory that has no other owner.
         unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
         // SAFETY: as above.
@@ -41,7 +41,7 @@ impl PlainPages {
         assert!(layer < geometry.num_layers && page.0 < geometry.num_pages);
         let layer_bytes = geometry.layer_bytes();
         let index = layer as usize * geometry.num_pages as usize + page.0 as usize;
-        // SAFETY: inside the memory, which has so many pages.
+        // SAFETY: inside the memory, which has this many pages.
         let start = unsafe { self.memory.cast::<u8>().add(index * layer_bytes) };
         NonNull::slice_from_raw_parts(start, layer_bytes)
     }

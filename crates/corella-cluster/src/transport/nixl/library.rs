@@ -42,7 +42,7 @@ impl NixlLibrary {
         }
     }
 
-    /// A name without a folder is looked for in the loader's path.
+    /// A name without a folder is found in the loader's path.
     pub fn open(path: &Path) -> Result<Self, NixlError> {
         let missing = |reason| NixlError::Missing {
             path: path.as_os_str().to_owned(),

@@ -80,7 +80,7 @@ fn rows_come_from_the_memory_of_another_process() {
     let everywhere = page_ids(0..2 * NUM_PAGES);
     other.fill(&everywhere, 0xcc);
     let to = page_ids((0..NUM_PAGES).map(|page| 2 * page));
-    // Session 2 was stored last, and where both are is its content.
+    // Session 2 was stored last, so pages that both sessions share have its content.
     let load = other.load(&key(2), address.clone(), 32, NUM_ROWS, &to);
     assert_eq!(wait(&load), LoadStatus::Done { num_rows: NUM_ROWS });
     other.assert_holds(&key(2), &to, 2);
