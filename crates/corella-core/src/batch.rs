@@ -1,7 +1,7 @@
 //! One step's work, as inert data: printable, comparable, replayable.
 //!
-//! For each slot an executor keeps the page table and the token history; a batch carries only what
-//! changes. A log of batches is enough to run them again elsewhere.
+//! An executor keeps the page table and the token history of each slot, so a batch carries only their changes. Another
+//! executor can replay a log of batches and needs nothing else.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -40,28 +40,24 @@ pub struct SlotStart {
     pub slot: SlotId,
     pub request: RequestId,
     pub sampling: SamplingParams,
-    /// Length of the original prompt. The tokens after it are output, for penalties and
-    /// `min_tokens`.
+    /// Length of the original prompt. Later tokens are output, for penalties and `min_tokens`.
     pub num_prompt_tokens: u32,
     /// Tokens whose KV is already in the slot's pages (prefix hits). The slot's history starts with
     /// them, and spans append to it.
     pub cached_tokens: Vec<TokenId>,
-    /// Until this many output tokens have been drawn, those in `masked_until_min_tokens` must not
-    /// be.
+    /// The tokens in `masked_until_min_tokens` are masked until the request has drawn this many output tokens.
     pub min_tokens: u32,
     pub masked_until_min_tokens: Arc<[TokenId]>,
-    /// The adapter that the request's tokens are computed with, by the name under which the executor
-    /// has it.
+    /// The executor's name of the request's adapter.
     pub adapter: Option<Arc<str>>,
     /// The recurrent state behind `cached_tokens`, which becomes the slot's own. Without one, the state
     /// starts at zero, and a model that has recurrent layers has no cached tokens.
     pub snapshot: Option<SnapshotId>,
 }
 
-/// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a
-/// group with a window, a slot's table may begin with entries that are never given. They are behind
-/// the window, and so are, later, entries whose pages the slot has given back without a word: no query
-/// reads them.
+/// A change of a slot's page table in one KV group: `pages` are its entries from `first` on. In a group with a window,
+/// a slot's table may begin with entries that are never given. They are behind the window. A slot also gives back pages
+/// behind the window without a notice. No query reads either.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageTableDelta {
     pub slot: SlotId,
@@ -79,9 +75,8 @@ pub struct PageCopy {
     pub num_rows: u32,
 }
 
-/// Copies a slot's recurrent state behind the span of this step to a snapshot, whatever that held.
-/// The span has no drafts. Steps run in order, so a later step may restore the state, and one behind
-/// that may overwrite it.
+/// Copies a slot's recurrent state behind the span of this step to a snapshot and overwrites its old content. The span
+/// has no drafts. Steps run in order, so a later step may restore the state, and a step behind that may overwrite it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSnapshot {
     pub slot: SlotId,
@@ -92,40 +87,38 @@ pub struct StateSnapshot {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
     pub slot: SlotId,
-    /// Position of the first token. The KV of everything before it is in the slot's pages.
+    /// Position of the first token. The slot's pages have the KV of all earlier positions.
     pub start: u32,
     /// The tokens to compute, as a range of `Batch::tokens`.
     pub tokens: Range<u32>,
     pub yields: Yield,
-    /// How many tokens at the end of the span are drafts: guesses of what will be drawn. A span
-    /// with drafts also draws. A token is drawn behind the last token that is not a draft, and,
-    /// as long as the token drawn is the next draft, behind that draft as well: one token, and one
-    /// more for each draft that holds. A slot with a token mask draws only one. Whatever the
-    /// rejected drafts leave in the pages is void; the slot's next span overwrites it, and is
-    /// planned after this one has returned.
+    /// The number of drafts (guessed tokens) at the end of the span. A span with drafts also draws: one token behind
+    /// its last token that is no draft, and one more behind each draft that equals the token drawn before it. A slot
+    /// with a token mask draws only one. Rejected drafts leave void rows in the pages. The slot's next span is planned
+    /// after this one has returned, and overwrites them.
     pub num_drafts: u32,
 }
 
-/// What a step returns of a span. It computes the K and V of every span.
+/// The result of a span. A step computes the K and V of every span, also without a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Yield {
-    /// Nothing, as of every chunk of a prompt except the last.
+    /// No result, as for every chunk of a prompt except the last.
     #[default]
     Nothing,
     /// A token that is drawn behind the last position.
     Draw,
-    /// Log-probabilities of tokens that are known, and a draw behind the last position where `draws`
-    /// says so. How many alternatives come with them is among the slot's sampling parameters.
+    /// Log-probabilities of known tokens, and a draw behind the last position if `draws` is set. The slot's sampling
+    /// parameters give the number of alternatives.
     Logprobs {
-        /// The positions of the tokens: from the span's second to the one behind its end, because a
-        /// token is as likely as the logits of the position before it say.
+        /// The positions of the tokens, from the span's second token to the token behind its end: the logits of a
+        /// position give the probability of the next token.
         positions: Range<u32>,
         /// The token behind the end of the span, if that is one of `positions`.
         next: Option<TokenId>,
         draws: bool,
     },
-    /// Nothing yet: the hidden states of its rows are added to the slot's sum, for a mean that a later
-    /// span of the slot yields. The sum begins with the slot's first position.
+    /// No result yet. The hidden states of the span's rows are added to the slot's sum, and a later span of the slot
+    /// returns the mean. The sum begins with the slot's first position.
     Sum,
     /// A hidden state of the slot, of all tokens up to the end of the span.
     HiddenState(Pooling),
@@ -148,7 +141,7 @@ impl Yield {
         }
     }
 
-    /// Whether anything is returned of the span.
+    /// Whether the span has a result.
     pub fn returns(&self) -> bool {
         !matches!(self, Self::Nothing | Self::Sum)
     }
@@ -184,31 +177,30 @@ impl Batch {
         self.tokens.len()
     }
 
-    /// Whether there is nothing to compute. Such a batch may still release slots.
+    /// Whether the batch computes nothing. It may still release slots.
     pub fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 }
 
-/// How the reason for an undrawn span ends if its logits were fine, and the request's mask and rules
-/// together have left none of them.
+/// The end of the reason for an undrawn span with good logits of which the request's mask and rules together allow
+/// none.
 pub const NOTHING_ALLOWED: &str = "no token is allowed here";
 
-/// What a step returns. A span that yields something has what it yields in `hidden_states`, or in
-/// `samples`, `logprobs` or both, or else one entry in `undrawn`. Each of the four is in the order of the spans. A span with
-/// drafts may have several samples, one after the other.
+/// The results of a step. A span with a result has an entry in `hidden_states`, or entries in `samples`, `logprobs` or
+/// both, or else one entry in `undrawn`. Each of the four follows the order of the spans. A span with drafts may have
+/// several samples in a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchOutput {
     pub step: StepId,
     pub samples: Vec<(SlotId, Sample)>,
-    /// The log-probabilities that a span yields, in the order of its positions.
+    /// The log-probabilities of the spans that return some, in the order of their positions.
     pub logprobs: Vec<(SlotId, Vec<PromptLogprob>)>,
-    /// One vector of the model's hidden size for each span that yields one.
+    /// One vector of the model's hidden size for each span that returns one.
     pub hidden_states: Vec<(SlotId, HiddenState)>,
-    /// Spans whose logits no token can be drawn from, for example because of NaN, or whose hidden state
-    /// is no vector of numbers, and the reason.
-    /// Bad logits behind an accepted draft are not listed: the span then ends with what was drawn
-    /// before.
+    /// Spans without a token because of their logits (for example NaN), or without a hidden state because the vector
+    /// has no numbers, and the reason. Bad logits behind an accepted draft are not listed: the span then ends with the
+    /// tokens drawn before.
     pub undrawn: Vec<(SlotId, Box<str>)>,
 }
 
@@ -229,7 +221,7 @@ pub struct Logprobs {
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// How likely a token of the prompt is behind the tokens before it, whatever the sampling parameters.
+/// The probability of a prompt token behind the tokens before it, without regard to the sampling parameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PromptLogprob {
     pub token: TokenId,

@@ -1,5 +1,4 @@
-//! Fetches: blocks that come from elsewhere, such as another node's cache or a lower tier, and are published as
-//! ordinary cached prefix.
+//! Fetches: blocks that come from another node's cache or a lower tier and are published as ordinary cached prefix.
 //!
 //! ```text
 //! begin ──▶ Open ──soft deadline──▶ Late ──hard deadline, or given up──▶ Cancelled
@@ -7,11 +6,11 @@
 //! ```
 //!
 //! A reserved page is in no page table, batch or hold before its block is published. Blocks are published in order,
-//! below a path whose pages the fetch locks. A block that a request has computed meanwhile stays, and the fetched page
-//! is given back with the end of the fetch. The pages of a cancelled fetch stay reserved until the writer is at rest,
-//! because it may still write to them.
+//! below a path whose pages the fetch locks. If a request has computed a block meanwhile, its page stays, and the
+//! fetched page is given back with the end of the fetch. The pages of a cancelled fetch stay reserved until the writer
+//! has stopped, because it may still write to them.
 //!
-//! In a group with a window, only the pages are fetched that a query behind the last block reads.
+//! In a group with a window, a fetch brings only the pages that a query behind the last block reads.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -21,18 +20,18 @@ use crate::cache::page_table::PageTables;
 use crate::cache::prefix_tree::Parent;
 use crate::{BlockId, FetchId, Namespace, PageId, PageTable, StepId, TokenId};
 
-/// The most fetches at a time.
+/// The most fetches under way.
 pub(crate) const MAX_FETCHES: usize = 64;
 
 /// Blocks to fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchRequest {
     pub namespace: Namespace,
-    /// The blocks' tokens, from the beginning of the sequence. A part of a block at the end is left out.
+    /// The blocks' tokens, from the beginning of the sequence. An incomplete last block is left out.
     pub tokens: Vec<TokenId>,
-    /// Requests wait for the blocks until then.
+    /// Until then, requests wait for the blocks.
     pub soft_us: u64,
-    /// The fetch is cancelled then.
+    /// The fetch is cancelled at this time.
     pub hard_us: u64,
 }
 
@@ -40,7 +39,7 @@ pub struct FetchRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchGrant {
     pub id: FetchId,
-    /// The number of blocks that are cached already. Fetched blocks are counted from there.
+    /// The number of blocks that are already cached. Fetched blocks are counted from there.
     pub num_found: u32,
     /// The pages to fill in each KV group. Entries are blocks, counted from the beginning of the sequence.
     pub tables: Vec<PageTable>,
@@ -53,9 +52,9 @@ pub enum FetchRefusal {
     NoPrefixCache,
     /// All blocks are cached.
     AllCached,
-    /// This fetch brings the next block.
+    /// Another fetch brings the next block.
     UnderWay(FetchId),
-    /// As many fetches are under way as may be.
+    /// [`MAX_FETCHES`] fetches are under way.
     TooMany,
     /// Fetches would hold more pages than [`max_fetched_pages`](crate::SchedulerConfig::max_fetched_pages).
     TooLarge { num_pages: usize, limit: u32 },
@@ -77,9 +76,9 @@ pub enum FetchEnd {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FetchStage {
-    /// Requests wait for it.
+    /// Requests wait for the fetch.
     Open,
-    /// It goes on for requests to come.
+    /// Only later requests will use the blocks.
     Late,
     /// The writer has to stop.
     Cancelled,
@@ -89,17 +88,17 @@ enum FetchStage {
 pub(crate) struct Fetch {
     request: FetchRequest,
     num_found: u32,
-    /// The number of blocks that the tree has of the path, and the last of them.
+    /// The number of blocks of the path in the tree, and the last of them.
     num_published: u32,
     end: Option<BlockId>,
-    /// The number of blocks that have pages of the fetch. Others were computed meanwhile.
+    /// The number of blocks with pages of the fetch. Requests computed the others meanwhile.
     num_brought: u32,
     /// The pages that the writer fills, published or not.
     reserved: PageTables,
-    /// Pages of others on the path.
+    /// Pages on the path that belong to other owners.
     locked: Vec<PageId>,
     stage: FetchStage,
-    /// The path has lost blocks, so that nothing more can be published.
+    /// The path has lost blocks, so the fetch can publish nothing more.
     is_detached: bool,
 }
 
@@ -127,7 +126,7 @@ impl Fetch {
         }
     }
 
-    /// Publishes its blocks up to `num_blocks` from the beginning of the sequence, as far as the tree has room.
+    /// Publishes the fetch's blocks up to `num_blocks` from the beginning of the sequence, as far as the tree has room.
     fn publish(&mut self, kv: &mut KvCache, num_blocks: u32, last_returned: StepId) {
         let page_size = kv.page_size() as usize;
         let num_whole = (self.request.tokens.len() / page_size) as u32;
@@ -140,7 +139,7 @@ impl Fetch {
                 Some(end) => (Parent::Block(end), kv.block_filled_by(end)),
                 None => (Parent::Root(&self.request.namespace), None),
             };
-            // No block of a path is ready before the one that it follows.
+            // No block of a path is ready before its parent.
             let filled_by = before.map_or(last_returned, |before| before.max(last_returned));
             let own = |group: usize| self.reserved.group(group).page(at);
             let block = match kv.publish(parent, tokens, own, filled_by) {
@@ -168,7 +167,7 @@ impl Fetch {
         self.num_brought
     }
 
-    /// The next time at which something changes by itself.
+    /// The time of the next change by a deadline.
     fn deadline_us(&self) -> Option<u64> {
         match self.stage {
             FetchStage::Open => Some(self.request.soft_us),
@@ -177,7 +176,7 @@ impl Fetch {
         }
     }
 
-    /// The number of whole blocks at the beginning of `tokens` that it has or brings.
+    /// The number of whole blocks at the beginning of `tokens` that the fetch has or brings.
     fn num_common_blocks(&self, namespace: &Namespace, tokens: &[TokenId], page_size: u32) -> u32 {
         if *namespace != self.request.namespace {
             return 0;
@@ -188,12 +187,12 @@ impl Fetch {
         common.take_while(|(ours, theirs)| ours == theirs).count() as u32
     }
 
-    /// All pages that it locks.
+    /// All pages that the fetch locks.
     fn pages(&self) -> impl Iterator<Item = PageId> {
         self.locked.iter().copied().chain(self.reserved.pages())
     }
 
-    /// Gives back all pages, now that the writer is at rest. Published ones stay cached.
+    /// Gives back all pages after the writer has stopped. Published pages stay cached.
     pub fn release(self, kv: &mut KvCache) {
         kv.unlock_all(self.pages());
         kv.move_end(self.end, None);
@@ -208,7 +207,7 @@ pub(crate) struct Fetches {
     num_pages: usize,
     /// Fetches whose writer has to be told to stop.
     cancelled: VecDeque<FetchId>,
-    /// A request could not start for want of pages. Until one has, no fetch begins, and no hold of blocks.
+    /// A request could not start for want of pages. Until one starts, no fetch and no hold of blocks begins.
     is_barred: bool,
 }
 
@@ -221,7 +220,7 @@ impl Fetches {
         self.by_id.is_empty()
     }
 
-    /// The pages that are, or were, filled by fetches under way.
+    /// The number of pages of fetches under way.
     pub fn num_pages(&self) -> usize {
         self.num_pages
     }
@@ -230,7 +229,7 @@ impl Fetches {
         self.by_id.values().flat_map(|fetch| fetch.reserved.pages())
     }
 
-    /// The pages of all fetches, each as often as it is locked.
+    /// The locked pages of all fetches, each once per lock.
     pub fn locked_pages(&self) -> impl Iterator<Item = PageId> {
         self.by_id.values().flat_map(Fetch::pages)
     }
@@ -249,7 +248,8 @@ impl Fetches {
         self.is_barred = false;
     }
 
-    /// How many blocks the tree had before a fetch of more than `num_blocks` that has published none and goes on.
+    /// The number of blocks that the tree had before a fetch of more than `num_blocks` that is under way and has
+    /// published none.
     pub fn num_found_before(&self, id: FetchId, num_blocks: u32, page_size: u32) -> Option<u32> {
         let fetch = self.by_id.get(&id)?;
         let num_all = fetch.request.tokens.len() as u32 / page_size;
@@ -259,8 +259,8 @@ impl Fetches {
         (is_shorter && !has_published && !is_over).then_some(fetch.num_found)
     }
 
-    /// Replaces the pages of a fetch by those of its first blocks. Each of the new tables has its beginning and no page.
-    /// In a group with a window, other blocks get pages, but no more than before.
+    /// Replaces the pages of a fetch by pages of its first blocks. Each of the new tables has its beginning and no
+    /// page. In a group with a window, other blocks get pages, but no more than before.
     pub fn shorten(
         &mut self,
         id: FetchId,
@@ -289,8 +289,8 @@ impl Fetches {
         id
     }
 
-    /// Publishes the first `num_fetched` of a fetch's blocks. Returns the number of blocks that its path has then, or
-    /// `None` if the fetch is cancelled or unknown.
+    /// Publishes the first `num_fetched` of a fetch's blocks. Returns the new number of blocks of its path, or `None`
+    /// if the fetch is cancelled or unknown.
     pub fn publish(
         &mut self,
         id: FetchId,
@@ -307,7 +307,7 @@ impl Fetches {
         Some(fetch.num_published)
     }
 
-    /// Takes out a fetch whose writer is at rest, with all blocks published if it `is_done`.
+    /// Removes a fetch whose writer has stopped, with all blocks published if it `is_done`.
     pub fn take(
         &mut self,
         id: FetchId,
@@ -349,8 +349,8 @@ impl Fetches {
             .map(|&(deadline_us, _)| deadline_us)
     }
 
-    /// Moves the first fetch whose deadline is over to its next stage, and names it. No request waits for it any
-    /// more.
+    /// Moves the first fetch with an expired deadline to its next stage, and returns its id. Requests no longer wait
+    /// for it.
     pub fn end_deadline(&mut self, now_us: u64) -> Option<FetchId> {
         let &(deadline_us, id) = self.by_deadline.first()?;
         if deadline_us > now_us {
@@ -375,8 +375,8 @@ impl Fetches {
         newest.find(is_running).map(|(&id, _)| id)
     }
 
-    /// Whether pages of a cancelled fetch are about to be free. A writer that has not stopped by the hard deadline is
-    /// waited for no longer.
+    /// Whether a cancelled fetch will free its pages soon. A writer that has not stopped by the hard deadline no longer
+    /// counts.
     pub fn frees_pages_soon(&self, now_us: u64) -> bool {
         let mut fetches = self.by_id.values();
         fetches.any(|fetch| fetch.stage == FetchStage::Cancelled && now_us < fetch.request.hard_us)
@@ -386,7 +386,7 @@ impl Fetches {
         self.is_barred = true;
     }
 
-    /// A fetch that brings the block behind the first `num_found` of a sequence.
+    /// The fetch that brings the block behind the first `num_found` of a sequence.
     pub fn bringing(
         &self,
         namespace: &Namespace,
@@ -402,8 +402,8 @@ impl Fetches {
         fetches.find(|(_, fetch)| brings(fetch)).map(|(&id, _)| id)
     }
 
-    /// The fetch that a request may follow, of whose `tokens` the tree has `num_found` blocks, and the number of
-    /// blocks to wait for. With windows, only the end of a fetch can be hit.
+    /// The fetch that a request may follow, and the number of blocks to wait for. The tree has `num_found` blocks of
+    /// the request's `tokens`. With windows, only the end of a fetch can be hit.
     pub fn leader_of(
         &self,
         namespace: &Namespace,
@@ -426,8 +426,8 @@ impl Fetches {
         leaders.next()
     }
 
-    /// Ends before removed blocks every path that leads through them, behind `end`. Returns how many did. Their fetches
-    /// publish nothing more.
+    /// Cuts every path through removed blocks back to `end`. Returns the number of these paths. Their fetches publish
+    /// nothing more.
     pub fn set_back_paths(&mut self, kv: &mut KvCache, end: Option<BlockId>) -> Vec<FetchId> {
         let mut set_back = Vec::new();
         for (&id, fetch) in &mut self.by_id {
@@ -442,7 +442,7 @@ impl Fetches {
     }
 
     /// # Panics
-    /// When the bookkeeping contradicts itself.
+    /// Panics when the bookkeeping contradicts itself.
     pub fn check_invariants(&self, kv: &KvCache) {
         let num_pages: usize = self.by_id.values().map(|f| f.reserved.num_pages()).sum();
         assert_eq!(num_pages, self.num_pages, "pages of fetches");

@@ -6,11 +6,10 @@ use alloc::collections::BTreeMap;
 use crate::TokenId;
 use crate::cache::prefix_tree::NodeId;
 
-/// The tokens of a node's first block, which the children of a node are sorted by.
+/// The tokens of a node's first block, the sort key of a node's children.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FirstBlock {
-    /// The first two tokens. They are stored in the map itself, so that most searches read no
-    /// others.
+    /// The first two tokens. The map itself stores them, so that most searches read no others.
     head: u64,
     pub tokens: Box<[TokenId]>,
 }

@@ -1,10 +1,9 @@
-//! Pages that are kept for others after their request has let go of them.
+//! Pages that stay locked for readers and writers after their request has given them up.
 //!
-//! The KV of a request that exports it is read for another node, layer by layer, while the prompt
-//! is computed and for a while after the request has ended. However the request ends, its pages go
-//! into a hold as soon as it gives them up, and they leave the hold only when
-//! [`Scheduler::release_hold`](crate::Scheduler::release_hold) reports that nothing reads them any more. In the same way, the pages
-//! of a request that has stopped receiving KV are held until nothing can write to them any more.
+//! Another node reads the exported KV of a request layer by layer, while the prompt is computed and for a while after
+//! the request has ended. However the request ends, its pages go into a hold when it gives them up, and leave the hold
+//! only when [`Scheduler::release_hold`](crate::Scheduler::release_hold) reports that all reads have ended. In the same
+//! way, a request that stops receiving KV leaves its pages in a hold until all writes have ended.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -17,19 +16,19 @@ use crate::{KvGroup, PageId, PageTable, RequestId, SnapshotId, StepId};
 /// News about KV, for the driver that moves it to other nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvFact {
-    /// A planned step computes the last of these rows; earlier steps have computed the others, or
-    /// do so while in flight. Once the step is done with a layer, the rows of that layer may be
-    /// read until [`Scheduler::release_hold`](crate::Scheduler::release_hold). If the step fails they mean nothing.
+    /// A planned step computes the last of these rows. Earlier steps have computed the others, or do so while in
+    /// flight. When the step is done with a layer, the rows of that layer may be read until
+    /// [`Scheduler::release_hold`](crate::Scheduler::release_hold). If the step fails, the rows are void.
     Exported {
         request: RequestId,
         step: StepId,
         first_row: u32,
         end_row: u32,
-        /// For each KV group, from the page of the first row to that of the last. Pages that no query behind the
-        /// prompt reads are left out.
+        /// For each KV group, the pages from the first row to the last. Pages that no query behind the prompt reads are
+        /// left out.
         tables: Vec<PageTable>,
     },
-    /// More pages would be held than `max_held_pages`. The request runs on and exports nothing.
+    /// The export would exceed `max_held_pages`. The request runs and exports nothing.
     Declined { request: RequestId },
     /// No more rows will be exported. The first `num_rows` have been computed by steps that have
     /// returned; the pages stay as they are until
@@ -37,12 +36,12 @@ pub enum KvFact {
     ExportEnded {
         request: RequestId,
         num_rows: u32,
-        /// The recurrent state behind all rows that were to be exported, in a snapshot that stays as it is until then.
-        /// `None` for models without recurrent layers, and when rows are missing.
+        /// The recurrent state behind the last exported row, in a snapshot that stays unchanged until then. `None` for
+        /// models without recurrent layers, and when rows are missing.
         state: Option<SnapshotId>,
     },
-    /// The hold's lease is over, or a running request needs the pages. Whoever reads them must stop
-    /// and call [`Scheduler::release_hold`](crate::Scheduler::release_hold); the pages stay held until then.
+    /// The hold's lease is over, or a running request needs the pages. The reader must stop and call
+    /// [`Scheduler::release_hold`](crate::Scheduler::release_hold); the pages stay held until then.
     LeaseEnded { request: RequestId },
 }
 
@@ -57,8 +56,8 @@ impl KvFact {
     }
 }
 
-/// While so many facts are unread, no request that exports KV starts. Those that have started add at
-/// most one fact for each chunk of their prompts, and two when they end.
+/// While this many facts are unread, no request that exports KV starts. A started request adds at most one fact for
+/// each chunk of its prompt, and two when it ends.
 const MAX_UNREAD_FACTS: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -66,23 +65,23 @@ pub(crate) struct Holds {
     by_request: BTreeMap<RequestId, Hold>,
     by_lease: BTreeSet<(u64, RequestId)>,
     num_pages: usize,
-    /// Pages that running requests export: they will be held.
+    /// Pages of running requests that export KV. They will be held.
     num_exporting_pages: usize,
     facts: VecDeque<KvFact>,
     fetches: Fetches,
     of_blocks: BlockHolds,
 }
 
-/// What one request exports to other nodes.
+/// The KV that one request exports to other nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Export {
-    /// 0 when nobody wants them.
+    /// 0 without a reader.
     num_pages: u32,
-    /// The first rows whose KV has been announced.
+    /// The number of announced rows, from the first on.
     num_rows: u32,
-    /// All rows that are to be exported.
+    /// The end of the exported rows.
     end_row: u32,
-    /// The snapshot of the recurrent state behind them.
+    /// The snapshot of the recurrent state behind the last exported row.
     state: Option<SnapshotId>,
 }
 
@@ -99,7 +98,7 @@ impl Export {
         self.state
     }
 
-    /// The snapshot in which the state behind all rows is to be taken.
+    /// Sets the snapshot that takes the state behind the last exported row.
     pub fn set_state(&mut self, snapshot: Option<SnapshotId>) {
         self.state = snapshot;
     }
@@ -108,8 +107,8 @@ impl Export {
         self.state.take()
     }
 
-    /// The part of each group's table that has the rows behind the announced ones, up to `end_row`, as far as other
-    /// nodes read it.
+    /// The entries of each group's table for the rows behind the announced ones, up to `end_row`, as far as other nodes
+    /// read them.
     fn next_tables(
         &self,
         end_row: u32,
@@ -129,7 +128,7 @@ impl Export {
 struct Hold {
     pages: Vec<PageId>,
     state: Option<SnapshotId>,
-    /// `None` when the lease is over, or when there is none.
+    /// `None` when the lease is over, and for a hold without a lease.
     lease_us: Option<u64>,
 }
 
@@ -164,7 +163,7 @@ impl Holds {
         self.num_exporting_pages > 0
     }
 
-    /// Whether the driver has read enough facts for another request to cause some.
+    /// Whether the driver has read enough facts for another export.
     pub fn has_room_for_facts(&self) -> bool {
         self.facts.len() < MAX_UNREAD_FACTS
     }
@@ -180,12 +179,12 @@ impl Holds {
             .copied()
     }
 
-    /// The snapshots that are held, too.
+    /// The held snapshots.
     pub fn states(&self) -> impl Iterator<Item = SnapshotId> {
         self.by_request.values().filter_map(|hold| hold.state)
     }
 
-    /// Keeps the pages, each with the lock that its table had, and the snapshot of a recurrent state for `request`.
+    /// Holds the pages of `request`, each with the lock of its table, and the snapshot of its recurrent state.
     pub fn insert(
         &mut self,
         request: RequestId,
@@ -206,7 +205,7 @@ impl Holds {
         assert!(before.is_none(), "request {request} holds pages twice");
     }
 
-    /// The pages and the snapshot of a hold that is over.
+    /// Removes a hold and returns its pages and its snapshot.
     pub fn remove(&mut self, request: RequestId) -> Option<(Vec<PageId>, Option<SnapshotId>)> {
         let hold = self.by_request.remove(&request)?;
         if let Some(lease_us) = hold.lease_us {
@@ -233,8 +232,8 @@ impl Holds {
         true
     }
 
-    /// A request is to export its rows up to `end_row`. Their `num_pages` pages count as held from now on. Returns
-    /// false if that would be more than `max_pages`.
+    /// Begins the export of a request's rows up to `end_row`, and counts their `num_pages` pages as held. Returns false
+    /// if that would exceed `max_pages`.
     pub fn begin_export(
         &mut self,
         export: &mut Export,
@@ -250,12 +249,12 @@ impl Holds {
         true
     }
 
-    /// Tells that a request exports nothing, because its pages cannot be held.
+    /// Reports that a request exports nothing, because its pages cannot be held.
     pub fn decline(&mut self, request: RequestId) {
         self.facts.push_back(KvFact::Declined { request });
     }
 
-    /// Announces that `step` computes a request's rows up to `end_row`, as far as they are to be exported.
+    /// Announces that `step` computes a request's exported rows up to `end_row`.
     pub fn announce(
         &mut self,
         step: StepId,
@@ -279,12 +278,12 @@ impl Holds {
         });
     }
 
-    /// A request exports no more rows, and its pages need not be held.
+    /// Ends a request's export. Its pages need no hold.
     pub fn stop_export(&mut self, export: &mut Export) {
         self.num_exporting_pages -= core::mem::take(&mut export.num_pages) as usize;
     }
 
-    /// Keeps the pages of a request that exports its KV until `lease_us`, when it lets go of them. The first
+    /// Holds the pages of an exporting request until `lease_us`, when the request gives them up. The first
     /// `num_computed_rows` of its rows are computed.
     pub fn hold_exported(
         &mut self,
@@ -305,7 +304,7 @@ impl Holds {
         self.insert(request, (pages, state), Some(lease_us));
     }
 
-    /// Tells of the leases that are over by `now_us`.
+    /// Reports the leases that end by `now_us`.
     pub fn end_leases(&mut self, now_us: u64) {
         while let Some(&(lease_us, request)) = self.by_lease.first()
             && lease_us <= now_us
@@ -319,7 +318,7 @@ impl Holds {
     }
 
     /// # Panics
-    /// When the bookkeeping contradicts itself.
+    /// Panics when the bookkeeping contradicts itself.
     pub fn check_invariants(&self, num_exporting_pages: usize) {
         let num_pages: usize = self.by_request.values().map(|hold| hold.pages.len()).sum();
         assert_eq!(num_pages, self.num_pages, "held pages");

@@ -1,4 +1,4 @@
-//! All KV pages: who may write them, who may read them, and which are evicted next.
+//! All KV pages: their writers, their readers, and the order of their eviction.
 
 mod announcement;
 mod eviction;
@@ -19,20 +19,19 @@ use crate::cache::prefix_tree::{KnownPath, Parent, PrefixMatch, PrefixTree};
 use crate::cache::residency::{Residency, Resident};
 use crate::{BlockId, KvGroup, Namespace, PageId, PageState, SnapshotId, StepId, TokenId};
 
-/// The KV pages and what they hold. A page is in one of three states, whose counts always add up to
-/// `num_pages`:
+/// The KV pages and their content. A page is in one of three states, whose counts always add up to `num_pages`:
 /// * in use: page tables name it, and each of them holds one lock;
 /// * cached: it holds the KV of a block and is not locked;
 /// * free.
 ///
-/// The scheduler has one; benchmarks and trace replays drive one on its own.
+/// The scheduler has one cache. Benchmarks and trace replays drive one on its own.
 ///
 /// The tree holds blocks, and a block has a page of each KV group or none (`residency.rs`).
 ///
-/// In groups without a window, the pages of a table that were published are those of a path from a root.
-/// So the page before a locked page is locked as well, and all cached pages can be evicted leaf by leaf,
-/// each together with its block. In groups with a window, a page is evicted alone when its turn comes,
-/// whatever follows it, because queries behind the window do not read it.
+/// In groups without a window, the published pages of a table are the pages of a path from a root. So the page before a
+/// locked page is locked as well, and all cached pages can be evicted leaf by leaf, each together with its block. In
+/// groups with a window, a page is evicted alone, also with pages behind it, because queries behind the window do not
+/// read it.
 #[derive(Debug)]
 pub struct KvCache {
     pool: PagePool,
@@ -40,19 +39,19 @@ pub struct KvCache {
     residency: Residency,
     /// Advances each time a table is released.
     clock: u64,
-    /// Cached pages that can be evicted, least recently used first: leaves of the tree, and all of groups
-    /// with windows.
+    /// Cached pages that can be evicted, least recently used first: leaves of the tree, and all pages of groups with
+    /// windows.
     evictable: BTreeSet<(u64, PageId)>,
     num_cached: usize,
     num_evicted: u64,
-    /// Buffer for evicted blocks and pages, kept so that an eviction does not allocate.
+    /// Buffer for evicted blocks and pages, reused so that an eviction does not allocate.
     removed: Removed,
     pins: Pins,
-    /// The subscription to what the tree holds, if there is one.
+    /// The subscription to KV events, if any.
     watch: Option<Box<KvWatch>>,
 }
 
-/// What the cache has of a token sequence.
+/// The cached part of a token sequence.
 #[derive(Debug, PartialEq)]
 pub(crate) struct FoundPrefix {
     /// The blocks of the tokens found.
@@ -60,13 +59,13 @@ pub(crate) struct FoundPrefix {
     /// The pages that queries behind those tokens read.
     pub tables: PageTables,
     pub donor: Option<Donor>,
-    /// The number of blocks that the tree has of the tokens. Behind the last snapshot, they have to be computed again.
+    /// The number of blocks of the tokens in the tree. Blocks behind the last snapshot have to be computed again.
     pub num_matched: usize,
-    /// The number of blocks that the next step finds, when it can restore a snapshot that this one takes.
+    /// The number of blocks that the next step finds if it restores a snapshot of this step.
     pub num_found_next: usize,
 }
 
-/// A block whose first rows continue a match. They can be copied.
+/// A block whose first rows continue a match and can be copied.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Donor {
     /// Its page in each group.
@@ -140,7 +139,7 @@ impl KvCache {
         self.pool.num_locks(page) > 0
     }
 
-    /// The blocks that the tree has of a token sequence, whatever pages they have.
+    /// The blocks of a token sequence in the tree, with or without pages.
     pub fn match_prefix(&self, namespace: &Namespace, tokens: &[TokenId]) -> PrefixMatch {
         let known = &mut KnownPath::default();
         self.tree.match_prefix(namespace, tokens, known)
@@ -161,7 +160,7 @@ impl KvCache {
             true => self.num_usable(&blocks, StepId(step.0 + 1)),
             false => num_blocks,
         };
-        // Rows in the middle of a block are of no use without the state behind them.
+        // Rows in the middle of a block are useless without the state behind them.
         let donor = donor.filter(|_| num_blocks == blocks.len() && !self.is_recurrent());
         let num_matched = blocks.len();
         blocks.truncate(num_blocks);
@@ -174,7 +173,7 @@ impl KvCache {
         }
     }
 
-    /// How many blocks at the beginning of a path can be used by a request that starts in `step`.
+    /// The number of blocks at the beginning of a path that a request starting in `step` can use.
     pub(crate) fn num_usable(&self, path: &[BlockId], step: StepId) -> usize {
         self.residency.num_usable(path, self.page_size(), step)
     }
@@ -212,8 +211,8 @@ impl KvCache {
         self.residency.page(block, group)
     }
 
-    /// Appends `num_pages` pages to a table, each locked once, and evicts cached pages for them as
-    /// needed. If there are not enough, returns false and changes nothing.
+    /// Appends `num_pages` pages to a table, each locked once, and evicts cached pages for them as needed. If the pool
+    /// has too few, returns false and changes nothing.
     pub fn try_allocate(&mut self, num_pages: usize, table: &mut Vec<PageId>) -> bool {
         if num_pages > self.num_available() {
             return false;
@@ -228,8 +227,8 @@ impl KvCache {
         true
     }
 
-    /// Extends each group's table to the number of entries that `end` says. If there are not enough
-    /// pages for all, returns false and changes nothing.
+    /// Extends each group's table to the number of entries that `end` gives. If the pool has too few pages for all,
+    /// returns false and changes nothing.
     pub(crate) fn try_extend(
         &mut self,
         tables: &mut PageTables,
@@ -254,7 +253,7 @@ impl KvCache {
         }
     }
 
-    /// Unlocks a table's pages. They count as used now.
+    /// Unlocks a table's pages and marks them as used now.
     pub fn unlock_all(&mut self, pages: impl IntoIterator<Item = PageId>) {
         self.clock += 1;
         for page in pages {
@@ -273,9 +272,8 @@ impl KvCache {
     /// Enters a block with its locked pages, by the index of their group, in the prefix tree. Their rows may
     /// be read after `filled_by` has returned, and by other spans of that step.
     ///
-    /// If the tree has those tokens there, the block that has them takes only the pages that windows have
-    /// left it without. `Err` names it when it already has pages in groups without a window; the caller
-    /// then keeps its own.
+    /// If the tree has a block with these tokens, that block takes only the pages that it lacks behind windows. `Err`
+    /// names it when it already has pages in groups without a window; the caller then keeps its own.
     pub fn publish(
         &mut self,
         parent: Parent,
@@ -351,7 +349,7 @@ impl KvCache {
         }
     }
 
-    /// A block's cached pages count as used.
+    /// Marks a block's cached pages as used.
     fn touch(&mut self, block: BlockId) {
         for group in 0..self.residency.groups().len() {
             if let Some(page) = self.residency.page(block, group)
@@ -363,7 +361,7 @@ impl KvCache {
         }
     }
 
-    /// The whole block of `tokens` that follows `parent`, if it is there.
+    /// The whole block of `tokens` that follows `parent`, if any.
     pub(crate) fn child(&self, parent: Parent, tokens: &[TokenId]) -> Option<BlockId> {
         self.tree.child(parent, tokens)
     }
@@ -393,7 +391,7 @@ impl KvCache {
         }
     }
 
-    /// The step whose return makes a page ready. `None` if it holds no block's KV.
+    /// The step whose return makes a page ready. `None` if the page has no block.
     pub fn filled_by(&self, page: PageId) -> Option<StepId> {
         let resident = self.residency.resident(page)?;
         Some(resident.filled_by)
@@ -404,13 +402,13 @@ impl KvCache {
         self.residency.filled_by(block)
     }
 
-    /// Whether `step` or a later one publishes a block. Where all groups have windows, none counts as new, because
-    /// each page goes alone.
+    /// Whether `step` or a later one publishes a block. Where all groups have windows, no block counts as new, because
+    /// each page is evicted alone.
     pub(crate) fn is_new_since(&self, block: BlockId, step: StepId) -> bool {
         self.residency.fills_all_blocks() && self.residency.filled_by_without_window(block) >= step
     }
 
-    /// What the cache itself knows of a page: free, cached or in use.
+    /// The state of a page in the cache: free, cached or in use.
     pub(crate) fn page_state(&self, page: PageId) -> PageState {
         if self.is_locked(page) {
             PageState::InUse
@@ -430,7 +428,7 @@ impl KvCache {
         self.tree.num_blocks()
     }
 
-    /// The block that a page holds the KV of.
+    /// The block whose KV a page holds.
     pub(crate) fn block_of(&self, page: PageId) -> Option<BlockId> {
         let resident = self.residency.resident(page)?;
         Some(resident.block)
@@ -511,7 +509,7 @@ impl KvCache {
     }
 
     /// # Panics
-    /// Panics when the blocks at the ends of paths are counted wrong. `ends` are those of all requests.
+    /// Panics when the counts of paths that end at blocks are wrong. `ends` are the ends of all requests' paths.
     pub(crate) fn check_ends(&self, ends: impl Iterator<Item = BlockId>) {
         let mut num_ends = BTreeMap::new();
         for end in ends {
@@ -531,7 +529,7 @@ impl KvCache {
         }
     }
 
-    /// In a group without a window, the page before a cached page was used as lately, and the one before
+    /// In a group without a window, the page before a cached page has the same or a later last use, and the page before
     /// a locked page is locked.
     fn check_order(&self, page: PageId) {
         let Some(resident) = self.residency.resident(page) else {

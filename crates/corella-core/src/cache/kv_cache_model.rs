@@ -55,7 +55,7 @@ struct Totals {
     num_donors: u64,
     num_refused: u64,
     num_removals_told: u64,
-    /// Pages that were not computed yet when events were read.
+    /// Pages that were not yet computed when events were read.
     num_held_events: u64,
     /// Pages that were unpublished while they were pinned.
     num_lost_pins: u64,
@@ -91,7 +91,7 @@ struct Pair {
     clock: u64,
     step: StepId,
     tables: Vec<Table>,
-    /// Queries that are repeated after every operation, each with what was found for it before.
+    /// Queries that are repeated after every operation, each with its previous result.
     watched: Vec<(Namespace, Vec<TokenId>, KnownPath)>,
     /// The blocks that a subscriber has heard of.
     heard: Option<BTreeMap<PageHash, Vec<TokenId>>>,
@@ -150,7 +150,7 @@ impl Pair {
         }
     }
 
-    /// Repeats the watched queries: what was found before must not change what is found now.
+    /// Repeats the watched queries: an earlier result must not change the new one.
     fn ask_again(&mut self) {
         for (namespace, query, known) in &mut self.watched {
             let again = self.cache.find_prefix(namespace, query, self.step, known);
@@ -163,7 +163,7 @@ impl Pair {
         }
     }
 
-    /// Reads the cache's events from time to time, and compares them with the entries.
+    /// Reads the cache's events in some steps, and compares them with the entries.
     fn listen(&mut self) {
         const SALT: u64 = 7;
         let Some(heard) = &mut self.heard else {
@@ -440,7 +440,7 @@ impl Pair {
         }
     }
 
-    /// Unpublishes a page and all below it, as after a failed step.
+    /// Unpublishes a page and all pages below it, as after a failed step.
     fn unpublish(&mut self, at: usize) {
         let table = &self.tables[at];
         if table.num_published == 0 {

@@ -1,5 +1,4 @@
-//! KV events: they tell subscribers, such as a router or another cache tier, what the prefix cache
-//! holds.
+//! KV events, which tell a router or another cache tier what the prefix cache holds.
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeSet, VecDeque};
@@ -8,13 +7,12 @@ use alloc::vec::Vec;
 use crate::cache::page_hash::PageHash;
 use crate::{BlockId, Namespace, Parent, StepId, TokenId};
 
-/// A change of the prefix cache. A block is stored once all pages that a hit up to its end needs are in the
-/// pool and computed. Without windows, each comes after the block before it on its path. With windows,
-/// a block may be stored although the one before it is not.
+/// A change of the prefix cache. A block is stored once the pool has all pages that a hit up to its end needs, all of
+/// them computed. Without windows, each block comes after its parent. With windows, a block may be stored without its
+/// parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Forget all earlier events. A subscription starts with this, and what the cache holds
-    /// follows.
+    /// Forget all earlier events. A subscription starts with this event, and the content of the cache follows.
     Cleared,
     Stored {
         page: PageHash,
@@ -28,29 +26,29 @@ pub enum KvEvent {
     },
 }
 
-/// The state of one subscription. Events are made only when they are asked for, so blocks that come
-/// and go in between are never mentioned. A slow reader therefore leaves no more behind than a
-/// `Removed` for each block that it knows and a `Stored` for each block in the tree.
+/// The state of one subscription. Events are made only on request, so a block that enters and leaves the tree between
+/// two requests is never mentioned. A slow reader therefore leaves at most a `Removed` for each block that it knows and
+/// a `Stored` for each block in the tree.
 #[derive(Debug)]
 pub(crate) struct KvWatch {
     pub salt: u64,
     has_begun: bool,
-    /// Whole blocks that are in the tree, indexed by block.
+    /// Whole blocks in the tree, indexed by block.
     blocks: Vec<Option<WatchedBlock>>,
-    /// Blocks that were announced and can be hit no longer, in the order in which they were lost.
+    /// Announced blocks that can no longer be hit, in the order of their loss.
     removed: VecDeque<PageHash>,
-    /// Blocks that have not been announced yet, sorted by when they can be.
+    /// Blocks that have not been announced yet, sorted by the step from which they can be.
     untold: BTreeSet<(StepId, u64, BlockId)>,
-    /// The number of times that a block could be hit. It sorts a block after the one that it follows.
+    /// The number of times that a block became available for hits. It sorts a block after its parent.
     num_found: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct WatchedBlock {
     hash: PageHash,
-    /// The step whose return makes the block and all before it ready in groups without a window.
+    /// The step whose return makes the pages of the block and of its ancestors ready in groups without a window.
     ready_by: StepId,
-    /// While everything is there that a hit needs.
+    /// `None` while a page or snapshot that a hit needs is missing.
     found: Option<Found>,
 }
 
@@ -98,8 +96,8 @@ impl KvWatch {
         self.blocks[block.0 as usize] = Some(watched);
     }
 
-    /// Records that everything is there that a hit up to the end of a block needs. `filled_by` makes its
-    /// pages in groups with windows ready.
+    /// Records that all pages for a hit up to the end of a block are present. `filled_by` makes its pages in groups
+    /// with windows ready.
     pub fn note_found(&mut self, block: BlockId, filled_by: StepId) {
         let number = self.num_found;
         let Some(watched) = &mut self.blocks[block.0 as usize] else {
@@ -118,7 +116,7 @@ impl KvWatch {
         self.untold.insert((ready_by, number, block));
     }
 
-    /// Records that something is gone that a hit up to the end of a block needs.
+    /// Records that a hit up to the end of a block lacks a page or a snapshot.
     pub fn note_lost(&mut self, block: BlockId) {
         let watched = self.blocks.get_mut(block.0 as usize);
         let Some(watched) = watched.and_then(Option::as_mut) else {
@@ -141,8 +139,7 @@ impl KvWatch {
         }
     }
 
-    /// The next event that needs no step to have returned: the beginning of the subscription, then
-    /// blocks that are lost.
+    /// The next event that depends on no step: the beginning of the subscription, then lost blocks.
     pub fn pop_gone(&mut self) -> Option<KvEvent> {
         if !core::mem::replace(&mut self.has_begun, true) {
             return Some(KvEvent::Cleared);

@@ -1,8 +1,7 @@
 //! KV groups: sets of layers that have page tables of their own.
 
-/// A set of layers that share page tables, because all of them read the same positions. Which layers
-/// those are is the executor's business. All groups take their pages from one pool; a page belongs
-/// to one group while it is used.
+/// A set of layers that share page tables, because all of them read the same positions. The executor assigns layers to
+/// groups. All groups take their pages from one pool; a page belongs to one group while it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvGroup {
     /// A query at position `p` reads positions `p - window + 1 ..= p`. Without a window it reads
@@ -25,21 +24,21 @@ impl KvGroup {
         self.first_row_read(position) / page_size
     }
 
-    /// The first of those pages of a prompt of `num_rows` rows that another node needs to go on behind it, or to
+    /// The first of those pages of a prompt of `num_rows` rows that another node needs to continue behind it, or to
     /// compute its last row again.
     pub fn first_page_exported(&self, num_rows: u32, page_size: u32) -> u32 {
         self.first_page_read(num_rows.saturating_sub(1), page_size)
     }
 
-    /// The most pages that a request needs at once when it has `num_rows` rows in the end and at
-    /// most `num_rows_at_once` of them are being computed.
+    /// The most pages that a request needs at once when it has `num_rows` rows at its end and computes at most
+    /// `num_rows_at_once` of them at once.
     pub fn num_pages(&self, num_rows: u32, num_rows_at_once: u32, page_size: u32) -> u32 {
         let num_pages = num_rows.div_ceil(page_size);
         match self.window {
             None => num_pages,
             Some(window) => {
                 let num_rows_read = (window - 1).saturating_add(num_rows_at_once.max(1));
-                // Where a page ends before the second of those rows, they touch one page more.
+                // If a page ends before the second of those rows, they touch one more page.
                 let num_touched = (num_rows_read - 1).div_ceil(page_size).saturating_add(1);
                 num_pages.min(num_touched)
             }

@@ -1,14 +1,13 @@
-//! Forecasts how many pages the running requests will need at once, in the steps to come.
+//! Forecasts the most pages that the running requests will hold at once in later steps.
 //!
-//! The forecast is kept from step to step. A clock counts turns: in a turn, every decoding request
-//! fills one row. Each running request is counted by numbers that do not change as the clock goes
-//! on: the turn in which it will fill its last row, and its rows less the turns so far. So a step
-//! in which every request decodes only advances the clock, and a page that a request takes changes
-//! only the sum of the pages held.
+//! The forecast is kept from step to step. A clock counts turns: in a turn, every decoding request fills one row. Each
+//! running request is counted by numbers that the clock does not change: the turn in which it will fill its last row,
+//! and its rows less the turns so far. So a step in which every request decodes only advances the clock, and a page
+//! that a request takes changes only the sum of the pages held.
 
 use alloc::vec::Vec;
 
-/// What one request holds now, and is expected to need before it ends.
+/// The pages that one request holds now, and is expected to need before it ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PageDemand {
     pub num_rows: u32,
@@ -16,26 +15,26 @@ pub(crate) struct PageDemand {
     pub num_steps: u32,
     /// Pages that the request holds, or takes when it starts.
     pub num_held_pages: u32,
-    /// Pages that the request is expected to hold when it ends, and no fewer than it holds now.
+    /// Pages that the request is expected to hold when it ends, at least `num_held_pages`.
     pub num_final_pages: u32,
-    /// Those of them that do not become more with its rows, because they are behind windows.
+    /// The final pages of groups with windows. Their number does not grow with the rows.
     pub num_window_pages: u32,
-    /// Pages that others go on holding when the request ends.
+    /// Pages that other requests still hold when this one ends.
     pub num_shared_pages: u32,
-    /// Pages that are kept for the request by a rule that does not go by time.
+    /// Pages that a rule without regard to time keeps for the request.
     pub num_kept_pages: u32,
-    /// Whether the request will end when it is expected to.
+    /// Whether the request's end is known and not predicted.
     pub is_certain: bool,
 }
 
 impl PageDemand {
-    /// Pages that the request is expected to take yet.
+    /// Pages that the request is expected to take from now on.
     pub fn num_future_pages(&self) -> u32 {
         self.num_final_pages - self.num_held_pages
     }
 }
 
-/// What one request adds to a forecast. The request keeps it, so that the same is taken back.
+/// The numbers that one request adds to a forecast. The request keeps them, so that exactly these are subtracted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Contribution {
     /// The turn in which the request ends, and the last turn of its cohort's window.
@@ -47,41 +46,40 @@ pub(crate) struct Contribution {
     num_window_pages: i64,
     num_shared_pages: i64,
     is_certain: bool,
-    /// When the request has this many rows, it is counted anew.
+    /// With more rows than this, the request is counted anew.
     pub max_rows: u32,
 }
 
-/// A request is counted anew when it has filled half of the rows that it was expected to fill, or
-/// this many. By then its end is so much nearer that a narrower window is due. Besides, counting
-/// anew corrects for rows that drafts have added and for turns that the request has missed.
+/// A request is counted anew when it has filled half of the rows that it was expected to fill, or this many. By then
+/// its end is so much nearer that a narrower window is due. Counting anew also corrects for rows that drafts have added
+/// and for turns that the request has missed.
 const MAX_UNCOUNTED_ROWS: u32 = 64;
 
 /// A window is an eighth as long as the time to its end, or less.
 const WINDOW_BITS: u32 = 3;
 
-/// Predicted lengths are off by about as much as they are long, so the sum over n requests is off
-/// by the sum divided by √n. A third of that is kept as a margin. Replays of traces were fastest
-/// with it: a larger margin leaves pages idle, and a smaller one leads to more preemptions.
+/// The error of a predicted length is about as large as the length, so the error of a sum over n requests is the sum
+/// divided by √n. A third of that is kept as a margin. Replays of traces were fastest with it: a larger margin leaves
+/// pages idle, and a smaller one leads to more preemptions.
 const MARGIN_DIVISOR: u64 = 3;
 
-/// The most pages that the running requests will hold at any step to come, beyond those held now.
+/// Forecasts the most pages that the running requests will hold at any later step, beyond those held now.
 ///
-/// Requests that end give back pages, which others then take. So the sum of all that they will need
-/// is far more than they ever hold at once. The idea is that of the Past-Future scheduler (Gong et
-/// al., ASPLOS 2025): the number of pages held is largest just before some request ends, so it is
-/// enough to look at the ends, in their order. Requests that end at about the same time are taken
-/// together, as if all ended when the last of them does.
+/// A request that ends gives back pages, which others then take. So the sum of all pages that they will need is far
+/// larger than their peak. As in the Past-Future scheduler (Gong et al., ASPLOS 2025), the number of pages held is
+/// largest just before some request ends, so only the ends count, in their order. Requests that end at about the same
+/// time form a cohort, which ends with the last of them.
 #[derive(Clone, Debug)]
 pub(crate) struct PageForecast {
     page_size: i64,
-    /// KV groups whose pages become more with the rows of a request.
+    /// The number of KV groups whose pages grow with the rows of a request.
     num_growing_groups: i64,
-    /// Whether pages that one request gives back count for the others. If not, the pages kept for
-    /// the requests are simply added up.
+    /// Whether pages that one request gives back count for the others. If not, the forecast adds up the pages kept for
+    /// all requests.
     is_timed: bool,
     /// The number of turns so far.
     clock: u64,
-    /// Rows that have been filled in the current turn.
+    /// Rows filled in the current turn.
     num_turn_rows: usize,
     /// The cohorts by the ends of their windows. Two windows overlap only if one contains the
     /// other.
@@ -149,7 +147,7 @@ impl PageForecast {
         }
     }
 
-    /// Notes that a step gives a row to `num_decodes` of the `num_decoding` requests that want one.
+    /// Records that a step gives a row to `num_decodes` of the `num_decoding` requests that want one.
     pub fn advance(&mut self, num_decodes: usize, num_decoding: usize) {
         self.num_turn_rows += num_decodes;
         if self.num_turn_rows >= num_decoding {
@@ -158,7 +156,7 @@ impl PageForecast {
         }
     }
 
-    /// Notes that a request has taken pages.
+    /// Records that a request has taken pages.
     pub fn note_taken(&mut self, num_pages: usize, is_certain: bool) {
         self.num_held_pages += num_pages as i64;
         if !is_certain {
@@ -166,7 +164,7 @@ impl PageForecast {
         }
     }
 
-    /// Notes that a request has given back pages.
+    /// Records that a request has given back pages.
     pub fn note_given_back(&mut self, num_pages: usize, is_certain: bool) {
         self.num_held_pages -= num_pages as i64;
         if !is_certain {
@@ -174,12 +172,12 @@ impl PageForecast {
         }
     }
 
-    /// Sets the number of pages that a rule which does not go by time keeps for all requests.
+    /// Sets the number of pages that a rule without regard to time keeps for all requests.
     pub fn keep_pages(&mut self, num_pages: usize) {
         self.num_kept_pages = num_pages as i64;
     }
 
-    /// Notes that some of those pages are no longer kept.
+    /// Subtracts kept pages.
     pub fn drop_kept_pages(&mut self, num_pages: usize) {
         self.num_kept_pages -= num_pages as i64;
     }
@@ -229,7 +227,7 @@ impl PageForecast {
         self.count(at, request, num_held_pages, 1);
     }
 
-    /// Takes back what was added for a request that holds `num_held_pages` pages now.
+    /// Subtracts the contribution of a request that holds `num_held_pages` pages now.
     pub fn remove(&mut self, request: &Contribution, num_held_pages: usize) {
         let at = self.cohort_at(request.window_end);
         let at = at.expect("a request that is counted has a cohort");
@@ -271,7 +269,7 @@ impl PageForecast {
         }
     }
 
-    /// Pages beyond those held now that the requests need at the step at which they need the most.
+    /// The most pages beyond those held now that the requests need at any step.
     pub fn peak(&self) -> usize {
         if !self.is_timed {
             return self.num_kept_pages as usize;
@@ -280,8 +278,8 @@ impl PageForecast {
         stations.max().unwrap_or(0).max(0) as usize + self.margin()
     }
 
-    /// Pages that are kept because lengths are predicted. A request that runs alone has no margin:
-    /// nobody else could take the pages that it may need.
+    /// The margin for predicted lengths. A request that runs alone has none, because no other request could take its
+    /// pages.
     fn margin(&self) -> usize {
         let uncertain = &self.uncertain;
         if self.total.num_requests < 2 || uncertain.num_requests == 0 {
@@ -300,7 +298,7 @@ impl PageForecast {
         found.map_or(0, |station| station.num_steps)
     }
 
-    /// Pages beyond those held now when all have ended that end within `num_steps` steps.
+    /// Pages beyond those held now after all requests that end within `num_steps` steps.
     pub fn pages_after(&self, num_steps: u32) -> i64 {
         let ended = { self.stations() }.take_while(|station| station.num_steps <= num_steps);
         ended.last().map_or(0, |station| station.after)
@@ -336,7 +334,7 @@ impl PageForecast {
     }
 
     /// # Panics
-    /// When the sums are not those of the requests, or a request ends outside of its cohort's time.
+    /// Panics when the sums differ from the requests, or a request ends outside of its cohort's window.
     pub fn check_invariants<'a>(&self, requests: impl Iterator<Item = (&'a Contribution, usize)>) {
         let mut again = Self::new(
             self.page_size as u32,
@@ -444,8 +442,8 @@ mod tests {
         assert!(peak <= max, "{peak} instead of {exact}");
     }
 
-    /// Requests are counted when they start, and anew whenever that is due. In every step the peak
-    /// is near the one worked out for the rows that the requests have in that step.
+    /// Requests are counted when they start, and anew when due. In every step the peak is near the peak worked out for
+    /// the rows that the requests have in that step.
     #[test]
     fn time_shifts_nothing() {
         for requests in loads().take(100) {
@@ -513,13 +511,13 @@ mod tests {
         assert_eq!(both.pages_after(8), 0);
         assert_eq!(both.pages_after(7), 0);
         assert_eq!(both.pages_after(40), -5);
-        // If 4 pages are available now, 4 are when a has ended, and 5 only when b has ended too.
+        // With 4 available pages now, 4 are available when a has ended, and 5 only when b has ended too.
         assert_eq!(both.num_steps_until(4, 4), 8);
         assert_eq!(both.num_steps_until(5, 4), 40);
     }
 
-    /// Worked out by hand: a ends after 4 steps with 5 pages, of which others go on holding 3. Then b
-    /// has 5 pages, and 14 when it ends. So 9 pages are needed beyond the 8 that are held now.
+    /// Worked out by hand: a ends after 4 steps with 5 pages, 3 of which other requests still hold. Then b has 5 pages,
+    /// and 14 when it ends. So 9 pages are needed beyond the 8 that are held now.
     #[test]
     fn shared_pages_are_not_given_back() {
         let mut forecast = forecast(&[(16, 40)], true);
@@ -540,8 +538,8 @@ mod tests {
         assert_eq!(forecast(&requests, true).pages_after(0), -1);
     }
 
-    /// The requests have missed turns, so that the clock is behind their ends. They are expected to
-    /// end now, and with no more pages than they were expected to have.
+    /// The requests have missed turns, so the clock is behind their ends. They are expected to end now, and with no
+    /// more pages than predicted.
     #[test]
     fn a_request_that_is_late_ends_now() {
         let mut forecast = forecast(&[(8, 4), (8, 8)], true);

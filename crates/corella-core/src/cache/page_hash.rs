@@ -6,9 +6,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::{Namespace, TokenId};
 
-/// The name of a whole block: an XXH3-128 hash of its namespace and all tokens up to its end, chained
-/// block by block and seeded with a salt. It is the same in all processes that share salt and page
-/// size, so that one can ask for what another holds.
+/// The name of a whole block: an XXH3-128 hash of its namespace and all tokens up to its end, chained block by block
+/// and seeded with a salt. It is the same in all processes that share salt and page size, so that a process can ask
+/// another for a block.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageHash(pub u128);
 
@@ -34,7 +34,7 @@ impl PageHash {
     }
 }
 
-/// How the nodes of a fleet hash blocks. Nodes have the same salt if the same tokens give them the same KV.
+/// The block hash function of a fleet. Nodes have the same salt if the same tokens give them the same KV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHasher {
     salt: u64,
@@ -47,7 +47,7 @@ impl BlockHasher {
         Self { salt, mask }
     }
 
-    /// Keeps only the low `num_bits` bits of each hash, so that tests see hashes of different blocks that are equal.
+    /// Keeps only the low `num_bits` bits of each hash, so that tests see different blocks with equal hashes.
     pub fn truncated(salt: u64, num_bits: u32) -> Self {
         let mask = 1_u128
             .checked_shl(num_bits)
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// A chain of cut hashes goes on from the cut ones, and all bits make the hashes of KV events.
+    /// Each truncated hash continues the chain, and all bits make the hashes of KV events.
     #[test]
     fn a_sequence_has_a_hash_for_each_whole_block() {
         let namespace = Namespace::default();

@@ -1,10 +1,10 @@
-//! The page map: what each KV page is used for, for people who look at the engine.
+//! The page map: the use of each KV page, for people who observe the engine.
 
 use alloc::vec::Vec;
 
 use crate::PageId;
 
-/// What a page is used for. A page for which two apply counts as the later one.
+/// The use of a page. A page with two uses counts as the later one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageState {
     Free,
@@ -14,17 +14,17 @@ pub enum PageState {
     InUse,
     /// It belongs to a request whose KV another node or host memory fills, or has filled, or to a fetch.
     Received,
-    /// Its request has let go of it, and another node may still read or write it.
+    /// Its request has given it up, and another node may still read or write it.
     Held,
 }
 
-/// The pages of the pool in the order of their numbers. Each cell stands for `num_pages_per_cell`
-/// successive pages, the last one perhaps for fewer.
+/// The pages of the pool in the order of their numbers. Each cell stands for `num_pages_per_cell` successive pages, the
+/// last cell perhaps for fewer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageMap {
     pub num_pages_per_cell: u32,
-    /// The most frequent state among those pages of a cell that are not free, and the later one where
-    /// two are as frequent. A cell is free when all of its pages are.
+    /// The most frequent state among the pages of a cell that are not free, and the later state in a tie. A cell is
+    /// free when all of its pages are.
     pub cells: Vec<PageState>,
     /// The number of pages in [`PageState::Received`].
     pub num_received: usize,
@@ -32,8 +32,7 @@ pub struct PageMap {
 
 const NUM_STATES: usize = 5;
 
-/// The most pages of one cell that are looked at, evenly spread, so that the time that a map takes
-/// does not grow with the pool.
+/// The most pages examined per cell, evenly spread, so that the time for a map does not grow with the pool.
 const MAX_SAMPLES_PER_CELL: u32 = 32;
 
 impl PageMap {

@@ -1,4 +1,4 @@
-//! The page pool: which pages are free, and how many locks each of the others has.
+//! The page pool: the free pages, and the locks of the others.
 
 use alloc::vec::Vec;
 

@@ -7,27 +7,26 @@ use crate::PageId;
 /// The pages of one group, in order of their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PageTable {
-    /// Entries at the beginning that are not there, because they are behind the group's window or
-    /// belong to an earlier part.
+    /// Missing entries at the beginning: they are behind the group's window or belong to an earlier part.
     pub num_gone: usize,
-    /// The entries behind those.
+    /// The entries behind the missing ones.
     pub pages: Vec<PageId>,
 }
 
 impl PageTable {
-    /// A table that has its first entry.
+    /// A table without missing entries.
     pub fn whole(pages: Vec<PageId>) -> Self {
         let num_gone = 0;
         Self { num_gone, pages }
     }
 
-    /// The number of entries, including those that are gone.
+    /// The number of entries, including the missing ones.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.num_gone + self.pages.len()
     }
 
-    /// Takes away the pages before entry `first`, which are gone then.
+    /// Removes the pages before entry `first`, which are missing from then on.
     pub(crate) fn take_before(&mut self, first: usize) -> Drain<'_, PageId> {
         let num_pages = first.saturating_sub(self.num_gone);
         self.num_gone += num_pages;
@@ -38,7 +37,7 @@ impl PageTable {
         self.pages.get(at.checked_sub(self.num_gone)?).copied()
     }
 
-    /// A copy of the entries `first..end`, as far as they are there.
+    /// A copy of the entries `first..end`, without the missing ones.
     pub(crate) fn part(&self, first: usize, end: usize) -> Self {
         let first = first.max(self.num_gone);
         let pages = (first..end).map_while(|at| self.page(at)).collect();
@@ -46,8 +45,7 @@ impl PageTable {
         Self { num_gone, pages }
     }
 
-    /// Appends a later part of the same table, which may begin with entries that are here already. Returns
-    /// its first new entry and all behind it.
+    /// Appends a later part of the same table, which may overlap this one. Returns the new entries.
     pub fn append(&mut self, part: &Self) -> Self {
         if self.pages.is_empty() {
             self.num_gone = part.num_gone;
@@ -121,8 +119,8 @@ impl PageTables {
         self.first.pages.len() + others.sum::<usize>()
     }
 
-    /// The number of entries that all tables have. Those of groups with a window are shorter than
-    /// the others while a prompt is being read.
+    /// The number of entries that all tables have. Tables of groups with a window are shorter than the others while a
+    /// prompt is being read.
     pub fn len(&self) -> usize {
         let others = self.others.iter().map(PageTable::len);
         others.fold(self.first.len(), usize::min)
@@ -132,7 +130,7 @@ impl PageTables {
         self.num_pages() == 0
     }
 
-    /// Takes the entries before `end` out of all tables. The pages behind them stay.
+    /// Removes the entries before `end` from all tables. The pages behind them stay.
     pub fn split_before(&mut self, end: usize) -> Self {
         let mut before = Self::new(self.num_groups());
         for (table, taken) in self.iter_mut().zip(before.iter_mut()) {

@@ -1,5 +1,4 @@
-//! The prefix tree: which token sequences the cache knows, block by block. Which pages hold their KV is the
-//! business of `residency.rs`.
+//! The prefix tree: the token sequences of the cache, block by block. `residency.rs` maps blocks to pages.
 
 mod invariant;
 
@@ -16,20 +15,19 @@ use crate::{BlockId, Namespace, TokenId};
 const MAX_NODE_TOKENS: usize = if cfg!(test) { 6 } else { 8192 };
 
 /// A radix tree over tokens, one root per namespace. A node is one of two kinds:
-/// * a run of whole blocks: `tokens.len() == blocks.len() * page_size`. What follows it are its
-///   children, and it is only ever cut between blocks.
-/// * a tail: one block of fewer tokens, whose pages are filled in part. It has no children, and others
-///   use its rows only by copying them.
+/// * a run of whole blocks: `tokens.len() == blocks.len() * page_size`. Its successors are its children, and it is only
+///   ever cut between blocks.
+/// * a tail: one block of fewer tokens, whose pages are filled in part. It has no children, and other requests use its
+///   rows only by copying them.
 ///
-/// No node's first block is a prefix of a sibling's. So there is one path for each token sequence,
-/// and the longest match of a key is one of its two neighbours in sorted order.
+/// No node's first block is a prefix of a sibling's first block. So each token sequence has one path, and the longest
+/// match of a key is one of its two neighbours in sorted order.
 ///
 /// The cost of an operation hardly depends on the number of namespaces, siblings and blocks: it
 /// searches maps and touches only the blocks that it concerns. A node's memory is proportional to
 /// its blocks.
 ///
-/// A block knows its place, so callers need no node ids, and splitting a node does not invalidate
-/// anything that they hold.
+/// A block knows its place, so callers need no node ids, and splitting a node does not invalidate their block ids.
 #[derive(Debug)]
 pub(crate) struct PrefixTree {
     page_size: usize,
@@ -49,17 +47,17 @@ pub(crate) struct PrefixTree {
     next_insertion: NonZeroU64,
 }
 
-/// The part of a token sequence that the tree has.
+/// The part of a token sequence in the tree.
 #[derive(Debug, Default, PartialEq)]
 pub struct PrefixMatch {
     /// Whole blocks from the start of the sequence.
     pub blocks: Vec<BlockId>,
-    /// A block that begins with the tokens behind those, and how many of them it has.
+    /// A block that begins with the next tokens, and the number of these tokens.
     pub donor: Option<(BlockId, u32)>,
 }
 
-/// The whole blocks that were found for a token sequence, each with the number of the insertion that
-/// put it there. A block that was removed and inserted again has another number.
+/// The whole blocks found for a token sequence, each with the number of its insertion. A block that was removed and
+/// inserted again has another number.
 #[derive(Debug, Default)]
 pub(crate) struct KnownPath {
     blocks: Vec<(BlockId, NonZeroU64)>,
@@ -87,7 +85,7 @@ struct Place {
     index: u32,
     /// The number of the insertion, which tells this use of the block from earlier ones.
     insertion: NonZeroU64,
-    /// How many requests' paths end at the block. The block stays while there is one, even without pages.
+    /// The number of requests' paths that end at the block. Above 0, the block stays even without pages.
     num_ends: u32,
 }
 
@@ -95,7 +93,7 @@ struct Place {
 #[derive(Debug, Default)]
 pub(crate) struct RemovedBlocks {
     pub blocks: Vec<BlockId>,
-    /// How many paths ended at those blocks.
+    /// The number of paths that ended at those blocks.
     pub num_ends: u32,
 }
 
@@ -107,7 +105,7 @@ struct Node {
     children: BTreeMap<FirstBlock, NodeId>,
 }
 
-/// What a node is below.
+/// The parent of a node.
 #[derive(Debug, Default)]
 enum Above {
     /// The node is unused.
@@ -136,7 +134,7 @@ impl Node {
 }
 
 impl PrefixTree {
-    /// `num_pages` is the number of blocks that the tree has at least room for.
+    /// `num_pages` is the least number of blocks that the tree has room for.
     pub fn new(num_pages: u32, page_size: u32) -> Self {
         Self {
             page_size: page_size as usize,
@@ -152,16 +150,15 @@ impl PrefixTree {
 
     /// Finds the longest match, to the token.
     ///
-    /// `known` is what an earlier call found for the same tokens, and is updated to what this one
-    /// finds. Blocks that the tree still has are not compared again.
+    /// `known` is the result of an earlier call for the same tokens, and is updated to this one. Blocks that the tree
+    /// still has are not compared again.
     pub fn match_prefix(
         &self,
         namespace: &Namespace,
         tokens: &[TokenId],
         known: &mut KnownPath,
     ) -> PrefixMatch {
-        // A block leaves the tree together with all that follow it, so the path to a block that is
-        // still there is unchanged.
+        // A block leaves the tree together with all blocks behind it, so the path to a block in the tree is unchanged.
         while let Some(&(block, insertion)) = known.blocks.last()
             && self.places[block.0 as usize].map(|place| place.insertion) != Some(insertion)
         {
@@ -205,9 +202,9 @@ impl PrefixTree {
         }
     }
 
-    /// Inserts a block of `tokens` after `parent`; fewer tokens than a page has rows make a tail. If the
-    /// tree already has those tokens there, nothing changes and `Err` names the block that has them. A
-    /// tail that the new block covers leaves the tree and is appended to `superseded`.
+    /// Inserts a block of `tokens` after `parent`; fewer tokens than a page has rows make a tail. If the tree already
+    /// has these tokens there, nothing changes and `Err` names their block. A tail that the new block covers leaves the
+    /// tree and is appended to `superseded`.
     pub fn insert(
         &mut self,
         parent: Parent,
@@ -269,7 +266,7 @@ impl PrefixTree {
         Ok(block)
     }
 
-    /// The whole block of `tokens` that follows `parent`, if it is there.
+    /// The whole block of `tokens` that follows `parent`, if any.
     pub fn child(&self, parent: Parent, tokens: &[TokenId]) -> Option<BlockId> {
         let (node, after) = match parent {
             Parent::Root(namespace) => (*self.roots.get(&root_key(namespace))?, 0),
@@ -299,7 +296,7 @@ impl PrefixTree {
         next.into_iter().chain(whole.map(|child| child.blocks[0]))
     }
 
-    /// Removes a block and everything below it from the tree.
+    /// Removes a block and all blocks below it from the tree.
     pub fn remove_from(&mut self, block: BlockId, removed: &mut RemovedBlocks) {
         let Place { node, index, .. } = self.place(block);
         let below = core::mem::take(&mut self.node_mut(node).children);
@@ -373,15 +370,15 @@ impl PrefixTree {
         self.page_size
     }
 
-    /// The tokens of a block's filled rows: fewer than a block's in a tail.
+    /// The tokens of a block's filled rows; fewer than `page_size` in a tail.
     pub fn block_tokens(&self, block: BlockId) -> &[TokenId] {
         let Place { node, index, .. } = self.place(block);
         let rest = &self.node(node).tokens[index as usize * self.page_size..];
         &rest[..rest.len().min(self.page_size)]
     }
 
-    /// All full blocks in the order of their insertion, so that each comes after the one before it
-    /// on its path. Pages that follow each other are mostly neighbours in memory as well.
+    /// All full blocks in the order of their insertion, so that each comes after its parent. Successive pages are
+    /// mostly neighbours in memory as well.
     pub fn whole_blocks(&self) -> Vec<BlockId> {
         let placed = self.places.iter().enumerate();
         let mut blocks: Vec<(NonZeroU64, BlockId)> = placed
@@ -399,23 +396,23 @@ impl PrefixTree {
         placed.filter_map(|(block, place)| place.map(|_| BlockId(block as u32)))
     }
 
-    /// The number of the insertion that put the block there.
+    /// The number of the block's insertion.
     pub fn insertion(&self, block: BlockId) -> Option<u64> {
         let place = self.places.get(block.0 as usize)?.as_ref()?;
         Some(place.insertion.get())
     }
 
-    /// How many requests' paths end at a block.
+    /// The number of requests' paths that end at a block.
     pub fn num_ends(&self, block: BlockId) -> u32 {
         self.places[block.0 as usize].map_or(0, |place| place.num_ends)
     }
 
-    /// Notes that one more request's path ends at a block.
+    /// Records that one more request's path ends at a block.
     pub fn add_end(&mut self, block: BlockId) {
         self.place_mut(block).num_ends += 1;
     }
 
-    /// Notes that one request's path ends at a block no longer.
+    /// Records that one request's path no longer ends at a block.
     pub fn remove_end(&mut self, block: BlockId) {
         self.place_mut(block).num_ends -= 1;
     }
@@ -436,8 +433,8 @@ impl PrefixTree {
         self.places.len() - self.unused_blocks.len()
     }
 
-    /// The child whose first block shares the most tokens with the front of `key`, and how many. It
-    /// sorts directly before or after the key.
+    /// The child whose first block shares the most tokens with the front of `key`, and their number. It sorts directly
+    /// before or after the key.
     fn closest_child(&self, node: NodeId, key: &[TokenId]) -> Option<(NodeId, usize)> {
         let children = &self.node(node).children;
         if children.is_empty() {
@@ -492,7 +489,7 @@ impl PrefixTree {
         front_id
     }
 
-    /// Removes a node without children, and its root if that has no others.
+    /// Removes a node without children, and its root if that has no other node.
     fn remove_node(&mut self, node: NodeId, removed: &mut RemovedBlocks) {
         let dropped = self.drop_node(node);
         self.forget(&dropped.blocks, removed);

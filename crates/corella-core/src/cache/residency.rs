@@ -1,11 +1,11 @@
 //! Residency: the pages that hold the KV of each block, one of each KV group or none.
 //!
-//! In groups without a window, every block of the prefix tree has its page. In groups with one, pages are
-//! evicted alone, so that a block may lack them; it can then be used only by queries that do not read
-//! them. Where all groups have windows, a block may have no page at all and lead to others that have.
+//! In groups without a window, every block of the prefix tree has its page. In groups with a window, pages are evicted
+//! alone, so that a block may lack them. Only queries that do not read them can then use the block. Where all groups
+//! have windows, a block without any page may lead to blocks with pages.
 //!
-//! Recurrent layers have no pages. Some blocks have a snapshot of their state, and a prefix can be used up to such a
-//! block only.
+//! Recurrent layers have no pages. Some blocks have a snapshot of their state, and a prefix can be used only up to such
+//! a block.
 
 use alloc::vec::Vec;
 use core::num::NonZeroU32;
@@ -13,7 +13,7 @@ use core::num::NonZeroU32;
 use crate::cache::snapshot::Snapshots;
 use crate::{BlockId, KvGroup, PageId, StepId};
 
-/// The bits of a time that tell the order of pages that were used last together.
+/// The bits of a time that order pages with the same last use.
 const DEPTH_BITS: u32 = 31;
 
 #[derive(Debug)]
@@ -34,9 +34,9 @@ pub(crate) struct Resident {
     pub block: BlockId,
     /// The step whose return makes the page ready.
     pub filled_by: StepId,
-    /// The time at which the page's last lock was removed, if it has none.
+    /// The time at which the page's last lock was removed, if it has no lock.
     last_used: u64,
-    /// The number of blocks up to its end; 1 in a group without a window, where nothing depends on it.
+    /// The number of blocks up to its end; 1 in a group without a window, where eviction does not depend on it.
     num_blocks: NonZeroU32,
     group: u8,
 }
@@ -120,7 +120,7 @@ impl Residency {
         self.groups[resident.group()].window.is_some()
     }
 
-    /// The step whose return makes all pages of a block ready. `None` when it has no page.
+    /// The step whose return makes all pages of a block ready. `None` for a block without pages.
     pub fn filled_by(&self, block: BlockId) -> Option<StepId> {
         let pages = self.pages(block).filter_map(|page| self.resident(page));
         pages.map(|resident| resident.filled_by).max()
@@ -134,9 +134,8 @@ impl Residency {
         filled_by.max().unwrap_or(StepId(0))
     }
 
-    /// Notes a page's last use, by the time of which pages are evicted. Pages in groups with windows that were used
-    /// last together go in the order from the end of their path, because prefixes without the end can still be
-    /// found.
+    /// Records a page's last use, which orders evictions. Pages in groups with windows and the same last use are
+    /// evicted from the end of their path, because prefixes without the end can still be found.
     pub fn note_used(&mut self, page: PageId, clock: u64) {
         if let Some(resident) = &mut self.residents[page.0 as usize] {
             let has_window = self.groups[resident.group()].window.is_some();
@@ -167,15 +166,15 @@ impl Residency {
         });
     }
 
-    /// Takes a block's page in a group out of it. Returns it with the time of its last use.
+    /// Takes a block's page in a group from it. Returns the page with the time of its last use.
     pub fn take(&mut self, block: BlockId, group: usize) -> Option<(PageId, u64)> {
         let page = self.pages[block.0 as usize * self.groups.len() + group].take()?;
         let resident = self.residents[page.0 as usize].take()?;
         Some((page, resident.last_used))
     }
 
-    /// How many blocks at the beginning of a path can be used by a request that starts in `step`: a query behind them
-    /// finds all that it reads, and earlier steps take the snapshot that it goes on from.
+    /// The number of blocks at the beginning of a path that a request starting in `step` can use: the pages that a
+    /// query behind them reads are present, and earlier steps take the snapshot to continue from.
     pub fn num_usable(&self, path: &[BlockId], page_size: u32, step: StepId) -> usize {
         let mut num_blocks = path.len();
         loop {
@@ -188,7 +187,7 @@ impl Residency {
         }
     }
 
-    /// How many blocks of a path can be used as far as windows go.
+    /// The number of blocks of a path that the windows allow to use.
     fn num_in_windows(&self, path: &[BlockId], page_size: u32) -> usize {
         let mut num_blocks = path.len();
         let mut is_shorter = self.has_windows();
@@ -200,7 +199,7 @@ impl Residency {
                 }
                 let first = group.first_page_read(num_blocks as u32 * page_size, page_size);
                 let is_missing = |&at: &usize| self.page(path[at], index).is_none();
-                // A query anywhere between the last that is missing and the end reads it, too.
+                // A query anywhere between the last missing page and the end reads it, too.
                 if let Some(missing) = (first as usize..num_blocks).rev().find(is_missing) {
                     num_blocks = missing;
                     is_shorter = true;
@@ -210,8 +209,7 @@ impl Residency {
         num_blocks
     }
 
-    /// How many blocks of a path there are up to the last one whose snapshot `step` can restore. A step restores before
-    /// it takes any.
+    /// The number of blocks up to the last one whose snapshot `step` can restore. A step restores before it takes any.
     fn num_restorable(&self, path: &[BlockId], step: StepId) -> usize {
         let Some(snapshots) = &self.snapshots else {
             return path.len();

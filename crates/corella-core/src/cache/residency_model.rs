@@ -1,7 +1,7 @@
-//! Compares the KV cache of models with several KV groups, and of those with one, with a simple model of it:
-//! a map from each group's pages to the whole token sequence that leads to them. Some groups are sparse: only some blocks
-//! have a page, as of layers whose page is a snapshot of the state behind its block, and a query reads the last block's
-//! alone. The model of one group in `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
+//! Compares the KV cache of models with one or several KV groups with a simple model of it: a map from each group's
+//! pages to the whole token sequence that leads to them. Some groups are sparse: only some blocks have a page, as in
+//! layers whose page is a snapshot of the state behind its block, and a query reads only the last block's page. The
+//! model of one group in `kv_cache_model.rs` also has partly filled pages, namespaces and pins.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -69,16 +69,16 @@ fn groups_are_cached_like_their_model() {
 struct Counts {
     num_evicted: u64,
     num_found_blocks: u64,
-    /// Look-ups that end before the tokens that some group has.
+    /// Look-ups that end before the last cached tokens of some group.
     num_gaps: u64,
-    /// Pages that blocks got after they had been made.
+    /// Pages that blocks got after their insertion.
     num_gaps_filled: u64,
     num_duplicates: u64,
     num_unpublished: u64,
     num_donors: u64,
-    /// Blocks that were announced and could be hit no longer.
+    /// Blocks that were announced and could no longer be hit.
     num_lost: u64,
-    /// Blocks that were not computed yet when events were read.
+    /// Blocks that were not yet computed when events were read.
     num_held_events: u64,
 }
 
@@ -102,7 +102,7 @@ struct Holder {
 struct Pair {
     cache: KvCache,
     groups: Vec<KvGroup>,
-    /// Which groups have a page at every second block only.
+    /// Which groups have a page only at every second block.
     is_sparse: Vec<bool>,
     page_size: usize,
     free: BTreeSet<PageId>,
@@ -125,7 +125,7 @@ impl Pair {
         let page_size = 1 + below(&mut random, 3) as u32;
         let num_pages = 2 + below(&mut random, 40) as u32;
         let num_groups = 1 + below(&mut random, 3);
-        // With a window of 1, a prefix without any pages would do.
+        // With a window of 1, a prefix without any pages would be usable.
         let groups = (0..num_groups).map(|_| KvGroup {
             window: (below(&mut random, 3) > 0).then(|| 2 + below(&mut random, 9) as u32),
         });
@@ -241,7 +241,7 @@ impl Pair {
         }
     }
 
-    /// The pages that a holder has to give to one of its blocks, by group.
+    /// The pages that a holder gives to one of its blocks, by group.
     fn pages_at(&self, holder: usize, depth: usize) -> Vec<Option<PageId>> {
         let tables = self.holders[holder].tables.iter().zip(&self.is_sparse);
         let pages = tables.map(|(table, is_sparse)| match is_sparse {
@@ -272,9 +272,8 @@ impl Pair {
         self.groups.iter().any(|group| group.window.is_none())
     }
 
-    /// Evicts pages: in groups with a window alone, in others with their block and only where no block
-    /// follows. Of pages with a window that were used last together, the one with the longest path goes
-    /// first.
+    /// Evicts pages: in groups with a window alone, in others with their block and only where no block follows. Among
+    /// pages with a window and the same last use, the one with the longest path goes first.
     fn evict_for(&mut self, num_pages: usize) {
         while self.free.len() < num_pages {
             let is_evictable = |(group, path): &(usize, Vec<TokenId>)| {
@@ -363,7 +362,7 @@ impl Pair {
         }
     }
 
-    /// Offers a holder's pages to the blocks behind one that another has published.
+    /// Offers a holder's pages to the blocks behind a block that another holder has published.
     fn offer(&mut self, at: usize, mut block: BlockId) {
         let mut depth = self.holders[at].num_published + 1;
         loop {
@@ -426,8 +425,7 @@ impl Pair {
         }
     }
 
-    /// Unpublishes the first block of a path that was filled lately and all behind it, as after a failed
-    /// step.
+    /// Unpublishes the first recently filled block of a path and all blocks behind it, as after a failed step.
     fn unpublish(&mut self, at: usize) {
         let step = StepId(self.step.0.saturating_sub(below(&mut self.random, 20)));
         let holder = &self.holders[at];
@@ -471,7 +469,7 @@ impl Pair {
         self.cache.move_end(before, None);
     }
 
-    /// Reads the cache's events from time to time, and compares them with the blocks that can be hit.
+    /// Reads the cache's events in some steps, and compares them with the blocks that can be hit.
     fn listen(&mut self) {
         const SALT: u64 = 7;
         let Some(heard) = &mut self.heard else {

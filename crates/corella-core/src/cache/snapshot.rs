@@ -1,7 +1,7 @@
 //! Snapshots: copies of recurrent state that the executor keeps, and the blocks behind which they were taken.
 //!
-//! A snapshot belongs to the request that is taking it until its block is in the prefix tree, and to the block then.
-//! The least recently used one of a block is overwritten first. A step restores and takes each snapshot at most once,
+//! A snapshot belongs to the request that takes it until its block is in the prefix tree, and then to the block. The
+//! least recently used snapshot of a block is overwritten first. A step restores and takes each snapshot at most once,
 //! and never does both.
 
 use alloc::collections::BTreeSet;
@@ -14,7 +14,7 @@ pub(crate) struct Snapshots {
     of_blocks: Vec<Option<SnapshotId>>,
     /// By snapshot.
     entries: Vec<Entry>,
-    /// Snapshots without an owner, then those of blocks that are not pinned, least recently used first.
+    /// Snapshots without an owner, then snapshots of blocks that are not pinned, least recently used first.
     idle: BTreeSet<(u64, SnapshotId)>,
     /// Advances with each use.
     clock: u64,
@@ -75,14 +75,14 @@ impl Snapshots {
         idle.find(|&id| self.entry(id).named_by < Some(step))
     }
 
-    /// The snapshot that can be kept for a state to come: no step after `last_returned` names it, so others may write
-    /// to it from now on.
+    /// A snapshot to reserve for a later state. No step after `last_returned` names it, so other nodes may write to it
+    /// from now on.
     pub fn next_at_rest(&self, last_returned: Option<StepId>) -> Option<SnapshotId> {
         let mut idle = self.idle.iter().map(|&(_, id)| id);
         idle.find(|&id| self.entry(id).named_by <= last_returned)
     }
 
-    /// Keeps a snapshot for a request. It must have been taken from its block.
+    /// Reserves a snapshot for a request. The caller has taken it from its block.
     pub fn reserve(&mut self, id: SnapshotId) {
         self.idle.remove(&(self.entry(id).last_used, id));
         let entry = &mut self.entries[id.0 as usize];
@@ -90,13 +90,13 @@ impl Snapshots {
         entry.owner = Owner::Request;
     }
 
-    /// `step` takes or restores a request's snapshot.
+    /// Records that `step` takes or restores a request's snapshot.
     pub fn name(&mut self, id: SnapshotId, step: StepId) {
         debug_assert_eq!(self.entry(id).owner, Owner::Request);
         self.entries[id.0 as usize].named_by = Some(step);
     }
 
-    /// Gives a request a snapshot that `step` takes. It must have been taken from its block.
+    /// Gives a request a snapshot that `step` takes. The caller has taken it from its block.
     pub fn take(&mut self, id: SnapshotId, step: StepId) {
         self.idle.remove(&(self.entry(id).last_used, id));
         let entry = &mut self.entries[id.0 as usize];
@@ -106,7 +106,7 @@ impl Snapshots {
         entry.named_by = Some(step);
     }
 
-    /// The block of a snapshot, if it has one.
+    /// The block of a snapshot, if any.
     pub fn block_of(&self, id: SnapshotId) -> Option<BlockId> {
         match self.entry(id).owner {
             Owner::Block { block, .. } => Some(block),
@@ -114,7 +114,7 @@ impl Snapshots {
         }
     }
 
-    /// Gives a block that has none the snapshot that a request has taken behind it.
+    /// Gives a block without a snapshot the one that a request has taken behind it.
     pub fn give(&mut self, id: SnapshotId, block: BlockId) {
         debug_assert_eq!(self.entry(id).owner, Owner::Request);
         debug_assert_eq!(self.of_block(block), None);
@@ -129,7 +129,7 @@ impl Snapshots {
         self.touch(block);
     }
 
-    /// A block's snapshot counts as used.
+    /// Marks a block's snapshot as used.
     pub fn touch(&mut self, block: BlockId) {
         let Some(id) = self.of_block(block) else {
             return;
@@ -146,7 +146,7 @@ impl Snapshots {
         }
     }
 
-    /// `step` restores a block's snapshot.
+    /// Restores a block's snapshot in `step`.
     pub fn restore(&mut self, block: BlockId, step: StepId) -> Option<SnapshotId> {
         let id = self.of_block(block)?;
         self.touch(block);
@@ -154,7 +154,7 @@ impl Snapshots {
         Some(id)
     }
 
-    /// A block's snapshot stays until the block leaves the tree.
+    /// Keeps a block's snapshot until the block leaves the tree.
     pub fn pin(&mut self, block: BlockId) {
         let Some(id) = self.of_block(block) else {
             return;
@@ -190,7 +190,7 @@ impl Snapshots {
     }
 
     /// # Panics
-    /// Panics when a snapshot and its owner do not name each other. `held` are those of requests.
+    /// Panics when a snapshot and its owner do not name each other. `held` are the snapshots of requests.
     pub fn check_holders(&self, held: impl Iterator<Item = SnapshotId>) {
         let mut is_held = alloc::vec![false; self.entries.len()];
         for id in held {
@@ -207,7 +207,7 @@ impl Snapshots {
     }
 
     /// # Panics
-    /// Panics when a snapshot and its block do not name each other, or a snapshot can be overwritten that must stay.
+    /// Panics when a snapshot and its block do not name each other, or a snapshot that must stay can be overwritten.
     pub fn check_invariants(&self, is_in_tree: impl Fn(BlockId) -> bool) {
         let mut num_of_blocks = 0;
         for (at, entry) in self.entries.iter().enumerate() {

@@ -1,5 +1,5 @@
 //! Compares the cache of a model with recurrent layers with a simple model of it: a map from the tokens before each
-//! snapshot to its number and the time of its last use. `kv_cache_model.rs` and `residency_model.rs` have the pages.
+//! snapshot to its number and the time of its last use. `kv_cache_model.rs` and `residency_model.rs` model the pages.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -51,8 +51,8 @@ struct Pair {
     step: StepId,
     num_uses: u64,
     random: u64,
-    /// Hits, overwritten snapshots, those that had to stay, those that left with their block, taken-over blocks, and
-    /// snapshots whose request has a newer one.
+    /// Hits, overwritten snapshots, snapshots that had to stay, snapshots that left with their block, taken-over
+    /// blocks, and snapshots whose request has a newer one.
     counts: [u64; 6],
 }
 
@@ -95,7 +95,7 @@ impl Pair {
         self.forget_removed();
     }
 
-    /// A request finds a prefix, publishes the rest, keeps a state behind some block, and is gone.
+    /// A request finds a prefix, publishes the rest, keeps a state behind some block, and ends.
     fn run(&mut self, tokens: &[TokenId]) {
         let namespace = Namespace::default();
         let known = &mut KnownPath::default();
@@ -140,8 +140,8 @@ impl Pair {
         self.cache.unlock_all(tables.take_pages());
     }
 
-    /// Publishes blocks behind a path, and returns the path to the last. No other request holds pages, so each takes
-    /// over the blocks that are there.
+    /// Publishes blocks behind a path, and returns the path to the last. No other request holds pages, so each block
+    /// takes over the present ones.
     fn publish(
         &mut self,
         tokens: &[TokenId],
@@ -230,8 +230,8 @@ impl Pair {
         }
     }
 
-    /// A request that keeps a newer state lets go of some snapshot. It stays where its block is pinned or a step in
-    /// flight names it.
+    /// A request that keeps a newer state drops an older snapshot. The snapshot stays where its block is pinned or a
+    /// step in flight names it.
     fn drop_passing(&mut self) {
         let at = self.below(self.kept.len() as u64 + 1) as usize;
         let Some(path) = self.kept.keys().nth(at).cloned() else {

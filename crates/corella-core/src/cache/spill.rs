@@ -5,15 +5,14 @@
 //!                                       storing, then stored             restoring
 //! ```
 //!
-//! Whoever drives the scheduler makes the copies: [`SpillTask`] says which, in order. Pages that are
-//! being copied out are free only when that is done. Meanwhile the requests that lack one of them
-//! wait, and nobody else is preempted. A stored request comes back when there is room for all its
-//! rows at once, so that two of them never wait for each other's pages; what the prefix tree still
-//! has of it is not copied.
+//! The driver of the scheduler makes the copies that [`SpillTask`] lists, in order. Pages that are being copied out are
+//! free only when that copy has ended. Meanwhile the requests that lack one of them wait, and no other request is
+//! preempted. A stored request comes back when all its rows have room at once, so that two of them never wait for each
+//! other's pages. Blocks of it that the prefix tree still has are not copied.
 //!
-//! When host memory is full or a copy fails, a request is computed again, as without spilling. A
-//! request whose prompt another node computed never is: it ends with
-//! [`RequestError::KvNotKept`](crate::RequestError::KvNotKept), and that node goes on with it.
+//! When host memory is full or a copy fails, a request is computed again, as without spilling. If another node computed
+//! its prompt, it ends with [`RequestError::KvNotKept`](crate::RequestError::KvNotKept) instead, and that node
+//! continues it.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
@@ -21,7 +20,7 @@ use alloc::vec::Vec;
 use crate::cache::page_table::PageTables;
 use crate::{PageId, RequestId};
 
-/// A copy between KV pages and host memory. Tasks are carried out in order.
+/// A copy between KV pages and host memory. The driver carries out tasks in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpillTask {
     /// Copy these pages to host memory, then call [`Scheduler::handle_stored`](crate::Scheduler::handle_stored).
@@ -30,21 +29,20 @@ pub enum SpillTask {
         request: RequestId,
         pages: Vec<PageId>,
     },
-    /// Fill pages, each with the page of this number among those that were stored of the request, forget
-    /// all of it, then call [`Scheduler::handle_restored`](crate::Scheduler::handle_restored). The pages are not read
-    /// until then.
+    /// Fill pages, each from the stored page of this number, forget all stored pages of the request, then call
+    /// [`Scheduler::handle_restored`](crate::Scheduler::handle_restored). The pages are not read until then.
     Restore {
         request: RequestId,
         pages: Vec<(u32, PageId)>,
     },
-    /// Forget what was stored of the request, if anything was.
+    /// Forget all stored pages of the request, if any.
     Discard { request: RequestId },
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Spills {
     by_request: BTreeMap<RequestId, Spill>,
-    /// Pages in host memory, and those that requests which are about to be stored will take.
+    /// Pages in host memory, and pages that requests about to be stored will take.
     num_pages: usize,
     num_storing: usize,
     /// Requests that will want a slot soon.
@@ -55,19 +53,19 @@ pub(crate) struct Spills {
 #[derive(Debug)]
 struct Spill {
     stage: SpillStage,
-    /// False once the request has ended, or starts over. The record then goes with its last copy.
+    /// False once the request has ended, or starts over. The record is then removed with its last copy.
     is_wanted: bool,
     /// Pages of host memory.
     num_pages: u32,
-    /// The pages that were copied. Once they are stored, they may hold something else.
+    /// The pages that were copied. Once they are stored, their content may change.
     source: PageTables,
-    /// Locked until the copy out or, if the request has gone, the copy in has ended.
+    /// Locked until the copy out has ended or, if the request has ended, the copy in.
     locked: Vec<PageId>,
 }
 
 /// A copy to host memory that has ended.
 pub(crate) struct EndedStore {
-    /// Pages that were locked for it.
+    /// Pages that were locked for the copy.
     pub pages: Vec<PageId>,
     /// The request waits to be restored.
     pub is_kept: bool,
@@ -117,7 +115,7 @@ impl Spills {
         spill.is_some_and(|spill| spill.stage == SpillStage::Stored)
     }
 
-    /// The pages that the request's rows were copied from.
+    /// The pages from which the request's rows were copied.
     pub fn source(&self, request: RequestId) -> impl Iterator<Item = PageId> {
         let spill = self.by_request.get(&request).into_iter();
         spill.flat_map(|spill| spill.source.pages())
@@ -128,7 +126,7 @@ impl Spills {
         locked.copied()
     }
 
-    /// Keeps the pages of a request that has gone while they are being filled.
+    /// Keeps the pages of an ended request while they are being filled.
     pub fn keep_for_writer(&mut self, request: RequestId, pages: Vec<PageId>) {
         let spill = self.by_request.get_mut(&request);
         spill.expect("a restoring request has a record").locked = pages;
@@ -138,8 +136,8 @@ impl Spills {
         self.tasks.pop_front()
     }
 
-    /// Sets host memory aside for pages of a request that is about to lose them. Returns false if there is not
-    /// enough of `max_pages`.
+    /// Reserves host memory for pages of a request that is about to lose them. Returns false if that would exceed
+    /// `max_pages`.
     pub fn try_reserve(&mut self, num_pages: usize, max_pages: u32) -> bool {
         let has_room = self.num_pages + num_pages <= max_pages as usize;
         if has_room {
@@ -152,7 +150,7 @@ impl Spills {
         self.num_pages -= num_pages as usize;
     }
 
-    /// Begins to store the pages of `source`, and keeps their locks until that has ended.
+    /// Begins to store the pages of `source`, and keeps their locks until the copy has ended.
     pub fn store(&mut self, request: RequestId, source: PageTables) {
         let pages: Vec<_> = source.pages().collect();
         let spill = Spill {
@@ -168,7 +166,7 @@ impl Spills {
         self.tasks.push_back(SpillTask::Store { request, pages });
     }
 
-    /// Takes in that the copy of a request's pages to host memory has ended. `None` if there is no such copy.
+    /// Records the end of the copy of a request's pages to host memory. `None` without such a copy.
     pub fn end_store(&mut self, request: RequestId, is_done: bool) -> Option<EndedStore> {
         let spill = self.by_request.get_mut(&request)?;
         if spill.stage != SpillStage::Storing {
@@ -190,11 +188,11 @@ impl Spills {
         Some(ended)
     }
 
-    /// Begins to copy a stored request's rows into the pages of `tables`, behind the `num_found` blocks that were
-    /// found in the prefix tree.
+    /// Begins to copy a stored request's rows into the pages of `tables`, behind the `num_found` blocks of the prefix
+    /// tree.
     ///
     /// # Panics
-    /// Panics when nothing is stored of the request.
+    /// Panics when the request has no stored pages.
     pub fn restore(&mut self, request: RequestId, tables: &PageTables, num_found: usize) {
         let spill = self.by_request.get_mut(&request);
         let spill = spill.expect("a stored request has a record");
@@ -214,8 +212,8 @@ impl Spills {
         self.num_restoring += 1;
     }
 
-    /// Takes in that the copy of a request's rows from host memory has ended. Returns the pages that were locked
-    /// for it, and whether the request is live. `None` if there is no such copy.
+    /// Records the end of the copy of a request's rows from host memory. Returns the pages that were locked for it, and
+    /// whether the request is live. `None` without such a copy.
     pub fn end_restore(&mut self, request: RequestId) -> Option<(Vec<PageId>, bool)> {
         if !self.is_restoring(request) {
             return None;
@@ -228,7 +226,7 @@ impl Spills {
         Some((spill.locked, spill.is_wanted))
     }
 
-    /// Forgets what is kept of a request, as far as no copy is under way.
+    /// Forgets the stored pages of a request, unless a copy is under way.
     pub fn abandon(&mut self, request: RequestId) {
         let Some(spill) = self.by_request.get_mut(&request) else {
             return;
@@ -242,7 +240,7 @@ impl Spills {
             SpillStage::Stored => {
                 self.by_request.remove(&request);
             }
-            // Restoring forgets it.
+            // The restoring task forgets them.
             SpillStage::Restoring => {
                 self.num_restoring -= 1;
                 return;
@@ -252,7 +250,7 @@ impl Spills {
     }
 
     /// # Panics
-    /// When the bookkeeping contradicts itself.
+    /// Panics when the bookkeeping contradicts itself.
     pub fn check_invariants(
         &self,
         max_pages: u32,

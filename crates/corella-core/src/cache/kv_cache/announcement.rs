@@ -1,6 +1,5 @@
-//! Which blocks the subscriber of KV events hears of: those up to which a prefix can be hit, because every group
-//! has all that the next query reads. Where a group has a window, a page that comes or goes decides that for
-//! the blocks behind it, as far as the window reaches.
+//! Selects the blocks for KV events: a prefix can be hit up to a block if every group has all pages that the next query
+//! reads. In a group with a window, a page decides that for all blocks behind it within the window.
 
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -10,7 +9,7 @@ use crate::cache::kv_event::{KvEvent, KvWatch};
 use crate::{BlockId, StepId};
 
 impl KvCache {
-    /// Starts a subscription to the blocks that can be hit, beginning with the present ones.
+    /// Starts a subscription to the blocks that can be hit, beginning with the present blocks.
     pub fn watch(&mut self, salt: u64) {
         let blocks = self.tree.whole_blocks();
         self.watch = Some(Box::new(KvWatch::new(salt, blocks.len())));
@@ -42,7 +41,7 @@ impl KvCache {
         })
     }
 
-    /// Watches a block that has come into the tree, unless it is a tail.
+    /// Watches a new block of the tree, unless it is a tail.
     pub(super) fn watch_block(&mut self, block: BlockId, filled_by: StepId) {
         let Some(watch) = &mut self.watch else {
             return;
@@ -70,14 +69,14 @@ impl KvCache {
         }
     }
 
-    /// Announces the blocks that can be hit now that one has got its page in a group.
+    /// Announces the blocks that can be hit after `block` has got its page in a group.
     pub(super) fn announce_behind(&mut self, block: BlockId, group: usize) {
         for block in self.readers(block, group) {
             self.announce(block);
         }
     }
 
-    /// Takes back the blocks that can be hit no longer when one loses its page in a group.
+    /// Retracts the blocks that cannot be hit after `block` has lost its page in a group.
     pub(super) fn retract_behind(&mut self, block: BlockId, group: usize) {
         if self.watch.is_none() {
             return;
@@ -90,7 +89,7 @@ impl KvCache {
         }
     }
 
-    /// The blocks for which a query behind them reads the page of `block` in a group with a window.
+    /// The blocks behind which a query reads the page of `block` in a group with a window.
     fn readers(&self, block: BlockId, group: usize) -> Vec<BlockId> {
         let mut readers = Vec::new();
         if self.residency.groups()[group].window.is_none() {
@@ -115,8 +114,8 @@ impl KvCache {
         group.first_page_read(num_rows, self.page_size()) as usize
     }
 
-    /// The step whose return makes ready what a hit up to the end of a block needs beside its pages in groups without a
-    /// window: its snapshot, and all pages that a query behind it reads in groups with windows. `None` if something is
+    /// The step whose return completes a hit up to the end of a block, apart from its pages in groups without a window:
+    /// the block's snapshot, and all pages that a query behind it reads in groups with windows. `None` if one is
     /// missing.
     fn hit_filled_by(&self, block: BlockId) -> Option<StepId> {
         let mut ready_by = match self.is_recurrent() {

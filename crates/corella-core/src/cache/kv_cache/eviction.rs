@@ -1,7 +1,7 @@
-//! Eviction: which cached pages go first when others are needed, and how blocks and pages leave the cache.
+//! Eviction: the order in which cached pages make room for others, and how blocks and pages leave the cache.
 //!
-//! The least recently used pages go first. In groups without a window those are pages of leaves of the prefix
-//! tree, each together with its block; in groups with one, pages go alone.
+//! The least recently used pages go first. In groups without a window those are pages of leaves of the prefix tree,
+//! each evicted together with its block. In groups with a window, pages are evicted alone.
 
 use alloc::vec::Vec;
 
@@ -10,11 +10,11 @@ use crate::cache::prefix_tree::RemovedBlocks;
 use crate::cache::residency::Resident;
 use crate::{BlockId, PageId, StepId};
 
-/// Where all groups have windows, blocks without pages lead to others that have some. A block takes a
-/// small part of a page's memory, so there may be more of them than pages.
+/// Where all groups have windows, a block without pages may lead to blocks with pages. A block takes a small part of a
+/// page's memory, so the tree may have more blocks than pages.
 const MAX_BLOCKS_PER_PAGE: usize = 64;
 
-/// Blocks that have left the tree, and the pages that they had.
+/// Blocks that have left the tree, and their pages.
 #[derive(Debug, Default)]
 pub(crate) struct Removed {
     pub from_tree: RemovedBlocks,
@@ -30,8 +30,8 @@ impl Removed {
 }
 
 impl KvCache {
-    /// Makes sure that the tree can take `num_blocks` blocks more. Returns false when it has too many that
-    /// lead to pages in use.
+    /// Makes sure that the tree can take `num_blocks` more blocks. Returns false when too many of its blocks lead to
+    /// pages in use.
     pub(crate) fn make_room_for_blocks(&mut self, num_blocks: usize) -> bool {
         let max_blocks = self.pool.num_pages() * MAX_BLOCKS_PER_PAGE;
         while self.tree.num_blocks() + num_blocks > max_blocks {
@@ -43,23 +43,22 @@ impl KvCache {
         true
     }
 
-    /// Evicts everything that no table holds and that is not pinned.
+    /// Evicts all pages that are neither in a table nor pinned.
     pub fn clear(&mut self) {
         while self.num_cached > 0 {
             self.evict_one();
         }
     }
 
-    /// Removes a block and all that follow it from the prefix tree, pinned or not. Tables that name their
-    /// pages keep them until they are released. The paths of requests that end at one of those blocks
-    /// have to be ended.
+    /// Removes a block and all blocks behind it from the prefix tree, pinned or not. Tables that name their pages keep
+    /// them until they are released. The caller has to end the paths of requests that end at a removed block.
     pub(crate) fn unpublish(&mut self, block: BlockId) -> Removed {
         self.remove_blocks(block);
         core::mem::take(&mut self.removed)
     }
 
-    /// Takes from a block the snapshot, and in groups with windows the pages, that `step` or a later one fills. The block
-    /// stays with the others.
+    /// Takes from a block the snapshot and, in groups with windows, the pages that `step` or a later one fills. The
+    /// block keeps its other pages.
     pub(crate) fn drop_filled_since(&mut self, block: BlockId, step: StepId) -> Vec<PageId> {
         if self.snapshot_filled_by(block) >= Some(step) {
             self.drop_snapshot_of(block);
@@ -77,7 +76,7 @@ impl KvCache {
         core::mem::take(&mut self.removed).pages
     }
 
-    /// Removes a block and all that follow it, and leaves them in `removed`.
+    /// Moves a block and all blocks behind it from the tree to `removed`.
     fn remove_blocks(&mut self, block: BlockId) {
         let before = self.tree.block_before(block);
         self.tree.remove_from(block, &mut self.removed.from_tree);
@@ -87,7 +86,7 @@ impl KvCache {
         }
     }
 
-    /// Takes the pages of a block that has got a child off the list for eviction.
+    /// Removes the pages of a block with a new child from the eviction list.
     #[inline]
     pub(super) fn unlist_inner(&mut self, block: BlockId) {
         for group in 0..self.residency.groups().len() {
@@ -139,7 +138,7 @@ impl KvCache {
         }
     }
 
-    /// Takes a block's page in a group out of it, and frees the page if no table holds it. It loses its pin.
+    /// Takes a block's page in a group from it, unpins the page, and frees it if no table holds it.
     pub(super) fn drop_page(&mut self, block: BlockId, group: usize) {
         let Some((page, last_used)) = self.residency.take(block, group) else {
             return;
@@ -156,8 +155,8 @@ impl KvCache {
         }
     }
 
-    /// Removes a block that has no page, leads nowhere and ends no path, and those before it that then
-    /// do so. There is no such block where some group has no window.
+    /// Removes a block without a page, a child and an end of a path, and then its ancestors to which the same applies.
+    /// Where some group has no window, no such block exists.
     #[inline]
     pub(crate) fn prune(&mut self, block: BlockId) {
         if !self.residency.fills_all_blocks() {
@@ -184,20 +183,21 @@ impl KvCache {
         }
     }
 
-    /// Notes the last use of a cached page that is not listed for eviction, and lists it if it can be evicted.
+    /// Records the last use of a cached page that is not in the eviction list, and adds it to the list if it can be
+    /// evicted.
     pub(super) fn list_used(&mut self, page: PageId, clock: u64) {
         self.residency.note_used(page, clock);
         self.note_leaf(page);
     }
 
-    /// Takes a page off the list for eviction, if it is there.
+    /// Removes a page from the eviction list, if present.
     pub(super) fn unlist(&mut self, page: PageId) {
         if let Some(resident) = self.residency.resident(page) {
             self.evictable.remove(&(resident.last_used(), page));
         }
     }
 
-    /// Whether a page can be evicted, if it is cached.
+    /// Whether a page, if cached, can be evicted.
     pub(super) fn is_leaf(&self, resident: Resident) -> bool {
         self.residency.has_window(resident) || self.tree.is_leaf(resident.block)
     }
@@ -211,7 +211,7 @@ impl KvCache {
         }
     }
 
-    /// Lists the pages of a block that has become a leaf.
+    /// Adds the pages of a block that has become a leaf to the eviction list.
     fn note_block(&mut self, block: BlockId) {
         for group in 0..self.residency.groups().len() {
             if let Some(page) = self.residency.page(block, group) {

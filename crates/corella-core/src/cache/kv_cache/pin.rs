@@ -1,4 +1,4 @@
-//! Pinning: prefixes that stay in the cache for good.
+//! Pinning: prefixes that are never evicted.
 
 use core::fmt;
 
@@ -13,7 +13,7 @@ pub enum PinError {
     /// Only `num_cached` of the prefix's full pages are computed and in the cache. Run the prefix
     /// as a prompt first.
     NotCached { num_cached: usize, num_pages: usize },
-    /// Together with the pages that are already pinned it would exceed `max_pinned_pages`.
+    /// The prefix and the pages that are already pinned would exceed `max_pinned_pages`.
     TooMany {
         num_pages: usize,
         num_pinned: usize,
@@ -22,8 +22,8 @@ pub enum PinError {
 }
 
 impl KvCache {
-    /// Pins the whole blocks of `tokens`, if all of them were computed by steps up to `last_returned` and no more
-    /// than `max_pages` pages are pinned then. Returns the number of pages that were not pinned before.
+    /// Pins the whole blocks of `tokens`, if steps up to `last_returned` have computed all of them and the pinned pages
+    /// stay within `max_pages`. Returns the number of newly pinned pages.
     pub(crate) fn pin_prefix(
         &mut self,
         namespace: &Namespace,
@@ -59,8 +59,8 @@ impl KvCache {
         Ok(pages.len())
     }
 
-    /// Pins a page of a block. It is never evicted; only unpublishing it removes the pin. In a group
-    /// without a window, the pages before it on its path must be pinned too.
+    /// Pins a page of a block. It is never evicted, and only unpublishing it removes the pin. In a group without a
+    /// window, the pages before it on its path must be pinned too.
     pub(crate) fn pin(&mut self, page: PageId) {
         debug_assert!(self.residency.is_resident(page));
         if self.pins.insert(page) {
@@ -69,7 +69,7 @@ impl KvCache {
     }
 }
 
-/// Which pages are pinned. A pinned page has a lock of its own while it is in the tree.
+/// The pinned pages. A pinned page has a lock of its own while it is in the tree.
 #[derive(Debug)]
 pub(super) struct Pins {
     is_pinned: Vec<bool>,

@@ -1,14 +1,14 @@
-//! Recurrent layers: which blocks have a snapshot, from which a request can go on behind them.
+//! Recurrent layers: the blocks with a snapshot, from which a request can continue.
 //!
-//! A prefix is found up to a block with a snapshot only. The rows behind it are computed again, although the tree may
-//! have them: where no other request holds those pages, the request's own take their place
-//! ([`take_over`](KvCache::take_over)), so that its path goes on.
+//! A prefix is found only up to a block with a snapshot. The request computes the rows behind it again, although the
+//! tree may have them. Where no other request holds their pages, the request's own pages replace them
+//! ([`take_over`](KvCache::take_over)), so that its path continues.
 
 use crate::cache::kv_cache::KvCache;
 use crate::{BlockId, PageId, SnapshotId, StepId};
 
 impl KvCache {
-    /// Makes it the cache of a model with recurrent layers, whose executor keeps `num_snapshots` snapshots.
+    /// Sets up the cache for a model with recurrent layers, whose executor keeps `num_snapshots` snapshots.
     pub fn with_snapshots(mut self, num_snapshots: u32) -> Self {
         self.residency.keep_snapshots(num_snapshots);
         self
@@ -39,8 +39,8 @@ impl KvCache {
         snapshots.is_some_and(|snapshots| snapshots.next(step).is_some())
     }
 
-    /// A snapshot that `step` takes, and that the caller gives to a block or drops. The least recently used one is
-    /// overwritten for it. `None` when all of them have to stay.
+    /// A snapshot that `step` takes, and that the caller gives to a block or drops. It overwrites the least recently
+    /// used one. `None` when all of them have to stay.
     pub(crate) fn try_take_snapshot(&mut self, step: StepId) -> Option<SnapshotId> {
         let id = self.residency.snapshots()?.next(step)?;
         self.drop_snapshot(id);
@@ -49,7 +49,7 @@ impl KvCache {
     }
 
     /// A snapshot for the state that a request sends to another node, or receives from one. The caller drops it. `None`
-    /// when all of them have to stay, or steps after `last_returned` name them.
+    /// when all snapshots have to stay, or steps after `last_returned` name them.
     pub(crate) fn try_reserve_snapshot(
         &mut self,
         last_returned: Option<StepId>,
@@ -60,14 +60,14 @@ impl KvCache {
         Some(id)
     }
 
-    /// `step` takes or restores a snapshot that is reserved for a request.
+    /// Records that `step` takes or restores a snapshot that is reserved for a request.
     pub(crate) fn name_snapshot(&mut self, id: SnapshotId, step: StepId) {
         if let Some(snapshots) = self.residency.snapshots_mut() {
             snapshots.name(id, step);
         }
     }
 
-    /// Gives a block a snapshot. If it has one, that one stays and the other is dropped.
+    /// Gives a block a snapshot. If the block has one, drops the new one.
     pub(crate) fn give_snapshot(&mut self, id: SnapshotId, block: BlockId) {
         if self.has_snapshot(block) {
             self.touch_snapshot(block);
@@ -86,7 +86,7 @@ impl KvCache {
         }
     }
 
-    /// The snapshot of a block, which `step` restores.
+    /// The snapshot of a block, for `step` to restore.
     pub(crate) fn restore_snapshot(&mut self, block: BlockId, step: StepId) -> Option<SnapshotId> {
         self.residency.snapshots_mut()?.restore(block, step)
     }
@@ -108,7 +108,7 @@ impl KvCache {
         }
     }
 
-    /// Takes a block's snapshot from it, if it has one.
+    /// Takes a block's snapshot from it, if any.
     pub(crate) fn drop_snapshot_of(&mut self, block: BlockId) {
         let snapshots = self.residency.snapshots();
         if let Some(id) = snapshots.and_then(|snapshots| snapshots.of_block(block)) {
@@ -131,8 +131,8 @@ impl KvCache {
         }
     }
 
-    /// Puts locked pages in the place of a block's own in groups without a window, if no table names those. Returns
-    /// whether it did.
+    /// Replaces a block's pages in groups without a window by locked pages, if no table names the block's pages.
+    /// Returns whether it did.
     pub(crate) fn take_over(
         &mut self,
         block: BlockId,

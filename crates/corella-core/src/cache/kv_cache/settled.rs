@@ -1,4 +1,4 @@
-//! The prefix that the cache has for others: computed by steps that have returned, and whole.
+//! The settled prefix, which other nodes may read: complete, and computed by steps that have returned.
 
 use alloc::vec::Vec;
 
@@ -21,7 +21,7 @@ impl KvCache {
         let is_ready = |block: &&BlockId| self.block_filled_by(**block) <= last_returned;
         let num_ready = path.iter().take_while(is_ready).count();
         path.truncate(num_ready);
-        // In groups with windows, a shorter path may lack pages that the longer one needs not.
+        // In groups with windows, a shorter path may lack pages that the longer path does not need.
         path.truncate(self.num_usable(&path, next));
         path
     }
