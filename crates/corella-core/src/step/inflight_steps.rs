@@ -13,7 +13,7 @@ pub(crate) struct InflightSteps {
 }
 
 impl InflightSteps {
-    /// The step that is planned next.
+    /// The number of the next planned step.
     pub fn next_step(&self) -> StepId {
         self.next_step
     }

@@ -1,4 +1,4 @@
-//! What the scheduler tells: outputs of requests, in order, and counts.
+//! Reports of the scheduler: outputs of requests, in order, and counts.
 
 use alloc::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use crate::{RequestOutput, SchedulerStats};
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     outputs: VecDeque<RequestOutput>,
-    /// What has been counted since the start. The fields that describe the current state are not kept here.
+    /// Counts since the start. The fields for the present state are unused here.
     counters: SchedulerStats,
 }
 

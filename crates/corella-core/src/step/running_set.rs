@@ -1,5 +1,5 @@
-//! Requests that hold a slot: those that run, by rank, and those that leave while steps in flight still name them. Slots
-//! are the places of requests in the executor.
+//! Requests that hold a slot: running requests, by rank, and leaving requests, which steps in flight still name. A slot
+//! is a request's place in the executor.
 
 use alloc::vec::Vec;
 
@@ -10,7 +10,7 @@ use crate::request_state::{RequestIndex, RequestState, RequestTable, Stage};
 pub(crate) struct RunningSet {
     /// Sorted by rank.
     by_rank: Vec<RequestIndex>,
-    /// The part of them that still prefills, sorted by rank.
+    /// The requests of `by_rank` that still prefill, sorted by rank.
     prefilling: Vec<RequestIndex>,
     num_leaving: usize,
     free_slots: Vec<SlotId>,
@@ -86,7 +86,7 @@ impl RunningSet {
         self.by_rank.is_empty()
     }
 
-    /// The least urgent request, and of equals the one that came last.
+    /// The least urgent request, and among equals the latest.
     pub fn last(&self) -> Option<RequestIndex> {
         self.by_rank.last().copied()
     }
@@ -117,7 +117,7 @@ impl RunningSet {
     }
 
     /// # Panics
-    /// Panics when the lists or counts are not those of the requests.
+    /// Panics when the lists or counts differ from the requests.
     pub fn check_invariants(&self, requests: &RequestTable, num_slots: u32) {
         let ranks = self.iter().map(|index| requests[index].rank());
         assert!(ranks.is_sorted(), "the running set is not sorted by rank");

@@ -1,6 +1,6 @@
 //! The scheduler: decides what the next step computes.
 //!
-//! This file tells the story of a step. Each part owns its state and is changed only through its methods:
+//! This file has the sequence of a step. Each part owns its state and is changed only through its methods:
 //!
 //! | part | what it owns |
 //! |---|---|
@@ -16,22 +16,21 @@
 //! | [`Pace`] | the time, and how long steps take |
 //! | [`Journal`] | outputs and counts |
 //!
-//! What concerns several parts is told in the files below this one, by subject, through the methods of the parts:
+//! Subjects that concern several parts have files below this one, which call the methods of the parts:
 //!
-//! * `admission.rs` says what starting a waiting request takes, and starts it; `patience.rs` sees that no request
-//!   is passed over for ever; `policy.rs` starts requests in the order of the policy, which has a file in `policy`
+//! * `admission.rs` counts what a waiting request needs, and starts it; `patience.rs` gives every request its turn;
+//!   `policy.rs` starts requests in the order of the policy, which has a file in `policy`
 //! * `latency_objective.rs` refuses or ends requests that would be too late
 //! * `decode_turn.rs` gives running requests their next tokens, and pages for them; `window.rs` takes and gives back
 //!   pages of groups with windows; `speculation.rs` fills the rest of a step with drafts
-//! * `snapshot.rs` keeps copies of recurrent state behind blocks
-//! * `publication.rs` enters computed blocks in the prefix tree, and takes out undefined ones
-//! * `feedback.rs` takes in a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
+//! * `snapshot.rs` takes copies of recurrent state behind blocks
+//! * `publication.rs` enters computed blocks in the prefix tree, and removes void ones
+//! * `feedback.rs` processes a step's draws, or its failure; `departure.rs` finishes and preempts requests, and frees
 //!   their slots and pages
-//! * `receipt.rs` takes in requests whose prompt another node computes, `hold.rs` exports to other nodes, and
-//!   `spill.rs` keeps KV of preempted requests; `fetch.rs` brings blocks from elsewhere, and `block_hold.rs` keeps
-//!   those that other nodes load
-//! * `poll.rs` says what a driver asks for, and in which order; `view.rs` shows requests and pages
-//! * `invariant.rs` checks that the parts do not contradict each other
+//! * `receipt.rs` accepts requests whose prompt another node computes, `hold.rs` exports to other nodes, and `spill.rs`
+//!   stores KV of preempted requests; `fetch.rs` fetches blocks, and `block_hold.rs` keeps blocks that other nodes load
+//! * `poll.rs` answers a driver's polls, in a fixed order; `view.rs` shows requests and pages
+//! * `invariant.rs` checks that the parts agree
 
 pub(crate) mod admission;
 mod block_hold;
@@ -116,7 +115,7 @@ pub struct Scheduler {
     journal: Journal,
 }
 
-/// Why the prefix cache could not be reset: requests hold some of its pages.
+/// The reason for which the prefix cache could not be reset: requests hold some of its pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheInUse {
     pub num_pages_in_use: usize,
@@ -149,14 +148,14 @@ impl Scheduler {
         })
     }
 
-    /// Queues the requests of one API call, one for each of its choices: all of them or none.
+    /// Queues the requests of one API call, one for each of its choices. Either all are queued or none.
     pub fn add_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
         self.waiting.check_room(&requests, &self.config)?;
         self.queue_requests(requests, Self::check_objectives)
     }
 
-    /// Queues requests that this node accepted before and that come back to it, as from a decode node that was
-    /// lost. Neither queue limits nor latency objectives refuse them.
+    /// Queues requests that this node accepted before and that return to it, for example from a lost decode node.
+    /// Neither queue limits nor latency objectives refuse them.
     pub fn add_accepted_requests(&mut self, requests: Vec<Request>) -> Result<(), AdmissionError> {
         self.queue_requests(requests, |_, _| Ok(()))
     }
@@ -186,7 +185,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Creates the state of a request that comes behind `num_before` others of its call.
+    /// Creates the state of a request behind `num_before` others of its call.
     fn new_state(
         &self,
         request: Request,
@@ -209,8 +208,8 @@ impl Scheduler {
         self.end_request(id, FinishReason::Aborted)
     }
 
-    /// Ends a request for a reason that its tokens do not tell, with one terminal output. What steps
-    /// in flight draw for it is dropped. Returns false if it had already ended.
+    /// Ends a request with one terminal output, for a reason that its tokens do not show. Draws of steps in flight are
+    /// dropped. Returns false if it had already ended.
     pub fn end_request(&mut self, id: RequestId, reason: FinishReason) -> bool {
         let Some(index) = self.requests.find(id) else {
             return false;
@@ -233,14 +232,12 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the whole blocks of `tokens` in the prefix cache for good, even through
-    /// [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. In groups with windows, only the
-    /// pages stay that a query behind those tokens reads. Returns the number of pages that were not pinned
-    /// before.
+    /// Pins the whole blocks of `tokens` in the prefix cache, even through
+    /// [`reset_prefix_cache`](Self::reset_prefix_cache): all of them or none. In groups with windows, only the pages
+    /// that a query behind those tokens reads are pinned. Returns the number of newly pinned pages.
     ///
-    /// A page loses its pin if its contents turn out to be undefined: it was pinned while the
-    /// request that computed it was running, and the request then ended because its logits were not
-    /// numbers.
+    /// A page loses its pin if its contents prove void: it was pinned while the request that computed it was running,
+    /// and the request then ended because its logits were not numbers.
     pub fn pin_prefix(
         &mut self,
         namespace: &Namespace,
@@ -252,9 +249,8 @@ impl Scheduler {
             .pin_prefix(namespace, tokens, last_returned, max_pages)
     }
 
-    /// Plans the next step: decodes, requests whose KV has arrived, prompts that have been started,
-    /// waiting requests, and finally drafts. Returns `None`
-    /// when there is nothing to do, or when `max_inflight_steps` steps have not returned yet.
+    /// Plans the next step: decodes, requests whose KV has arrived, started prompts, waiting requests, and finally
+    /// drafts. Returns `None` when no work is left, or when `max_inflight_steps` steps have not returned yet.
     pub fn schedule(&mut self, now_us: u64) -> Option<Batch> {
         self.note_time(now_us);
         if self.inflight.len() >= self.config.max_inflight_steps as usize {
@@ -268,8 +264,7 @@ impl Scheduler {
         loop {
             let num_running = self.running.len();
             self.continue_decodes(&mut plan);
-            // Every request chosen for this step may have been preempted; the others then get the
-            // step.
+            // Every request chosen for this step may have been preempted. The others then get the step.
             if !plan.batch.is_empty() || self.running.len() == num_running {
                 break;
             }
@@ -290,8 +285,8 @@ impl Scheduler {
         self.commit(plan)
     }
 
-    /// Ends what was to end by `now_us`. [`schedule`](Self::schedule) does so by itself. A driver calls it before facts that
-    /// come between two steps and that count time from now.
+    /// Ends all deadlines up to `now_us`. [`schedule`](Self::schedule) does so by itself. A driver calls it before
+    /// facts between two steps that count time from now.
     pub fn note_time(&mut self, now_us: u64) {
         self.pace.set_now(now_us);
         self.end_late_receipts();
@@ -300,8 +295,8 @@ impl Scheduler {
         self.end_late_fetches();
     }
 
-    /// Plans the next chunk of every prompt that has been started. Its pages were allocated at
-    /// admission, except those behind windows.
+    /// Plans the next chunk of every started prompt. Its pages were allocated at admission, except pages behind
+    /// windows.
     fn continue_prefills(&mut self, plan: &mut StepPlan) {
         let prefills = self.running.prefilling().to_vec();
         for &index in &prefills {
@@ -323,8 +318,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives the tokens that are left in the step to the prompts that
-    /// `long_prefill_token_threshold` has cut short.
+    /// Gives the remaining tokens of the step to the prompts that `long_prefill_token_threshold` has cut short.
     fn fill_up_prefills(&mut self, plan: &mut StepPlan) {
         if self.config.long_prefill_token_threshold == 0 || !self.config.enable_chunked_prefill {
             return;
@@ -364,8 +358,8 @@ impl Scheduler {
         self.note_planned(index, was_prefilling, plan);
     }
 
-    /// Publishes the blocks that a request's span fills, and takes a snapshot behind it if one is due. A request that
-    /// has got a chunk of its prompt may be done with prefilling.
+    /// Publishes the blocks that a request's span fills, and takes a snapshot behind it if due. A request with a chunk
+    /// of its prompt may finish prefilling.
     fn note_planned(&mut self, index: RequestIndex, is_chunk: bool, plan: &mut StepPlan) {
         if is_chunk && !self.requests[index].is_prefilling() {
             self.running.end_prefill(index);
@@ -437,8 +431,8 @@ impl Scheduler {
         self.inflight.len()
     }
 
-    /// How many of a step's tokens belong to prompts, and to output that is computed again after a
-    /// preemption. 0 when the step is not in flight.
+    /// The number of a step's tokens that belong to prompts, and to output that is computed again after a preemption. 0
+    /// when the step is not in flight.
     pub fn num_prefill_tokens(&self, step: StepId) -> u32 {
         let inflight = self.inflight.iter().find(|inflight| inflight.step == step);
         inflight.map_or(0, |inflight| inflight.num_prefill_tokens)
@@ -481,9 +475,8 @@ impl Scheduler {
         }
     }
 
-    /// The pages that a rule which does not go by time keeps change with every token, so they are added up
-    /// whenever they are about to be used. Requests without a slot are counted anew: the clock goes on, and they
-    /// take no rows.
+    /// The pages that a rule without regard to time keeps change with every token, so they are added up before each
+    /// use. Requests without a slot are counted anew: the clock advances, and they take no rows.
     fn keep_pages_of_running(&mut self) {
         for index in self.receipts.iter() {
             self.outlook.recount(&mut self.requests[index]);
@@ -513,7 +506,7 @@ mod tests {
         Request::greedy(RequestId(id), (0..num_prompt_tokens).collect(), max_tokens)
     }
 
-    /// Each span that draws draws the same token.
+    /// Returns a step in which all spans draw the same token.
     fn return_step(scheduler: &mut Scheduler, batch: &Batch) {
         let samples = batch
             .spans
@@ -535,7 +528,7 @@ mod tests {
         });
     }
 
-    /// Runs until nothing is left and returns how each request ended.
+    /// Runs until no request is left and returns each request's end.
     fn run(scheduler: &mut Scheduler) -> Vec<(RequestId, Option<FinishReason>)> {
         let mut ends = Vec::new();
         while let Some(batch) = scheduler.schedule(0) {
@@ -553,7 +546,7 @@ mod tests {
         ends
     }
 
-    /// Admission never lets this happen, so the test takes pages away behind the scheduler's back.
+    /// Admission prevents this, so the test takes pages away behind the scheduler's back.
     #[test]
     fn request_too_large_for_pool_ends_and_server_goes_on() {
         let mut config = SchedulerConfig::new(4, 4, 64);

@@ -1,4 +1,4 @@
-//! A step while it is being planned: the batch so far and what is left of the budget.
+//! A step during planning: the batch so far and the rest of the budget.
 
 use alloc::vec::Vec;
 
@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct StepPlan {
     pub batch: Batch,
-    /// The requests that the spans belong to; parallel to `batch.spans`.
+    /// The requests of the spans; parallel to `batch.spans`.
     pub entries: Vec<InflightSpan>,
     pub budget: StepBudget,
     /// A running request could not get a page, so no waiting request starts in this step.
@@ -21,7 +21,7 @@ pub(crate) struct StepPlan {
     pub round: AdmissionRound,
 }
 
-/// The tokens and prefills that the step has left.
+/// The remaining tokens and prefills of the step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepBudget {
     pub tokens_left: u32,
@@ -75,8 +75,7 @@ impl StepBudget {
         self.tokens_left.min(self.prefill_tokens_left)
     }
 
-    /// Takes tokens for a prefill. A prompt that is computed alone may be longer than the step's
-    /// share for prefills.
+    /// Takes tokens for a prefill. A prompt that is computed alone may exceed the step's share for prefills.
     pub fn take_prefill(&mut self, num_tokens: u32) {
         self.tokens_left -= num_tokens;
         self.prefill_tokens_left = self.prefill_tokens_left.saturating_sub(num_tokens);
@@ -85,8 +84,7 @@ impl StepBudget {
 }
 
 impl StepPlan {
-    /// Reserves space for a decode of each of `num_running` requests, so that the lists do not grow
-    /// and get copied while they are filled.
+    /// Reserves space for a decode of each of `num_running` requests, so that the lists need no copies to grow.
     pub fn new(step: StepId, config: &SchedulerConfig, num_running: usize) -> Self {
         Self {
             batch: Batch {
@@ -102,7 +100,7 @@ impl StepPlan {
         }
     }
 
-    /// Announces a request's slot, with the tokens that its pages hold already, and the recurrent state behind them.
+    /// Announces a request's slot, with the tokens that its pages already hold, and the recurrent state behind them.
     pub fn start_slot(&mut self, state: &RequestState, slot: SlotId, snapshot: Option<SnapshotId>) {
         let num_cached_tokens = state.num_scheduled_tokens() as usize;
         self.batch.started.push(SlotStart {
@@ -120,7 +118,7 @@ impl StepPlan {
         self.extend_tables(state, slot, |_, table| table.num_gone);
     }
 
-    /// Announces the pages of a request's tables from the entry on that `first` says.
+    /// Announces the pages of a request's tables from the entry that `first` gives.
     pub fn extend_tables(
         &mut self,
         state: &RequestState,

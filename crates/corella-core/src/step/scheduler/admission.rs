@@ -1,4 +1,4 @@
-//! What starting a waiting request takes, and how one starts.
+//! The pages that starting a waiting request takes, and its start.
 
 use crate::cache::kv_cache::{Donor, FoundPrefix};
 use crate::cache::page_forecast::PageDemand;
@@ -8,8 +8,8 @@ use crate::request_state::{Leader, RequestIndex, RequestState};
 use crate::step::step_plan::{StepBudget, StepPlan};
 use crate::{PageCopy, PageId, Scheduler, StepId};
 
-/// The most requests that one step may find to be followers. A request that is found to be one
-/// leaves the queue, so that later steps need not look at it again.
+/// The most followers that one step may find. A follower leaves the queue, so that later steps need not look at it
+/// again.
 pub(crate) const MAX_FOLLOWERS: usize = 64;
 
 /// The reason why a waiting request does not start.
@@ -17,23 +17,23 @@ pub(crate) const MAX_FOLLOWERS: usize = 64;
 pub(crate) enum Held {
     /// The step has no tokens left for it, or there are not enough pages, or no slot is free.
     NoRoom,
-    /// Another request, or a fetch, is about to bring the block that it needs next.
+    /// Another request, or a fetch, is about to publish its next block.
     ByLeader,
     /// It would delay a request that was passed over too often.
     ByPatient,
 }
 
-/// What starting a waiting request in this step would take.
+/// The cost of starting a waiting request in this step.
 pub(crate) struct Candidate {
     pub index: RequestIndex,
     pub found: FoundPrefix,
     num_matched_tokens: u32,
-    /// The rows that are there when the request starts or, if others fill its pages, when they have done so.
+    /// The rows that are present when the request starts or, if others fill its pages, when the pages are filled.
     num_ready_rows: u32,
     pub num_uncached_tokens: u32,
-    /// Pages that are available now and are not any more once the request has started.
+    /// Pages that are available now and no longer once the request has started.
     pub num_new_pages: usize,
-    /// What the request will want after that.
+    /// The demand of the request after its start.
     pub demand: PageDemand,
 }
 
@@ -84,7 +84,7 @@ impl Scheduler {
                 <= num_available
     }
 
-    /// How many of the `rest` prompt tokens of one request the step may compute.
+    /// The number of the `rest` prompt tokens of one request that the step may compute.
     pub(super) fn chunk_len(&self, rest: u32, budget: &StepBudget) -> u32 {
         let room = budget.prefill_room();
         if !self.config.enable_chunked_prefill {
@@ -98,8 +98,8 @@ impl Scheduler {
         }
     }
 
-    /// Looks a waiting request up in the prefix tree and counts what it needs. A request that turns
-    /// out to be a follower waits for its leader from then on.
+    /// Looks a waiting request up in the prefix tree and counts its pages. A follower waits for its leader from then
+    /// on.
     pub(super) fn candidate(
         &mut self,
         index: RequestIndex,
@@ -130,15 +130,15 @@ impl Scheduler {
         if num_cached == 0 || self.has_pages_for(&candidate) {
             return Ok(candidate);
         }
-        // The request can compute those rows itself, in pages that it takes anyway.
+        // The request can compute those rows itself, in pages that it takes in any case.
         let mut found = candidate.found;
         found.donor = None;
         found.tables = self.kv.tables_of(&found.path);
         Ok(self.count_candidate(index, found, num_restored_rows))
     }
 
-    /// The prefilling request or the fetch, if any, that is about to publish the block that this one needs next, and
-    /// the number of blocks to wait for.
+    /// The prefilling request or the fetch, if any, that is about to publish the next block of this one, and the number
+    /// of blocks to wait for.
     fn leader_of(
         &self,
         index: RequestIndex,
@@ -170,8 +170,8 @@ impl Scheduler {
         donors.filter(|&&page| !self.kv.is_locked(page)).count()
     }
 
-    /// Counts the pages that a request needs behind its found prefix. Of its rows, `num_given_rows` will be filled by
-    /// others before it starts.
+    /// Counts the pages that a request needs behind its found prefix. Another node or host memory fills
+    /// `num_given_rows` of its rows before it starts.
     pub(super) fn count_candidate(
         &self,
         index: RequestIndex,
@@ -203,14 +203,14 @@ impl Scheduler {
         }
     }
 
-    /// Finds a waiting request's tokens in the prefix tree. A request that waits long is looked up
-    /// often, so it remembers what was found.
+    /// Finds a waiting request's tokens in the prefix tree. A request that waits long is looked up often, so it
+    /// remembers the result.
     pub(super) fn find_waiting(&mut self, index: RequestIndex, step: StepId) -> FoundPrefix {
         let state = &mut self.requests[index];
         state.find_prefix(&self.kv, step)
     }
 
-    /// How many of the pages found for a candidate are in use, and how many others go on holding when
+    /// The number of the pages found for a candidate that are in use, and of those that other requests still hold when
     /// it ends.
     fn num_found_in_use(&self, found: &PageTables) -> (usize, usize) {
         let (mut num_in_use, mut num_shared) = (0, 0);
@@ -228,7 +228,7 @@ impl Scheduler {
         (num_in_use, num_shared)
     }
 
-    /// The pages that a request holds when it starts: those that were found, and those to fill.
+    /// The pages that a request holds when it starts: the found ones, and those to fill.
     fn num_first_pages(&self, state: &RequestState, found: &PageTables, num_rows: u32) -> usize {
         let first_len = |group| self.first_table_len(state, num_rows, group);
         let tables = found.iter().enumerate();
@@ -254,7 +254,7 @@ impl Scheduler {
             return;
         }
         let FoundPrefix { path, donor, .. } = &candidate.found;
-        // On a path, the blocks that this step fills come after those of earlier steps.
+        // On a path, the blocks of this step come after the blocks of earlier steps.
         let blocks = path.iter().rev();
         let filled_by = blocks.map(|&block| self.kv.block_filled_by(block));
         let num_shared_pages = filled_by.take_while(|filled_by| *filled_by == Some(step));
@@ -267,7 +267,7 @@ impl Scheduler {
         hits.num_cached_tokens += num_matched_tokens - num_shared_tokens - num_copied_tokens;
     }
 
-    /// Takes a request out of the queue and gives it the pages that it starts with.
+    /// Removes a request from the queue and gives it its first pages.
     pub(super) fn take_pages(&mut self, candidate: &Candidate, plan: &mut StepPlan) {
         let index = candidate.index;
         self.waiting.take_out(index, &mut self.requests[index]);
@@ -283,13 +283,13 @@ impl Scheduler {
         }
     }
 
-    /// Locks the pages that were found for a request, and gives it those that it fills or others fill for it.
+    /// Locks the pages that were found for a request, and gives it the pages to fill.
     pub(super) fn hold_first_pages(&mut self, candidate: &Candidate) {
         let Candidate { index, found, .. } = candidate;
         for page in found.tables.pages() {
             self.kv.lock(page);
         }
-        // Its blocks stay when pages are evicted for its own.
+        // Its blocks stay when pages are evicted for it.
         let state = &mut self.requests[*index];
         let num_blocks = found.path.len() as u32;
         state.begin_path(&mut self.kv, found.path.last().copied(), num_blocks);

@@ -1,4 +1,4 @@
-//! The decodes of a step: who gets a token, and the page that its row may need.
+//! The decodes of a step: their requests, and the page that a row may need.
 
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step::step_plan::StepPlan;
@@ -31,8 +31,8 @@ impl Scheduler {
         let share = num_decoding.div_ceil(num_shares);
         let max_decodes = share.min(self.config.max_decode_seqs as usize);
         if decodes.len() > max_decodes {
-            // Those that have waited longest go first. A cursor over the ranks would let newcomers
-            // go before them.
+            // Requests that have waited longest go first. A cursor over the ranks would let new requests go before
+            // them.
             decodes.sort_unstable_by_key(|&i| (requests[i].last_sample_step(), requests[i].rank()));
             decodes.truncate(max_decodes);
             decodes.sort_unstable_by_key(|&index| requests[index].rank());
@@ -50,8 +50,8 @@ impl Scheduler {
         }
     }
 
-    /// Makes sure that the page table holds the next position, preempting other requests if
-    /// necessary. Returns false if the request cannot go on in this step.
+    /// Makes sure that the page table holds the next position, preempting other requests if necessary. Returns false if
+    /// the request cannot continue in this step.
     fn make_room_for_row(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         loop {
             let state = &mut self.requests[index];
@@ -96,14 +96,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether pages will be free without a preemption: a step returns, a copy ends, or a fetch or a hold that is given up
-    /// for them lets go of its own.
+    /// Whether pages will be free without a preemption: a step returns, a copy ends, or a cancelled fetch or hold gives
+    /// up its pages.
     pub(super) fn frees_pages_soon(&mut self) -> bool {
         let is_leaving = self.running.num_leaving() > 0 || self.spills.is_storing();
         is_leaving || self.give_up_fetch() || self.give_up_hold()
     }
 
-    /// Preempts the last request whose KV has arrived and that has no slot yet, if there is one.
+    /// Preempts the last request whose KV has arrived and that has no slot yet, if any.
     pub(super) fn preempt_arrived(&mut self) -> bool {
         let arrived = self.receipts.last_arrived();
         if let Some(arrived) = arrived {
@@ -112,8 +112,8 @@ impl Scheduler {
         arrived.is_some()
     }
 
-    /// Whether the only running request has to wait for locked pages. A page that a step in flight copies from is locked
-    /// until that step returns, and pages that other nodes read or write until they have stopped.
+    /// Whether the only running request has to wait for locked pages. A step in flight locks the pages that it copies
+    /// from until it returns, and other nodes lock the pages that they read or write until they have stopped.
     pub(super) fn waits_for_locked_pages(&mut self) -> bool {
         let waits = !self.inflight.is_empty() || self.waits_for_kv();
         if waits {

@@ -1,10 +1,11 @@
-//! How a request stops waiting or running, and when it gives up its slot, pages and locks.
+//! The end of a request's wait or run, and the release of its slot, pages and locks.
 
 use crate::request_state::{Leader, Leaving, RequestIndex, Stage};
 use crate::{FinishReason, RequestError, Sample, Scheduler};
 
 impl Scheduler {
-    /// Emits the terminal output. The request gives up what it holds as soon as no step names it.
+    /// Emits the terminal output. The request gives up its slot and pages as soon as no step names
+    /// it.
     pub(super) fn finish(
         &mut self,
         index: RequestIndex,
@@ -17,7 +18,8 @@ impl Scheduler {
     }
 
     /// Takes away a request's slot and pages. It keeps its tokens and waits again, or ends with an
-    /// error if it was preempted too often, or came with KV that cannot be kept.
+    /// error if it was preempted too often, or if another node computed its KV and this one cannot
+    /// keep it.
     pub(super) fn preempt(&mut self, index: RequestIndex) {
         self.journal.counters().num_preemptions += 1;
         let num_preemptions = self.requests[index].note_preempted();
@@ -31,7 +33,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request out of the waiting queue or the running set.
+    /// Removes a request from the waiting queue or the running set.
     pub(super) fn leave(&mut self, index: RequestIndex, how: Leaving) {
         let state = &mut self.requests[index];
         if state.stage() == Stage::Waiting {
@@ -59,8 +61,8 @@ impl Scheduler {
         }
     }
 
-    /// Frees slot, pages and locks, now that no step in flight names them. What was computed stays
-    /// in the prefix tree.
+    /// Frees slot, pages and locks after the last step that names them. Computed blocks stay in the
+    /// prefix tree.
     pub(super) fn release(&mut self, index: RequestIndex) {
         if let Some(last_returned) = self.inflight.last_returned()
             && self.config.enable_prefix_caching

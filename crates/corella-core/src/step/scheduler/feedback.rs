@@ -1,4 +1,4 @@
-//! Takes in what comes back from the executor: the tokens that a step drew, or its failure.
+//! Processes the results of the executor: the draws of a step, or its failure.
 
 use alloc::vec::Vec;
 
@@ -13,12 +13,12 @@ use crate::{
 type Drawn = (SlotId, Sample);
 
 impl Scheduler {
-    /// Takes in what the oldest step in flight returns.
+    /// Processes the results of the oldest step in flight.
     ///
     /// # Panics
-    /// Panics when `output` does not belong to that step. Steps return in order, with one sample
-    /// for each span that draws and for each of its drafts that holds, and all log-probabilities of
-    /// each span that yields them and its hidden state, or the reason why a span has none of it.
+    /// Panics when `output` does not belong to that step. Steps return in order. Each span that draws has one sample,
+    /// and one for each accepted draft. Each span also has its log-probabilities and its hidden state, or the reason
+    /// for which it has no result.
     pub fn update_from_output(&mut self, output: &BatchOutput) {
         let returned = self.take_oldest(output.step);
         let mut undrawn = output.undrawn.iter().peekable();
@@ -74,7 +74,7 @@ impl Scheduler {
         );
     }
 
-    /// Splits off the samples of a span that draws; the others belong to the spans behind it.
+    /// Splits off the samples of a span that draws. The others belong to later spans.
     fn split_samples<'a>(
         &self,
         span: &InflightSpan,
@@ -98,17 +98,16 @@ impl Scheduler {
         (own, others)
     }
 
-    /// Ends the requests whose logits are not numbers with an error. Everything that they have
-    /// computed since they took their slots may be undefined too and is unpublished, and requests
-    /// that have read it start over. If such a request had drafts in its span, one of the drafts
-    /// may be to blame, because even an attention weight of 0 lets a NaN through. So it starts over
-    /// without speculation instead of ending.
+    /// Ends the requests whose logits are not numbers with an error. All blocks that they have computed since they took
+    /// their slots may be void too and are unpublished, and requests that have read them start over. If such a request
+    /// had drafts in its span, a draft may be the cause, because even an attention weight of 0 lets a NaN through. So
+    /// it starts over without speculation instead of ending.
     fn handle_undrawn(&mut self, failed: &[(&InflightSpan, &str)], step: StepId) {
         if failed.is_empty() {
             return;
         }
         let mut undefined = Undefined::new(self.config.num_pages);
-        // Others can have read those pages only since then, possibly before being preempted.
+        // Other requests can have read those pages only since then, possibly before a preemption.
         let mut first_started = step;
         for (span, _) in failed {
             self.forget_span(span, step);
@@ -119,8 +118,7 @@ impl Scheduler {
         let mut others: Vec<_> = self.requests.indices().collect();
         let failed_indices: RequestSet = failed.iter().map(|(span, _)| span.index).collect();
         others.retain(|&index| !failed_indices.contains(index));
-        // A reader may have published what it computed from undefined rows, and others may have
-        // read that.
+        // A reader may have published blocks that it computed from void rows, and others may have read those blocks.
         loop {
             let is_reader = |&index: &RequestIndex| self.reads_any(index, &undefined);
             let (readers, rest): (Vec<_>, Vec<_>) = others.into_iter().partition(is_reader);
@@ -141,7 +139,7 @@ impl Scheduler {
         self.end_undefined_holds(&undefined);
     }
 
-    /// Passes on the hidden state that a span yields, unless its request has ended.
+    /// Passes on the hidden state of a span, unless its request has ended.
     fn take_hidden_state(&mut self, span: &InflightSpan, returned: Option<&(SlotId, HiddenState)>) {
         let Some((_, state)) = returned.filter(|(slot, _)| *slot == span.slot) else {
             panic!("the executor returns other hidden states than the spans yield");
@@ -211,9 +209,8 @@ impl Scheduler {
         self.release_if_drained(index);
     }
 
-    /// Appends tokens one by one, as separate steps would bring them, until one ends the request.
-    /// All but the last were drafts in the step, so their rows are in the pages. Tokens behind the
-    /// end are dropped.
+    /// Appends tokens one by one, as if separate steps had drawn them, until one ends the request. All but the last
+    /// were drafts in the step, so their rows are in the pages. Tokens behind the end are dropped.
     fn append_tokens(&mut self, index: RequestIndex, samples: &[Drawn]) {
         for (at, (_, sample)) in samples.iter().enumerate() {
             if at > 0 {
@@ -244,8 +241,8 @@ impl Scheduler {
         }
     }
 
-    /// Handles the failure of the oldest step in flight. Its requests end with an error, what it
-    /// would have written is unpublished, and requests of later steps that read it start over.
+    /// Handles the failure of the oldest step in flight. Its requests end with an error, its blocks are unpublished,
+    /// and requests of later steps that read them start over.
     ///
     /// # Panics
     /// Panics when `step` is not the oldest step in flight.
@@ -256,7 +253,7 @@ impl Scheduler {
             self.forget_span(span, step);
             self.unpublish_undefined(span.index, step, &mut undefined);
         }
-        // A reader comes after what it reads, even within a step, so one pass is enough.
+        // A reader comes after the rows that it reads, even within a step, so one pass is enough.
         let later = self.inflight.iter().flat_map(|step| &step.spans);
         let later: Vec<_> = later.map(|span| span.index).collect();
         let failed_indices: RequestSet = failed.spans.iter().map(|span| span.index).collect();
@@ -278,8 +275,7 @@ impl Scheduler {
         }
     }
 
-    /// Sends a request back to the queue without its KV and without what steps in flight compute for
-    /// it.
+    /// Requeues a request without its KV and without the results of steps in flight.
     fn reset(&mut self, index: RequestIndex) {
         let reason = "what it shares with other requests is undefined";
         let state = &self.requests[index];
@@ -333,7 +329,7 @@ impl Scheduler {
     }
 }
 
-/// The log-probabilities that a span yields.
+/// The log-probabilities of a span.
 fn logprobs_of<'a>(
     span: &InflightSpan,
     returned: Option<&'a (SlotId, Vec<PromptLogprob>)>,

@@ -1,10 +1,10 @@
-//! Fetches: how blocks come from elsewhere, and what requests do meanwhile.
+//! Fetches: writers fill reserved pages with blocks of other nodes or tiers, while requests wait for them.
 //!
-//! A driver calls [`begin_fetch`](Scheduler::begin_fetch) and has the granted pages filled, block by block. Requests that
-//! need the blocks follow the fetch until its soft deadline, as they would follow a request. The driver reports progress
-//! with [`handle_fetched`](Scheduler::handle_fetched), stops writers that
+//! A driver calls [`begin_fetch`](Scheduler::begin_fetch) and has the granted pages filled, block by block. Requests
+//! that need the blocks follow the fetch until its soft deadline, as they would follow a request. The driver reports
+//! progress with [`handle_fetched`](Scheduler::handle_fetched), stops writers that
 //! [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) names, and reports with
-//! [`handle_fetch_ended`](Scheduler::handle_fetch_ended) that a writer is at rest.
+//! [`handle_fetch_ended`](Scheduler::handle_fetch_ended) that a writer has stopped.
 
 use crate::cache::fetch::{Fetch, MAX_FETCHES};
 use crate::cache::page_table::PageTables;
@@ -77,7 +77,7 @@ impl Scheduler {
         })
     }
 
-    /// Empty tables that begin with the first pages to fetch.
+    /// Empty page tables that begin with the first pages to fetch.
     fn tables_behind(&self, num_found: usize, num_blocks: usize) -> PageTables {
         let mut tables = PageTables::new(self.config.kv_groups.len());
         let first_pages = self.first_pages_behind(num_found, num_blocks);
@@ -87,7 +87,7 @@ impl Scheduler {
         tables
     }
 
-    /// The first page of each group that a node with `num_found` blocks lacks to go on behind `num_blocks`.
+    /// The first page of each group that a node with `num_found` blocks lacks to continue behind `num_blocks`.
     fn first_pages_behind(
         &self,
         num_found: usize,
@@ -108,9 +108,9 @@ impl Scheduler {
             .sum()
     }
 
-    /// Has a fetch end before blocks that do not come, and grants the pages of those that are left. Nothing has been
-    /// written to its pages, and nothing published. Returns `None` if it is cancelled, has ended, or is not shortened by
-    /// that.
+    /// Cuts off the blocks of a fetch that will not come, and grants the pages of the remaining blocks. Its pages are
+    /// not written and none is published. Returns `None` if the fetch is cancelled, has ended, or would not become
+    /// shorter.
     pub fn shorten_fetch(&mut self, id: FetchId, num_blocks: u32) -> Option<FetchGrant> {
         let fetches = self.holds.fetches();
         let num_found = fetches.num_found_before(id, num_blocks, self.config.page_size)?;
@@ -124,8 +124,8 @@ impl Scheduler {
         })
     }
 
-    /// Reports that the first `num_blocks` fetched blocks are whole: all of their pages are filled. They can be hit from
-    /// now on. Returns false if the fetch is cancelled, or has ended.
+    /// Reports that all pages of the first `num_blocks` fetched blocks are filled. Requests can hit the blocks from now
+    /// on. Returns false if the fetch is cancelled, or has ended.
     pub fn handle_fetched(&mut self, id: FetchId, num_blocks: u32) -> bool {
         let last_returned = self.last_returned_step();
         let fetches = self.holds.fetches_mut();
@@ -138,7 +138,7 @@ impl Scheduler {
         true
     }
 
-    /// Reports that the writer of a fetch is at rest. Returns false if there is no such fetch.
+    /// Reports that the writer of a fetch has stopped. Returns false for an unknown fetch.
     pub fn handle_fetch_ended(&mut self, id: FetchId, end: FetchEnd) -> bool {
         let last_returned = self.last_returned_step();
         let is_done = end == FetchEnd::Done;
@@ -152,12 +152,12 @@ impl Scheduler {
         true
     }
 
-    /// A step before which whatever is in a page by now is ready.
+    /// A step that reads only pages filled by now.
     fn last_returned_step(&self) -> StepId {
         self.inflight.last_returned().unwrap_or_default()
     }
 
-    /// Has no request wait for a fetch any more.
+    /// Requeues the requests that wait for a fetch.
     fn let_go_of_fetch(&mut self, id: FetchId) {
         let requests = &mut self.requests;
         self.waiting
@@ -169,7 +169,7 @@ impl Scheduler {
         self.let_go_of_fetch(id);
     }
 
-    /// Requests that wait for a late fetch go on without it, and a fetch that takes too long is cancelled.
+    /// Requeues the requests that wait for a late fetch, and cancels fetches that take too long.
     pub(super) fn end_late_fetches(&mut self) {
         let now_us = self.pace.now_us();
         while let Some(id) = self.holds.fetches_mut().end_deadline(now_us) {
@@ -177,7 +177,7 @@ impl Scheduler {
         }
     }
 
-    /// Cancels the newest fetch if requests that run lack pages. Returns whether pages of one are about to be free.
+    /// Cancels the newest fetch if running requests lack pages. Returns whether a fetch is about to free pages.
     pub(super) fn give_up_fetch(&mut self) -> bool {
         let fetches = self.holds.fetches();
         if fetches.frees_pages_soon(self.pace.now_us()) {
@@ -190,7 +190,7 @@ impl Scheduler {
         true
     }
 
-    /// Gives up fetches and holds of blocks, and begins none, while nothing runs because they have the pages that the
+    /// Cancels fetches and holds of blocks, and begins none, while no request runs because they have the pages that the
     /// first request needs.
     pub(super) fn give_up_loads_for_waiting(&mut self) {
         let is_idle = self.running.is_empty() && self.inflight.is_empty();
@@ -201,7 +201,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends the paths of fetches that lead through removed blocks. Returns how many did.
+    /// Cuts back the paths of fetches through removed blocks. Returns their number.
     pub(super) fn set_back_fetches(&mut self, end: Option<crate::BlockId>) -> u32 {
         let fetches = self.holds.fetches_mut();
         let set_back = fetches.set_back_paths(&mut self.kv, end);

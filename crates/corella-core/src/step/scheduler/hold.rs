@@ -1,13 +1,12 @@
-//! Exchange of KV with other nodes, as far as it needs no request to receive: facts, holds and their leases.
+//! Exchange of KV with other nodes, apart from receiving requests: facts, holds and their leases.
 
 use crate::request_state::RequestIndex;
 use crate::step::step_plan::InflightSpan;
 use crate::{RequestId, Scheduler, SnapshotId, StepId};
 
 impl Scheduler {
-    /// Reports that nobody reads or writes the request's held pages any more, and releases them. If
-    /// the request is still exporting, it stops doing so and its pages will not be held; returns
-    /// false if nothing is held or exported for it.
+    /// Reports that all reads and writes of the request's held pages have ended, and releases them. If the request is
+    /// still exporting, it stops and its pages will not be held. Returns false if no page is held or exported for it.
     pub fn release_hold(&mut self, request: RequestId) -> bool {
         let Some((pages, state)) = self.holds.remove(request) else {
             return self.stop_exporting(request);
@@ -36,14 +35,14 @@ impl Scheduler {
         self.holds.renew(request, lease_us)
     }
 
-    /// A request that exports its KV has taken its pages. The snapshot for the state behind them is reserved now, so that
-    /// there is one when its prompt is computed.
+    /// Begins the export of a request that has taken its pages. The snapshot for the state behind them is reserved now,
+    /// so that one is free when the prompt is computed.
     pub(super) fn begin_export(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let config = &self.config;
         let num_rows = state.prefill_end();
         let num_pages = config.num_exported_pages(num_rows);
-        // The token that is drawn last has no row.
+        // The last drawn token has no row.
         let num_final_rows = (state.num_prompt_tokens() + state.max_tokens()).saturating_sub(1);
         let has_pages = config.has_room_beside_export(num_rows, num_final_rows)
             && self.holds.begin_export(
@@ -70,7 +69,7 @@ impl Scheduler {
         }
     }
 
-    /// Announces which of the rows to be exported a planned step computes.
+    /// Announces the exported rows that a planned step computes.
     pub(super) fn announce_exports(&mut self, step: StepId, spans: &[InflightSpan]) {
         if !self.holds.is_exporting() {
             return;
@@ -86,7 +85,7 @@ impl Scheduler {
         }
     }
 
-    /// Keeps the pages of a request that exports its KV, when it lets go of them.
+    /// Holds the pages of a request that exports its KV, when the request gives them up.
     pub(super) fn hold_exported(&mut self, index: RequestIndex) {
         let lease_us = { self.pace.now_us() }.saturating_add(self.config.hold_lease_us);
         let state = &mut self.requests[index];
@@ -120,7 +119,7 @@ mod tests {
     use super::*;
     use crate::{BatchOutput, Request, Sample, SchedulerConfig};
 
-    /// Plans and returns steps until there is nothing to do.
+    /// Plans and returns steps until no work is left.
     fn run(scheduler: &mut Scheduler) {
         while let Some(batch) = scheduler.schedule(0) {
             let sample = Sample {

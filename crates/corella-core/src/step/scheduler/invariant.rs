@@ -1,5 +1,4 @@
-//! Invariants of the scheduler. They hold between any two calls; a failed check says which one does
-//! not.
+//! Invariants of the scheduler. They hold between any two calls. A failed check names the broken invariant.
 
 use alloc::collections::BTreeMap;
 
@@ -28,8 +27,8 @@ impl Scheduler {
         self.kv.check_held_snapshots(held);
     }
 
-    /// A page has one lock for each table, each hold, of a request or of blocks, each fetch and each copy to or from host memory that names
-    /// it, one for a step that copies from it, and one if it is pinned.
+    /// A page has one lock for each table, each hold (of a request or of blocks), each fetch and each copy to or from
+    /// host memory that names it, one for a step that copies from it, and one if it is pinned.
     fn check_locks(&self) {
         let mut locks: BTreeMap<PageId, u32> = BTreeMap::new();
         for state in self.requests.iter() {
@@ -128,8 +127,8 @@ impl Scheduler {
         );
     }
 
-    /// The forecast has exactly the requests that run or receive KV, as they were when they were counted, and all pages
-    /// that those hold. A request whose count is due has been counted anew.
+    /// The forecast counts exactly the requests that run or receive KV, with the numbers at the time of their count,
+    /// and all pages that they hold. A request whose count is due has been counted anew.
     fn check_forecast(&self) {
         let running = self.running.iter();
         let holders = running.chain(self.receipts.iter());
@@ -153,7 +152,7 @@ impl Scheduler {
                 state.contribution().is_some(),
                 "request {id} is not counted while it holds pages, or is without any"
             );
-            // What drafts bring is seen when the next step is planned.
+            // Rows of accepted drafts are counted when the next step is planned.
             let is_planned = state.num_inflight_samples() > 0
                 && state.last_sample_step().0 + 1 == self.inflight.next_step().0;
             let max_rows = state.contribution().map_or(0, |counted| counted.max_rows);

@@ -52,8 +52,7 @@ impl Scheduler {
         }
         let tpot_us = self.expected_tpot_us();
         while let Some(index) = self.waiting.first_late(self.pace.now_us(), tpot_us) {
-            // So far it was assumed that none of its prompt is cached. What is cached is looked up
-            // only now.
+            // Until now its prompt counted as uncached. Its cached prefix is looked up only now.
             let mut num_cached = 0;
             if self.config.enable_prefix_caching {
                 let found = self.find_waiting(index, self.inflight.next_step());
@@ -75,7 +74,7 @@ impl Scheduler {
         }
     }
 
-    /// What a waiting request can expect if it is admitted now.
+    /// The latencies of a waiting request if it is admitted now.
     fn expected(&self, state: &RequestState, num_cached: u64, tpot_us: u64) -> Expected {
         let waited_us = self
             .pace
@@ -92,8 +91,8 @@ impl Scheduler {
         found.path.len() as u64 * u64::from(self.config.page_size)
     }
 
-    /// The time per output token of one more request: a decode step, times the steps until each
-    /// decoding request has been in one. It is 0 while nobody decodes.
+    /// The time per output token of one more request: a decode step, times the steps until each decoding request has
+    /// been in one. It is 0 while no request decodes.
     fn expected_tpot_us(&self) -> u64 {
         let decoding = self.running.iter().map(|index| &self.requests[index]);
         let num_decoding = decoding.filter(|state| !state.is_prefilling()).count() as u64;
@@ -104,8 +103,7 @@ impl Scheduler {
         self.pace.decode_step_us() * num_steps
     }
 
-    /// How many of `num_tokens` prompt tokens will have to be computed, judged by the hit rate so
-    /// far.
+    /// The number of `num_tokens` prompt tokens that will have to be computed, by the hit rate so far.
     fn num_uncached(&self, num_tokens: u64) -> u64 {
         let counters = self.journal.counts();
         let asked = counters.num_prefix_query_tokens.max(1);
@@ -145,7 +143,7 @@ mod tests {
                 now_us: 0,
                 ends: Vec::new(),
             };
-            // Before a step has returned, no time is known and nothing is refused.
+            // Before a step has returned, no time is known and no request is refused.
             run.add(0, 640, 1, 1).unwrap();
             run.steps(20);
             run.ends.clear();
@@ -233,7 +231,7 @@ mod tests {
     #[test]
     fn what_becomes_too_late_while_it_waits_is_ended() {
         let mut run = Run::new(true);
-        // All four slots decode for a long time. Then a prompt waits that could have been in time.
+        // All four slots decode for a long time while a prompt waits that could have been in time.
         for id in 1..5 {
             run.add(id, 16, 40, 50_000).unwrap();
         }

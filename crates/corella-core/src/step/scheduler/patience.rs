@@ -1,12 +1,12 @@
 //! Waiting requests that were passed over too often.
 //!
 //! A request that was passed over in `max_passed_over` steps is owed the next turn. If it fits, it
-//! starts before all others. If it does not fit yet, it could block the whole queue: by priority,
-//! urgent requests would wait until enough pages are free for a large patient one. So others may
-//! start as long as they do not delay it, as in batch systems (EASY backfilling; Lifka 1995). The
-//! forecast says once by when the running requests will have made room for the patient one. Until
-//! then a request may start before it if it is expected to have ended by that time, or fits beside
-//! it. After that time no request starts before it.
+//! starts before all others. If it does not fit yet, it could block the whole queue: under
+//! priority, urgent requests would wait until enough pages are free for a large patient one. So
+//! others may start if they do not delay it, as in batch systems (EASY backfilling; Lifka 1995).
+//! The forecast gives once the time at which the running requests will have made room for the
+//! patient one. Until then a request may start before it if it is expected to have ended by that
+//! time, or fits beside it. After that time no request starts before it.
 
 use crate::queue::patience::Patient;
 use crate::request_state::RequestIndex;
@@ -31,7 +31,8 @@ impl Scheduler {
         None
     }
 
-    /// Returns how many pages others have to leave to the request `index`, and until when.
+    /// Returns the number of pages that others have to leave to the request `index`, and the last
+    /// step for that.
     pub(super) fn patient(&mut self, index: RequestIndex, plan: &mut StepPlan) -> Option<Patient> {
         plan.round.patient = None;
         let candidate = self.candidate(index, plan).ok()?;
@@ -52,7 +53,7 @@ impl Scheduler {
         })
     }
 
-    /// Whether the patient request might have to wait longer if the candidate started now.
+    /// Whether starting the candidate now could prolong the patient request's wait.
     pub(super) fn would_delay_patient(&self, candidate: &Candidate, plan: &StepPlan) -> bool {
         let Some(patient) =
             { plan.round.patient }.filter(|patient| patient.index != candidate.index)
@@ -85,8 +86,8 @@ impl Scheduler {
             .max(1)
     }
 
-    /// Counts this step as one in which every request was passed over that began to wait before one
-    /// that starts.
+    /// Counts this step as one that passed over every request with an earlier ticket than a
+    /// starting one.
     pub(super) fn note_passed_over(&mut self, plan: &StepPlan) {
         if !self.config.scheduling_policy.overtakes() {
             return;

@@ -1,4 +1,4 @@
-//! Starts waiting requests in the order of the policy. How each policy chooses has a file.
+//! Starts waiting requests in the order of the policy. Each policy's choice has a file.
 
 mod first_come;
 mod longest_prefix;
@@ -41,8 +41,8 @@ impl Scheduler {
         self.note_passed_over(plan);
     }
 
-    /// Starts the request that `first` returns, again and again. Returns false as soon as one does
-    /// not fit, and true when there is none left.
+    /// Starts requests from `first` one after the other. Returns false as soon as one does not fit,
+    /// and true when none is left.
     pub(super) fn admit_while(
         &mut self,
         first: impl Fn(&WaitingQueue) -> Option<RequestIndex>,

@@ -1,21 +1,20 @@
-//! What a driver asks the scheduler for.
+//! The polls of a driver.
 //!
-//! After it has planned a step, taken in one that has returned, or passed on commands, a driver empties the queues in
-//! this order:
+//! After it has planned a step, processed a returned step, or passed on commands, a driver empties the queues in this
+//! order:
 //!
 //! 1. [`poll_spill_task`](Scheduler::poll_spill_task): copies that begin early free pages early.
-//! 2. [`poll_kv_fact`](Scheduler::poll_kv_fact): what has become of a request's KV is told before the request's end,
-//!    so that a reader of both knows by then which rows there are.
+//! 2. [`poll_kv_fact`](Scheduler::poll_kv_fact): the fact about a request's KV comes before the request's end, so that
+//!    a reader of both knows by then which rows exist.
 //! 3. [`poll_fetch_cancel`](Scheduler::poll_fetch_cancel) and [`poll_ended_hold`](Scheduler::poll_ended_hold): writers
 //!    and readers that stop early free pages early.
-//! 4. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) that are shown are taken before: a caller
-//!    that sees its request end then also sees what it left behind.
-//! 5. [`poll_kv_event`](Scheduler::poll_kv_event): events are made of what the cache holds when they are asked for,
-//!    so the later they are, the fewer there are.
+//! 4. [`poll_output`](Scheduler::poll_output). [`stats`](Scheduler::stats) for display are taken earlier: a caller that
+//!    sees its request end then also sees the counts after it.
+//! 5. [`poll_kv_event`](Scheduler::poll_kv_event): events describe the cache at the time of the poll, so a later poll
+//!    returns fewer of them.
 //!
-//! What it does because of them may fill the queues again. When all are empty and
-//! [`schedule`](Scheduler::schedule) plans nothing, it sleeps until [`poll_deadline`](Scheduler::poll_deadline) at the
-//! latest.
+//! Handling them may fill the queues again. When all are empty and [`schedule`](Scheduler::schedule) plans no step, the
+//! driver sleeps until [`poll_deadline`](Scheduler::poll_deadline) at the latest.
 
 use crate::{FetchId, HoldId, KvEvent, KvFact, RequestOutput, Scheduler, SpillTask};
 
@@ -25,31 +24,30 @@ impl Scheduler {
         self.spills.pop_task()
     }
 
-    /// What has become of KV that is wanted elsewhere, in order. While too many facts are unread,
-    /// requests that export KV wait.
+    /// The next fact about exported KV, in order. While too many facts are unread, requests that export KV wait.
     pub fn poll_kv_fact(&mut self) -> Option<KvFact> {
         self.holds.pop_fact()
     }
 
-    /// The next output, in the order in which they came about.
+    /// The next output, in the order of their creation.
     pub fn poll_output(&mut self) -> Option<RequestOutput> {
         self.journal.pop()
     }
 
     /// The next fetch whose writer has to stop. Its pages stay reserved until
-    /// [`handle_fetch_ended`](Self::handle_fetch_ended) says that it has.
+    /// [`handle_fetch_ended`](Self::handle_fetch_ended) reports the stop.
     pub fn poll_fetch_cancel(&mut self) -> Option<FetchId> {
         self.holds.fetches_mut().pop_cancelled()
     }
 
-    /// The next hold of blocks that has ended, whose readers have to stop. Its pages stay as they are until
-    /// [`release_blocks`](Self::release_blocks) says that they have.
+    /// The next hold of blocks that has ended, whose readers have to stop. Its pages stay unchanged until
+    /// [`release_blocks`](Self::release_blocks) reports the stop.
     pub fn poll_ended_hold(&mut self) -> Option<HoldId> {
         self.holds.of_blocks_mut().pop_ended()
     }
 
-    /// Starts a subscription to what the prefix cache holds: [`poll_kv_event`](Self::poll_kv_event)
-    /// returns its events, beginning with what the cache holds now. `salt` seeds the page hashes.
+    /// Starts a subscription to the content of the prefix cache: [`poll_kv_event`](Self::poll_kv_event) returns its
+    /// events, beginning with the present content. `salt` seeds the page hashes.
     pub fn watch_kv(&mut self, salt: u64) {
         self.kv.watch(salt);
     }
@@ -58,14 +56,13 @@ impl Scheduler {
         self.kv.unwatch();
     }
 
-    /// Returns the next KV event, if there is one. No more events are kept for a slow reader than a
-    /// new subscription would bring.
+    /// Returns the next KV event, if any. A slow reader has at most as many pending events as a new subscription would
+    /// bring.
     pub fn poll_kv_event(&mut self) -> Option<KvEvent> {
         self.kv.poll_event(self.inflight.last_returned())
     }
 
-    /// The next time at which something ends by itself. The driver calls
-    /// [`schedule`](Self::schedule) by then.
+    /// The next deadline. The driver calls [`schedule`](Self::schedule) by then.
     pub fn poll_deadline(&self) -> Option<u64> {
         let receipt_us = self.receipts.next_deadline_us();
         let lease_us = self.holds.next_lease_us();
@@ -78,8 +75,8 @@ impl Scheduler {
             .min()
     }
 
-    /// Whether pages are still to be filled, copied or let go of by others, so that requests which
-    /// are stuck now may be able to continue later.
+    /// Whether pages are still to be filled, copied or released by others, so that stuck requests may be able to
+    /// continue later.
     pub fn waits_for_kv(&self) -> bool {
         self.receipts.num_receiving() > 0
             || !self.holds.is_empty()

@@ -1,5 +1,4 @@
-//! Publication: how the blocks that requests compute come into the prefix tree, and go when their rows turn out to be
-//! undefined.
+//! Publication: computed blocks enter the prefix tree, and leave it when their rows prove void.
 
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
@@ -7,14 +6,14 @@ use alloc::vec::Vec;
 use crate::request_state::{Leader, RequestIndex, RequestSet};
 use crate::{BlockId, PageId, Scheduler, StepId};
 
-/// Published blocks whose rows turned out to be undefined.
+/// Published blocks whose rows have proved void.
 pub(super) struct Undefined {
     /// Indexed by page.
     is_undefined: Vec<bool>,
     /// Requests whose path led through such a block. They may have read pages that they have given back
     /// since.
     requests: RequestSet,
-    /// Blocks that have lost only such pages. Requests whose path leads through one may have given it back, too.
+    /// Blocks that have lost only void pages. Requests whose path leads through one may have given the page back, too.
     blocks: BTreeSet<BlockId>,
     /// Blocks that have lost their snapshots.
     states: BTreeSet<BlockId>,
@@ -45,7 +44,7 @@ impl Scheduler {
         let state = &self.requests[index];
         let num_rows = state.num_scheduled_tokens().min(state.num_known_tokens());
         let end_of_next = (state.num_published_blocks() + 1) * self.config.page_size;
-        // Most spans of decodes end within a block, and have nothing to tell.
+        // Most spans of decodes end within a block, and publish no block.
         if num_rows >= end_of_next || state.snapshot().is_some() || self.waiting.has_followers() {
             let num_blocks = num_rows / self.config.page_size;
             self.publish_blocks(index, num_blocks, step);
@@ -69,9 +68,9 @@ impl Scheduler {
             .let_go_of_followers(Leader::Request(index), num_blocks, requests);
     }
 
-    /// Takes the blocks that `step` or a later one publishes, and all blocks behind them, out of the prefix
-    /// tree, and sets the request back to the position before them. Earlier blocks, which may be pinned, only lose
-    /// the pages that such a step fills.
+    /// Removes the blocks that `step` or a later one publishes, and all blocks behind them, from the prefix tree, and
+    /// cuts the request's path back before them. Earlier blocks, which may be pinned, only lose the pages that such a
+    /// step fills.
     pub(super) fn unpublish_undefined(
         &mut self,
         index: RequestIndex,
@@ -99,8 +98,8 @@ impl Scheduler {
         state.truncate_computed(num_rows);
     }
 
-    /// Requests may have gone on from the snapshot of an earlier block, and let go of everything since. So what `step` and
-    /// later ones have brought behind that block is taken out of the tree, too.
+    /// Unpublishes the blocks behind an earlier block that `step` or a later one fills. A request may have continued
+    /// from the block's snapshot, and may have given up its pages since.
     fn unpublish_behind(
         &mut self,
         block: BlockId,
@@ -124,7 +123,7 @@ impl Scheduler {
                 }
             }
         }
-        // Those behind come first.
+        // Blocks behind others come first.
         for &block in kept[1..].iter().rev() {
             if self.kv.insertion(block).is_some() {
                 self.kv.prune(block);
@@ -132,7 +131,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes from an earlier block what `step` or a later one has given it.
+    /// Takes from an earlier block the pages and the snapshot that `step` or a later one has given it.
     fn drop_filled_since(&mut self, block: BlockId, step: StepId, undefined: &mut Undefined) {
         if self.kv.snapshot_filled_by(block) >= Some(step) {
             undefined.states.insert(block);
@@ -143,11 +142,10 @@ impl Scheduler {
         }
     }
 
-    /// Unpublishes a block of a request and all behind it, and ends before it every path that leads through
-    /// it.
+    /// Unpublishes a block of a request and all blocks behind it, and cuts every path through it back before it.
     fn unpublish_from(&mut self, first: BlockId, index: RequestIndex, undefined: &mut Undefined) {
         let before = self.kv.block_before(first);
-        // It stays, even if it has no page, until the paths have been set back to it.
+        // It stays, even without a page, until the paths have been cut back to it.
         self.kv.move_end(None, before);
         let removed = self.kv.unpublish(first);
         let num_blocks = self.kv.path_len(before) as u32;
@@ -169,7 +167,7 @@ impl Scheduler {
         self.kv.move_end(before, None);
     }
 
-    /// Ends a request's path behind a block, if it leads further. Returns how many paths that were.
+    /// Cuts a request's path back to a block. Returns the number of cut paths.
     fn set_back(
         &mut self,
         index: RequestIndex,
@@ -184,13 +182,13 @@ impl Scheduler {
         u32::from(is_set_back)
     }
 
-    /// Ends the holds of blocks that have turned out to be undefined, so that no load of them is complete.
+    /// Ends the holds of blocks that have proved void, so that no load of them completes.
     pub(super) fn end_undefined_holds(&mut self, undefined: &Undefined) {
         let holds = self.holds.of_blocks_mut();
         holds.end_with(|page| undefined.contains(page));
     }
 
-    /// Whether a request has read something undefined.
+    /// Whether a request has read void rows.
     pub(super) fn reads_any(&self, index: RequestIndex, undefined: &Undefined) -> bool {
         let state = &self.requests[index];
         if undefined.requests.contains(index) {

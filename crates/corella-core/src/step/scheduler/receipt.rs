@@ -1,4 +1,4 @@
-//! Requests whose prompt another node computes: their pages are taken before their KV comes.
+//! Requests whose prompt another node computes: their pages are taken before their KV arrives.
 //!
 //! ```text
 //! reserve ──▶ Receiving ──handle_kv_arrived──▶ Arrived ──a slot is free──▶ Running
@@ -6,14 +6,13 @@
 //!                 └──▶ Waiting, to be computed here, or ended
 //! ```
 //!
-//! A node that computes a prompt usually draws the first token as well. If it does not,
-//! [`handle_rows_arrived`](Scheduler::handle_rows_arrived) takes the place of
-//! [`handle_kv_arrived`](Scheduler::handle_kv_arrived), and the last row is computed again for its
-//! logits.
+//! A node that computes a prompt usually draws the first token as well. Otherwise the driver calls
+//! [`handle_rows_arrived`](Scheduler::handle_rows_arrived) instead of
+//! [`handle_kv_arrived`](Scheduler::handle_kv_arrived), and the last row is computed again for its logits.
 //!
-//! A reservation takes all pages of the prompt at once, so that two requests that each have half of
-//! their pages never wait for each other. It counts in the page forecast like a running request.
-//! Received pages are in no batch and not in the prefix tree before all of them have arrived.
+//! A reservation takes all pages of the prompt at once, so that two requests with half of their pages each never wait
+//! for each other. It counts in the page forecast like a running request. Received pages are in no batch and not in the
+//! prefix tree before all of them have arrived.
 
 use alloc::vec::Vec;
 
@@ -25,22 +24,22 @@ use crate::{
     SnapshotId, TokenId,
 };
 
-/// The pages that a request was given for KV to come.
+/// The pages of a request whose KV another node will fill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
     /// The page table of each KV group, up to the request's last token. Pages that it does not read are left out.
     pub tables: Vec<PageTable>,
-    /// For models with recurrent layers, where the state behind all rows is to be written.
+    /// For models with recurrent layers, the snapshot for the state behind all rows.
     pub state: Option<SnapshotId>,
-    /// The first rows, in whole pages, are there already and must not be written.
+    /// The first rows, in whole pages, are already present and must not be written.
     pub num_cached_rows: u32,
-    /// The number of this reservation among all that were granted, counted from 1.
-    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) reaches it
-    /// together with the page counts that include its pages.
+    /// The number of this reservation among all granted ones, counted from 1.
+    /// [`SchedulerStats::num_reservations`](crate::SchedulerStats::num_reservations) reaches it together with the page
+    /// counts that include its pages.
     pub granted_as: u64,
 }
 
-/// What becomes of a request whose KV does not come.
+/// The fate of a request whose KV does not arrive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LostKv {
     /// It waits to be computed here.
@@ -50,17 +49,15 @@ pub enum LostKv {
 }
 
 impl Scheduler {
-    /// Reserves pages, until `deadline_us`, for a request whose KV another node computes. The pages
-    /// cover its prompt and any tokens already drawn for it, and the head-room forecast also allows
-    /// for the pages that its output is expected to need.
-    /// If the request is aborted, or the deadline passes before
-    /// [`handle_kv_arrived`](Self::handle_kv_arrived) is called, the request ends. Its pages stay
-    /// taken until [`handle_kv_lost`](Self::handle_kv_lost) says that nobody writes to them any
-    /// more.
+    /// Reserves pages, until `deadline_us`, for a request whose KV another node computes. The pages cover its prompt
+    /// and any tokens already drawn for it, and the head-room forecast also allows for the pages that its output is
+    /// expected to need. If the request is aborted, or the deadline passes before
+    /// [`handle_kv_arrived`](Self::handle_kv_arrived) is called, the request ends. Its pages stay taken until
+    /// [`handle_kv_lost`](Self::handle_kv_lost) reports that all writes to them have ended.
     ///
-    /// [`AdmissionError::NoRoom`] says that another node may have room, and
-    /// [`AdmissionError::NoDecodeNode`] that nothing can be reserved here, because log-probabilities or a
-    /// hidden state of the prompt are wanted, which only the node that computes it has.
+    /// [`AdmissionError::NoRoom`] means that another node may have room. [`AdmissionError::NoDecodeNode`] means that
+    /// this node cannot serve the request, because it asks for log-probabilities or a hidden state of the prompt, which
+    /// only the node that computes it has.
     pub fn reserve(
         &mut self,
         request: Request,
@@ -124,8 +121,7 @@ impl Scheduler {
         self.outlook.count(state);
     }
 
-    /// The whole pages of its first `num_rows` tokens that the prefix tree has, as far as they are
-    /// computed.
+    /// The whole computed pages of its first `num_rows` tokens in the prefix tree.
     pub(super) fn ready_prefix(&self, index: RequestIndex, num_rows: u32) -> FoundPrefix {
         let mut found = FoundPrefix::nothing(self.config.kv_groups.len());
         if !self.config.enable_prefix_caching {
@@ -140,10 +136,9 @@ impl Scheduler {
         found
     }
 
-    /// Reports that all rows of a reserved request are in its pages and that `token` was drawn
-    /// after them; the request now waits for a slot. Returns false if the request has already
-    /// ended, for example at its deadline, in which case [`handle_kv_lost`](Self::handle_kv_lost)
-    /// must be called to release its pages.
+    /// Reports that all rows of a reserved request are in its pages and that `token` was drawn after them. The request
+    /// now waits for a slot. Returns false if the request has already ended, for example at its deadline.
+    /// [`handle_kv_lost`](Self::handle_kv_lost) must then be called to release its pages.
     pub fn handle_kv_arrived(&mut self, id: RequestId, token: TokenId) -> bool {
         let Some(index) = self.receiving(id) else {
             return false;
@@ -161,10 +156,10 @@ impl Scheduler {
         true
     }
 
-    /// Reports that all rows of a reserved request are in its pages, and that no token was drawn after
-    /// them: its last known token is computed again, and the next one is drawn here. With recurrent layers, more tokens
-    /// are computed again, because the state before the last one has not come. The return value
-    /// is that of [`handle_kv_arrived`](Self::handle_kv_arrived).
+    /// Reports that all rows of a reserved request are in its pages, and that no token was drawn after them: its last
+    /// known token is computed again, and the next one is drawn here. With recurrent layers, more tokens are computed
+    /// again, because the state before the last one has not arrived. Returns the same as
+    /// [`handle_kv_arrived`](Self::handle_kv_arrived).
     pub fn handle_rows_arrived(&mut self, id: RequestId) -> bool {
         let Some(index) = self.receiving(id) else {
             return false;
@@ -174,8 +169,8 @@ impl Scheduler {
         if self.kv.is_recurrent()
             || state.num_published_blocks() * self.config.page_size == num_rows
         {
-            // The row to compute again is in a page that others may read at this moment. The request
-            // starts like any other whose tokens are all cached, from a copy.
+            // The row to compute again is in a page that others may be reading now. The request starts like any other
+            // whose tokens are all cached, from a copy.
             self.stop_receiving(index);
         } else {
             self.receipts
@@ -184,9 +179,8 @@ impl Scheduler {
         true
     }
 
-    /// Reports that nobody writes to a reserved request's pages any more, although not all of its
-    /// KV has arrived. If the request has ended in the meantime, its held pages are released;
-    /// returns false if there was nothing to release.
+    /// Reports that all writes to a reserved request's pages have ended, although not all of its KV has arrived. If the
+    /// request has ended in the meantime, its held pages are released. Returns false if it had none.
     pub fn handle_kv_lost(&mut self, id: RequestId, how: LostKv) -> bool {
         let Some(index) = self.receiving(id) else {
             return self.release_hold(id);
@@ -208,7 +202,7 @@ impl Scheduler {
         (is_receiving && !self.spills.is_restoring(id)).then_some(index)
     }
 
-    /// Lets go of a receiving request's pages, which nobody writes to, and has it wait.
+    /// Gives up a receiving request's pages, to which all writes have ended, and requeues it.
     pub(super) fn stop_receiving(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         self.receipts.end(index, state);
@@ -223,8 +217,8 @@ impl Scheduler {
         self.drop_snapshot(snapshot);
     }
 
-    /// Removes a request that is leaving from the receipts. If its KV had not arrived yet, late
-    /// writes may still land in its pages, so those are held.
+    /// Removes a leaving request from the receipts. If its KV had not arrived yet, late writes may still reach its
+    /// pages, so the pages are held.
     pub(super) fn leave_receipts(&mut self, index: RequestIndex, stage: Stage) {
         let state = &mut self.requests[index];
         self.outlook.stop_counting(state);
@@ -246,7 +240,7 @@ impl Scheduler {
         state.leave_path(&mut self.kv);
     }
 
-    /// Ends the requests whose KV has not come in time.
+    /// Ends the requests whose KV has missed its deadline.
     pub(super) fn end_late_receipts(&mut self) {
         while let Some(index) = self.receipts.first_late(self.pace.now_us()) {
             let reason = "it was not there at the deadline".into();
@@ -255,7 +249,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives slots to requests whose KV is there, by rank, and plans their next token.
+    /// Gives slots to requests whose KV has arrived, by rank, and plans their next token.
     pub(super) fn start_arrived(&mut self, plan: &mut StepPlan) {
         while let Some(index) = self.receipts.first_arrived() {
             let has_budget = plan.budget.tokens_left > 0
@@ -304,7 +298,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives a slot to a request that has its KV, and computes its last token.
+    /// Gives a slot to a request whose KV has arrived, and computes its last token.
     fn start_with_kv(&mut self, index: RequestIndex, plan: &mut StepPlan) {
         let slot = self.running.take_slot();
         let state = &mut self.requests[index];
@@ -325,7 +319,7 @@ impl Scheduler {
         self.plan_span(index, 1, plan);
         self.outlook.recount(&mut self.requests[index]);
     }
-    /// Counts the prompt of a request with KV when it first gets a slot, or loses its pages before.
+    /// Counts the prompt of a request with KV when it first gets a slot, or loses its pages before that.
     pub(super) fn note_admitted(&mut self, index: RequestIndex) {
         let now_us = self.pace.now_us();
         let state = &mut self.requests[index];

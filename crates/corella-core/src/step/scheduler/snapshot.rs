@@ -1,14 +1,13 @@
-//! Snapshots of recurrent state: behind which spans they are taken, and who waits for one.
+//! Snapshots of recurrent state: the spans behind which they are taken, and the requests that wait for one.
 //!
-//! A request takes a snapshot behind certain blocks ([`SnapshotPoints`]), so its spans end there. Its
-//! path or that of another request leads through the block, and the block gets the snapshot. A decode may be planned
-//! before the token that completes the block is known; the request then holds the snapshot until the block is in the
-//! prefix tree.
+//! A request takes a snapshot behind certain blocks ([`SnapshotPoints`]), so its spans end there. Its path or another
+//! request's path leads through the block, and the block gets the snapshot. A decode may be planned before the token
+//! that completes the block is known; the request then holds the snapshot until the block is in the prefix tree.
 //!
-//! Requests that share a beginning leave each other at any block. The second one finds that block in the tree without a
-//! snapshot, or shares it with a leader that computes, and then one of the two takes a snapshot there, for the third.
-//! A decode has one snapshot that goes with it, so that the next turn of a conversation goes on near the end of the
-//! answer, and a preempted request near the place where it was.
+//! Requests that share a beginning diverge at any block. The second one finds that block in the tree without a
+//! snapshot, or shares it with a leader that computes. One of the two then takes a snapshot there, for the third. A
+//! decode has one snapshot that advances with it, so that the next turn of a conversation continues near the end of the
+//! answer, and a preempted request near its last position.
 
 use alloc::vec::Vec;
 
@@ -19,11 +18,11 @@ use crate::scheduler_config::recurrent_state::{DecodePoints, SnapshotPoints};
 use crate::step::step_plan::StepPlan;
 use crate::{Scheduler, StateSnapshot, StepId};
 
-/// The most waiting requests with whose tokens those of a starting one are compared.
+/// The most waiting requests whose tokens are compared with a starting one.
 const MAX_COMPARED: usize = 16;
 
 impl Scheduler {
-    /// How many of a prompt's next `num_tokens` tokens a span computes that ends where a snapshot is taken.
+    /// The number of a prompt's next `num_tokens` tokens in a span that ends at a snapshot.
     pub(super) fn end_at_snapshot(
         &self,
         index: RequestIndex,
@@ -37,7 +36,7 @@ impl Scheduler {
             .map_or(num_tokens, |num_rows| num_tokens.min(num_rows))
     }
 
-    /// Behind which blocks a request takes snapshots. `None` if none are kept.
+    /// The blocks behind which a request takes snapshots. `None` if the cache keeps none.
     fn snapshot_points(&self, state: &RequestState) -> Option<SnapshotPoints> {
         let recurrent = self.config.recurrent_state.as_ref()?;
         if !self.config.enable_prefix_caching || recurrent.num_snapshots == 0 {
@@ -66,8 +65,8 @@ impl Scheduler {
         Some(end - num_rows)
     }
 
-    /// A request that starts behind the blocks found takes a snapshot where its tokens leave the tree, or else where
-    /// those of a waiting request leave them, if that saves enough.
+    /// A request that starts behind the found blocks takes a snapshot where its tokens diverge from the tree, or else
+    /// where a waiting request diverges from it, if that saves enough.
     pub(super) fn set_branch(&mut self, index: RequestIndex, found: &FoundPrefix) {
         let Some(points) = self.snapshot_points(&self.requests[index]) else {
             return;
@@ -83,7 +82,7 @@ impl Scheduler {
         }
     }
 
-    /// Requests that are computing their prompts take a snapshot where the tokens of a new one leave theirs.
+    /// Makes requests that are computing their prompts take a snapshot where a new request diverges from them.
     pub(super) fn set_branches_to(&mut self, other: RequestIndex) {
         if self.kv.is_recurrent() {
             for index in self.running.prefilling().to_vec() {
@@ -109,22 +108,21 @@ impl Scheduler {
         }
     }
 
-    /// Whether a snapshot behind `num_blocks` blocks of a prompt saves enough, where one behind `num_found` is there.
+    /// Whether a snapshot behind `num_blocks` blocks of a prompt saves enough beside one behind `num_found`.
     fn is_worth_snapshot(&self, points: &SnapshotPoints, num_blocks: u32, num_found: u32) -> bool {
         let least = { self.config.recurrent_state.as_ref() }.map_or(1, |it| it.least_distance);
         let before = points.last(num_blocks).max(num_found);
         num_blocks <= points.end_of_prompt && num_blocks >= before.saturating_add(least)
     }
 
-    /// The drafts behind a request's scheduled tokens that leave the next span of one token no further than the next
-    /// snapshot.
+    /// The number of drafts behind a request's scheduled tokens after which the next span of one token ends at the next
+    /// snapshot or before it.
     pub(super) fn num_drafts_before_snapshot(&self, index: RequestIndex) -> u32 {
         let num_rows = self.num_rows_to_snapshot(&self.requests[index]);
         num_rows.map_or(u32::MAX, |num_rows| num_rows - 1)
     }
 
-    /// Takes a snapshot behind the request's span if that ends where one is due. If all snapshots have to stay, none is
-    /// taken.
+    /// Takes a snapshot behind the request's span if one is due at its end. If all snapshots have to stay, takes none.
     pub(super) fn take_snapshot(&mut self, index: RequestIndex, plan: &mut StepPlan) {
         if self.take_exported_state(index, plan) {
             return;
@@ -169,7 +167,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes the snapshot that another node wants, if the request's span ends where its exported rows do. A span has one
+    /// Takes the snapshot that another node reads, if the request's span ends at its last exported row. A span has one
     /// snapshot, so no block gets one there.
     fn take_exported_state(&mut self, index: RequestIndex, plan: &mut StepPlan) -> bool {
         let state = &self.requests[index];
@@ -186,9 +184,9 @@ impl Scheduler {
         true
     }
 
-    /// Returns the leader that is about to take a snapshot further on than `found`, and the number of blocks up to
-    /// there. A request waits for each number of blocks only once, so that it computes them itself if
-    /// the snapshot is gone.
+    /// Returns the leader that is about to take a snapshot behind more blocks than `found`, and the number of blocks up
+    /// to the snapshot. A request waits for each number of blocks only once, so that it computes them itself if the
+    /// snapshot is gone.
     pub(super) fn snapshot_leader_of(
         &self,
         index: RequestIndex,
@@ -227,7 +225,7 @@ impl Scheduler {
         prefilling.filter_map(num_blocks).next()
     }
 
-    /// Followers of the step before go on from the snapshots that it takes.
+    /// Requeues followers of the previous step, which continue from its snapshots.
     pub(super) fn let_go_of_last_step(&mut self) {
         if let Some(last) = self.inflight.next_step().0.checked_sub(1) {
             let leader = Leader::Step(StepId(last));

@@ -1,10 +1,9 @@
-//! Speculation: guesses of the next tokens, which the step of a decode computes and checks along
-//! the way.
+//! Speculation: guesses of the next tokens, which the step of a decode computes and checks.
 //!
-//! A step is first planned without guesses; what is left of its budget then goes to drafts. Drafts
-//! preempt nobody, and take only pages that no other request is expected to need. What an executor
-//! draws behind a draft counts only if it had drawn that draft itself, so outputs are those of a
-//! run without speculation; `feedback.rs` takes them in.
+//! A step is first planned without guesses; the rest of its budget then goes to drafts. Drafts
+//! preempt no request, and take only pages that no other request is expected to need. An executor's
+//! draw behind a draft counts only if it has drawn that draft itself, so outputs equal those of a
+//! run without speculation. `feedback.rs` processes them.
 
 use alloc::vec::Vec;
 
@@ -12,7 +11,7 @@ use crate::request_state::{RequestIndex, RequestState};
 use crate::step::step_plan::StepPlan;
 use crate::{RequestId, Scheduler, SlotStart, Speculation, TokenId};
 
-/// A request that could use guesses in the step to come.
+/// A request that could use guesses in the next step.
 #[derive(Debug)]
 pub struct DraftRequest<'a> {
     /// Its slot and sampling parameters. A draft model that draws with the same parameters at the
@@ -25,9 +24,9 @@ pub struct DraftRequest<'a> {
 }
 
 impl Scheduler {
-    /// The requests that could use a draft model's guesses in the next step, and how many. There
-    /// are none with another kind of speculation, while a step is in flight, or when a prompt is
-    /// about to take what the step has left.
+    /// The requests that could use a draft model's guesses in the next step, and the number of
+    /// guesses. Empty with another kind of speculation, while a step is in flight, or when a prompt
+    /// is about to take the rest of the step.
     pub fn draft_requests(&mut self) -> Vec<DraftRequest<'_>> {
         let is_asked = matches!(self.config.speculation, Speculation::Draft { .. });
         if !is_asked || !self.inflight.is_empty() {
@@ -43,7 +42,7 @@ impl Scheduler {
             true => { prefilling }
                 .map(|state| state.num_left_to_prefill())
                 .sum(),
-            // A starting request takes all prefill tokens that it can.
+            // A starting request takes all prefill tokens that are left.
             false => u32::MAX,
         };
         let num_taken =
@@ -79,7 +78,7 @@ impl Scheduler {
     }
 
     /// Gives a request drafts behind its current tokens. The next step that computes the newest of
-    /// those tokens includes the drafts, as far as it has room.
+    /// those tokens includes the drafts, within its room.
     pub fn give_drafts(&mut self, id: RequestId, drafts: Vec<TokenId>) {
         let Some(index) = self.requests.find(id) else {
             return;

@@ -1,4 +1,4 @@
-//! How preempted requests keep their KV in host memory, and come back with it.
+//! Preempted requests keep their KV in host memory, and are restored from it.
 
 use crate::queue::receipt::NO_DEADLINE;
 use crate::request_state::{Leaving, RequestIndex, Stage};
@@ -7,8 +7,8 @@ use crate::step::step_plan::StepPlan;
 use crate::{FinishReason, RequestError, RequestId, Scheduler};
 
 impl Scheduler {
-    /// Reports that a [`SpillTask::Store`](crate::SpillTask::Store) has ended: its pages are in host memory or, if `is_done`
-    /// is false, are not. Returns false if no such task was under way.
+    /// Reports that a [`SpillTask::Store`](crate::SpillTask::Store) has ended. If `is_done`, its pages are in host
+    /// memory. Returns false if no such task was under way.
     pub fn handle_stored(&mut self, id: RequestId, is_done: bool) -> bool {
         let Some(ended) = self.spills.end_store(id, is_done) else {
             return false;
@@ -24,8 +24,8 @@ impl Scheduler {
         true
     }
 
-    /// Reports that a [`SpillTask::Restore`](crate::SpillTask::Restore) has ended: its pages are filled or, if `is_done` is
-    /// false, nobody fills them any more. Returns false if no such task was under way.
+    /// Reports that a [`SpillTask::Restore`](crate::SpillTask::Restore) has ended. If `is_done`, its pages are filled.
+    /// Otherwise all writes to them have ended. Returns false if no such task was under way.
     pub fn handle_restored(&mut self, id: RequestId, is_done: bool) -> bool {
         let Some((pages, is_live)) = self.spills.end_restore(id) else {
             return false;
@@ -46,8 +46,7 @@ impl Scheduler {
         true
     }
 
-    /// Sets host memory aside for a request that is about to lose its pages. Returns false if its
-    /// KV cannot be kept.
+    /// Reserves host memory for a request that is about to lose its pages. Returns false if its KV cannot be kept.
     pub(super) fn reserve_spill(&mut self, index: RequestIndex) -> bool {
         let state = &mut self.requests[index];
         // Half a prompt is quickly computed again, and exported pages stay where they are.
@@ -63,8 +62,8 @@ impl Scheduler {
         has_room
     }
 
-    /// Begins to store the rows of a request that lets go of its pages, if host memory was set aside
-    /// for it and it will go on. Pages without rows stay in its table.
+    /// Begins to store the rows of a request that gives up its pages, if it has host memory and will continue. Pages
+    /// without rows stay in its table.
     pub(super) fn store_spill(&mut self, index: RequestIndex) {
         let state = &mut self.requests[index];
         let num_reserved_pages = state.num_spill_pages();
@@ -85,21 +84,22 @@ impl Scheduler {
         self.spills.abandon(self.requests[index].id());
     }
 
-    /// A waiting request has lost its KV: it is computed here or, if it came with KV, ends.
+    /// Handles the loss of a waiting request's KV: the request is computed here or, if another node computed its KV,
+    /// ends.
     fn go_on_without_kv(&mut self, index: RequestIndex, reason: &str) {
         if self.requests[index].came_with_kv() {
             self.hand_back(index, reason);
         }
     }
 
-    /// Ends a request that came with KV, for the node that it came from to go on with.
+    /// Ends a request whose KV another node computed, so that this node continues it.
     pub(super) fn hand_back(&mut self, index: RequestIndex, reason: &str) {
         self.journal.counters().num_handed_back += 1;
         let error = RequestError::KvNotKept(reason.into());
         self.finish(index, FinishReason::Error(error), None);
     }
 
-    /// Gives a stored request its pages, if there is room for all of them.
+    /// Gives a stored request its pages, if all of them have room.
     pub(super) fn try_restore(
         &mut self,
         index: RequestIndex,

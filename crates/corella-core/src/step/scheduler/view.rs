@@ -1,4 +1,4 @@
-//! What people who look at the engine see: requests, and pages. Nothing here changes anything.
+//! The view of the engine for people: requests, and pages. No method here changes state.
 
 use alloc::vec::Vec;
 
@@ -6,8 +6,8 @@ use crate::request_state::RequestIndex;
 use crate::{PageId, PageMap, PageState, RequestView, Scheduler};
 
 impl Scheduler {
-    /// The first `limit` live requests: those that run, by rank, then those that receive KV, then
-    /// those that wait, in the order of the queue.
+    /// The first `limit` live requests: running ones by rank, then receiving ones, then waiting ones in the order of
+    /// the queue.
     pub fn request_views(&self, limit: usize) -> Vec<RequestView> {
         let running = self.running.iter();
         let indices = running
@@ -27,8 +27,8 @@ impl Scheduler {
         PageMap::new(self.config.num_pages, max_cells, num_received, state)
     }
 
-    /// The pages whose state the cache does not know, and how many of them are received. The list
-    /// is empty while no other node or host memory has to do with any.
+    /// The pages whose state the cache does not know, and the number of received pages. The list is empty while no page
+    /// belongs to another node or host memory.
     fn pages_for_others(&self) -> (Vec<Option<PageState>>, usize) {
         let came_with_kv = |index: &_| self.requests[*index].came_with_kv();
         let received = self.receipts.iter();
@@ -110,8 +110,8 @@ mod tests {
         assert_eq!(count(&map, PageState::Free), 8);
     }
 
-    /// A reservation of 9 rows takes three pages, which are held once the request is gone and until
-    /// nobody writes to them.
+    /// A reservation of 9 rows takes three pages, which are held after the end of the request until all writes to them
+    /// have ended.
     #[test]
     fn reserved_pages_are_received_then_held() {
         let mut scheduler = scheduler(10);
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(
             statuses,
             [
-                // The whole prompt is in the step in flight, so what comes next is a decode.
+                // The whole prompt is in the step in flight, so the next step is a decode.
                 (1, RequestStatus::Decode, 3),
                 (3, RequestStatus::Receiving, 3),
                 (2, RequestStatus::Waiting, 0),
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(views[0].max_tokens, 8);
         assert_eq!(scheduler.request_views(2), views[..2]);
     }
-    /// Nothing but the fetch concerns other nodes.
+    /// Only the fetch concerns other nodes.
     #[test]
     fn fetched_pages_are_received_until_the_fetch_has_ended() {
         let mut scheduler = scheduler(10);

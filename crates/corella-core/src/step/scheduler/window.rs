@@ -1,18 +1,18 @@
-//! The pages of requests in groups with windows: how tables grow with a prompt that is being read, and which
-//! pages are given back when a window has moved on.
+//! The pages of requests in groups with windows: tables grow with the prompt, and pages behind the window are given
+//! back.
 //!
-//! In groups without a window a request holds the pages of all its known tokens from its start. With
-//! a window it takes pages chunk by chunk, and gives them back when no coming query reads them, so
-//! that a prompt may be longer than the pool. Pages are given back when a step has returned: the
-//! queries of steps in flight are behind the tokens that are computed by then.
+//! In groups without a window a request holds the pages of all its known tokens from its start. With a window it takes
+//! pages chunk by chunk, and gives them back when no later query reads them, so that a prompt may be longer than the
+//! pool. Pages are given back when a step has returned: the queries of steps in flight are behind the tokens that are
+//! computed by then.
 
 use crate::request_state::{RequestIndex, RequestState};
 use crate::step::step_plan::StepPlan;
 use crate::{FinishReason, RequestError, Scheduler};
 
 impl Scheduler {
-    /// Takes the pages behind windows that the next `num_tokens` prompt tokens of a request need.
-    /// Returns how many of those tokens have their pages.
+    /// Takes the pages behind windows that the next `num_tokens` prompt tokens of a request need. Returns the number of
+    /// those tokens that have their pages.
     pub(super) fn take_window_pages(
         &mut self,
         index: RequestIndex,
@@ -51,8 +51,7 @@ impl Scheduler {
         num_tokens.min(num_rows - state.num_scheduled_tokens())
     }
 
-    /// Makes room when nothing can be planned because no prompt gets a page. Returns whether to try
-    /// again.
+    /// Makes room when the plan is empty because no prompt gets a page. Returns whether to try again.
     pub(super) fn make_room_for_prompt(&mut self, plan: &StepPlan) -> bool {
         let is_stuck = plan.is_short_of_pages && plan.batch.is_empty() && self.inflight.is_empty();
         if !is_stuck || self.running.prefilling().is_empty() {
@@ -80,7 +79,7 @@ impl Scheduler {
         false
     }
 
-    /// Gives back the pages that no coming query of a running request reads.
+    /// Gives back the pages that no later query of a running request reads.
     pub(super) fn give_back_pages(&mut self, index: RequestIndex) {
         if !self.kv.has_windows() {
             return;

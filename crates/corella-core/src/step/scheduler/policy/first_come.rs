@@ -1,4 +1,4 @@
-//! First come, first served: requests start in order of arrival, or, with packing, those of the first few that fit.
+//! First come, first served: requests start in order of arrival, or, with packing, the first few that fit do.
 
 use crate::queue::waiting_queue::WaitingQueue;
 use crate::step::step_plan::StepPlan;

@@ -6,8 +6,8 @@ use crate::Scheduler;
 use crate::step::step_plan::StepPlan;
 
 impl Scheduler {
-    /// Starts those of the first `lookahead` new requests that have the longest prefixes in the
-    /// tree, until one does not fit. Requests that have aged go before them.
+    /// Starts the requests with the longest prefixes in the tree among the first `lookahead` new
+    /// ones, until one does not fit. Aged requests go before them.
     pub(super) fn admit_longest_prefix(&mut self, lookahead: u32, plan: &mut StepPlan) {
         if self.admit_aged(plan).is_some() || !self.has_room_to_start(plan) {
             return;

@@ -1,4 +1,4 @@
-//! The first few new requests, each with the rows that it would find in the cache, for policies that choose among them.
+//! The first few new requests with their cached rows, for policies that choose among them.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::step::step_plan::StepPlan;
 const MAX_COMPARED_TOKENS: usize = 1 << 16;
 
 impl Scheduler {
-    /// The first `lookahead` new requests in the order of the queue, and how many rows of each are cached.
+    /// The first `lookahead` new requests in the order of the queue, with the number of cached rows of each.
     pub(super) fn look_ahead(
         &mut self,
         lookahead: u32,

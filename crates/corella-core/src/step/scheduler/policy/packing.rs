@@ -1,4 +1,4 @@
-//! Packing starts the smallest of the first few requests together, as many as fit into the step's tokens and the free
+//! Packing starts the smallest of the first few requests together, while they fit into the step's tokens and the free
 //! pages.
 
 use alloc::vec::Vec;
@@ -7,9 +7,8 @@ use crate::Scheduler;
 use crate::step::step_plan::StepPlan;
 
 impl Scheduler {
-    /// Whether this round starts requests in order of arrival although packing is configured:
-    /// because the first has been passed over too often, because nothing limits a step's prefill,
-    /// or because it is the round that is always FIFO.
+    /// Whether this round starts requests in order of arrival despite packing: the first has been passed over too
+    /// often, no limit bounds a step's prefill, or the round is always FIFO.
     pub(super) fn is_fifo_round(&self, force_fifo_every: u32) -> bool {
         let is_head_aged = self.waiting.first_new().is_some_and(|head| {
             self.requests[head].num_passed_over() >= self.config.max_passed_over
@@ -64,7 +63,7 @@ impl Scheduler {
             return;
         }
         chosen.sort_unstable();
-        // Each request is looked up again, because one that starts can change the next one's cached prefix.
+        // Each request is looked up again, because a start can change the next request's cached prefix.
         chosen.retain(|&at| self.try_start(candidates[at].index, plan).is_ok());
         let overtaken_before = chosen.last().copied().unwrap_or(0);
         for at in (0..overtaken_before).filter(|at| !chosen.contains(at)) {

@@ -1,5 +1,4 @@
-//! Priority: the most urgent request starts first, and takes the place of less urgent ones that run if nothing else makes
-//! room.
+//! Priority: the most urgent request starts first, and preempts less urgent running ones if no other room is left.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -11,13 +10,13 @@ use crate::step::scheduler::admission::{Candidate, Held, MAX_FOLLOWERS};
 use crate::step::step_plan::{StepBudget, StepPlan};
 use crate::{PageId, Scheduler};
 
-/// How many requests one step may look past because they would delay the patient one.
+/// The most requests that one step may skip because they would delay the patient one.
 const MAX_BARRED: usize = 64;
 
-/// What there is for a candidate when some of those that run have been preempted for it.
+/// The free resources for a candidate after the preemption of some running requests.
 #[derive(Clone)]
 struct VictimRoom {
-    /// Less those that restored requests will take.
+    /// Free slots, without those for restored requests.
     num_slots: i64,
     num_available: usize,
     num_begun: usize,
@@ -50,9 +49,8 @@ impl Scheduler {
         }
     }
 
-    /// Preempts running requests that are less urgent than the first waiting one, if that frees the
-    /// slot or the pages that it needs. A request that has aged, or has been preempted as often as
-    /// allowed, is left alone.
+    /// Preempts running requests that are less urgent than the first waiting one, if that frees the slot or the pages
+    /// that it needs. Aged requests, and requests at the limit of preemptions, are exempt.
     pub(in crate::step::scheduler) fn preempt_less_urgent(&mut self, plan: &mut StepPlan) {
         let may_preempt = self.config.scheduling_policy.preempts();
         if !may_preempt || self.running.num_leaving() > 0 || self.spills.is_storing() {
@@ -96,8 +94,8 @@ impl Scheduler {
         }
     }
 
-    /// The requests to preempt, least urgent first, so that the candidate gets a slot and pages.
-    /// `None` when nobody needs to be preempted, or when preempting all of them would not suffice.
+    /// The requests to preempt, least urgent first, so that the candidate gets a slot and pages. `None` when no
+    /// preemption is needed, or when preempting all of them would not suffice.
     fn victims_for(&self, candidate: &Candidate) -> Option<Vec<RequestIndex>> {
         let page_size = self.config.page_size;
         let priority = self.requests[candidate.index].rank().priority;
@@ -140,7 +138,7 @@ impl Scheduler {
             room.num_begun -= usize::from(begins_page(state)) * num_groups;
             room.num_slots += 1;
         };
-        // Most attempts are in vain, so the first question is whether all would be enough.
+        // Most attempts are in vain, so the sum of all victims is checked first.
         let mut room = nobody_gone.clone();
         for at in 0..victims.len() {
             preempt(&mut room, at);
@@ -158,8 +156,8 @@ impl Scheduler {
         (num_victims > 0).then(|| victims.collect())
     }
 
-    /// Pages that each of the victims wins when those before it go, too. Pages that are `matched`,
-    /// which the candidate will lock, are not won, and those of several victims only with the last.
+    /// Pages freed by each victim after the victims before it. Pages that are `matched`, which the candidate will lock,
+    /// are not freed, and pages of several victims only with the last of them.
     fn num_pages_won(
         &self,
         victims: &[(RequestIndex, &RequestState)],
@@ -203,7 +201,7 @@ impl Scheduler {
         let is_same = |(left, right): &(&PageId, &PageId)| left == right;
         let same = matched.pages.iter().zip(&table.pages).take_while(is_same);
         let num_matched = same.count();
-        // Pages that are not published have one lock, and locks get fewer along a path.
+        // Unpublished pages have one lock, and the number of locks decreases along a path.
         let published = &table.pages[..state.num_published_blocks() as usize];
         let num_locked_by = |num_requests: usize| {
             let has_more = |&page: &PageId| self.kv.num_locks(page) as usize > num_requests;
@@ -213,8 +211,7 @@ impl Scheduler {
         num_locked_by(num_victims).min(num_shared_pages)..num_shared_pages
     }
 
-    /// The budget that a starting request has once all running requests except `victims`, which are
-    /// sorted, have been planned.
+    /// The budget of a starting request after the plans of all running requests except `victims`, which are sorted.
     fn budget_without(&self, victims: &[RequestIndex], plan: &StepPlan) -> StepBudget {
         let mut budget = plan.budget;
         let stays = |index: &RequestIndex| victims.binary_search(index).is_err();

@@ -1,5 +1,5 @@
 //! Shortest job first: the mean wait is least if the request with the least work starts first (Smith 1956). Patience
-//! bounds how long the others wait.
+//! bounds the wait of the others.
 
 use crate::Scheduler;
 use crate::step::step_plan::StepPlan;
@@ -8,8 +8,8 @@ use crate::step::step_plan::StepPlan;
 const MEDIAN: u32 = 1 << 31;
 
 impl Scheduler {
-    /// Starts those of the first `lookahead` new requests that have the least work left, until one does not fit.
-    /// Requests that have aged go before them.
+    /// Starts the requests with the least work left among the first `lookahead` new ones, until one does not fit. Aged
+    /// requests go before them.
     pub(super) fn admit_shortest_first(&mut self, lookahead: u32, plan: &mut StepPlan) {
         if self.admit_aged(plan).is_some() || !self.has_room_to_start(plan) {
             return;
