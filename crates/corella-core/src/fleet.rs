@@ -1,5 +1,5 @@
-//! The fleet: what this node knows about its peers, the choice of a decode node, where blocks are worth fetching
-//! from, and which node computes a prompt.
+//! The fleet: the peers of this node, the choice of a decode node, the source of fetched blocks, and the node that
+//! computes a prompt.
 
 pub(crate) mod block_source_map;
 pub(crate) mod compute_choice;

@@ -1,4 +1,4 @@
-//! Identifiers: each kind of numbered thing has a type of its own, so that no two are mixed up.
+//! Identifiers: each kind of number has a type of its own, so that no two kinds are mixed up.
 
 /// The index of a token in the vocabulary.
 pub type TokenId = u32;
@@ -58,8 +58,8 @@ id! {
     KvGroupId(u8)
 }
 id! {
-    /// A node of the fleet, by a number that means something in this process only. It stays the same
-    /// when the node is started again.
+    /// A node of the fleet, by a number that is valid only in this process. It stays the same when the node is
+    /// restarted.
     NodeId(u32)
 }
 id! {
@@ -72,11 +72,11 @@ id! {
     SessionId(u128)
 }
 id! {
-    /// One life of another node: a restarted node has a new one. Never reused.
+    /// One incarnation of another node. Never reused.
     PeerId(u64)
 }
 
 impl Incarnation {
-    /// In the key of a session that belongs to whichever node asks for it. No node has it.
+    /// In the key of a session that any node may ask for. No node has this number.
     pub const ANY: Self = Self(0);
 }

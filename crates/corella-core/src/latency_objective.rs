@@ -1,8 +1,8 @@
-//! Latency objectives: how soon a caller needs an answer for it to be of use.
+//! Latency objectives: the latest times at which an answer is still useful to its caller.
 
 use core::fmt;
 
-/// The latencies that a caller needs for the answer to be of use.
+/// The latest times at which the answer is still useful to its caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LatencyObjectives {
     /// Time from arrival to the first token.
@@ -11,7 +11,7 @@ pub struct LatencyObjectives {
     pub tpot_us: Option<u64>,
 }
 
-/// An objective that cannot be met, and what can be expected instead.
+/// An objective that cannot be met, and the latency to expect instead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissedObjective {
     pub kind: ObjectiveKind,
@@ -25,7 +25,7 @@ pub enum ObjectiveKind {
     Tpot,
 }
 
-/// What a request can expect.
+/// The latencies that a request can expect.
 pub(crate) struct Expected {
     pub ttft_us: u64,
     pub tpot_us: u64,

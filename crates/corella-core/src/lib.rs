@@ -1,32 +1,32 @@
 //! The core of Corella: decides what each step computes, and on which node a request decodes.
 //!
-//! It consists of pure state machines without IO, clock, randomness, or floats in decisions. Time
-//! comes in as an argument (`now_us`), facts from outside through `handle_*` and
-//! `update_from_output`, and what should happen goes out as inert data.
+//! It consists of pure state machines without IO, clock, randomness, or floats in decisions. The time is an argument
+//! (`now_us`), events from outside enter through `handle_*` and `update_from_output`, and decisions leave as inert
+//! data.
 //!
-//! To find your way, read `batch.rs` (what is decided), `request_state/progress.rs` (the counters it is
-//! decided from) and `step/scheduler.rs` (a step from top to bottom, and a map of the parts), then
-//! `cache/kv_cache.rs` and `cache/prefix_tree.rs` for the pages. Beside the scheduler stand [`session`], how a
-//! prefill node and a decode node serve a request together, and `fleet`, which chooses nodes.
+//! For an overview, read `batch.rs` (the decision), `request_state/progress.rs` (the counters behind it) and
+//! `step/scheduler.rs` (a step from top to bottom, and a map of the parts), then `cache/kv_cache.rs` and
+//! `cache/prefix_tree.rs` for the pages. Beside the scheduler stand [`session`], in which a prefill node and a decode
+//! node serve a request together, and `fleet`, which chooses nodes.
 //!
 //! The rooms of the core, from bottom to top. A room uses only those above it in this list:
 //!
-//! * `id`: the numbers of things.
-//! * `token_rule`: which tokens may be drawn where.
-//! * `sampling`: how tokens are drawn, and hidden states made one.
+//! * `id`: identifiers.
+//! * `token_rule`: the tokens that may be drawn at each position.
+//! * `sampling`: drawing tokens, and pooling hidden states.
 //! * `batch`: the work of one step.
-//! * `latency_objective`: how soon an answer is needed.
-//! * `request`: what a caller asks for, and what it gets back.
+//! * `latency_objective`: the latest useful times of an answer.
+//! * `request`: requests of callers, and their outputs.
 //! * `stats`: counts.
-//! * `pace`: the time, and how long steps take.
+//! * `pace`: the time, and the duration of steps.
 //! * `cache`: pages and their owners, and the blocks of the prefix tree.
-//! * `scheduler_config`: limits and policies, and what follows from them for one request.
-//! * `draft`: guesses of what will be drawn.
-//! * `request_state`: the state of one request, and the table of all.
-//! * `request_view`: a request as it is shown.
+//! * `scheduler_config`: limits and policies, and their consequences for one request.
+//! * `draft`: guesses of the next tokens.
+//! * `request_state`: the state of one request, and the table of all requests.
+//! * `request_view`: the displayed state of a request.
 //! * `queue`: requests without a slot, and the expectations of all requests.
-//! * `step`: the scheduler, and what runs.
-//! * `fleet`: nodes, which of them decodes a request, and which has its blocks.
+//! * `step`: the scheduler, and the running requests.
+//! * `fleet`: nodes, the choice of a decode node, and the nodes that have a request's blocks.
 //! * `session`: both ends of a request that two nodes serve.
 #![no_std]
 #![forbid(unsafe_code)]

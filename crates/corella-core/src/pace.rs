@@ -1,10 +1,10 @@
-//! How long steps take: smoothed averages of their times, in whole microseconds.
+//! The duration of steps: smoothed averages, in whole microseconds.
 
-/// A step with fewer prompt tokens than this mostly costs what every step costs, so it says little of their speed.
+/// The fixed cost of a step dominates a step with fewer prompt tokens, so it shows little of their speed.
 const MIN_BULK_TOKENS: u64 = 256;
 
-/// Times steps. The scheduler hears of time only when it plans a step; the engine plans right after
-/// a step has returned, so that is when the step ended.
+/// Times steps. The scheduler learns the time only when it plans a step. The engine plans right after a step has
+/// returned, so that step ended at that time.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
     now_us: u64,
@@ -28,7 +28,7 @@ struct Returned {
 }
 
 impl Pace {
-    /// The latest time that the scheduler was told.
+    /// The latest time passed to the scheduler.
     pub fn now_us(&self) -> u64 {
         self.now_us
     }
@@ -49,7 +49,7 @@ impl Pace {
         returned.num_prefill_tokens += u64::from(num_prefill_tokens);
     }
 
-    /// Times the steps that have returned since the last plan: they have ended now.
+    /// Times the steps that have returned since the last plan. They have ended now.
     pub fn time_returned(&mut self) {
         let now_us = self.now_us;
         let Some(returned) = self.returned.take() else {
@@ -76,7 +76,7 @@ impl Pace {
         num_tokens.saturating_mul(self.prefill_us) / 1024
     }
 
-    /// How long 1,024 prompt tokens take in large steps; 0 before one was timed.
+    /// The time of 1,024 prompt tokens in large steps; 0 before one was timed.
     pub fn bulk_prefill_us(&self) -> u64 {
         self.bulk_prefill_us
     }

@@ -1,4 +1,4 @@
-//! Requests without a slot: those that wait, those whose pages others fill, and the expectations of all requests.
+//! Requests without a slot: waiting requests, requests whose pages others fill, and the expectations of all requests.
 
 pub(crate) mod deadline;
 pub(crate) mod follower;

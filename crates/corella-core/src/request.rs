@@ -1,4 +1,4 @@
-//! What a caller asks for, and what it gets back.
+//! Requests of callers, and their outputs.
 
 use alloc::boxed::Box;
 use alloc::string::String;
@@ -16,13 +16,12 @@ use crate::{
 pub struct Request {
     pub id: RequestId,
     pub prompt: Vec<TokenId>,
-    /// Tokens that were drawn for it elsewhere. They count as output, and are never emitted again.
+    /// Tokens that another node drew for it. They count as output, and are never emitted again.
     pub output: Vec<TokenId>,
-    /// Somebody else wants the KV of its prompt: see
-    /// [`poll_kv_fact`](crate::Scheduler::poll_kv_fact).
+    /// Another node reads the KV of its prompt: see [`poll_kv_fact`](crate::Scheduler::poll_kv_fact).
     pub exports_kv: bool,
-    /// Each of its tokens is drawn through a mask that depends on all tokens before it. So no step is
-    /// planned behind a token that has not been drawn yet, and nothing is guessed.
+    /// Each of its tokens is drawn through a mask that depends on all tokens before it. So no step is planned behind a
+    /// token that has not been drawn yet, and no drafts are made.
     pub is_masked: bool,
     pub sampling: SamplingParams,
     pub stopping: StoppingCriteria,
@@ -34,13 +33,13 @@ pub struct Request {
 }
 
 impl Request {
-    /// Whether rows of its prompt may come from the cache. Other hidden states than the last one are
-    /// wanted for all other poolings, and cached pages hold none.
+    /// Whether rows of its prompt may come from the cache. All poolings except the last token's need other hidden
+    /// states, and cached pages hold none.
     pub(crate) fn takes_hits(&self) -> bool {
         matches!(self.sampling.pooling, None | Some(Pooling::LastToken))
     }
 
-    /// A request that generates `max_tokens` tokens greedily and has no end token.
+    /// A request that generates `max_tokens` tokens greedily, without an end token.
     pub fn greedy(id: RequestId, prompt: Vec<TokenId>, max_tokens: u32) -> Self {
         Self {
             id,
@@ -61,23 +60,23 @@ impl Request {
     }
 }
 
-/// When a request ends. Checked in this order: end tokens, stop tokens, length.
+/// The end of a request. Checked in this order: end tokens, stop tokens, length.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StoppingCriteria {
-    /// The most output tokens; `None` allows as many as context and pool hold. 0 is for requests that
-    /// want no more than log-probabilities of their prompt, or its hidden state.
+    /// The most output tokens; `None` allows the rest of the context and the pool. 0 is for requests that want only
+    /// log-probabilities of their prompt, or its hidden state.
     pub max_tokens: Option<u32>,
-    /// End and stop tokens cannot be drawn before this many output tokens have been.
+    /// End and stop tokens are masked until this many output tokens have been drawn.
     pub min_tokens: u32,
     /// The model's own end tokens. Empty with `ignore_eos`.
     pub end_token_ids: Vec<TokenId>,
-    /// Stop tokens that the caller has chosen.
+    /// The caller's stop tokens.
     pub stop_token_ids: Vec<TokenId>,
 }
 
 impl StoppingCriteria {
-    /// The reason why a request ends with its newest token, if it does. `num_output_tokens` counts
-    /// that token, and `max_tokens` is the limit that holds for the request.
+    /// The reason for which the newest token ends the request, if any. `num_output_tokens` counts that token, and
+    /// `max_tokens` is the request's limit.
     pub fn finish_reason(
         &self,
         newest: TokenId,
@@ -97,8 +96,8 @@ impl StoppingCriteria {
     }
 }
 
-/// What separates cached prefixes: requests share cached pages only within one namespace. Names are
-/// compared as text, never by hash.
+/// Separates cached prefixes: requests share cached pages only within one namespace. Names are compared as text, never
+/// by hash.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Namespace {
     pub lora: Option<Arc<str>>,
@@ -109,13 +108,13 @@ pub struct Namespace {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestOutput {
     pub request: RequestId,
-    /// The new token. Absent only in a terminal event, and in one that brings log-probabilities of
-    /// the prompt or its hidden state.
+    /// The new token. Absent only in a terminal event, and in one with log-probabilities of the prompt or its hidden
+    /// state.
     pub sample: Option<Sample>,
-    /// Log-probabilities of the prompt's next tokens. The first token has none, and every other comes
-    /// once, in order, before the first sample.
+    /// Log-probabilities of the prompt's next tokens. The first token has none, and every other token comes once, in
+    /// order, before the first sample.
     pub prompt_logprobs: Vec<PromptLogprob>,
-    /// The hidden state of the prompt, if that is wanted. It comes once, and the terminal event is next.
+    /// The hidden state of the prompt, if requested. It comes once, and the terminal event is next.
     pub hidden_state: Option<HiddenState>,
     pub finish: Option<FinishReason>,
     pub num_prompt_tokens: u32,
@@ -129,8 +128,8 @@ pub struct RequestOutput {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// An end token was drawn. It is this event's sample and not part of the text. There is no sample
-    /// if the request ended because nothing may follow.
+    /// An end token was drawn. It is this event's sample and not part of the text. The event has no sample if the
+    /// request ended because no token may follow.
     EndToken,
     /// One of the caller's stop tokens was drawn. It is this event's sample.
     StopToken,
@@ -139,17 +138,17 @@ pub enum FinishReason {
     Error(RequestError),
 }
 
-/// How the error of [`RequestError::NotMasked`] begins, also where another node tells it as text.
+/// The beginning of the text of [`RequestError::NotMasked`], also in another node's report.
 pub const NOT_MASKED: &str = "what may come next cannot be worked out";
 
-/// Why a request that was admitted ended without its answer.
+/// The reason for which an admitted request ended without its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RequestError {
     /// The executor failed in a step that computed this request.
     StepFailed(Box<str>),
     /// No token could be drawn from its logits.
     NotDrawn(Box<str>),
-    /// Its hidden state is no vector of numbers.
+    /// Its hidden state has elements that are not numbers.
     NoHiddenState(Box<str>),
     /// No mask could be made for its next token.
     NotMasked(Box<str>),
@@ -159,24 +158,24 @@ pub enum RequestError {
     PreemptedTooOften { num_preemptions: u32 },
     /// It waited until it could no longer meet its latency objectives.
     ObjectiveMissed(MissedObjective),
-    /// The node that was to fill its KV pages has not done so.
+    /// The other node has not filled its KV pages.
     KvNotReceived(Box<str>),
     /// Its prompt was computed on another node, and this one cannot keep its KV.
     KvNotKept(Box<str>),
-    /// It failed on another node, which says this.
+    /// It failed on another node, which reports this reason.
     Elsewhere(Box<str>),
-    /// Its decode node was lost, and it must not go on anywhere else.
+    /// Its decode node was lost, and no other node may continue it.
     DecodeLost(Box<str>),
     /// The engine stopped before the request had ended.
     EngineLost(Box<str>),
 }
 
-/// Why a request was refused at submission. The scheduler keeps nothing of it.
+/// The reason for refusing a request at submission. The scheduler keeps no part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionError {
     EmptyPrompt,
     ZeroMaxTokens,
-    /// The tokens that were drawn elsewhere are as many as it may have.
+    /// The tokens that other nodes drew have reached its limit.
     OutputComplete {
         num_output_tokens: u32,
         max_tokens: u32,
@@ -212,7 +211,7 @@ pub enum AdmissionError {
     },
     /// It could not meet its latency objectives.
     ObjectiveMissed(MissedObjective),
-    /// No KV pages can be reserved now for what another node computes.
+    /// No KV pages can be reserved now for a prompt that another node computes.
     NoRoom {
         num_needed_pages: usize,
         num_available_pages: usize,

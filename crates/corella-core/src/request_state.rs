@@ -1,4 +1,4 @@
-//! What the scheduler knows about one request.
+//! The scheduler's state of one request.
 
 /// Methods of a request that return a field of one of its parts.
 macro_rules! reads {
@@ -55,19 +55,19 @@ impl Rank {
 /// The state of a request. Each part has a file.
 #[derive(Debug)]
 pub(crate) struct RequestState {
-    /// The request as submitted, except that its prompt, and what was drawn for it elsewhere, have
+    /// The request as submitted, except that its prompt, and the output drawn on another node, have
     /// been moved to `progress`.
     request: Request,
     rank: Rank,
     max_tokens: u32,
-    /// Whether only `max_tokens` can end it, so that the length of its output is known.
+    /// Whether only `max_tokens` can end it, so that its output length is known.
     is_length_known: bool,
-    /// End and stop tokens, which must not be drawn before `min_tokens` are out.
+    /// End and stop tokens, which must not be drawn before `min_tokens` output tokens.
     masked_until_min_tokens: Arc<[TokenId]>,
     stage: Stage,
     progress: Progress,
     expectation: Expectation,
-    /// What makes the guesses. `None` without speculation.
+    /// The source of drafts. `None` without speculation.
     speculator: Option<Speculator>,
     place: Place,
     path: Path,
@@ -77,9 +77,9 @@ pub(crate) struct RequestState {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     Waiting,
-    /// It has pages that somebody else fills, from another node or from host memory, and no slot.
+    /// Another node or host memory fills its pages, and it has no slot.
     Receiving,
-    /// Its KV is there, and it has no slot yet.
+    /// Its KV has arrived, and it has no slot yet.
     Arrived,
     Running,
     /// It has left the running set, but steps in flight still name its slot and pages.
@@ -92,7 +92,7 @@ pub(crate) enum Leaving {
     Finished,
     /// It keeps the results that still return, then waits again.
     Preempted,
-    /// It has read undefined pages. Results that still return are dropped, then it waits again.
+    /// It has read void pages. Results that still return are dropped, then it waits again.
     Reset,
 }
 
@@ -128,7 +128,7 @@ impl RequestState {
             stage: Stage::Waiting,
             progress: Progress::new(tokens, num_prompt_tokens, num_scored_tokens),
             expectation: Expectation::new(rank.arrival),
-            // Nothing is guessed behind a token that is drawn through a mask.
+            // No drafts are made behind a token that is drawn through a mask.
             speculator: Speculator::new(config).filter(|_| !request.is_masked),
             place: Place::default(),
             path: Path::default(),
@@ -145,7 +145,7 @@ impl RequestState {
         &self.request
     }
 
-    /// Nobody wants its KV elsewhere any more. Returns whether somebody did.
+    /// Ends the export of its KV. Returns whether it exported any.
     pub fn stop_exporting(&mut self) -> bool {
         core::mem::take(&mut self.request.exports_kv)
     }
@@ -166,7 +166,7 @@ impl RequestState {
         self.stage
     }
 
-    /// Moves on to another stage, and returns the one before.
+    /// Enters another stage, and returns the previous one.
     pub fn enter(&mut self, stage: Stage) -> Stage {
         core::mem::replace(&mut self.stage, stage)
     }
@@ -179,14 +179,14 @@ impl RequestState {
         self.speculator.as_mut()
     }
 
-    /// Nothing is guessed for it from now on.
+    /// Stops drafts for it.
     pub fn stop_speculating(&mut self) {
         self.speculator = None;
     }
 
-    /// How many of its tokens may come from the prefix cache, or be awaited from a leader. The last
-    /// one is always computed, because its logits or its hidden state are needed, and so are those
-    /// before a token whose log-probability is wanted, and all of which the mean is wanted.
+    /// The number of its tokens that may come from the prefix cache, or be awaited from a leader.
+    /// The last token is always computed, because its logits or its hidden state are needed. So are
+    /// the tokens before one whose log-probability is wanted, and all tokens for a mean.
     pub fn max_cached_tokens(&self) -> usize {
         let last = self.tokens().len() - 1;
         if !self.request.takes_hits() {
@@ -198,7 +198,7 @@ impl RequestState {
         }
     }
 
-    /// What a step returns if it computes the known tokens `start..end`, or one token behind them.
+    /// The result of a step that computes the known tokens `start..end`, or one token behind them.
     pub fn yields(&self, start: u32, end: u32) -> Yield {
         if let Some(pooling) = self.request.sampling.pooling {
             return match pooling {
@@ -245,7 +245,7 @@ impl RequestState {
         }
     }
 
-    /// The reason why the newest token ends the request, if it does.
+    /// The reason for which the newest token ends the request, if any.
     pub fn finish_reason(&self) -> Option<FinishReason> {
         let newest = *self.tokens().last()?;
         let stopping = &self.request.stopping;

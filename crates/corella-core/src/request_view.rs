@@ -1,18 +1,18 @@
-//! What people who look at the engine see of a request: counts, and no token.
+//! The state of a request for people who observe the engine: counts, and no token.
 
 use crate::RequestId;
 use crate::request_state::{Leaving, RequestState, Stage};
 
-/// What becomes of a request at this moment.
+/// The present state of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestStatus {
     /// It has not started.
     Waiting,
-    /// It had started, and waits to go on.
+    /// It had started, and waits to resume.
     Preempted,
     /// Another node or host memory fills its pages, or has filled them and it waits for a slot.
     Receiving,
-    /// Its prompt is being computed, or what it had when it was preempted.
+    /// Its prompt is being computed, or after a preemption its known tokens.
     Prefill,
     Decode,
 }
@@ -21,10 +21,10 @@ pub enum RequestStatus {
 pub struct RequestView {
     pub id: RequestId,
     pub status: RequestStatus,
-    /// On the clock of [`Scheduler::schedule`](crate::Scheduler::schedule).
+    /// By the clock of [`Scheduler::schedule`](crate::Scheduler::schedule).
     pub arrival_us: u64,
     pub num_prompt_tokens: u32,
-    /// Prompt tokens that were cached when it first started.
+    /// Prompt tokens that were cached at its first start.
     pub num_cached_tokens: u32,
     /// Tokens whose KV is in its pages.
     pub num_computed_tokens: u32,

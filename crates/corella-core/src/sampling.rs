@@ -1,12 +1,12 @@
-//! Sampling parameters. The core passes them on to executors, and itself reads only whether
-//! log-probabilities of the prompt, or its hidden state, are wanted.
+//! Sampling parameters. The core passes them to executors, and reads only whether they ask for log-probabilities of the
+//! prompt, or its hidden state.
 
 use alloc::sync::Arc;
 
 use crate::TokenRules;
 
-/// How a token is drawn. A draw is a pure function of the logits, these parameters and the
-/// position, so that batching, chunking and preemption cannot change it.
+/// The parameters of a draw. A draw is a pure function of the logits, these parameters and the position, so that
+/// batching, chunking and preemption cannot change it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 takes the most likely token (greedy).
@@ -19,26 +19,24 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// Subtracted from the logits of tokens that occur in the output.
     pub presence_penalty: f32,
-    /// Subtracted from the logits of tokens once for each time that they occur in the output.
+    /// Subtracted from the logit of a token once for each occurrence in the output.
     pub frequency_penalty: f32,
     /// Divides the positive logits of tokens that occur in the prompt or the output, and multiplies
     /// the negative ones; 1 is off.
     pub repetition_penalty: f32,
     pub seed: u64,
-    /// The index of the choice among the `n` of an API call. The generator is keyed by it and the
-    /// seed.
+    /// The index of the choice among the `n` of an API call. It keys the generator together with the seed.
     pub choice: u32,
     /// Report the log-probability of the drawn token and of this many alternatives.
     pub logprobs: Option<u32>,
     /// Shared by all choices of an API call, and by the steps that name them.
     pub rules: Option<Arc<TokenRules>>,
-    /// Report the log-probability of every token of the prompt but the first, and of this many
-    /// alternatives to each.
+    /// Report the log-probability of every prompt token except the first, and of this many alternatives to each.
     pub prompt_logprobs: Option<u32>,
-    /// Report a hidden state of the prompt and nothing else: no token is drawn, whatever `max_tokens`
-    /// says, and no log-probability is told.
+    /// Report only a hidden state of the prompt: no token is drawn, even with a `max_tokens` above 0, and no
+    /// log-probability is reported.
     pub pooling: Option<Pooling>,
-    /// The position at which the second text of a prompt begins, for encoders that tell two texts apart.
+    /// The position at which the second text of a prompt begins, for encoders that distinguish two texts.
     pub second_text: Option<u32>,
 }
 
@@ -60,7 +58,7 @@ impl SamplingParams {
         second_text: None,
     };
 
-    /// Whether something about the prompt is wanted that only whoever computes it has.
+    /// Whether the caller asks for a result about the prompt that only its computation gives.
     pub fn is_told_of_prompt(&self) -> bool {
         self.prompt_logprobs.is_some() || self.pooling.is_some()
     }
@@ -73,8 +71,8 @@ impl SamplingParams {
     }
 }
 
-/// How the hidden states of a sequence, behind the model's final norm, become one. A hidden state is
-/// what Transformers calls `last_hidden_state`.
+/// The rule that makes one hidden state from the states of a sequence behind the model's final norm
+/// (`last_hidden_state` in Transformers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// The hidden state of the last token, which has attended to all others.
@@ -82,10 +80,10 @@ pub enum Pooling {
     /// The mean over all tokens. They are added one by one in their order, so that the bits do not
     /// depend on how the sequence is cut into spans.
     Mean,
-    /// The hidden state of the first token (CLS), which only in an encoder has attended to others. The
-    /// sequence is computed by one span.
+    /// The hidden state of the first token (CLS), which attends to other tokens only in an encoder. One span computes
+    /// the sequence.
     FirstToken,
-    /// The largest value of each element over all tokens. The sequence is computed by one span.
+    /// The largest value of each element over all tokens. One span computes the sequence.
     Max,
 }
 

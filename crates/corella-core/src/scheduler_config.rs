@@ -12,7 +12,7 @@ use core::fmt;
 
 use crate::{BlockHasher, KvGroup, PrefillAdmissionPolicy, RecurrentState, SchedulingPolicy};
 
-/// Limits and policies. Fields that name no unit count tokens.
+/// Limits and policies. Fields without a unit count tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
     pub num_pages: u32,
@@ -22,7 +22,7 @@ pub struct SchedulerConfig {
     /// `None` for a model without recurrent layers. See [`set_recurrent_state`](Self::set_recurrent_state).
     pub recurrent_state: Option<RecurrentState>,
     pub max_model_len: u32,
-    /// The number of slots, and so of requests that hold KV at the same time.
+    /// The number of slots, and so the most requests that hold KV for a step at the same time.
     pub max_num_seqs: u32,
     /// The most tokens that one step computes, prefill and decode together.
     pub max_num_batched_tokens: u32,
@@ -34,7 +34,8 @@ pub struct SchedulerConfig {
     pub long_prefill_token_threshold: u32,
     /// The most requests that prefill in one step.
     pub max_prefill_seqs: u32,
-    /// The most requests that decode in one step. If more want to, they take turns.
+    /// The most prompt tokens of all requests that wait for their first admission. A single request may wait at any
+    /// length.
     pub max_decode_seqs: u32,
     pub max_queued_requests: u32,
     /// The most prompt tokens of all requests that wait for their first admission. A single request
@@ -42,19 +43,18 @@ pub struct SchedulerConfig {
     pub max_queued_tokens: u64,
     /// The most pages that pinned prefixes may occupy for good. Requests must fit into the others.
     pub max_pinned_pages: u32,
-    /// Pages that other nodes may be reading. A request that would take more exports nothing.
+    /// Pages that other nodes may be reading. A request that would exceed the limit exports nothing.
     pub max_held_pages: u32,
     /// Pages that fetches under way may hold.
     pub max_fetched_pages: u32,
-    /// Pages of blocks that other nodes may be loading, each counted once for each load. The blocks that a node has itself
-    /// do not count.
+    /// Pages of blocks that other nodes may be loading, each counted once for each load.
     pub max_served_pages: u32,
-    /// How blocks are named to other nodes.
+    /// The hash function that names blocks to other nodes.
     pub block_hasher: BlockHasher,
-    /// Pages of KV that preempted requests may keep in host memory. A request beyond them is computed
-    /// again or, if its prompt was computed on another node, goes back to it.
+    /// Pages of KV that preempted requests may keep in host memory. A request beyond the limit is computed again or, if
+    /// another node computed its prompt, returns to that node.
     pub max_spilled_pages: u32,
-    /// How long pages are kept for a reader that says nothing.
+    /// The time for which pages are held without a word from their reader.
     pub hold_lease_us: u64,
     pub enable_prefix_caching: bool,
     pub enable_chunked_prefill: bool,
@@ -70,20 +70,18 @@ pub struct SchedulerConfig {
     pub max_preemptions: u32,
     /// The most steps that are planned before the first of them has returned; at most 16.
     pub max_inflight_steps: u32,
-    /// The number of stages that the executor's layers are split over. With more than one stage, a
-    /// step cannot wait for a token of another step. So requests that are in flight are skipped,
-    /// and the decodes are divided among `max_inflight_steps` steps, so that every stage has one to
-    /// work on. One step more than there are stages hides the time between the return of a step and
-    /// the start of the next one.
+    /// The number of stages that the executor's layers are split over. With more than one stage, a step cannot wait for
+    /// a token of another step. So requests in flight are skipped, and the decodes are divided among
+    /// `max_inflight_steps` steps, so that every stage has one to work on. One more step than stages hides the time
+    /// between the return of a step and the start of the next.
     pub num_pipeline_stages: u32,
     pub speculation: Speculation,
     /// The most drafts of one request in one step.
     pub max_draft_tokens: u32,
 }
 
-/// Where drafts come from: guesses of the next tokens, which a step computes along with a decode's
-/// own token and keeps if they turn out right. Drafts never change the output, and use only tokens
-/// that a step has left over.
+/// The source of drafts: guesses of the next tokens, which a step computes along with a decode's own token and keeps if
+/// they prove right. Drafts never change the output, and use only tokens that a step has left over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speculation {
     Off,
@@ -98,19 +96,17 @@ pub enum Speculation {
     },
 }
 
-/// How many pages are kept for the outputs of running requests when another request starts.
+/// The rule for the pages that are kept for the outputs of running requests when another request starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadRoom {
-    /// The pages that the running requests are expected to need at once, in the step in which they
-    /// need the most. How long outputs become is predicted from those that have ended.
+    /// The most pages that the running requests are expected to need at once, in any later step. The lengths of ended
+    /// outputs predict their lengths.
     Estimate,
-    /// The pages that each request needs if it generates as much as it may. No request is ever
-    /// preempted for lack of pages.
+    /// The pages that each request needs at its limit. No request is ever preempted for lack of pages.
     Limit,
-    /// A share of what each request may still generate, in units of 1/65536. It decreases from
-    /// `share` to `min_share` within `num_decay_steps` steps, or not at all if that is 0. A
-    /// preemption raises it to what the running requests have needed, as in SGLang. A constant
-    /// share of 0 is vLLM's rule.
+    /// A share of the tokens that each request may still generate, in units of 1/65536. It decreases from `share` to
+    /// `min_share` within `num_decay_steps` steps, or not at all if that is 0. A preemption raises it to the share that
+    /// the running requests have needed, as in SGLang. A constant share of 0 is vLLM's rule.
     Share {
         share: u32,
         min_share: u32,
@@ -119,7 +115,7 @@ pub enum HeadRoom {
 }
 
 impl HeadRoom {
-    /// The share that stands for everything that is left.
+    /// The share for all remaining tokens.
     pub const ONE: u32 = 1 << 16;
 
     /// A rule whose share never changes.
@@ -133,11 +129,10 @@ impl HeadRoom {
 }
 
 impl SchedulerConfig {
-    /// A draft that takes this many hundredths of a step to draw, or more, never pays: together
-    /// with the row that checks it, it takes the step that it may save.
+    /// A draft that takes this many hundredths of a step to draw, or more, never pays: together with the row that
+    /// checks it, it takes the time of the step that it may save.
     pub const MAX_DRAW_COST: u32 = 75;
-    /// The largest `max_draft_tokens`. With more rows, a request's part of a step would be as large
-    /// as a prefill.
+    /// The largest `max_draft_tokens`. With more rows, a decode would take the share of a prefill in a step.
     pub const MAX_DRAFT_TOKENS: u32 = 64;
 
     /// The default configuration for a pool and a context length.
@@ -178,7 +173,7 @@ impl SchedulerConfig {
         }
     }
 
-    /// Refuses a configuration under which decodes would starve or nothing would progress.
+    /// Refuses a configuration that would starve decodes or stop progress.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let positive = [
             ("num_pages", self.num_pages),
@@ -206,7 +201,7 @@ impl SchedulerConfig {
         self.validate_policies()
     }
 
-    /// Refuses numbers of steps in flight with which stages or drafts would not work.
+    /// Refuses numbers of steps in flight that break stages or drafts.
     fn validate_steps(&self) -> Result<(), ConfigError> {
         if self.max_inflight_steps < self.num_pipeline_stages {
             return Err(ConfigError(format!(
@@ -292,11 +287,10 @@ impl SchedulerConfig {
 /// for returns.
 const MAX_INFLIGHT_STEPS: u32 = 16;
 
-/// The steps in which a request may have been passed over are remembered, so there has to be a
-/// bound.
+/// The queue remembers the steps in which a request may have been passed over, so their number must be bounded.
 const MAX_PASSED_OVER: u32 = 1 << 16;
 
-/// The sum of two lengths has to fit into 32 bits.
+/// The sum of two lengths must fit into 32 bits.
 const MAX_MODEL_LEN: u32 = 1 << 30;
 
 /// A configuration that cannot work. The text names the options to change.

@@ -1,10 +1,10 @@
-//! How a prefill node and a decode node serve one request together.
+//! Sessions: a prefill node and a decode node serve one request together.
 //!
-//! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] those of a decode node.
-//! [`ExportBook`] knows which rows a prefill node's engine makes, for whom, and when their pages may go,
-//! and [`CacheStore`] which rows are on offer and who waits for which. None of them does IO or has a
-//! clock: a driver passes in messages, facts and the time, and takes out actions, which are inert data.
-//! After every call it takes all pending actions, in order.
+//! [`PrefillEnd`] runs all sessions of a prefill node, [`DecodeEnd`] all sessions of a decode node. [`ExportBook`]
+//! tracks the rows that a prefill node's engine makes, their readers, and when their pages may be freed. [`CacheStore`]
+//! tracks the rows on offer and their waiting readers. None of them does IO or has a clock: a driver passes in
+//! messages, facts and the time, and takes out actions, which are inert data. After every call it takes all pending
+//! actions, in order.
 //!
 //! ```text
 //! submit ─▶ PrefillEnd ── Hello, Allocate ──▶ DecodeEnd ── Reserve ─▶ its scheduler
@@ -13,15 +13,16 @@
 //!                      ◀── LoadDone, Tokens, Finish ──
 //! ```
 //!
-//! A decode node that has most of the prompt may be told to compute the rest, in place of the rows and the first token:
+//! A decode node that has most of the prompt may be asked to compute the rest, in place of the rows and the first
+//! token:
 //!
 //! ```text
 //! Decide ◀─ PrefillEnd ── Compute ────▶ DecodeEnd ── Compute ─▶ its scheduler
 //!                      ◀── Tokens, Finish ──
 //! ```
 //!
-//! [`BlockLoader`] brings cached blocks from other nodes, and [`BlockSource`] serves them to others, whatever role either
-//! node has.
+//! [`BlockLoader`] loads cached blocks from other nodes, and [`BlockSource`] serves them to others, on nodes of either
+//! role.
 //!
 //! ```text
 //! start ─▶ BlockLoader ── Lookup ─────▶ BlockSource ── LookUp ─▶ its scheduler
@@ -32,10 +33,10 @@
 //!                      ◀── Complete ───             ── Stop, Release ─▶
 //! ```
 //!
-//! A session has one deadline, the earliest of all the times that it waits for, and it finishes
-//! exactly once. Only the prefill node speaks to the client. If either node is lost, the other
-//! frees what it holds for the session within [`SessionConfig::lost_after_us`]; pages that a
-//! transport may still write to are freed when the transport reports that no more writes can come.
+//! A session has one deadline, the earliest of all the times that it waits for, and it finishes exactly once. Only the
+//! prefill node speaks to the client. If either node is lost, the other frees the session's resources within
+//! [`SessionConfig::lost_after_us`]. Pages that a transport may still write to are freed when the transport reports
+//! that no more writes can come.
 
 mod block_loader;
 mod block_message;

@@ -1,19 +1,18 @@
 //! The scheduler's counters.
 
-/// What the scheduler is doing and has done. The fields up to `num_snapshots` describe the
-/// current state; the others count since the start.
+/// The scheduler's present state and past work. The fields up to `num_snapshots` describe the present state; the others
+/// count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SchedulerStats {
     pub num_running: usize,
     /// Requests that wait for a slot, including preempted ones.
     pub num_waiting: usize,
-    /// Requests whose KV another node is computing, and those whose KV is there but which have no
-    /// slot yet.
+    /// Requests whose KV another node is computing, and requests whose KV has arrived but which have no slot yet.
     pub num_receiving: usize,
     pub num_arrived: usize,
-    /// Pages that other nodes may still be reading or writing after their request has let go.
+    /// Pages that other nodes may still be reading or writing after their request has given them up.
     pub num_held_pages: usize,
-    /// Pages of host memory that preempted requests have, or will have when they have returned.
+    /// Pages of host memory that preempted requests have, or will have when their steps have returned.
     pub num_spilled_pages: usize,
     /// Pages that fetches under way fill or have filled.
     pub num_fetching_pages: usize,
@@ -32,10 +31,10 @@ pub struct SchedulerStats {
     /// Pages that requests hold, and pinned pages.
     pub num_in_use_pages: usize,
     pub num_pinned_pages: usize,
-    /// Copies of recurrent state that are kept.
+    /// Stored copies of recurrent state.
     pub num_snapshots: usize,
 
-    /// How long 1,024 prompt tokens take, in microseconds, smoothed; 0 before any step was timed.
+    /// The time of 1,024 prompt tokens, in microseconds, smoothed; 0 before any step was timed.
     pub prefill_us: u64,
     /// The same over steps with at least 256 prompt tokens, whose speed compares nodes: the fixed cost of a step counts
     /// little in it. 0 before such a step was timed.
@@ -48,7 +47,7 @@ pub struct SchedulerStats {
     pub num_prompt_tokens: u64,
     /// Tokens that requests have received.
     pub num_generated_tokens: u64,
-    /// Draft tokens that were scheduled, and those of them that turned out right.
+    /// Scheduled draft tokens, and those of them that proved right.
     pub num_draft_tokens: u64,
     pub num_accepted_draft_tokens: u64,
     /// Tokens looked up in the prefix cache when a request starts or resumes, and those found
@@ -58,12 +57,12 @@ pub struct SchedulerStats {
     /// The prefix hits, split by source.
     pub prefix_hits: PrefixHits,
     pub num_preemptions: u64,
-    /// Preempted requests whose KV went to host memory, and those that got it back from there.
+    /// Preempted requests whose KV was stored in host memory, and requests whose KV was restored from there.
     pub num_spills: u64,
     pub num_restores: u64,
-    /// Blocks that fetches have brought, but for those that were computed meanwhile.
+    /// Blocks that fetches have brought, without the blocks that requests computed meanwhile.
     pub num_fetched_blocks: u64,
-    /// Requests with KV of another node that ended because it could not be kept.
+    /// Requests with KV of another node that ended because this node could not keep it.
     pub num_handed_back: u64,
     /// Requests refused or ended because they could not meet a latency objective.
     pub num_missed_objectives: u64,
@@ -72,8 +71,7 @@ pub struct SchedulerStats {
     pub max_passed_over: u32,
 }
 
-/// Tokens that did not have to be computed, by what spared the work. They add up to
-/// `num_prefix_hit_tokens`.
+/// Tokens that did not have to be computed, by their source. They add up to `num_prefix_hit_tokens`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixHits {
     /// Tokens in full pages that earlier steps have filled or are filling.
@@ -82,6 +80,6 @@ pub struct PrefixHits {
     pub num_copied_tokens: u64,
     /// Tokens in full pages that another request fills in the same step.
     pub num_shared_tokens: u64,
-    /// Tokens that a preempted request found cached when it resumed, whatever their source.
+    /// Tokens that a preempted request found cached when it resumed, from any source.
     pub num_resumed_tokens: u64,
 }

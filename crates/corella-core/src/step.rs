@@ -1,4 +1,4 @@
-//! A step from plan to feedback: decodes, chunks of prompts, drafts, and requests that leave.
+//! A step from plan to feedback: decodes, chunks of prompts, drafts, and departures of requests.
 
 pub(crate) mod inflight_steps;
 pub(crate) mod journal;

@@ -1,12 +1,11 @@
-//! What a request says about single tokens: which it prefers, which it allows, and which sequences it
-//! bans.
+//! A request's rules about single tokens: preferred tokens, allowed tokens, and banned sequences.
 
 use alloc::vec::Vec;
 
 use crate::TokenId;
 
-/// Changes of logits by token. They are part of how a token is drawn, like penalties, so that steps in
-/// flight, drafts and preemption need not know them. Tokens beyond the vocabulary have no effect.
+/// Changes of logits by token. They are part of a draw, like penalties, so that steps in flight, drafts and preemption
+/// need not know them. Tokens beyond the vocabulary have no effect.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenRules {
     /// Added to the logits of these tokens.
@@ -23,8 +22,7 @@ impl TokenRules {
         Self::default()
     }
 
-    /// Adds something to the logits of these tokens. It does not make a token drawable that is
-    /// not allowed, or is banned.
+    /// Adds a bias to the logits of these tokens. A token that is not allowed, or is banned, stays excluded.
     pub fn with_bias(mut self, bias: Vec<(TokenId, f32)>) -> Self {
         self.bias = bias;
         self
@@ -38,8 +36,8 @@ impl TokenRules {
         self
     }
 
-    /// Lets none of these sequences appear in the output: the last token of a sequence is not drawn
-    /// while the output ends with the tokens before it. Empty sequences are left out.
+    /// Bans these sequences from the output: the last token of a sequence is not drawn while the output ends with the
+    /// tokens before it. Empty sequences are left out.
     pub fn with_banned(mut self, mut banned: Vec<Vec<TokenId>>) -> Self {
         banned.retain(|sequence| !sequence.is_empty());
         self.banned = banned;
@@ -68,7 +66,7 @@ impl TokenRules {
         })
     }
 
-    /// Whether they change nothing.
+    /// Whether the rules change no logit.
     pub fn is_empty(&self) -> bool {
         self.bias.is_empty() && self.allowed.is_none() && self.banned.is_empty()
     }
@@ -91,7 +89,8 @@ mod tests {
         assert_eq!(banned(&[1, 2, 1]), [7]);
         assert_eq!(banned(&[9, 1, 2]), [7, 3, 4]);
     }
-    /// Each kind of rule counts alone, and a ban of an empty sequence is none. Allowing nothing is a rule, too.
+    /// Each kind of rule counts alone, and a ban of an empty sequence is no rule. An empty list of allowed tokens is a
+    /// rule.
     #[test]
     fn rules_are_empty_if_none_of_a_kind_is_there() {
         let empty = TokenRules::new().with_banned(vec![vec![]]);

@@ -1,5 +1,5 @@
-//! How many tokens to guess, judged by how earlier guesses have fared: more while they hold, fewer
-//! when they do not, and none for a while when they do not pay.
+//! The number of tokens to guess, by the success of earlier guesses: more while they hold, fewer when they do not, and
+//! none for a while when they do not pay.
 
 use crate::SchedulerConfig;
 
@@ -10,7 +10,7 @@ pub(crate) struct DraftLength {
     length: u32,
     /// The cost of drawing one draft, before it is checked.
     draw_cost: i32,
-    /// What drafts have gained so far, less what they cost.
+    /// The gains of drafts so far, less their costs.
     balance: i32,
     /// The number of proposals still to be skipped, and the length of the next pause.
     pause: u32,
@@ -24,11 +24,11 @@ const GAIN: i32 = 100;
 const ROW_COST: i32 = GAIN - SchedulerConfig::MAX_DRAW_COST as i32;
 /// Upper bound of `draw_cost`. A draft that costs this much is given up after one try.
 const MAX_COUNTED_COST: u32 = 1000;
-/// Speculation pauses when this much is lost.
+/// Speculation pauses at this loss.
 const MAX_LOSS: i32 = 16 * ROW_COST;
 /// Upper bound of the balance, so that success long ago does not pay for failure now.
 const MAX_BALANCE: i32 = 32 * ROW_COST;
-/// How much may be lost after a pause before the next one.
+/// The further loss that is allowed after a pause before the next one.
 const TRIAL: i32 = 4 * ROW_COST;
 const FIRST_LENGTH: u32 = 2;
 const FIRST_PAUSE: u32 = 16;

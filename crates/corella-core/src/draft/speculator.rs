@@ -13,13 +13,12 @@ pub(crate) struct Speculator {
     length: DraftLength,
 }
 
-/// Where guesses come from. Another source is another variant, and only has to name tokens that may
-/// follow.
+/// The source of guesses. A further source is a further variant, and only has to name tokens that may follow.
 #[derive(Debug)]
 enum Proposer {
     Ngram(SuffixIndex),
-    /// Tokens that a draft model has drawn behind the first `num_tokens` tokens. They are useless
-    /// behind any others.
+    /// Tokens that a draft model has drawn behind the first `num_tokens` tokens, and which are useless behind any
+    /// others.
     Given {
         num_tokens: usize,
         drafts: Vec<TokenId>,
@@ -27,7 +26,7 @@ enum Proposer {
 }
 
 impl Proposer {
-    /// Appends up to `max` guesses to `drafts`. `tokens` must begin with those of the last call.
+    /// Appends up to `max` guesses to `drafts`. `tokens` must begin with the tokens of the last call.
     fn propose(&mut self, tokens: &[TokenId], max: usize, drafts: &mut Vec<TokenId>) {
         match self {
             Self::Given {
@@ -97,7 +96,7 @@ impl Speculator {
         }
     }
 
-    /// The number of guesses to ask a draft model for, at most `max`. It is 0 if there are some already.
+    /// The number of guesses to ask a draft model for, at most `max`. It is 0 if unused guesses are left.
     pub fn num_to_ask(&mut self, tokens: &[TokenId], max: u32) -> u32 {
         match max == 0 || self.has_given(tokens) {
             true => 0,
@@ -105,7 +104,7 @@ impl Speculator {
         }
     }
 
-    /// Takes in what a draft model has drawn behind the first `num_tokens` tokens.
+    /// Stores the tokens that a draft model has drawn behind the first `num_tokens` tokens.
     pub fn give(&mut self, num_tokens: usize, drafts: Vec<TokenId>) {
         self.drop_given(0);
         if let Proposer::Given { .. } = self.proposer {
@@ -113,12 +112,12 @@ impl Speculator {
         }
     }
 
-    /// Appends up to `max` guesses to `drafts`. `tokens` must begin with those of the last call.
+    /// Appends up to `max` guesses to `drafts`. `tokens` must begin with the tokens of the last call.
     pub fn propose(&mut self, tokens: &[TokenId], max: u32, drafts: &mut Vec<TokenId>) {
         self.proposer.propose(tokens, max as usize, drafts);
     }
 
-    /// Records how many drafts were checked and how many of them held.
+    /// Records the number of checked drafts and of accepted ones.
     pub fn note_checked(&mut self, num_drafts: u32, num_accepted: u32) {
         self.length.note_checked(num_drafts, num_accepted);
     }

@@ -1,8 +1,8 @@
 //! Finds earlier places in a text that read like its end.
 //!
-//! An index of hash chains, as LZ77 coders keep them (RFC 1951, section 4): positions whose last
-//! few tokens have the same hash form a list, newest first. A list only yields candidates; how far
-//! they match is found by comparing tokens.
+//! An index of hash chains, as in LZ77 coders (RFC 1951, section 4): positions whose last few
+//! tokens have the same hash form a list, newest first. A list only yields candidates. Comparing
+//! their tokens gives the length of each match.
 
 use alloc::vec::Vec;
 
@@ -11,10 +11,10 @@ use crate::TokenId;
 /// An index of all positions of one text. It takes 8 to 12 bytes for each token.
 #[derive(Debug, Default)]
 pub(crate) struct SuffixIndex {
-    /// Newest position for each hash of the last `MIN_MATCH` tokens before it, or 0 if there is
-    /// none. The length is a power of two.
+    /// Newest position for each hash of the last `MIN_MATCH` tokens before it, or 0 for none. The
+    /// length is a power of two.
     heads: Vec<u32>,
-    /// Next older position with the same hash, for each position, or 0 if there is none.
+    /// Next older position with the same hash, for each position, or 0 for none.
     older: Vec<u32>,
 }
 
@@ -29,7 +29,7 @@ const MIN_HEADS: usize = 64;
 impl SuffixIndex {
     /// Finds the earlier part of `tokens` that matches their end for the longest stretch, the
     /// newest of equally long ones, and returns the position where it ends. `tokens` must begin
-    /// with those of the last call.
+    /// with the tokens of the last call.
     pub fn longest_match(&mut self, tokens: &[TokenId]) -> Option<usize> {
         self.insert(tokens);
         let (mut best, mut best_len) = (None, 0);
@@ -111,7 +111,7 @@ mod tests {
         (0..len).map(next).collect()
     }
 
-    /// With an alphabet of six tokens no list is longer than one look-up compares.
+    /// With an alphabet of six tokens no list exceeds the candidates of one look-up.
     #[test]
     fn what_is_found_is_the_longest_and_newest() {
         let mut num_found = 0;
@@ -127,8 +127,8 @@ mod tests {
                 );
                 num_found += usize::from(expected.is_some());
             }
-            // Indexing all tokens at once, as for a prompt, finds the same as indexing them one by
-            // one.
+            // Indexing all tokens at once, as for a prompt, gives the same result as indexing them
+            // one by one.
             let mut at_once = SuffixIndex::default();
             assert_eq!(at_once.longest_match(&tokens), naive(&tokens));
         }

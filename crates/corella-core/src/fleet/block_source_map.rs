@@ -1,4 +1,4 @@
-//! Which node has the blocks of a sequence, as far as this node has sent them there or heard of them.
+//! The nodes that have the blocks of a sequence, as far as this node has sent blocks there or received reports of them.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 
@@ -22,7 +22,7 @@ struct Site {
     last_used: u64,
 }
 
-/// A node that is said to have the beginning of a sequence.
+/// A node that reportedly has the beginning of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSite {
     pub node: NodeId,
@@ -42,7 +42,7 @@ impl BlockSourceMap {
         }
     }
 
-    /// A node has a sequence whose last block has this hash.
+    /// Records that a node has a sequence whose last block has this hash.
     pub fn note(&mut self, last: PageHash, node: NodeId, incarnation: Incarnation) {
         self.forget(last);
         if self.by_hash.len() == self.max_len
@@ -60,7 +60,7 @@ impl BlockSourceMap {
         self.by_use.insert((self.clock, last));
     }
 
-    /// The node that has the most of a sequence, given the hashes of all of its blocks.
+    /// The node with the most blocks of a sequence, given the hashes of all of its blocks.
     pub fn find(&mut self, hashes: &[PageHash]) -> Option<BlockSite> {
         let at = { hashes.iter() }.rposition(|hash| self.by_hash.contains_key(hash))?;
         let last = hashes[at];
@@ -73,14 +73,14 @@ impl BlockSourceMap {
         })
     }
 
-    /// A node had not what was said of it.
+    /// Forgets a report that has proved wrong.
     pub fn forget(&mut self, last: PageHash) {
         if let Some(site) = self.by_hash.remove(&last) {
             self.by_use.remove(&(site.last_used, last));
         }
     }
 
-    /// A node was started, or is gone if there is no `incarnation`. What its earlier starts had is lost.
+    /// Forgets a node's earlier incarnations, or the node if `incarnation` is `None`. Their blocks are lost.
     pub fn forget_node(&mut self, node: NodeId, incarnation: Option<Incarnation>) {
         let is_lost = |site: &Site| {
             site.node == node

@@ -1,4 +1,4 @@
-//! Which node computes a prompt: a prefill node, or the decode node that has a part of it.
+//! The node that computes a prompt: a prefill node, or a decode node with a part of the prompt.
 
 use core::cmp::Ordering;
 
@@ -18,14 +18,14 @@ pub enum ComputePlace {
 pub struct ComputeSite {
     /// Leading rows of the prompt in the node's prefix tree.
     pub num_cached_rows: u32,
-    /// Prompt tokens that the node computes before it begins.
+    /// Prompt tokens that the node computes first.
     pub num_queued_tokens: u64,
-    /// How long 1,024 prompt tokens take, in microseconds; 0 before any were timed.
+    /// The time for 1,024 prompt tokens, in microseconds; 0 before any were timed.
     pub prefill_us: u64,
 }
 
 impl ComputeSite {
-    /// Large steps say how quickly a node computes. Before one was timed, all steps do.
+    /// Large steps show a node's speed. Before one was timed, all steps count.
     pub fn of(stats: &SchedulerStats, num_cached_rows: u32) -> Self {
         let prefill_us = match stats.bulk_prefill_us {
             0 => stats.prefill_us,
@@ -45,8 +45,8 @@ pub struct ComputeCost {
     pub num_prompt_tokens: u32,
     pub here: ComputeSite,
     pub there: ComputeSite,
-    /// How long the prefill node takes to fetch the rows that it lacks and the decode node has, in microseconds; `None`
-    /// if it computes them.
+    /// The time in which the prefill node fetches the rows that only the decode node has, in microseconds; `None` if it
+    /// computes them.
     pub fetch_us: Option<u64>,
     /// Requests that decode on the decode node. Each of them waits for the prompt.
     pub num_running_there: u32,
@@ -56,24 +56,24 @@ pub struct ComputeCost {
 }
 
 impl ComputeCost {
-    /// Compares the delays that each choice causes. For a prompt of n tokens, c of them cached, behind q queued tokens,
-    /// at p per token, with b bytes of a row at B bytes per second, and r requests that decode there:
+    /// Compares the delays of both choices. For a prompt of n tokens, c of them cached, behind q queued tokens, at p
+    /// per token, with b bytes of a row at B bytes per second, and r requests that decode there:
     ///
     /// ```text
     /// here  = (q + max(n - c, 1)) p + (n - c_there) b / B
     /// there = (q + max(n - c, 1) (1 + r)) p
     /// ```
     ///
-    /// If that is quicker, the rows that only the decode node has are fetched, in a time F, and not computed:
+    /// If that is quicker, the rows that only the decode node has are fetched in a time F instead of computed:
     ///
     /// ```text
     /// here  = F + (q + max(n - c_there, 1)) p + (n - c_there) b / B
     /// ```
     ///
-    /// The last token is computed in any case, for its logits. A request that decodes there is delayed by the chunked
-    /// prefill of the rest, and its delay counts as much as this request's. The requests of a prefill node expect
-    /// prompts beside them. A decode node that has not timed a prompt is taken to be as fast as this node. Before this
-    /// node has timed one, nothing can be predicted, and the prompt is computed here.
+    /// The last token is always computed, for its logits. The chunked prefill of the rest delays each request that
+    /// decodes there, and that delay counts as much as this request's. The requests of a prefill node expect prompts
+    /// beside them. A decode node that has not timed a prompt counts as fast as this node. Before this node has timed
+    /// one, no cost can be predicted, and the prompt is computed here.
     ///
     /// If the costs are equal, a decode node that has rows of the prompt computes it, because none are sent then.
     pub fn place(&self) -> ComputePlace {
@@ -164,7 +164,7 @@ mod tests {
         let is_there = |cost: ComputeCost| cost.place() == ComputePlace::There;
         // 1,000 us on both.
         assert!(!is_there(COST));
-        // 100 us there. Ten requests there make it 1,100, nine 1,000: as much as here, but no rows are sent.
+        // 100 us there. Ten requests there make it 1,100, nine 1,000. That equals the cost here, but no rows are sent.
         let turn = ComputeCost {
             there: site(900, 0, 1024),
             ..COST
@@ -183,7 +183,7 @@ mod tests {
         };
         assert!(is_there(over_link(19)));
         assert!(!is_there(over_link(20)));
-        // This node has 950 rows of its own, and computes the other 50 at once; the decode node 100.
+        // This node has 950 rows, and computes the other 50; the decode node computes 100.
         let cached_here = ComputeCost {
             here: site(950, 0, 1024),
             ..turn
@@ -202,7 +202,7 @@ mod tests {
         };
         assert!(!is_there(queued_there(901)));
         assert!(is_there(queued_there(900)));
-        // The decode node is eleven times slower: 1,100 us. It has not timed a prompt: 100.
+        // The decode node is eleven times slower: 1,100 us. Without a timed prompt it counts as 100.
         let slow = ComputeCost {
             there: site(900, 0, 11_264),
             ..COST
@@ -213,7 +213,7 @@ mod tests {
             ..COST
         };
         assert!(is_there(unmeasured));
-        // Nothing was timed here.
+        // This node has timed no prompt.
         let unknown = ComputeCost {
             here: site(0, 0, 0),
             ..turn
@@ -248,7 +248,8 @@ mod tests {
         assert_eq!(four_delayed.place(), ComputePlace::Here);
     }
 
-    /// The prefill node fetches the 900 rows of the decode node, if that takes less than computing those that it lacks.
+    /// The prefill node fetches the 900 rows of the decode node, if that takes less time than computing the rows that
+    /// it lacks.
     #[test]
     fn fetched_rows_are_not_computed() {
         let is_there = |fetch_us, num_running_there| {

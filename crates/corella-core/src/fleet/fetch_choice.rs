@@ -1,18 +1,17 @@
-//! Compute or fetch: how many of a request's blocks are worth fetching.
+//! Compute or fetch: the number of a request's blocks to fetch.
 
 /// The measured costs of computing a request's blocks and of fetching them from a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchCost {
-    /// The number of blocks of the prompt that are not here.
+    /// The number of blocks of the prompt that this node lacks.
     pub num_blocks: u32,
-    /// How many of them the source has, from the first on.
+    /// The number of them that the source has, from the first on.
     pub num_offered: u32,
-    /// How long the request would wait before it starts.
+    /// The time that the request would wait before it starts.
     pub queue_us: u64,
-    /// How long the source takes to begin.
+    /// The time until the source begins.
     pub round_trip_us: u64,
-    /// How long it takes to fetch 1,024 blocks, and to compute them. Finer than the time of one block, which may be less
-    /// than a microsecond.
+    /// The time to fetch 1,024 blocks, and to compute them. The time of one block may be less than a microsecond.
     pub fetch_kiloblock_us: u64,
     pub compute_kiloblock_us: u64,
 }
@@ -31,11 +30,11 @@ impl FetchCost {
         start + u128::from(num_computed) * u128::from(self.compute_kiloblock_us)
     }
 
-    /// The number of blocks to fetch, from the first on: 0 if computing all is as quick. Of two equal times, the one with
-    /// fewer blocks wins, because a fetch is work for the source.
+    /// The number of blocks to fetch, from the first on: 0 if computing all is as quick. Of two equal times, the one
+    /// with fewer blocks wins, because a fetch loads the source.
     ///
-    /// Fetching costs nothing as long as the queue hides it, and k f + (n − k) c is linear behind that. So the least time
-    /// is at no block, at the last block or two next to the end of the queue, or at the last block of all.
+    /// Fetching costs nothing as long as the queue hides it, and k f + (n − k) c is linear behind that. So the least
+    /// time is at no block, at the last block or two next to the end of the queue, or at the last block.
     pub fn num_to_fetch(&self) -> u32 {
         let limit = self.num_blocks.min(self.num_offered);
         let hidden_us = self.queue_us.saturating_sub(self.round_trip_us);
@@ -86,7 +85,7 @@ mod tests {
         assert_eq!(cost(10, 100, 100, 50, 20).num_to_fetch(), 0);
         // 320 us hide four blocks and a part of the fifth, which makes it 350, and saves 40.
         assert_eq!(cost(10, 320, 100, 50, 40).num_to_fetch(), 5);
-        // The queue is longer than everything.
+        // The queue is longer than the fetch.
         assert_eq!(cost(10, 10_000, 100, 50, 20).num_to_fetch(), 10);
         // Both are equally quick.
         assert_eq!(cost(10, 0, 0, 20, 20).num_to_fetch(), 0);
@@ -96,7 +95,7 @@ mod tests {
             ..cost(10, 0, 50, 10, 100)
         };
         assert_eq!(offered.num_to_fetch(), 3);
-        // Half a microsecond for a block, and nothing to measure yet.
+        // Half a microsecond for a block, and costs of 0 before any measurement.
         let fine = FetchCost {
             fetch_kiloblock_us: 512,
             ..cost(10, 0, 4, 0, 1)

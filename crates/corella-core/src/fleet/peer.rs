@@ -1,4 +1,4 @@
-//! One life of another node: its health, its free pages, and the bandwidth of the link to it.
+//! One incarnation of another node: its health, its free pages, and the bandwidth of the link to it.
 
 use alloc::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use crate::fleet::peer_table::{PeerRecord, PeerTableConfig};
 use crate::pace::smooth;
 use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 
-/// Shorter transfers say more of the round trip than of the link.
+/// The round trip dominates shorter transfers.
 const MIN_MEASURED_BYTES: u64 = 1 << 20;
 
 /// A node's answer to the first message and to each probe.
@@ -16,7 +16,7 @@ pub struct PeerFacts {
     pub page_size: u32,
 }
 
-/// Names one request for pages that this node has made at another.
+/// Names one request of this node for pages of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReservationId {
     pub(crate) peer_id: PeerId,
@@ -50,14 +50,13 @@ enum Health {
 #[derive(Debug)]
 struct Reservation {
     num_pages: u32,
-    /// The node's count of granted reservations with this one included; `None` until it has
-    /// answered.
+    /// The node's count of granted reservations including this one; `None` until it has answered.
     granted_as: Option<u64>,
     is_reported: bool,
 }
 
 impl Peer {
-    /// A node is suspect until it has answered for the first time.
+    /// A node is suspect until its first answer.
     pub fn new(record: PeerRecord, now_us: u64, config: &PeerTableConfig) -> Self {
         Self {
             incarnation: record.incarnation,
@@ -86,7 +85,7 @@ impl Peer {
         }
     }
 
-    /// The node as placement sees it. The caller adds the rows of a request that the node's prefix tree has.
+    /// The node as placement sees it. The caller adds the rows of a request in the node's prefix tree.
     pub fn decode_node(
         &self,
         peer_id: PeerId,
@@ -128,7 +127,7 @@ impl Peer {
         self.next_probe_us = now_us + config.incompatible_interval_us;
     }
 
-    /// A probe had no answer. One alone may be due to a lost packet.
+    /// Records a probe without an answer. A single one may be due to a lost packet.
     pub fn handle_silent(&mut self, now_us: u64, config: &PeerTableConfig) {
         match &mut self.health {
             Health::Healthy { num_failures } => {
@@ -144,7 +143,7 @@ impl Peer {
         }
     }
 
-    /// A session with the node broke off, so it is suspect at once, until it answers a probe.
+    /// Marks the node as suspect until it answers a probe, because a session with it broke off.
     pub fn suspect(&mut self, now_us: u64, config: &PeerTableConfig) {
         if matches!(self.health, Health::Healthy { .. }) {
             self.health = Health::Suspect {
@@ -227,7 +226,7 @@ impl Peer {
         self.measured_us = now_us;
     }
 
-    /// A link that was slow once must be tried again some day.
+    /// A link that was slow once is measured again later.
     fn is_measurement_old(&self, now_us: u64, config: &PeerTableConfig) -> bool {
         now_us.saturating_sub(self.measured_us) > config.bandwidth_lifetime_us
     }

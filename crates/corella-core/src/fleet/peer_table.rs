@@ -1,7 +1,7 @@
 //! The other nodes: listed by the registry, probed, and judged by the sessions with them.
 //!
-//! The registry says which nodes exist, the nodes themselves say how they are. A registry that fails
-//! takes no node away, and one that has come back without its memory is given time to be told again.
+//! The registry lists the nodes, and the nodes report their state. A failing registry removes no node. A registry that
+//! has restarted without its memory gets time until the nodes have registered again.
 
 use alloc::collections::{BTreeMap, VecDeque};
 use alloc::string::String;
@@ -14,19 +14,19 @@ use crate::{DecodeNode, LoadReport, PeerId, PeerStanding};
 pub struct PeerTableConfig {
     pub max_peers: usize,
     pub probe_interval_us: u64,
-    /// This many probes in a row without an answer make a healthy node suspect.
+    /// This many successive probes without an answer make a healthy node suspect.
     pub max_failed_probes: u32,
-    /// The pause before a suspect node is asked again: at first, and at most.
+    /// The pause before the next probe of a suspect node: at first, and at most.
     pub min_retry_us: u64,
     pub max_retry_us: u64,
     /// An incompatible node changes only by a restart.
     pub incompatible_interval_us: u64,
-    /// An empty list is believed once this many have come in a row, with at least `empty_lists_us`
-    /// between the first and the last.
+    /// An empty list is believed after this many in a row, with at least `empty_lists_us` between the first and the
+    /// last.
     pub num_empty_lists: u32,
     pub empty_lists_us: u64,
-    /// After an outage a healthy node may be missing from the list because it has not registered
-    /// again yet. It is kept for so long.
+    /// After an outage a healthy node may be missing from the list because it has not registered again yet. The node is
+    /// kept for this time.
     pub outage_grace_us: u64,
     pub bandwidth_lifetime_us: u64,
     /// The least time between two log lines about one incompatible node.
@@ -56,7 +56,7 @@ impl Default for PeerTableConfig {
 pub struct PeerRecord {
     /// Stays when the node is restarted.
     pub instance_id: String,
-    /// A registry that lists mere addresses does not know it; the node's own answer does.
+    /// A registry that lists only addresses does not know it; the node's own answer does.
     pub incarnation: Option<u64>,
     pub max_prompt_tokens: u32,
     pub is_draining: bool,
@@ -68,7 +68,7 @@ pub enum PeerChange {
         instance_id: String,
         peer_id: PeerId,
     },
-    /// The node was restarted: all sessions and loads of its old life have ended.
+    /// The node was restarted: all sessions and loads of its earlier incarnation have ended.
     Restarted {
         instance_id: String,
         old: PeerId,
@@ -86,7 +86,7 @@ pub struct PeerTable {
     peers: BTreeMap<PeerId, Peer>,
     by_instance: BTreeMap<String, Instance>,
     next_peer: u64,
-    /// When the current run of empty lists began, and how many lists it has so far.
+    /// The begin of the current run of empty lists, and its number of lists so far.
     empty_lists: Option<(u64, u32)>,
     last_outage_us: Option<u64>,
     /// Changes that `poll_change` has not returned yet.
@@ -113,13 +113,13 @@ impl PeerTable {
         }
     }
 
-    /// The next node that came, went or was restarted. Read it until `None` after each `handle_*`.
+    /// The next node that was added, removed or restarted. Read it until `None` after each `handle_*`.
     pub fn poll_change(&mut self) -> Option<PeerChange> {
         self.changes.pop_front()
     }
 
-    /// A list from a registry that works. Lists must be repeated every few seconds even if nothing
-    /// has changed, because some changes are believed only once a later list confirms them.
+    /// Takes in a list from a working registry. Lists must be repeated every few seconds even without changes, because
+    /// some changes are believed only once a later list confirms them.
     pub fn handle_list(&mut self, records: &[PeerRecord], now_us: u64) {
         if !records.is_empty() {
             self.empty_lists = None;
@@ -179,7 +179,7 @@ impl PeerTable {
         let Some(peer) = self.peers.get_mut(&peer_id) else {
             return;
         };
-        // The node's own word is newer than a record that has not changed.
+        // The node's own answer is newer than an unchanged record.
         let is_news = record.incarnation != peer.record.incarnation;
         let is_other_life = match (record.incarnation, peer.incarnation) {
             (Some(listed), Some(known)) => listed != known,
@@ -220,13 +220,13 @@ impl PeerTable {
         new
     }
 
-    /// The registry cannot be asked: everybody stays.
+    /// Keeps all nodes while the registry does not answer.
     pub fn handle_outage(&mut self, now_us: u64) {
         self.last_outage_us = Some(now_us);
         self.empty_lists = None;
     }
 
-    /// A node that is due to be probed. It is due again later, whether or not an answer comes.
+    /// A node to probe now. It is due again later, with or without an answer.
     pub fn poll_probe(&mut self, now_us: u64) -> Option<PeerId> {
         let due = { self.peers.iter_mut() }.min_by_key(|(_, peer)| peer.next_probe_us);
         let (&peer_id, peer) = due.filter(|(_, peer)| peer.next_probe_us <= now_us)?;
@@ -238,8 +238,8 @@ impl PeerTable {
         self.peers.values().map(|peer| peer.next_probe_us).min()
     }
 
-    /// A node answered, to a probe or when a session was opened. Returns the life that answered: if
-    /// the node was restarted, it is another one than was asked.
+    /// Takes in a node's answer to a probe or to the opening of a session. Returns the incarnation that answered: after
+    /// a restart, it differs from the one that was asked.
     pub fn handle_hello(
         &mut self,
         peer_id: PeerId,
@@ -253,7 +253,7 @@ impl PeerTable {
         Some(peer_id)
     }
 
-    /// A node answered, and cannot be worked with. Returns whether it is time to log that.
+    /// Takes in the answer of an incompatible node. Returns whether to log it now.
     pub fn handle_incompatible(&mut self, peer_id: PeerId, incarnation: u64, now_us: u64) -> bool {
         let peer_id = self.identify(peer_id, incarnation, now_us);
         let Some(peer) = peer_id.and_then(|peer_id| self.peers.get_mut(&peer_id)) else {
@@ -271,8 +271,7 @@ impl PeerTable {
         is_due
     }
 
-    /// The life of a node that has given its incarnation; `None` if the one that was asked is
-    /// known to be over.
+    /// The peer of a node that has given its incarnation; `None` if the peer that was asked is known to have ended.
     fn identify(&mut self, peer_id: PeerId, incarnation: u64, now_us: u64) -> Option<PeerId> {
         let peer = self.peers.get_mut(&peer_id)?;
         let known = *peer.incarnation.get_or_insert(incarnation);
@@ -285,14 +284,14 @@ impl PeerTable {
         Some(new)
     }
 
-    /// A probe had no answer in time.
+    /// Takes in that a probe had no answer in time.
     pub fn handle_silent(&mut self, peer_id: PeerId, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.handle_silent(now_us, &self.config);
         }
     }
 
-    /// A session broke off: its stream was reset, or its heartbeats ceased.
+    /// Takes in that a session broke off: its stream was reset, or its heartbeats ceased.
     pub fn handle_session_lost(&mut self, peer_id: PeerId, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&peer_id) {
             peer.suspect(now_us, &self.config);
@@ -305,7 +304,7 @@ impl PeerTable {
         }
     }
 
-    /// Bytes were sent to a node, in a time that leaves out waiting for layers to be computed.
+    /// Takes in a transfer of bytes to a node. Its time excludes waiting for layers to be computed.
     pub fn handle_transfer(
         &mut self,
         peer_id: PeerId,
@@ -318,14 +317,14 @@ impl PeerTable {
         }
     }
 
-    /// Counts pages as taken before the node's reports do. To be called when they are asked for,
-    /// and followed by [`release`](Self::release) when the request is refused or ends.
+    /// Counts pages as taken before the node reports them. Call it when asking for pages, and
+    /// [`release`](Self::release) when the request is refused or ends.
     pub fn reserve(&mut self, peer_id: PeerId, num_pages: u32) -> Option<ReservationId> {
         let number = self.peers.get_mut(&peer_id)?.reserve(num_pages);
         Some(ReservationId { peer_id, number })
     }
 
-    /// The node granted it, as its `granted_as`-th reservation since it started, counted from 1.
+    /// Takes in that the node granted it, as its `granted_as`-th reservation since it started, counted from 1.
     pub fn handle_granted(&mut self, reservation: ReservationId, granted_as: u64) {
         if let Some(peer) = self.peers.get_mut(&reservation.peer_id) {
             peer.handle_granted(reservation.number, granted_as);
@@ -353,7 +352,7 @@ impl PeerTable {
         self.peers.get(&peer_id)?.incarnation
     }
 
-    /// The present life of the node with this instance id.
+    /// The present incarnation of the node with this instance id.
     pub fn peer_id(&self, instance_id: &str) -> Option<PeerId> {
         Some(self.by_instance.get(instance_id)?.peer_id)
     }

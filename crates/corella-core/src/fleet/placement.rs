@@ -1,9 +1,8 @@
-//! Where a request decodes: at one of the decode nodes, or at the node that prefills it.
+//! The place where a request decodes: one of the decode nodes, or the node that prefills it.
 //!
-//! Many prefill nodes choose among the same decode nodes, each by reports that may be about a
-//! second old. All of them would choose the node that looks best at once, so none of them simply
-//! takes the best: `Weighted` draws in proportion to free pages, minus those that were reserved
-//! from here and that no report counts yet.
+//! Many prefill nodes choose among the same decode nodes, each by reports that may be about a second old. If each took
+//! the best node, all would choose the same one at once. So `Weighted` draws in proportion to free pages, minus the
+//! pages that this node has reserved and that no report counts yet.
 
 use alloc::vec::Vec;
 
@@ -21,14 +20,14 @@ pub enum PeerPolicy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlacementConfig {
     pub policy: PeerPolicy,
-    /// A shorter prompt decodes where it was prefilled: it does not disturb other requests for long.
+    /// A shorter prompt decodes where it was prefilled, because it disturbs other requests only briefly.
     pub disaggregate_min_tokens: u32,
-    /// Computes the rest of every prompt that a decode node has a part of. `None` compares the costs.
+    /// The node that computes the rest of a prompt of which a decode node has a part. `None` compares the costs.
     pub compute_place: Option<ComputePlace>,
-    /// An older report counts as none.
+    /// An older report is ignored.
     pub max_report_age_us: u64,
-    /// While fewer of the healthy nodes report, they take turns: weights would send everything to
-    /// the few that do.
+    /// While fewer of the healthy nodes report, nodes take turns: weights would send all requests to the few that
+    /// report.
     pub min_reporting_percent: u32,
 }
 
@@ -48,9 +47,9 @@ impl Default for PlacementConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStanding {
     Healthy,
-    /// It has not answered yet, or no longer does.
+    /// It has not answered yet, or has stopped answering.
     Suspect,
-    /// It answers, and serves another model or speaks another protocol.
+    /// It answers, but serves another model or speaks another protocol.
     Incompatible,
     /// It finishes its requests and takes no new ones.
     Draining,
@@ -61,35 +60,35 @@ pub enum PeerStanding {
 pub struct LoadReport {
     pub num_free_pages: u32,
     pub num_running: u32,
-    /// Requests that have all their KV and wait for a slot.
+    /// Requests that have all their KV and lack a slot.
     pub num_waiting: u32,
-    /// Reservations that the node has granted to all peers since it started. By this number a
-    /// peer can tell which of its own are already counted in `num_free_pages`.
+    /// Reservations that the node has granted to all peers since it started. From this number a peer knows which of its
+    /// own reservations `num_free_pages` already counts.
     pub num_reservations: u64,
     pub is_draining: bool,
-    /// How long 1,024 prompt tokens take there, in microseconds; 0 before the node has computed any.
+    /// The node's time for 1,024 prompt tokens, in microseconds; 0 before the node has computed any.
     pub prefill_us: u64,
 }
 
-/// One decode node as it is known here.
+/// One decode node as this node knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecodeNode {
     pub peer_id: PeerId,
     pub standing: PeerStanding,
     pub page_size: u32,
-    /// Longer prompts go elsewhere; `u32::MAX` is no limit. Nodes with the same limit are a group.
+    /// Longer prompts go to other nodes; `u32::MAX` is no limit. Nodes with the same limit are a group.
     pub max_prompt_tokens: u32,
     pub report: Option<LoadReport>,
     pub report_age_us: u64,
-    /// Pages that were reserved from here and that the report does not count yet.
+    /// Pages that this node has reserved and that the report does not count yet.
     pub num_unreported_pages: u32,
     /// Bytes per second over the link from here to the node; `None` before the first measurement.
     pub bandwidth: Option<u64>,
-    /// Rows of the request's prompt that the node has in its prefix tree, as far as is known here.
+    /// Rows of the request's prompt in the node's prefix tree, as far as this node knows.
     pub num_cached_rows: u32,
 }
 
-/// Everything that a placement depends on, besides the request.
+/// The input of a placement, besides the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Fleet<'a> {
     /// The order must not change from one call to the next.
@@ -108,8 +107,8 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
-    /// Pages that a node has to have free. Cached ones count as well: a node counts those without a lock among its
-    /// free pages.
+    /// Pages that a node must have free. Cached pages count as well: a node counts those without a lock among its free
+    /// pages.
     pub fn num_pages(&self, page_size: u32) -> u64 {
         let num_tokens =
             u64::from(self.num_prompt_tokens) + u64::from(self.num_expected_output_tokens);
@@ -126,8 +125,8 @@ pub enum Placement {
 }
 
 impl Fleet<'_> {
-    /// Chooses for one request. `cursor` counts the requests placed here, from a start that should
-    /// differ from one prefill node to the next; nodes in `refused` are out of the question.
+    /// Chooses a node for one request. `cursor` counts the requests placed here, from a start that should differ from
+    /// one prefill node to the next. Nodes in `refused` are excluded.
     pub fn place(
         &self,
         config: &PlacementConfig,
@@ -176,7 +175,7 @@ impl Choice<'_> {
         Some({ report.num_free_pages }.saturating_sub(node.num_unreported_pages))
     }
 
-    /// A node that says nothing may have room: if not, it will say so when it is asked.
+    /// Whether a node has room. A node without a report may have room, and refuses the request if not.
     fn fits(&self, node: &DecodeNode) -> bool {
         let has_room = self.num_free_pages(node).is_none_or(|num_free_pages| {
             u64::from(num_free_pages) >= self.request.num_pages(node.page_size)
@@ -199,7 +198,7 @@ impl Choice<'_> {
     }
 
     fn among(&self, mut nodes: Vec<&DecodeNode>, cursor: u64) -> Option<PeerId> {
-        // A newcomer would wait where others already do.
+        // A new request would wait behind others.
         let is_idle = |node: &&DecodeNode| {
             self.report(node)
                 .is_none_or(|report| report.num_waiting == 0)
@@ -207,7 +206,7 @@ impl Choice<'_> {
         if nodes.iter().any(is_idle) {
             nodes.retain(is_idle);
         }
-        // Nodes that take long prompts are kept for those.
+        // Nodes that take long prompts are reserved for them.
         let shortest_limit = nodes.iter().map(|node| node.max_prompt_tokens).min()?;
         nodes.retain(|node| node.max_prompt_tokens == shortest_limit);
 
@@ -228,8 +227,8 @@ impl Choice<'_> {
             >= healthy().count() as u64 * u64::from(self.config.min_reporting_percent)
     }
 
-    /// Draws in proportion to weights. Consecutive cursors give points that lie evenly (a Weyl
-    /// sequence on the golden ratio), so that even a few requests are shared out as evenly as many.
+    /// Draws in proportion to weights. Consecutive cursors give evenly spaced points (a Weyl sequence on the golden
+    /// ratio), so that even a few requests are shared out as evenly as many.
     fn draw(&self, nodes: &[&DecodeNode], cursor: u64) -> PeerId {
         const GOLDEN_RATIO: u64 = 0x9e37_79b9_7f4a_7c15;
         let fastest = nodes.iter().filter_map(|node| node.bandwidth).max();
@@ -250,7 +249,7 @@ impl Choice<'_> {
 
     fn weight(&self, node: &DecodeNode, fastest: Option<u64>) -> u64 {
         let num_free_pages = u64::from(self.num_free_pages(node).unwrap_or(0));
-        // A link without a measurement counts as a fast one, or it would never be measured.
+        // A link without a measurement counts as fast. Otherwise it would never be measured.
         let weight = match (node.bandwidth, fastest) {
             (Some(bandwidth), Some(fastest)) if fastest > 0 => {
                 (u128::from(num_free_pages) * u128::from(bandwidth) / u128::from(fastest)) as u64

@@ -1,4 +1,4 @@
-//! When the latency objectives of waiting requests should be checked.
+//! The times at which to check the latency objectives of waiting requests.
 
 use alloc::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use crate::LatencyObjectives;
 use crate::pace::Pace;
 use crate::request_state::{RequestIndex, RequestState};
 
-/// Requests that wait for their first admission, sorted by when their objectives should be checked.
-/// A request costs nothing until then, however many wait. Without `enable_slo_admission` there are none.
+/// Requests that wait for their first admission, sorted by the time to check their objectives. Until then a request
+/// costs no work. Empty without `enable_slo_admission`.
 #[derive(Debug)]
 pub(crate) struct Deadlines {
     is_enabled: bool,
-    /// Sorted by the latest time at which they could still be admitted, as far as is known.
+    /// Sorted by the latest known time at which admission would still be in time.
     by_ttft: BTreeSet<(u64, RequestIndex)>,
     by_tpot: BTreeSet<(u64, RequestIndex)>,
 }
@@ -42,7 +42,7 @@ impl Deadlines {
         }
     }
 
-    /// Watches a request on that would not be late now: `num_cached` tokens of its prompt are cached.
+    /// Keeps watching a request that would not be late now. `num_cached` tokens of its prompt are cached.
     pub fn watch_on(
         &mut self,
         index: RequestIndex,
@@ -81,8 +81,8 @@ impl Deadlines {
     }
 }
 
-/// The latest time at which a waiting request can be admitted and still meet its TTFT objective,
-/// judged by how long prompts take now.
+/// The latest time at which a waiting request can be admitted and still meet its TTFT objective, at the present speed
+/// of prompts.
 fn late_us(state: &RequestState, num_cached: u64, pace: &Pace) -> u64 {
     let ttft_us = state.request().objectives.ttft_us.unwrap_or(u64::MAX);
     let due_us = state.request().arrival_us.saturating_add(ttft_us);

@@ -4,7 +4,7 @@
 use crate::cache::kv_cache::FoundPrefix;
 use crate::request_state::{RequestIndex, RequestState, RequestTable};
 
-/// The request among those that prefill, if any, that is about to publish the block that this one needs next.
+/// The prefilling request, if any, that is about to publish the next block of this one.
 pub(crate) fn leader_of(
     state: &RequestState,
     found: &FoundPrefix,

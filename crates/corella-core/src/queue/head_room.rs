@@ -1,4 +1,4 @@
-//! How long requests are expected to go on, and the pages that are kept for them until then.
+//! The expected lengths of requests, and the pages that are kept for them until their ends.
 
 use crate::cache::page_forecast::{PageDemand, PageForecast};
 use crate::queue::output_length::OutputLengths;
@@ -7,12 +7,12 @@ use crate::{FinishReason, HeadRoom, SchedulerConfig};
 
 /// After a preemption, the share covers this many more tokens for each running request.
 const HORIZON: u32 = 20;
-/// A request that was preempted should not be preempted again, so its output is expected to be as
-/// long as nine in ten outputs are at most. The quantile is given in units of 1/2^32.
+/// A request that was preempted should not be preempted again, so its output is expected to have the length that nine
+/// in ten outputs do not exceed. The quantile is given in units of 1/2^32.
 const RETURNING_QUANTILE: u32 = (1 << 31) / 10 * 18;
 
-/// What is expected of requests. It counts the pages that requests will take: those that run, and those whose KV
-/// another node or host memory fills.
+/// The expectations about requests. They cover the pages of running requests and of requests whose KV another node or
+/// host memory fills.
 #[derive(Debug)]
 pub(crate) struct Outlook {
     config: SchedulerConfig,
@@ -49,7 +49,7 @@ impl Outlook {
         self.share
     }
 
-    /// Lowers the share after a step, so that more requests start the longer nothing is preempted.
+    /// Lowers the share after a step, so that more requests start after a longer time without a preemption.
     pub fn lower_share(&mut self) {
         if let HeadRoom::Share {
             share,
@@ -84,8 +84,7 @@ impl Outlook {
         self.share = self.share.max(needed as u32);
     }
 
-    /// Sets the number of output tokens that a request is expected to end with. A running request
-    /// keeps this number until it has as many.
+    /// Sets the expected number of output tokens of a request. A running request keeps this number until it is reached.
     pub fn expect_output(&self, state: &mut RequestState) {
         let num_drawn = state.num_drawn_tokens();
         if state.stage() != Stage::Waiting {
@@ -102,7 +101,7 @@ impl Outlook {
         state.expect_output(self.output_at(state, quantile));
     }
 
-    /// The length at this quantile, in units of 1/2^32, of outputs that came as far as the request's, within its own
+    /// The length at this quantile, in units of 1/2^32, of outputs at least as long as the request's, within its own
     /// limits.
     pub fn output_at(&self, state: &RequestState, quantile: u32) -> u32 {
         if state.is_length_known() {
@@ -115,8 +114,8 @@ impl Outlook {
         expected.max(min_tokens).min(state.max_tokens())
     }
 
-    /// What a request will want of the pool when it holds `num_held_pages` pages, the first
-    /// `num_shared_pages` of which it found in the prefix tree.
+    /// The pages that a request will need when it holds `num_held_pages` pages, the first `num_shared_pages` of which
+    /// it found in the prefix tree.
     pub fn page_demand(
         &self,
         state: &RequestState,
@@ -139,8 +138,8 @@ impl Outlook {
         }
     }
 
-    /// The most pages of all groups that a request holds until it has `num_rows` rows. In groups with
-    /// a window that may be while it prefills.
+    /// The most pages of all groups that a request holds until it has `num_rows` rows. In groups with a window, the
+    /// peak may be during prefill.
     fn num_group_pages(&self, state: &RequestState, num_rows: u32) -> u32 {
         let config = &self.config;
         let num_pages = config.num_pages_of(num_rows, config.max_inflight_steps);
@@ -158,7 +157,7 @@ impl Outlook {
             .min(config.num_unpinned_pages())
     }
 
-    /// Pages beyond those that it holds which a rule that does not go by time keeps for a request.
+    /// Pages that a rule without regard to time keeps for a request, beyond those that it holds.
     pub fn num_kept_pages(&self, state: &RequestState, num_held_pages: u32) -> u32 {
         let num_drawn = state.num_drawn_tokens();
         let rest = state.max_tokens() - num_drawn;
@@ -169,7 +168,7 @@ impl Outlook {
                 let rest = rest.saturating_sub(1);
                 let share = u64::from(rest) * u64::from(self.share);
                 let share = share.div_ceil(HeadRoom::ONE.into()) as u32;
-                // A request that was preempted is given time to go on as long as it has before.
+                // A preempted request gets time to generate as many tokens again as before.
                 let returning = match state.num_preemptions() {
                     0 => 0,
                     _ => num_drawn.min(rest),
@@ -182,27 +181,27 @@ impl Outlook {
         num_pages.saturating_sub(num_held_pages)
     }
 
-    /// The demand of a running request. The pages that it found in the prefix tree count as shared.
-    /// Others may also share pages that it has published itself; the forecast ignores that.
+    /// The demand of a running request. The pages that it found in the prefix tree count as shared. Other requests may
+    /// also share pages that it has published itself; the forecast ignores that.
     pub fn demand_of_running(&self, state: &RequestState) -> PageDemand {
         let num_held_pages = state.tables().num_pages() as u32;
         self.page_demand(state, num_held_pages, state.num_shared_pages())
     }
 
-    /// Counts a running request in the forecast, by what is expected of it.
+    /// Counts a running request in the forecast, by its expectation.
     pub fn count(&mut self, state: &mut RequestState) {
         let demand = self.demand_of_running(state);
         state.set_contribution(self.forecast.add(&demand));
     }
 
-    /// Counts a running request by what is expected of it now instead of when it was last counted.
+    /// Counts a running request anew, by its present expectation.
     pub fn recount(&mut self, state: &mut RequestState) {
         self.stop_counting(state);
         self.expect_output(state);
         self.count(state);
     }
 
-    /// Takes a request that stops running out of the forecast.
+    /// Removes a request that stops running from the forecast.
     pub fn stop_counting(&mut self, state: &mut RequestState) {
         if let Some(contribution) = state.take_contribution() {
             self.forecast
@@ -210,19 +209,19 @@ impl Outlook {
         }
     }
 
-    /// Notes that a request which is counted has taken pages.
+    /// Records that a counted request has taken pages.
     pub fn note_taken(&mut self, state: &RequestState, num_pages: usize) {
         self.forecast.note_taken(num_pages, state.is_length_known());
     }
 
-    /// Notes that a request which is counted has given back pages.
+    /// Records that a counted request has given back pages.
     pub fn note_given_back(&mut self, state: &RequestState, num_pages: usize) {
         self.forecast
             .note_given_back(num_pages, state.is_length_known());
     }
 
-    /// Adds up the pages that a rule which does not go by time keeps for the requests that are
-    /// `counted`. They change with every token, so the sum is made whenever it is about to be used.
+    /// Adds up the pages that a rule without regard to time keeps for the `counted` requests. They change with every
+    /// token, so the sum is made before each use.
     pub fn keep_pages<'a>(&mut self, counted: impl Iterator<Item = &'a RequestState>) {
         if self.config.head_room == HeadRoom::Estimate {
             return;
@@ -233,7 +232,7 @@ impl Outlook {
         self.forecast.keep_pages(num_pages);
     }
 
-    /// Notes how far an output has grown.
+    /// Records the present length of an output.
     pub fn note_grown(&mut self, state: &RequestState) {
         if !state.is_length_known() {
             let namespace = &state.request().namespace;
@@ -242,7 +241,7 @@ impl Outlook {
         }
     }
 
-    /// Tokens that were drawn elsewhere say how long outputs become, too.
+    /// Records the length of an output that another node drew. It counts for the prediction, too.
     pub fn note_drawn_elsewhere(&mut self, state: &RequestState) {
         if state.is_length_known() {
             return;
@@ -252,8 +251,8 @@ impl Outlook {
         }
     }
 
-    /// Records how long an output was. Only outputs that ended by themselves, or because the
-    /// reader left, tell something about the lengths to expect.
+    /// Records the length of an ended output. Only outputs that ended by themselves, or because the reader left,
+    /// predict later lengths.
     pub fn note_ended(&mut self, state: &RequestState, reason: &FinishReason) {
         let num_tokens = state.num_output_tokens();
         let is_natural = match reason {
@@ -282,7 +281,7 @@ mod tests {
         config
     }
 
-    /// A request of three tokens that an end token may end, and at most 500 tokens do.
+    /// A request of three tokens that ends with an end token, or after 500 tokens.
     fn state(end_token_ids: Vec<u32>) -> RequestState {
         let mut request = Request::greedy(RequestId(0), vec![1, 2, 3], 500);
         request.stopping.end_token_ids = end_token_ids;
@@ -291,8 +290,8 @@ mod tests {
         state
     }
 
-    /// A request that has as many tokens as it was expected to end with, and goes on, is expected to end at the next
-    /// quantile. The second one is 0.618, and at first 512 lengths are equally likely: 316 tokens.
+    /// A request that has reached its expected length, and has not ended, is expected to end at the next quantile. The
+    /// second one is 0.618, and at first 512 lengths are equally likely: 316 tokens.
     #[test]
     fn what_was_expected_to_have_ended_gets_a_new_expectation() {
         let outlook = Outlook::new(&config(HeadRoom::Estimate));
@@ -321,7 +320,7 @@ mod tests {
             })
             .collect();
         assert_eq!(shares, [975, 950, 925, 900, 900]);
-        // Five tokens of 500 are out, and the horizon has twenty more.
+        // Five tokens of 500 are drawn, and the horizon has twenty more.
         let mut state = state(vec![]);
         for token in 0..5 {
             state.push_token(token);
@@ -330,7 +329,7 @@ mod tests {
         assert_eq!(outlook.share(), HeadRoom::ONE / 20);
     }
 
-    /// What is taken back is what was added, whatever is expected of the request by then.
+    /// The subtracted numbers are the added ones, even if the expectation has changed.
     #[test]
     fn a_request_leaves_nothing_in_the_forecast() {
         let mut outlook = Outlook::new(&config(HeadRoom::Estimate));

@@ -1,10 +1,10 @@
-//! Predicts how long outputs become, from the lengths of outputs that have ended.
+//! Predicts the lengths of outputs from the lengths of outputs that have ended.
 //!
 //! The prediction is a survival curve in buckets, as Kaplan and Meier (1958) estimate it: for each
-//! length, how many of the outputs that have reached it ended there. Outputs that are still growing
-//! count for the lengths that they have reached. Otherwise the curve would at first know only short
-//! outputs, because those end first. All numbers are whole, so that equal histories lead to equal
-//! predictions.
+//! length, the share of the outputs of at least this length that ended there. Outputs that are
+//! still growing count for the lengths that they have reached. Otherwise the curve would at first
+//! know only short outputs, because those end first. All numbers are whole, so that equal histories
+//! lead to equal predictions.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeMap;
@@ -12,21 +12,21 @@ use alloc::collections::BTreeMap;
 use crate::Namespace;
 use crate::queue::log_buckets::{NUM_LOG_BUCKETS, bucket_range, log_bucket};
 
-/// Before any output has ended, all lengths up to this one are taken to be equally likely.
+/// Before any output has ended, all lengths up to this one count as equally likely.
 const PRIOR_LEN: u32 = 512;
 /// The prior has the weight of this many outputs.
 const PRIOR_WEIGHT: u32 = 4;
 /// One output counts as this many, so that halving a count loses little.
 const ONE: u32 = 256;
-/// When this many outputs have begun, all counts are halved, so that old outputs are forgotten.
+/// When this many outputs have begun, all counts are halved, so that old outputs lose weight.
 const MEMORY: u32 = 1024 * ONE;
-/// The most namespaces that have a curve of their own. Clients choose the salts of namespaces, so
-/// there has to be a bound.
+/// The most namespaces with a curve of their own. Clients choose the salts of namespaces, so the
+/// number must be bounded.
 const MAX_NAMESPACES: usize = 64;
 /// A namespace's own curve is used once this many outputs have ended in it.
 const MIN_ENDED: u32 = 32 * ONE;
 
-/// The survival curve of all outputs, and those of the namespaces used most recently.
+/// The survival curve of all outputs, and the curves of the most recently used namespaces.
 #[derive(Debug)]
 pub(crate) struct OutputLengths {
     overall: Curve,
@@ -40,8 +40,8 @@ struct NamespaceCurve {
     last_noted: u64,
 }
 
-/// For each bucket of lengths, how many outputs have reached its first length, and how many of
-/// them ended within it.
+/// For each bucket of lengths, the number of outputs that have reached its first length, and of
+/// outputs that ended within it.
 #[derive(Debug)]
 struct Curve {
     reached: [u32; NUM_LOG_BUCKETS],
@@ -58,7 +58,7 @@ impl OutputLengths {
         }
     }
 
-    /// Notes that an output has grown to `len` tokens.
+    /// Records that an output has grown to `len` tokens.
     pub fn note_grown(&mut self, namespace: &Namespace, len: u32) {
         let bucket = log_bucket(len);
         if bucket_range(bucket).start == len {
@@ -67,14 +67,15 @@ impl OutputLengths {
         }
     }
 
-    /// Notes that an output has ended with `len` tokens, and not because of its limit or an error.
+    /// Records that an output has ended with `len` tokens, and not because of its limit or an
+    /// error.
     pub fn note_ended(&mut self, namespace: &Namespace, len: u32) {
         self.overall.note_ended(len);
         self.curve_of(namespace).note_ended(len);
     }
 
-    /// Returns the length that an output which has `len` tokens is expected to end with: the given
-    /// quantile of the outputs that got so far. `quantile` is in units of 1/2^32.
+    /// Returns the expected length of an output that has `len` tokens: the given quantile of the
+    /// outputs that reached `len`. `quantile` is in units of 1/2^32.
     pub fn expected(&self, namespace: &Namespace, len: u32, quantile: u32) -> u32 {
         let own = self.namespaces.get(namespace).map(|own| &own.curve);
         match own.filter(|curve| curve.num_ended >= MIN_ENDED) {
@@ -135,7 +136,8 @@ impl Curve {
         self.num_ended += ONE;
     }
 
-    /// Returns how many outputs reached a bucket and how many ended in it, including the prior's.
+    /// Returns the number of outputs that reached a bucket and that ended in it, including the
+    /// prior's.
     fn counts(&self, bucket: usize) -> (u64, u64) {
         let lens = bucket_range(bucket);
         let left = PRIOR_LEN.saturating_sub(lens.start);
@@ -169,7 +171,7 @@ impl Curve {
             surviving -= dying;
             from = lens.end;
         }
-        // No output of this length is known, so it is expected to become twice as long.
+        // No output of this length is known, so it is expected to double.
         from.saturating_add(from.max(1))
     }
 }
@@ -210,7 +212,7 @@ mod tests {
         assert_eq!(expected(0, u32::MAX), PRIOR_LEN);
         // Half of the outputs that are longer than 400 are shorter than 456.
         assert!((450..=462).contains(&expected(400, HALF)));
-        // An output that is longer than the prior knows is expected to become twice as long.
+        // An output longer than the prior is expected to double.
         assert_eq!(expected(700, 0), 1400);
     }
 
@@ -224,12 +226,12 @@ mod tests {
         // Buckets are an eighth of a length wide.
         assert!((96..=112).contains(&expected(0, HALF / 2)));
         assert!((960..=1024).contains(&expected(0, HALF / 2 * 3)));
-        // An output that is longer than the short ones will be a long one.
+        // An output longer than the short ones is expected to be long.
         assert!((960..=1024).contains(&expected(200, HALF)));
     }
 
-    /// Half of the outputs ended at 10 tokens, and the others have grown to 200. So an output is as
-    /// likely to end at 10 as to become longer than 200.
+    /// Half of the outputs ended at 10 tokens, and the others have grown to 200. So the chances of
+    /// ending at 10 and of exceeding 200 are equal.
     #[test]
     fn outputs_that_still_grow_count() {
         let (mut lengths, default) = (OutputLengths::new(), Namespace::default());
@@ -269,7 +271,7 @@ mod tests {
             end_at(&mut lengths, &long, 300);
         }
         assert_eq!(lengths.namespaces.len(), MAX_NAMESPACES);
-        // Namespaces used recently are remembered. The others use the curve of all outputs.
+        // Recently used namespaces keep their curves. The others use the curve of all outputs.
         assert!(lengths.expected(&long, 0, HALF) >= 288);
         assert!(!lengths.namespaces.contains_key(&short));
     }

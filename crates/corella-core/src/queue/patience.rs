@@ -11,7 +11,7 @@ pub(crate) struct Patient {
     pub num_rows_left: u32,
 }
 
-/// What the current step has found out about the waiting requests so far.
+/// The findings of the current step about the waiting requests.
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionRound {
     /// Waiting requests that this step has found to be followers.

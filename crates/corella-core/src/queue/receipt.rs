@@ -11,9 +11,9 @@ pub(crate) const NO_DEADLINE: u64 = u64::MAX;
 /// Requests that have pages and no slot.
 #[derive(Debug, Default)]
 pub(crate) struct Receipts {
-    /// Those whose KV is still to come.
+    /// Requests whose KV has not arrived.
     by_deadline: BTreeSet<(u64, RequestIndex)>,
-    /// Those whose KV is there, by rank.
+    /// Requests whose KV has arrived, by rank.
     arrived: Vec<RequestIndex>,
 }
 
@@ -31,14 +31,14 @@ impl Receipts {
         self.by_deadline.insert((deadline_us, index));
     }
 
-    /// A request receives nothing any more.
+    /// Removes a request that no longer receives KV.
     pub fn end(&mut self, index: RequestIndex, state: &RequestState) {
         self.by_deadline
             .remove(&(state.receipt_deadline_us(), index));
     }
 
-    /// A receiving request has its KV and waits for a slot, to compute what follows the first
-    /// `num_computed_tokens` tokens.
+    /// A receiving request has its KV and waits for a slot, to compute the tokens behind the first
+    /// `num_computed_tokens`.
     pub fn arrive(
         &mut self,
         index: RequestIndex,
@@ -55,7 +55,7 @@ impl Receipts {
         self.arrived.insert(at, index);
     }
 
-    /// A request that has its KV leaves.
+    /// Removes a request whose KV has arrived.
     pub fn remove_arrived(&mut self, index: RequestIndex) {
         self.arrived.retain(|&other| other != index);
     }
@@ -76,7 +76,7 @@ impl Receipts {
         first.filter(|&deadline_us| deadline_us != NO_DEADLINE)
     }
 
-    /// All of them, those that have arrived first.
+    /// All of them, arrived requests first.
     pub fn iter(&self) -> impl Iterator<Item = RequestIndex> {
         let receiving = self.by_deadline.iter().map(|&(_, index)| index);
         self.arrived.iter().copied().chain(receiving)

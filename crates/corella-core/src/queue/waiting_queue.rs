@@ -8,10 +8,10 @@ use crate::queue::deadline::Deadlines;
 use crate::request_state::{Leader, Rank, RequestIndex, RequestState, RequestTable, Stage};
 use crate::{AdmissionError, Request, SchedulerConfig};
 
-/// The order of the queue. `fcfs` starts requests in this order. So does `priority`, except that it
-/// starts aged requests first and skips those that would delay an aged one. `lpm` and packing start
-/// preempted requests in this order; among the first few new ones `lpm` starts aged ones, then
-/// those with the longest cached prefix, and packing picks those that fit.
+/// The order of the queue. `fcfs` starts requests in this order. So does `priority`, except that it starts aged
+/// requests first and skips requests that would delay an aged one. `lpm` and packing start preempted requests in this
+/// order; among the first few new ones `lpm` starts aged ones, then those with the longest cached prefix, and packing
+/// picks the ones that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct WaitingRank {
     /// False for requests that were preempted, which are sorted before new ones, and for all
@@ -20,8 +20,8 @@ pub(crate) struct WaitingRank {
     pub rank: Rank,
 }
 
-/// Requests that may start, and followers, which may not start before their leader has brought
-/// what they need. Followers are kept apart, so that requests behind them can start meanwhile.
+/// Requests that may start, and followers, which may not start before their leader has published their prefix.
+/// Followers are kept apart, so that requests behind them can start meanwhile.
 #[derive(Debug)]
 pub(crate) struct WaitingQueue {
     /// Whether requests that were preempted are sorted before new ones.
@@ -43,10 +43,9 @@ pub(crate) struct WaitingQueue {
     deadlines: Deadlines,
 }
 
-/// The latest ticket among the requests that started in each step. A waiting request was passed
-/// over in every step whose entry is later than its own ticket. Only the largest entries are kept,
-/// as many as make a request age. Entries are added under policies that overtake only: `fcfs` starts
-/// requests in their order, and packing counts for itself.
+/// The latest ticket among the requests that started in each step. A waiting request was passed over in every step
+/// whose entry is later than its own ticket. Only the `max_passed_over` largest entries are kept. Entries are added
+/// only under policies that overtake: `fcfs` starts requests in their order, and packing counts for itself.
 #[derive(Debug, Default)]
 struct PassingRounds(BinaryHeap<Reverse<u64>>);
 
@@ -71,8 +70,7 @@ impl WaitingQueue {
         self.by_rank.len() + self.followers.len()
     }
 
-    /// Whether no waiting request could start, however much room there was: all of them follow
-    /// leaders.
+    /// Whether all waiting requests are followers, so that none could start even with enough room.
     pub fn has_none_to_start(&self) -> bool {
         self.by_rank.is_empty()
     }
@@ -82,7 +80,7 @@ impl WaitingQueue {
         self.num_new_tokens
     }
 
-    /// Whether there is room for the requests of one API call. One prompt may wait alone, however long it is.
+    /// Whether the queue has room for the requests of one API call. One prompt may wait alone at any length.
     pub fn check_room(
         &self,
         requests: &[Request],
@@ -120,7 +118,7 @@ impl WaitingQueue {
         }
     }
 
-    /// Adds a request, which may start. If it is new, it may become too late from now on.
+    /// Adds a request that may start. A new one may become too late from now on.
     pub fn add(&mut self, index: RequestIndex, state: &mut RequestState, pace: &Pace) {
         // A request that was preempted `max_passed_over` times has aged, and keeps its ticket from
         // now on.
@@ -139,7 +137,7 @@ impl WaitingQueue {
         self.list(index, state);
     }
 
-    /// Takes a request out, wherever it is.
+    /// Removes a request from the queue or the followers.
     pub fn take_out(&mut self, index: RequestIndex, state: &mut RequestState) {
         if !self.stop_following(index, state) {
             self.unlist(state);
@@ -166,7 +164,7 @@ impl WaitingQueue {
         self.deadlines.first_late(now_us, expected_tpot_us)
     }
 
-    /// Watches a new request on that would not be late now.
+    /// Keeps watching a new request that would not be late now.
     pub fn watch_on(
         &mut self,
         index: RequestIndex,
@@ -177,7 +175,7 @@ impl WaitingQueue {
         self.deadlines.watch_on(index, state, num_cached, pace);
     }
 
-    /// Lets a request follow a leader until that has published `num_blocks` blocks.
+    /// Makes a request follow a leader until the leader has published `num_blocks` blocks.
     pub fn follow(
         &mut self,
         index: RequestIndex,
@@ -190,8 +188,7 @@ impl WaitingQueue {
         state.follow(leader, num_blocks);
     }
 
-    /// Puts the followers that need no more than the first `num_blocks` blocks of the leader back among the
-    /// requests that may start.
+    /// Requeues the followers that need at most the first `num_blocks` blocks of the leader.
     pub fn let_go_of_followers(
         &mut self,
         leader: Leader,
@@ -222,7 +219,7 @@ impl WaitingQueue {
         self.first_but(&[])
     }
 
-    /// All of them: those that may start in the order of the queue, then the followers.
+    /// All of them: requests that may start in the order of the queue, then the followers.
     pub fn iter(&self) -> impl Iterator<Item = RequestIndex> {
         let followers = self.followers.iter().map(|&(_, _, index)| index);
         self.by_rank.values().copied().chain(followers)
@@ -243,8 +240,8 @@ impl WaitingQueue {
         self.new_ones().next()
     }
 
-    /// Requests that have never run, in the order of the queue. Under `priority` there are none,
-    /// because new and preempted requests are sorted as one.
+    /// Requests that have never run, in the order of the queue. Empty under `priority`, where new and preempted
+    /// requests are sorted as one.
     pub fn new_ones(&self) -> impl Iterator<Item = RequestIndex> {
         let first = WaitingRank {
             is_new: true,
@@ -259,7 +256,7 @@ impl WaitingQueue {
         (self.is_aged(ticket) || requests[index].is_aged()).then_some(index)
     }
 
-    /// A follower of `leader` that needs no more than its first `num_blocks` blocks.
+    /// A follower of `leader` that needs at most its first `num_blocks` blocks.
     fn follower_up_to(&self, leader: Leader, num_blocks: u32) -> Option<RequestIndex> {
         let last = (leader, num_blocks, RequestIndex::LAST);
         let mut found = self
@@ -268,7 +265,7 @@ impl WaitingQueue {
         found.next().map(|&(.., follower)| follower)
     }
 
-    /// Records a step in which requests started; `ticket` is the latest of theirs.
+    /// Records a step in which requests started. `ticket` is the latest of their tickets.
     pub fn note_started(&mut self, ticket: u64) {
         let rounds = &mut self.rounds.0;
         rounds.push(Reverse(ticket));
@@ -287,7 +284,7 @@ impl WaitingQueue {
         later.count() as u32
     }
 
-    /// Whether a request with this ticket was passed over in as many recorded steps as make it age.
+    /// Whether a request with this ticket was passed over in `max_passed_over` recorded steps.
     fn is_aged(&self, ticket: u64) -> bool {
         let rounds = &self.rounds.0;
         let first = rounds.peek().map(|Reverse(latest)| *latest);
@@ -295,7 +292,7 @@ impl WaitingQueue {
     }
 
     /// # Panics
-    /// Panics when the counts of new requests are not those of the requests.
+    /// Panics when the counts of new requests differ from the requests.
     pub fn check_invariants(&self, requests: &RequestTable) {
         let is_queued = |state: &&RequestState| state.stage() == Stage::Waiting && state.is_new();
         let queued = requests.iter().filter(is_queued);
@@ -379,7 +376,7 @@ mod tests {
         assert_eq!(queue.oldest_aged(&requests), Some(added[0]));
     }
 
-    /// A request is late only after its time, and never once it has left the queue.
+    /// A request is late only after its time, and never after it has left the queue.
     #[test]
     fn a_request_that_leaves_is_watched_no_longer() {
         let (mut queue, mut requests) = (queue(2), RequestTable::default());

@@ -1,4 +1,4 @@
-//! How long the output of a request is expected to become.
+//! The expected output length of a request.
 
 use crate::cache::page_forecast::Contribution;
 use crate::request_state::RequestState;
@@ -8,16 +8,15 @@ const GOLDEN_SHARE: u32 = 0x9e37_79b9;
 
 #[derive(Debug)]
 pub(super) struct Expectation {
-    /// How many output tokens it is expected to end with: the `quantile` of the lengths of all
-    /// outputs.
+    /// The expected number of output tokens: the `quantile` of the lengths of all outputs.
     expected_output: u32,
     quantile: u32,
-    /// What the forecast counts for it, while it runs or receives KV.
+    /// Its numbers in the forecast, while it runs or receives KV.
     contribution: Option<Contribution>,
 }
 
 impl Expectation {
-    /// `arrival` is the number of requests that were submitted before.
+    /// `arrival` is the number of requests that were submitted earlier.
     pub fn new(arrival: u64) -> Self {
         Self {
             expected_output: 0,
@@ -38,8 +37,8 @@ impl RequestState {
         self.expectation.expected_output = num_output_tokens;
     }
 
-    /// Moves on to the next quantile of a low-discrepancy sequence: however many are taken, they
-    /// are spread evenly.
+    /// Advances to the next quantile of a low-discrepancy sequence, any prefix of which is spread
+    /// evenly.
     pub fn next_quantile(&mut self) {
         let quantile = &mut self.expectation.quantile;
         *quantile = quantile.wrapping_add(GOLDEN_SHARE);

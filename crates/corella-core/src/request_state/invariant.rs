@@ -73,7 +73,7 @@ impl RequestState {
         }
     }
 
-    /// What a masked request computes is known, because the next mask depends on it.
+    /// A masked request computes only known tokens, because the next mask depends on them.
     fn check_masked(&self) {
         let id = self.id();
         assert!(
@@ -118,7 +118,7 @@ impl RequestState {
         );
     }
 
-    /// A running request holds the pages that coming queries or other nodes read, and no others.
+    /// A running request holds exactly the pages that later queries or other nodes read.
     fn check_tables(&self, kv: &KvCache, groups: &[KvGroup]) {
         if !self.is_running() {
             return;

@@ -1,8 +1,8 @@
 //! The path of a request: the blocks that it has found in the prefix tree or published there.
 //!
 //! In groups without a window it holds a lock on all their pages, so they stay. Where the tree already has the next
-//! block with another request's pages, the path ends until the request lets go of its own pages, and it is a *guest* of
-//! the blocks that follow: it gives them the pages that windows have left them without.
+//! block with another request's pages, the path ends until the request gives up its own pages. The request is then a
+//! *guest* of the blocks that follow: it gives them the pages that they lack behind windows.
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
@@ -16,34 +16,33 @@ use crate::{BlockId, Namespace, PageId, StepId};
 
 #[derive(Debug, Default)]
 pub(super) struct Path {
-    /// How many blocks it has. In groups without a window, their pages are those of the request's tables.
+    /// The number of its blocks. In groups without a window, their pages are the pages of the request's tables.
     num_blocks: u32,
     /// The last of those blocks.
     end: Option<BlockId>,
-    /// How far it goes on through blocks of other requests.
+    /// The blocks of other requests behind the path.
     guest: Option<Box<Guest>>,
 }
 
-/// How far a request goes on behind its path.
+/// The extent of a request behind its path.
 #[derive(Clone, Copy, Debug)]
 struct Guest {
-    /// The last block to which it has offered its pages, and the number of the block's insertion, without
-    /// which it is another block.
+    /// The last block to which it has offered its pages, and the number of the block's insertion, which tells it from
+    /// later uses of the block.
     block: BlockId,
     insertion: u64,
-    /// The number of blocks up to the end of that one.
+    /// The number of blocks up to the end of `block`.
     num_blocks: u32,
-    /// The block behind it was not there. The request publishes it when it lets go of its pages.
+    /// The block behind it was missing. The request publishes it when it gives up its pages.
     is_at_end: bool,
 }
 
 /// Blocks to which a request has given pages since some step.
 #[derive(Default)]
 pub(crate) struct FilledBlocks {
-    /// Blocks that were there before, most of them of other requests. Windows had left them without those pages, or
-    /// they had no snapshot.
+    /// Earlier blocks, most of them of other requests. They lacked those pages behind windows, or had no snapshot.
     pub earlier: Vec<BlockId>,
-    /// The first block that is new, as all behind it are.
+    /// The first new block. All blocks behind it are new.
     pub first_new: Option<BlockId>,
 }
 
@@ -55,8 +54,8 @@ impl Path {
         }
     }
 
-    /// Its last block or, where the request is a guest, the last to which it has offered its pages, and the number
-    /// of blocks up to there.
+    /// Its last block or, for a guest, the last block to which it has offered its pages, and the number of blocks up to
+    /// there.
     fn offered(&self) -> (Option<BlockId>, u32) {
         match &self.guest {
             Some(guest) => (Some(guest.block), guest.num_blocks),
@@ -78,19 +77,19 @@ impl RequestState {
         self.path.num_blocks
     }
 
-    /// The number of blocks up to the last to which it has offered its pages.
+    /// The number of blocks up to the last block to which it has offered its pages.
     pub fn num_offered_blocks(&self) -> u32 {
         self.path.offered().1
     }
 
-    /// The block behind which it is going to publish the next, and the number of blocks up to there.
+    /// The block behind which it publishes the next, and the number of blocks up to there.
     pub fn frontier(&self) -> Option<(Option<BlockId>, u32)> {
         let guest = self.path.guest.as_ref();
         let goes_on = guest.is_none_or(|guest| !guest.is_at_end);
         goes_on.then(|| self.path.offered())
     }
 
-    /// Sets the path to `num_blocks` blocks that were found, up to `end`.
+    /// Sets the path to the `num_blocks` found blocks up to `end`.
     pub fn begin_path(&mut self, kv: &mut KvCache, end: Option<BlockId>, num_blocks: u32) {
         kv.move_end(self.path.end, end);
         self.path = Path {
@@ -100,13 +99,12 @@ impl RequestState {
         };
     }
 
-    /// Ends the path of a request that has let go of its pages.
+    /// Ends the path of a request that has given up its pages.
     pub fn leave_path(&mut self, kv: &mut KvCache) {
         self.begin_path(kv, None, 0);
     }
 
-    /// If the path leads through blocks that were removed from the tree, it ends before them. Returns whether it
-    /// did.
+    /// Cuts a path through removed blocks back before them. Returns whether it did.
     pub fn set_back_path(
         &mut self,
         kv: &mut KvCache,
@@ -122,7 +120,7 @@ impl RequestState {
         true
     }
 
-    /// Leads the path on to `num_blocks` blocks. Returns false where the tree has another request's block.
+    /// Extends the path to `num_blocks` blocks. Returns false where the tree has another request's block.
     pub fn publish_path(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
         let page_size = kv.page_size() as usize;
         let before = self.path.end;
@@ -154,8 +152,8 @@ impl RequestState {
         is_whole
     }
 
-    /// Offers the request's pages to blocks behind its path, up to `num_blocks` blocks. Returns false where
-    /// there is no such block, or when no block can lack a page or a snapshot.
+    /// Offers the request's pages to blocks behind its path, up to `num_blocks` blocks. Returns false where such a
+    /// block is missing, or when no block can lack a page or a snapshot.
     pub fn offer_as_guest(&mut self, kv: &mut KvCache, num_blocks: u32, step: StepId) -> bool {
         if !kv.has_windows() && !kv.is_recurrent() {
             return false;
@@ -191,8 +189,8 @@ impl RequestState {
         true
     }
 
-    /// The block up to which it has `num_blocks` blocks, as far as its path and those to which it has offered its pages
-    /// go.
+    /// The block at the end of its first `num_blocks` blocks, within its path and the blocks to which it has offered
+    /// its pages.
     pub fn block_at(&self, kv: &KvCache, num_blocks: u32) -> Option<BlockId> {
         let guest = self.path.guest.as_ref();
         if guest.is_some_and(|guest| kv.insertion(guest.block) != Some(guest.insertion)) {
@@ -206,7 +204,7 @@ impl RequestState {
         Some(block)
     }
 
-    /// Gives the snapshot that it holds to its block, once the prefix tree has that.
+    /// Gives its snapshot to its block, once the prefix tree has the block.
     pub fn give_snapshot(&mut self, kv: &mut KvCache) {
         if let Some(HeldSnapshot { id, num_blocks }) = self.snapshot()
             && let Some(block) = self.block_at(kv, num_blocks)
@@ -216,7 +214,7 @@ impl RequestState {
         }
     }
 
-    /// Lets go of the snapshot that it holds. Its block gets it if the prefix tree has that and its rows are computed.
+    /// Gives up its snapshot. Its block gets the snapshot if the prefix tree has the block and its rows are computed.
     pub fn leave_snapshot(&mut self, kv: &mut KvCache) {
         let Some(HeldSnapshot { id, num_blocks }) = self.take_snapshot() else {
             return;
@@ -234,14 +232,14 @@ impl RequestState {
         }
     }
 
-    /// Publishes the rest of the computed rows before the request lets go of its pages: blocks behind one that the
-    /// tree already has, and the filled rows of the last page. If its pages stay locked, none are published behind
-    /// such a block, whose pages may be without a lock.
+    /// Publishes the rest of the computed rows before the request gives up its pages: blocks behind one that the tree
+    /// already has, and the filled rows of the last page. If its pages stay locked, it publishes none behind such a
+    /// block, whose pages may be without a lock.
     pub fn publish_computed(&self, kv: &mut KvCache, last_returned: StepId) {
         let num_rows = self.num_computed_tokens() as usize;
         let page_size = kv.page_size() as usize;
         let stays_locked = self.num_spill_pages() + self.export().num_pages() > 0;
-        // No request goes on in the middle of a block without the state there.
+        // No request continues in the middle of a block without the state there.
         let num_blocks = match kv.is_recurrent() {
             true => num_rows / page_size,
             false => num_rows.div_ceil(page_size),
@@ -261,7 +259,7 @@ impl RequestState {
             }
             parent = Parent::Block(published.unwrap_or_else(|there| there));
         }
-        // Behind all windows, the last blocks may have got no page.
+        // Behind all windows, the last blocks may have no page.
         if let Parent::Block(last) = parent {
             kv.prune(last);
         }
@@ -297,7 +295,7 @@ impl RequestState {
         filled
     }
 
-    /// Whether it has read the rows of any of these blocks, as far as its tokens tell.
+    /// Whether its tokens show that it has read the rows of any of these blocks.
     pub fn leads_through(&self, kv: &KvCache, blocks: &BTreeSet<BlockId>) -> bool {
         if blocks.is_empty() {
             return false;
@@ -306,7 +304,7 @@ impl RequestState {
         path.iter().any(|block| blocks.contains(block))
     }
 
-    /// The blocks of the request's tokens, as far as it may have given them pages.
+    /// The blocks of the request's tokens to which it may have given pages.
     fn offered_blocks(&self, kv: &KvCache) -> Vec<BlockId> {
         let num_computed = self.num_computed_tokens().max(self.num_scheduled_tokens());
         let tokens = &self.progress.tokens()[..self.num_known_tokens().min(num_computed) as usize];

@@ -1,4 +1,4 @@
-//! What a request holds: its slot and its pages.
+//! The slot and the pages of a request.
 
 use alloc::vec::Vec;
 
@@ -14,18 +14,17 @@ pub(super) struct Place {
     /// The step in which it took its slot.
     started_step: StepId,
     tables: PageTables,
-    /// How many pages of groups without a window were already in use when it took its pages.
+    /// The number of pages of groups without a window that were already in use when it took its pages.
     num_shared_pages: u32,
     /// The most rows that may be in flight while it prefills, so that its windows fit into the pool.
     num_rows_at_once: u32,
-    /// The pages that a step copies rows from, one of each group. They stay locked until that step has
-    /// returned.
+    /// The pages from which a step copies rows, one of each group. They stay locked until that step has returned.
     donor: Option<(Vec<PageId>, StepId)>,
     /// The time by which its KV must have arrived, while it is receiving.
     receipt_deadline_us: u64,
     /// Whether its prompt was computed on another node. It is never computed here.
     came_with_kv: bool,
-    /// Pages of host memory that are set aside for it while it is leaving.
+    /// Pages of host memory that are reserved for it while it is leaving.
     num_spill_pages: u32,
     export: Export,
     /// The snapshot for the recurrent state that comes from another node with its rows.
@@ -34,10 +33,10 @@ pub(super) struct Place {
     restored_block: Option<BlockId>,
     /// The newest snapshot that it has taken, until its block is in the prefix tree.
     snapshot: Option<HeldSnapshot>,
-    /// The number of blocks up to the place where its tokens leave those of others, if it takes a snapshot there; 0
-    /// otherwise.
+    /// The number of blocks up to the point where its tokens diverge from other requests, if it takes a snapshot there;
+    /// 0 otherwise.
     branch: u32,
-    /// The number of blocks up to the snapshot that its next one takes the place of, or 0.
+    /// The number of blocks up to the snapshot that its next one replaces, or 0.
     passing: u32,
 }
 
@@ -45,7 +44,7 @@ pub(super) struct Place {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldSnapshot {
     pub id: SnapshotId,
-    /// The number of blocks up to there.
+    /// The number of blocks up to the snapshot.
     pub num_blocks: u32,
 }
 
@@ -97,13 +96,13 @@ impl RequestState {
         self.place.restored_block = block;
     }
 
-    /// It takes a snapshot behind so many blocks, where its tokens leave those of others.
+    /// Makes it take a snapshot behind `num_blocks` blocks, where its tokens diverge from other requests.
     pub fn set_branch(&mut self, num_blocks: u32) {
         self.place.branch = num_blocks;
     }
 
-    /// Its next snapshot takes the place of the one behind `num_blocks` blocks. Returns for which one that was said
-    /// before; 0 stands for none.
+    /// Makes its next snapshot replace the one behind `num_blocks` blocks. Returns the previous number of blocks; 0
+    /// means none.
     pub fn replace_passing(&mut self, num_blocks: u32) -> u32 {
         core::mem::replace(&mut self.place.passing, num_blocks)
     }
@@ -157,19 +156,19 @@ impl RequestState {
         self.place.donor = Some((donor.pages.clone(), step));
     }
 
-    /// The pages that a step in flight copies rows from.
+    /// The pages from which a step in flight copies rows.
     pub fn donor_pages(&self) -> impl Iterator<Item = PageId> {
         let pages = self.place.donor.iter().flat_map(|(pages, _)| pages);
         pages.copied()
     }
 
-    /// The pages that `step` has copied rows from.
+    /// The pages from which `step` has copied rows.
     pub fn take_donor_of(&mut self, step: StepId) -> Option<Vec<PageId>> {
         let donor = self.place.donor.take_if(|(_, by)| *by == step);
         donor.map(|(pages, _)| pages)
     }
 
-    /// All its pages, and those that a step copies from.
+    /// All its pages, and the pages from which a step copies.
     pub fn take_pages(&mut self) -> impl Iterator<Item = PageId> + use<> {
         let donor = self.place.donor.take().map(|(pages, _)| pages);
         let pages = self.place.tables.take_pages();
@@ -204,7 +203,7 @@ impl RequestState {
         &mut self.place.export
     }
 
-    /// The rows behind which its windows are, as far as its pages go. They wait at the end of what is exported.
+    /// The rows that its windows have passed, by its pages. Windows stop at the end of the exported rows.
     pub fn num_rows_passed(&self) -> u32 {
         let num_computed = self.num_computed_tokens();
         match self.export().num_pages() {
@@ -213,7 +212,7 @@ impl RequestState {
         }
     }
 
-    /// What it exports, and the pages that hold it.
+    /// Its export, and the pages of the exported rows.
     pub fn export_and_tables(&mut self) -> (&mut Export, &PageTables) {
         (&mut self.place.export, &self.place.tables)
     }

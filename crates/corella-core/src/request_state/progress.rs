@@ -1,4 +1,4 @@
-//! How far a request has come: counters, not phases.
+//! The progress of a request: counters, not phases.
 
 use alloc::vec::Vec;
 
@@ -12,7 +12,7 @@ use crate::{StepId, TokenId};
 ///   KV valid            in flight       to compute      drawn, in flight
 /// ```
 ///
-/// Prefill, a chunk of it, decode and a resumed request differ only in where these boundaries are.
+/// Prefill, a chunk of it, decode and a resumed request differ only in these boundaries.
 #[derive(Debug)]
 pub(super) struct Progress {
     /// The known tokens: the prompt, then the output that has returned.
@@ -25,14 +25,14 @@ pub(super) struct Progress {
     num_computed_tokens: u32,
     /// Computed positions, and those that steps in flight will add.
     num_scheduled_tokens: u32,
-    /// How many tokens were known when it took its slot. It is prefilling up to this position.
+    /// The number of known tokens when it took its slot. It is prefilling up to this position.
     prefill_end: u32,
-    /// The number of steps in flight that name it, and how many of them draw a token for it.
+    /// The number of steps in flight that name it, and the number of those that draw a token for it.
     num_inflight_steps: u32,
     num_inflight_samples: u32,
     last_sample_step: StepId,
-    /// Guesses that a step in flight computes behind the scheduled tokens. When the step returns,
-    /// those that hold become known and computed; the others were never counted.
+    /// Guesses that a step in flight computes behind the scheduled tokens. When the step returns, the guesses that hold
+    /// become known and computed; the others were never counted.
     drafts: Vec<TokenId>,
 }
 
@@ -86,7 +86,7 @@ impl RequestState {
         self.num_known_tokens() - self.progress.num_prompt_tokens
     }
 
-    /// The number of known tokens and of those that steps in flight draw.
+    /// The number of known tokens and of tokens that steps in flight draw.
     pub fn num_total_tokens(&self) -> u32 {
         self.num_known_tokens() + self.progress.num_inflight_samples
     }
@@ -105,7 +105,7 @@ impl RequestState {
         self.progress.num_scheduled_tokens < self.progress.prefill_end
     }
 
-    /// Known tokens that it has to be prefilled with yet.
+    /// Known tokens that it has yet to prefill.
     pub fn num_left_to_prefill(&self) -> u32 {
         self.progress.prefill_end - self.progress.num_scheduled_tokens
     }
@@ -114,25 +114,25 @@ impl RequestState {
         self.progress.tokens.push(token);
     }
 
-    /// The first `num_tokens` tokens are computed, and no other is scheduled.
+    /// Starts with the first `num_tokens` tokens computed, and no other scheduled.
     pub fn begin_at(&mut self, num_tokens: u32) {
         self.progress.num_computed_tokens = num_tokens;
         self.progress.num_scheduled_tokens = num_tokens;
     }
 
-    /// Its tokens up to `end` are those that it is prefilled with.
+    /// Sets the end of its prefill.
     pub fn prefill_to(&mut self, end: u32) {
         self.progress.prefill_end = end;
     }
 
-    /// It has no row, and begins anew.
+    /// Forgets all rows, for a new start.
     pub fn forget_rows(&mut self) {
         self.begin_at(0);
         self.progress.num_inflight_samples = 0;
         self.progress.prefill_end = 0;
     }
 
-    /// No more than its first `num_rows` rows count as computed.
+    /// Counts at most its first `num_rows` rows as computed.
     pub fn truncate_computed(&mut self, num_rows: u32) {
         let num_computed = &mut self.progress.num_computed_tokens;
         *num_computed = num_rows.min(*num_computed);
@@ -153,7 +153,7 @@ impl RequestState {
         }
     }
 
-    /// A step that named it has returned or failed.
+    /// Forgets the span of a step that has returned or failed.
     pub fn forget_span(&mut self, draws: bool, num_drafts: u32) {
         self.progress.num_inflight_steps -= 1;
         self.progress.num_inflight_samples -= u32::from(draws);
@@ -168,13 +168,13 @@ impl RequestState {
         self.progress.num_scored_tokens += num_logprobs;
     }
 
-    /// A draft held: its row is computed.
+    /// Counts the row of an accepted draft as computed.
     pub fn note_accepted(&mut self) {
         self.progress.num_computed_tokens += 1;
         self.progress.num_scheduled_tokens += 1;
     }
 
-    /// Guesses up to `max` tokens behind those that are known.
+    /// Guesses up to `max` tokens behind the known tokens.
     pub fn propose_drafts(&mut self, max: u32) {
         if let Some(speculator) = &mut self.speculator {
             let Progress { tokens, drafts, .. } = &mut self.progress;
@@ -194,7 +194,7 @@ impl RequestState {
         })
     }
 
-    /// Takes in what a draft model has drawn behind the known tokens.
+    /// Stores the tokens that a draft model has drawn behind the known tokens.
     pub fn give_drafts(&mut self, drafts: Vec<TokenId>) {
         let num_tokens = self.progress.tokens.len();
         if let Some(speculator) = &mut self.speculator {

@@ -7,8 +7,8 @@ use core::ops::{Index, IndexMut};
 use crate::RequestId;
 use crate::request_state::RequestState;
 
-/// The index of a live request in the `RequestTable`. It does not change while anything in flight
-/// names the request.
+/// The index of a live request in the `RequestTable`. It does not change while a step or a receipt
+/// in flight names the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestIndex(u32);
 
@@ -20,7 +20,7 @@ impl RequestIndex {
 /// A set of requests.
 #[derive(Debug, Default)]
 pub(crate) struct RequestSet {
-    /// Indexed by request, as far as any was inserted.
+    /// Indexed by request, up to the largest inserted index.
     is_in: Vec<bool>,
 }
 

@@ -1,4 +1,4 @@
-//! How a request has waited so far, and what it waits for.
+//! The waiting time of a request, and the reason for its wait.
 
 use crate::cache::kv_cache::{FoundPrefix, KvCache};
 use crate::cache::prefix_tree::KnownPath;
@@ -7,13 +7,13 @@ use crate::{FetchId, StepId};
 
 #[derive(Debug, Default)]
 pub(super) struct Turn {
-    /// What happened when it was first admitted. `None` until then.
+    /// Its first admission. `None` until then.
     admission: Option<Admission>,
-    /// When its latency objectives should be checked again, while it waits for its first admission.
+    /// The time of the next check of its latency objectives, while it waits for its first admission.
     late_us: Option<u64>,
     num_preemptions: u32,
-    /// A number that grows with the time at which it began to wait. It takes a new one each time
-    /// that it waits again, unless it has aged.
+    /// A number that grows with the time at which it began to wait. A request that waits again takes a new one, unless
+    /// it has aged.
     ticket: u64,
     /// The number of rounds in which packing started requests behind it.
     num_passed_over: u32,
@@ -22,23 +22,23 @@ pub(super) struct Turn {
     is_aged: bool,
     /// The step by which it should start, while it has aged and waits.
     due_step: Option<StepId>,
-    /// While it follows a leader: which, and how many blocks the leader will publish before the
-    /// request may start.
+    /// The leader that it follows, if any, and the number of blocks that the leader will publish before the request may
+    /// start.
     held_by: Option<(Leader, u32)>,
     /// The number of blocks for which it has last followed another request, and a step, since it began to wait.
     num_awaited_of_requests: u32,
     num_awaited_of_steps: u32,
-    /// What was last found for it in the prefix tree, while it waits.
+    /// The last result of its look-up in the prefix tree, while it waits.
     known_path: KnownPath,
 }
 
-/// What brings the blocks that a follower waits for.
+/// The source of the blocks that a follower waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Leader {
     /// Another request, which computes them.
     Request(RequestIndex),
     Fetch(FetchId),
-    /// A step that takes the snapshot from which the follower can go on.
+    /// A step that takes the snapshot from which the follower can continue.
     Step(StepId),
 }
 
@@ -70,8 +70,8 @@ impl RequestState {
         self.turn.admission.is_none()
     }
 
-    /// Notes that it is admitted at `now_us`, with `num_cached_tokens` prompt tokens cached. Returns whether this
-    /// is the first time.
+    /// Records its admission at `now_us`, with `num_cached_tokens` prompt tokens cached. Returns whether it is the
+    /// first one.
     pub fn admit(&mut self, num_cached_tokens: u32, now_us: u64) -> bool {
         let is_new = self.is_new();
         if is_new {
@@ -83,12 +83,12 @@ impl RequestState {
         is_new
     }
 
-    /// Prompt tokens that were cached when it was first admitted.
+    /// Prompt tokens that were cached at its first admission.
     pub fn num_cached_tokens(&self) -> u32 {
         { self.turn.admission }.map_or(0, |admission| admission.num_cached_tokens)
     }
 
-    /// How long it waited, or has waited so far, for its first admission.
+    /// The time that it waited, or has waited so far, for its first admission.
     pub fn queue_us(&self, now_us: u64) -> u64 {
         let waited_us = now_us.saturating_sub(self.request.arrival_us);
         { self.turn.admission }.map_or(waited_us, |admission| admission.queue_us)
@@ -98,7 +98,7 @@ impl RequestState {
         self.turn.late_us = late_us;
     }
 
-    /// Counts a preemption, and returns how many there were.
+    /// Counts a preemption, and returns their number.
     pub fn note_preempted(&mut self) -> u32 {
         self.turn.num_preemptions += 1;
         self.turn.num_preemptions
@@ -108,7 +108,7 @@ impl RequestState {
         self.turn.ticket = ticket;
     }
 
-    /// Counts a round in which others started before it, and returns how many there were.
+    /// Counts a round in which others started before it, and returns their number.
     pub fn note_passed_over(&mut self) -> u32 {
         self.turn.num_passed_over += 1;
         self.turn.num_passed_over
@@ -118,7 +118,7 @@ impl RequestState {
         self.turn.is_aged = is_aged;
     }
 
-    /// The step by which it should start. `due` works it out when it is first asked for.
+    /// The step by which it should start. The first call computes it with `due`.
     pub fn due_step(&mut self, due: impl FnOnce() -> StepId) -> StepId {
         *self.turn.due_step.get_or_insert_with(due)
     }
@@ -127,7 +127,7 @@ impl RequestState {
         self.turn.held_by.map(|(leader, _)| leader)
     }
 
-    /// Follows a leader until that has published `num_blocks` blocks.
+    /// Makes it follow a leader until the leader has published `num_blocks` blocks.
     pub fn follow(&mut self, leader: Leader, num_blocks: u32) {
         self.turn.held_by = Some((leader, num_blocks));
         match leader {
@@ -146,12 +146,12 @@ impl RequestState {
         }
     }
 
-    /// Returns the leader that it followed, and how many blocks it waited for.
+    /// Returns the leader that it followed, and the number of blocks that it waited for.
     pub fn stop_following(&mut self) -> Option<(Leader, u32)> {
         self.turn.held_by.take()
     }
 
-    /// It has waited long enough: its turn has come.
+    /// Ends its wait: its turn has come.
     pub fn end_turn(&mut self) {
         self.turn.due_step = None;
         self.turn.num_awaited_of_requests = 0;
@@ -159,13 +159,12 @@ impl RequestState {
         self.turn.forget_path();
     }
 
-    /// The number of blocks that were last found for it.
+    /// The number of blocks in its last look-up.
     pub fn num_found_blocks(&self) -> usize {
         self.turn.known_path.num_blocks()
     }
 
-    /// Finds its tokens in the prefix tree. A request that waits long is looked up often, so it remembers what
-    /// was found.
+    /// Finds its tokens in the prefix tree. A request that waits long is looked up often, so it remembers the result.
     pub fn find_prefix(&mut self, kv: &KvCache, step: StepId) -> FoundPrefix {
         let num_tokens = self.max_cached_tokens();
         let tokens = &self.progress.tokens()[..num_tokens];

@@ -1,4 +1,4 @@
-//! How many pages requests take in the KV groups of a configuration.
+//! The number of pages that requests take in the KV groups of a configuration.
 
 use alloc::format;
 
@@ -9,7 +9,7 @@ impl SchedulerConfig {
         self.kv_groups.iter().any(|group| group.window.is_some())
     }
 
-    /// The pages that requests can have, however many are pinned.
+    /// The pages for requests, beside all that may be pinned.
     pub(crate) fn num_unpinned_pages(&self) -> u32 {
         self.num_pages - self.max_pinned_pages
     }
@@ -35,7 +35,7 @@ impl SchedulerConfig {
         groups.filter(|group| group.window.is_none()).count() as u32
     }
 
-    /// Pages that a request needs at least, to have `num_rows` rows in the end.
+    /// The least pages that a request needs to reach `num_rows` rows.
     pub fn num_least_pages(&self, num_rows: u32) -> u32 {
         self.num_pages_of(num_rows, self.least_rows_at_once(num_rows))
     }
@@ -52,15 +52,15 @@ impl SchedulerConfig {
         self.kv_groups.iter().map(exported).sum()
     }
 
-    /// Whether a request that has `num_final_rows` rows in the end has its pages beside those of its first `num_rows`
-    /// that windows would give back, and that other nodes read.
+    /// Whether the pool has room for a request of `num_final_rows` rows beside those pages of its first `num_rows` that
+    /// windows would give back, and that other nodes read.
     pub(crate) fn has_room_beside_export(&self, num_rows: u32, num_final_rows: u32) -> bool {
         let num_kept = self.num_exported_pages(num_rows) - self.num_full_pages(num_rows);
         num_final_rows <= num_rows
             || self.num_least_pages(num_final_rows) + num_kept <= self.num_unpinned_pages()
     }
 
-    /// Without chunked prefill, a request that was preempted computes all its rows in one step.
+    /// Without chunked prefill, a preempted request computes all its rows in one step.
     fn least_rows_at_once(&self, num_rows: u32) -> u32 {
         if self.enable_chunked_prefill {
             1
@@ -69,8 +69,8 @@ impl SchedulerConfig {
         }
     }
 
-    /// The most rows that a request without any may have in flight while it prefills
-    /// `num_known_tokens` tokens, so that its pages fit into the pool.
+    /// The most rows in flight, for a request that starts without rows and prefills `num_known_tokens` tokens, with
+    /// which its pages fit into the pool.
     pub(crate) fn num_rows_at_once(&self, num_known_tokens: u32) -> u32 {
         if !self.has_windows() || !self.enable_chunked_prefill {
             return u32::MAX;
@@ -82,8 +82,8 @@ impl SchedulerConfig {
         largest(1, most, fits)
     }
 
-    /// How long a table of a group is when its request starts: as long as its known tokens or, with a
-    /// window, as the rows that one step may compute.
+    /// The length of a group's table when its request starts: its known tokens or, with a window, the rows that one
+    /// step may compute.
     pub(crate) fn first_table_len(
         &self,
         num_known_tokens: u32,
@@ -102,7 +102,7 @@ impl SchedulerConfig {
         num_rows.div_ceil(self.page_size) as usize
     }
 
-    /// The most tokens that a request may have in the end, so that its pages fit into `num_pages`.
+    /// The most tokens of a request whose pages fit into `num_pages`.
     pub fn max_len_in(&self, num_pages: u32) -> u32 {
         if !self.has_windows() {
             return (num_pages / self.num_kv_groups()).saturating_mul(self.page_size);
@@ -128,8 +128,7 @@ impl SchedulerConfig {
     }
 }
 
-/// The largest of `least..=most` for which `holds`, which holds up to some number and not beyond, or
-/// `least`.
+/// The largest of `least..=most` for which the monotonic `holds` is true, or `least`.
 fn largest(least: u32, most: u32, holds: impl Fn(u32) -> bool) -> u32 {
     let (mut low, mut high) = (least, most.max(least));
     while low < high {

@@ -1,23 +1,23 @@
-//! The policies that there are.
+//! The policies.
 //!
-//! How a policy chooses has a file in `step/scheduler/policy`. Everything else that depends on the policy is a method
-//! here, without a wildcard arm, so that a new policy does not compile before each question has an answer.
+//! Each policy's choice has a file in `step/scheduler/policy`. All other code that depends on the policy is a method
+//! here, without a wildcard arm, so that a new policy does not compile before each method covers it.
 
 use crate::{ConfigError, SchedulerConfig};
 
 /// The order in which waiting requests start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulingPolicy {
-    /// The request that arrived first goes first.
+    /// The earliest arrival goes first.
     Fcfs,
-    /// The most urgent request goes first, and among equals the one that arrived first. If nothing
-    /// else makes room, a request takes the place of a running one that is less urgent.
+    /// The most urgent request goes first, and among equals the earliest arrival. If no room is free, a request
+    /// preempts a less urgent running one.
     Priority,
     /// The request with the longest cached prefix among the first `lookahead` goes first, as in
     /// SGLang.
     LongestPrefix { lookahead: u32 },
-    /// The request with the least work left among the first `lookahead` goes first: rows that are not cached, and
-    /// the output that is expected of it (shortest job first).
+    /// The request with the least work left among the first `lookahead` goes first: rows that are not cached, and its
+    /// expected output (shortest job first).
     ShortestFirst { lookahead: u32 },
 }
 
@@ -25,8 +25,8 @@ pub enum SchedulingPolicy {
 pub enum PrefillAdmissionPolicy {
     /// Admission stops at the first waiting request that does not fit.
     Fifo,
-    /// Admission starts the smallest of the first `lookahead` waiting requests, as many as fit. Every
-    /// `force_fifo_every`-th round in which any request waits is FIFO; 0 means none is.
+    /// Admission starts the smallest of the first `lookahead` waiting requests, while they fit. Every
+    /// `force_fifo_every`-th round in which any request waits is FIFO; with 0, no round is.
     Pack {
         lookahead: u32,
         force_fifo_every: u32,
@@ -42,8 +42,8 @@ impl SchedulingPolicy {
         }
     }
 
-    /// Whether requests may start before others with earlier tickets, so that the steps are counted in which a
-    /// request was passed over. Packing counts for itself.
+    /// Whether requests may start before others with earlier tickets, so that the steps in which a request was passed
+    /// over are counted. Packing counts for itself.
     pub(crate) fn overtakes(self) -> bool {
         match self {
             Self::Fcfs => false,
@@ -51,7 +51,7 @@ impl SchedulingPolicy {
         }
     }
 
-    /// The part of a request's rank that its caller's priority decides; smaller is more urgent.
+    /// The part of a request's rank that comes from its caller's priority; smaller is more urgent.
     pub(crate) fn rank_of(self, priority: i32) -> i32 {
         match self {
             Self::Fcfs | Self::LongestPrefix { .. } | Self::ShortestFirst { .. } => 0,
@@ -59,7 +59,7 @@ impl SchedulingPolicy {
         }
     }
 
-    /// Whether running requests are preempted for waiting ones that are more urgent.
+    /// Whether running requests are preempted for more urgent waiting ones.
     pub(crate) fn preempts(self) -> bool {
         match self {
             Self::Fcfs | Self::LongestPrefix { .. } | Self::ShortestFirst { .. } => false,
@@ -69,7 +69,7 @@ impl SchedulingPolicy {
 }
 
 impl SchedulerConfig {
-    /// Whether all work that waits is done before that of a request that arrives now.
+    /// Whether all waiting work is done before the work of a request that arrives now.
     pub(crate) fn starts_in_order(&self) -> bool {
         let is_packed = match self.prefill_admission_policy {
             PrefillAdmissionPolicy::Fifo => false,
@@ -78,7 +78,7 @@ impl SchedulerConfig {
         !self.scheduling_policy.overtakes() && !is_packed
     }
 
-    /// Refuses parameters of policies that cannot work.
+    /// Refuses unusable parameters of policies.
     pub(super) fn validate_policies(&self) -> Result<(), ConfigError> {
         let (admission_lookahead, is_packed) = match self.prefill_admission_policy {
             PrefillAdmissionPolicy::Fifo => (1, false),

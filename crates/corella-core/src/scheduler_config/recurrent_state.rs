@@ -1,37 +1,36 @@
-//! Recurrent state: behind which rows of a request a snapshot is taken, and what a model with recurrent layers cannot do
-//! yet.
+//! Recurrent state: the rows of a request behind which a snapshot is taken, and the limits of models with recurrent
+//! layers.
 
 use alloc::format;
 
 use crate::{ConfigError, SchedulerConfig};
 
-/// How prefixes are cached for a model with recurrent layers, which keep one state for each sequence
-/// instead of rows: copies of a slot's state behind whole blocks, from which other requests go on.
+/// Prefix caching for a model with recurrent layers, which keep one state for each sequence instead of rows: copies of
+/// a slot's state behind whole blocks, from which other requests continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecurrentState {
-    /// The states that the executor has room for beside those of its slots. With 0, every prompt is
-    /// computed from its beginning.
+    /// The executor's room for states beside those of its slots. With 0, every prompt is computed from its beginning.
     pub num_snapshots: u32,
     /// A prompt has a snapshot behind every block whose number, counted from 1, is a multiple of this,
     /// and behind the last whole block that the same prompt finds again.
     pub snapshot_interval: u32,
-    /// The fewest blocks that a further snapshot has to save. A prompt takes one where its tokens leave
-    /// those of others, if it has none so near before that place. A decode takes one behind every block
-    /// whose number is a multiple of this, in the place of the one before.
+    /// The fewest blocks that a further snapshot has to save. A prompt takes one where its tokens diverge from other
+    /// requests, if it has none within this distance before that point. A decode takes one behind every block whose
+    /// number is a multiple of this, and it replaces the previous one.
     pub least_distance: u32,
 }
 
-/// Behind which blocks a request takes snapshots.
+/// The blocks behind which a request takes snapshots.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SnapshotPoints {
     pub page_size: u32,
     pub interval: u32,
-    /// The number of blocks of the prompt up to its last whole one, without the last token: that is always
-    /// computed, and so a block that it ends is not found again.
+    /// The number of whole blocks of the prompt without its last token. That token is always computed, so a block that
+    /// it ends is not found again.
     pub end_of_prompt: u32,
-    /// The number of blocks up to the place where its tokens leave those of others, or 0.
+    /// The number of blocks up to the point where its tokens diverge from other requests, or 0.
     pub branch: u32,
-    /// Where it decodes, and the number of blocks from one snapshot to the next there. `None` if decodes take none.
+    /// The first block of its decode, and the number of blocks between snapshots there. `None` if decodes take none.
     pub decode: Option<DecodePoints>,
 }
 
@@ -54,8 +53,7 @@ impl SnapshotPoints {
         { single.chain(decode) }.fold(next, u32::min)
     }
 
-    /// The last number of blocks, of at most `num_blocks`, behind which the request takes a snapshot; 0 if there is
-    /// none.
+    /// The last number of blocks, of at most `num_blocks`, behind which the request takes a snapshot; 0 for none.
     pub fn last(&self, num_blocks: u32) -> u32 {
         let decode = { self.decode }
             .map(|it| (num_blocks - num_blocks % it.distance, it.start))
@@ -67,7 +65,7 @@ impl SnapshotPoints {
         { single.chain(decode) }.fold(last, u32::max)
     }
 
-    /// Whether a snapshot behind so many blocks is there for the request's answer alone, until it takes the next.
+    /// Whether a snapshot behind `num_blocks` blocks serves only the request's answer, until it takes the next.
     pub fn is_passing(&self, num_blocks: u32) -> bool {
         { self.decode }.is_some_and(|it| num_blocks > it.start)
             && !num_blocks.is_multiple_of(self.interval)
@@ -75,8 +73,8 @@ impl SnapshotPoints {
 }
 
 impl SchedulerConfig {
-    /// Makes it the configuration of a model with recurrent layers. Nothing is kept in host memory for it, and cached
-    /// blocks are neither fetched nor held for other nodes.
+    /// Configures a model with recurrent layers. Its KV is not kept in host memory, and its cached blocks are neither
+    /// fetched nor held for other nodes.
     pub fn set_recurrent_state(&mut self, state: RecurrentState) {
         self.recurrent_state = Some(state);
         self.max_fetched_pages = 0;
@@ -128,7 +126,7 @@ impl SchedulerConfig {
 mod tests {
     use super::*;
 
-    /// Goes through all numbers of blocks one by one.
+    /// Tries all numbers of blocks.
     #[test]
     fn points_are_multiples_the_end_of_the_prompt_and_the_branch() {
         let lens =
@@ -152,7 +150,7 @@ mod tests {
                 num_blocks > 0
                     && (num_blocks.is_multiple_of(interval)
                         || num_blocks == branch
-                        // The prompt goes on behind the block for one to three tokens.
+                        // The prompt extends one to three tokens behind the block.
                         || (num_blocks * 3 + 1..num_blocks * 3 + 4).contains(&num_prompt_tokens)
                         || distance.is_some_and(|distance| {
                             is_in_answer(num_blocks) && num_blocks.is_multiple_of(distance)

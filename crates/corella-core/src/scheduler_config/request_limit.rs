@@ -1,10 +1,10 @@
-//! Which requests can run to their end at all, under the limits of a configuration.
+//! The requests that can run to their end under the limits of a configuration.
 
 use crate::{AdmissionError, Request, SchedulerConfig};
 
 impl SchedulerConfig {
-    /// Returns the most tokens that the request may generate, or the reason why it could never run
-    /// to its end.
+    /// Returns the most tokens that the request may generate, or the reason for which it can never
+    /// run to its end.
     pub fn check_request(&self, request: &Request) -> Result<u32, AdmissionError> {
         let num_prompt_tokens = u32::try_from(request.prompt.len()).unwrap_or(u32::MAX);
         if num_prompt_tokens == 0 {
@@ -47,7 +47,8 @@ impl SchedulerConfig {
             });
         }
         let step_limit = self.max_unchunked_tokens();
-        // The last token takes no row, unless it is the prompt's because nothing is drawn.
+        // The last token takes no row, unless it belongs to the prompt of a request that draws no
+        // token.
         let num_rows = (num_tokens - 1).max(num_prompt_tokens.into());
         if num_rows > u64::from(step_limit) {
             return Err(AdmissionError::StepExceeded {
@@ -62,8 +63,8 @@ impl SchedulerConfig {
         Ok(asked.unwrap_or((max_len - u64::from(num_prompt_tokens)) as u32))
     }
 
-    /// The longest prefill that fits into one step beside all decodes when prompts are not
-    /// chunked. It also bounds a preempted request, whose output is prefilled again.
+    /// The longest prefill that fits into one step beside all decodes when prompts are not chunked.
+    /// It also bounds a preempted request, which prefills its output again.
     pub(crate) fn max_unchunked_tokens(&self) -> u32 {
         if self.enable_chunked_prefill {
             return u32::MAX;
