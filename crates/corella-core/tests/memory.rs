@@ -1,4 +1,4 @@
-//! The memory of the prefix cache depends on what is cached now, not on what once was.
+//! The memory of the prefix cache depends on its present content, not on its past.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -10,12 +10,11 @@ struct Counting;
 
 static NUM_BYTES: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator; counting touches no memory of the
-// caller.
+// SAFETY: every call is passed to the system's allocator; counting touches no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         NUM_BYTES.fetch_add(layout.size(), Relaxed);
-        // SAFETY: the caller keeps the promises of `alloc`.
+        // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 

@@ -12,7 +12,7 @@ const NUM_PROMPT_TOKENS: u32 = 100;
 const MAX_TOKENS: u32 = 300;
 
 /// Rule 26: the pool holds eight requests to their end. With a head-room share of 0 admission
-/// starts 28 at once, and still hardly anything is computed twice.
+/// starts 28 at once, and still only few tokens are computed twice.
 #[test]
 fn burst_is_worked_off_with_few_preemptions() {
     let nothing = HeadRoom::Share {

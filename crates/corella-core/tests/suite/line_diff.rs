@@ -5,8 +5,8 @@ use std::fmt::Write;
 /// Lines shown around each change.
 const NUM_CONTEXT: usize = 3;
 
-/// The changes that turn `expected` into `found`: unchanged lines begin with a space, lines that
-/// are missing with `-`, and lines that are new with `+`. The result is empty for equal texts.
+/// The changes that turn `expected` into `found`: unchanged lines begin with a space, missing lines
+/// with `-`, and new lines with `+`. The result is empty for equal texts.
 ///
 /// Time and memory grow with the product of the lengths, so the texts should be short.
 pub fn line_diff(expected: &str, found: &str) -> String {
@@ -38,7 +38,7 @@ pub fn line_diff(expected: &str, found: &str) -> String {
     diff
 }
 
-/// All lines of both texts in order. Those of a longest common subsequence are unchanged.
+/// All lines of both texts in order. The lines of a longest common subsequence are unchanged.
 fn marked_lines<'a>(expected: &[&'a str], found: &[&'a str]) -> Vec<(char, &'a str)> {
     // For each pair of ends, the length of their longest common subsequence.
     let mut common = vec![vec![0; found.len() + 1]; expected.len() + 1];
@@ -85,8 +85,8 @@ fn a_missing_newline_is_a_difference() {
     );
 }
 
-/// The lines without `+` are the expected text, those without `-` the one found, and the fewest
-/// lines are marked: worked out by trying every subset of the expected lines.
+/// The lines without `+` are the expected text, the lines without `-` the found text, and the
+/// fewest lines are marked, by a search over every subset of the expected lines.
 #[test]
 fn a_diff_leads_from_one_text_to_the_other_with_the_fewest_changes() {
     let mut state = 1_u64;

@@ -1,4 +1,4 @@
-//! The pages of a load: both nodes mean the same ones, and they are those that a query behind the last block reads.
+//! The pages of a load: both nodes name the same pages, which are the ones that a query behind the last block reads.
 
 use corella_core::{
     BatchOutput, BlockList, FetchEnd, FetchRequest, KvGroup, Namespace, PageTable, Request,
@@ -44,7 +44,7 @@ fn both_ends_of_a_load_have_the_pages_that_the_next_query_reads() {
                 assert_eq!(blocks(held), lacking);
                 assert_eq!(blocks(granted), lacking);
                 num_behind_windows += u32::from(first > num_found);
-                // A session has its last row computed again, and may need one page more.
+                // A session has its last row computed again, and may need one more page.
                 let exported = group.first_page_exported(NUM_BLOCKS * page_size, page_size);
                 assert!(exported == first || exported + 1 == first);
             }
@@ -61,8 +61,8 @@ fn both_ends_of_a_load_have_the_pages_that_the_next_query_reads() {
     assert!(num_behind_windows > 300, "{num_behind_windows}");
 }
 
-/// A source that may lend few pages lends as many blocks as these allow, and a fetch that is shortened to them has the
-/// pages that it lends.
+/// A source that may lend few pages lends the blocks that fit, and a fetch that is shortened to them has exactly the
+/// lent pages.
 #[test]
 fn a_part_of_a_load_has_the_pages_that_a_query_behind_it_reads() {
     let mut num_parts = 0;
@@ -120,14 +120,14 @@ fn a_part_of_a_load_has_the_pages_that_a_query_behind_it_reads() {
     assert!(num_parts > 100, "{num_parts}");
 }
 
-/// The first block that has a row which a query behind `num_blocks` blocks reads.
+/// The first block with a row that a query behind `num_blocks` blocks reads.
 fn first_block_read(group: KvGroup, page_size: u32, num_blocks: u32) -> u32 {
     let query = num_blocks * page_size;
     let is_read = |row: &u32| group.window.is_none_or(|window| query - row < window);
     (0..query).find(is_read).unwrap_or(query) / page_size
 }
 
-/// The blocks that have a page.
+/// The blocks with a page.
 fn blocks(table: &PageTable) -> Vec<u32> {
     let has_page = |block: &u32| table.page(*block as usize).is_some();
     (0..NUM_BLOCKS).filter(has_page).collect()
@@ -137,7 +137,7 @@ fn scheduler(page_size: u32, groups: &[KvGroup]) -> Scheduler {
     lender(page_size, groups, 64)
 }
 
-/// A scheduler that lends so many pages at a time.
+/// A scheduler that lends `num_pages` pages at a time.
 fn lender(page_size: u32, groups: &[KvGroup], num_pages: u32) -> Scheduler {
     let mut config = SchedulerConfig::new(64, page_size, 128);
     config.kv_groups = groups.to_vec();
@@ -157,7 +157,7 @@ fn list(scheduler: &Scheduler, tokens: &[TokenId]) -> BlockList {
     )
 }
 
-/// Computes a prompt. Returns how many of its tokens were cached.
+/// Computes a prompt. Returns the number of its cached tokens.
 fn compute(scheduler: &mut Scheduler, prompt: &[TokenId]) -> u32 {
     let request = Request::greedy(RequestId(0), prompt.to_vec(), 1);
     scheduler.add_requests(vec![request]).unwrap();

@@ -1,4 +1,4 @@
-//! Page tables as scenarios show them.
+//! Page tables in the notation of scenarios.
 
 use corella_core::{KvGroup, PageTable, SchedulerConfig};
 

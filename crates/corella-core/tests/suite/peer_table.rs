@@ -1,4 +1,4 @@
-//! What is known of other nodes, and when it is forgotten.
+//! The state of other nodes in the table, and its expiry.
 
 use corella_core::{
     LoadReport, PeerChange, PeerFacts, PeerId, PeerRecord, PeerStanding, PeerTable, PeerTableConfig,
@@ -88,7 +88,7 @@ fn silence_twice_and_a_lost_session_once_make_suspect() {
     assert_eq!(table.standing(a), Some(PeerStanding::Healthy));
     table.handle_session_lost(a, 5 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Suspect));
-    // A report is no answer to a probe.
+    // A report does not answer a probe.
     table.handle_report(a, report(5, 0), 5 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Suspect));
 }
@@ -125,7 +125,8 @@ fn an_outage_takes_nobody_away() {
     table.handle_outage(SECOND_US);
     table.handle_outage(3600 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Healthy));
-    // Back, and without memory: who answers is kept until it has had the time to register.
+    // The registry is back without its memory. A node that answers is kept until it has had time to
+    // register.
     let back_us = 3601 * SECOND_US;
     table.handle_list(&[record("b", Some(1))], back_us);
     assert_eq!(table.peer_id("a"), Some(a));
@@ -148,7 +149,7 @@ fn an_empty_list_is_believed_when_it_is_confirmed() {
     let (mut table, a) = table_with_a();
     table.handle_list(&[], 10 * SECOND_US);
     assert_eq!(table.peer_id("a"), Some(a));
-    // At the same moment it is the same mistake.
+    // Two lists at the same moment count as one.
     table.handle_list(&[], 10 * SECOND_US + 1);
     assert_eq!(table.peer_id("a"), Some(a));
     table.handle_list(&[], 11 * SECOND_US);
@@ -185,7 +186,7 @@ fn a_new_incarnation_starts_from_nothing() {
     assert_eq!(changes(&mut table), [restarted]);
     assert_ne!(new, old);
 
-    // What still comes from the old life reaches nobody.
+    // Messages of the old incarnation reach no node.
     table.handle_hello(old, hello(1), 3);
     table.handle_report(old, report(50, 9), 3);
     table.handle_granted(reservation, 1);
@@ -199,8 +200,8 @@ fn a_new_incarnation_starts_from_nothing() {
     assert_eq!(nodes[0].num_unreported_pages, 0);
 }
 
-/// Addresses alone, as of DNS: the node itself says that it was restarted. A registry that still
-/// lists the old life does not bring that back.
+/// The registry lists only addresses, like DNS: the node itself reports its restart. A registry
+/// that still lists the old incarnation does not restore it.
 #[test]
 fn a_node_says_itself_that_it_was_restarted() {
     for listed in [None, Some(1)] {
@@ -232,12 +233,12 @@ fn an_incompatible_node_is_logged_once_a_minute_and_is_not_unhealthy() {
     table.handle_report(a, report(5, 0), 69 * SECOND_US);
     assert_eq!(table.standing(a), Some(PeerStanding::Incompatible));
     assert!(table.handle_incompatible(a, 1, 70 * SECOND_US));
-    // One that crashes all the time does not get a line for each life.
+    // A node that crashes repeatedly does not get a line for each incarnation.
     assert!(!table.handle_incompatible(a, 2, 71 * SECOND_US));
     let restarted = table.peer_id("a").unwrap();
     assert_ne!(restarted, a);
     assert_eq!(table.standing(restarted), Some(PeerStanding::Incompatible));
-    // The right version, at last.
+    // The node now runs the right version.
     let upgraded = table.handle_hello(restarted, hello(3), 72 * SECOND_US);
     assert_eq!(
         table.standing(upgraded.unwrap()),
@@ -273,10 +274,10 @@ fn reservations_count_until_a_report_does() {
     assert_eq!(unreported(&table), 70);
     table.handle_granted(first, 5);
     table.handle_granted(second, 7);
-    // Its sixth is somebody else's; the seventh came after this report.
+    // Its sixth belongs to another peer; the seventh came after this report.
     table.handle_report(a, report(80, 6), 2);
     assert_eq!(unreported(&table), 60);
-    // A report that was overtaken says nothing new.
+    // An overtaken report changes no state.
     table.handle_report(a, report(100, 4), 3);
     assert_eq!(table.decode_nodes(0)[0].report, Some(report(80, 6)));
     table.release(third);
@@ -311,7 +312,7 @@ fn bandwidth_is_smoothed_and_forgotten() {
     );
     assert_eq!(bandwidth(&table, 2 + 60 * SECOND_US), Some(917_635_072));
     assert_eq!(bandwidth(&table, 3 + 60 * SECOND_US), None);
-    // Tried again after that, it counts for what it is now.
+    // Measured again after that, it counts with its present value.
     table.handle_transfer(a, 1 << 20, 1_000_000, 100 * SECOND_US);
     assert_eq!(bandwidth(&table, 100 * SECOND_US), Some(1_048_576));
     table.handle_transfer(a, u64::MAX, 0, 100 * SECOND_US);
@@ -337,8 +338,8 @@ fn a_list_has_a_bound_and_names_each_node_once() {
 }
 
 proptest! {
-    /// Reports in any order, grants before or after them, ends at any time: what is subtracted is
-    /// always the pages of those live reservations that no report has counted.
+    /// Reports in any order, grants before or after them, ends at any time: the subtracted pages
+    /// are always those of the live reservations that no report has counted.
     #[test]
     fn unreported_pages_add_up(
         operations in prop::collection::vec((0..4u8, any::<prop::sample::Index>(), 1..50u32), 0..120),

@@ -1,4 +1,4 @@
-//! Where requests are placed: cases computed by hand, and what holds in any fleet.
+//! Placement of requests: cases computed by hand, and invariants of any fleet.
 
 use corella_core::{
     DecodeNode, Fleet, LoadReport, PeerId, PeerPolicy, PeerStanding, Placement, PlacementConfig,
@@ -62,7 +62,8 @@ fn place(fleet: &Fleet, cursor: u64) -> Placement {
     fleet.place(&config(), &REQUEST, cursor, &[])
 }
 
-/// How many of so many requests each of the nodes 0, 1, … gets, with nothing changing meanwhile.
+/// The number of requests that each of the nodes 0, 1, … gets out of `num_requests`, in an
+/// unchanged fleet.
 fn shares(config: &PlacementConfig, fleet: &Fleet, num_requests: u64) -> Vec<u64> {
     let mut counts = vec![0; fleet.nodes.len()];
     for cursor in 0..num_requests {
@@ -83,7 +84,7 @@ fn short_prompts_stay() {
     assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), Placement::Local);
     config.disaggregate_min_tokens = 100;
     assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), remote(0));
-    // Where there is no room here, a short prompt goes as well.
+    // Without room on this node, a short prompt leaves it as well.
     config.disaggregate_min_tokens = 101;
     fleet.takes_locally = false;
     assert_eq!(fleet.place(&config, &REQUEST, 0, &[]), remote(0));
@@ -152,7 +153,7 @@ fn what_is_quicker_to_compute_than_to_send_stays() {
     assert_eq!(at(9_990_000, true), Placement::Local);
     assert_eq!(at(9_990_000, false), remote(0));
 
-    // The node that is near enough takes it, however full it is.
+    // The near node takes it, even when full.
     let far = DecodeNode {
         bandwidth: Some(1_000_000),
         ..node(0, 1000)
@@ -204,7 +205,7 @@ fn round_robin_takes_turns_among_those_with_room() {
 
 #[test]
 fn too_few_reports_mean_turns() {
-    // Three of five: all five take turns, whatever the three say.
+    // Three of five nodes report: all five take turns, regardless of the reports.
     let mut nodes = [
         node(0, 1000),
         node(1, 10),
@@ -213,17 +214,17 @@ fn too_few_reports_mean_turns() {
         silent(4),
     ];
     assert_eq!(shares(&config(), &fleet(&nodes), 10), [2; 5]);
-    // Four of five, and those four are weighed.
+    // Four of five nodes report, and those four are weighed.
     nodes[3] = node(3, 980);
     let counts = shares(&config(), &fleet(&nodes), 2000);
     assert!(
         counts[0].abs_diff(1000) <= 3 && counts[4] == 0,
         "{counts:?}"
     );
-    // An old report is none.
+    // An old report does not count.
     nodes[3].report_age_us = config().max_report_age_us + 1;
     assert_eq!(shares(&config(), &fleet(&nodes), 10), [2; 5]);
-    // Nodes that are out of the question need not report.
+    // Excluded nodes need not report.
     nodes[3].report_age_us = 0;
     nodes[2] = DecodeNode {
         standing: PeerStanding::Suspect,
@@ -249,7 +250,7 @@ fn prompts_go_to_the_group_for_their_length() {
     let placement = fleet(&nodes).place(&config(), &longer, 0, &[]);
     assert_eq!(placement, remote(2));
 
-    // The other group helps out when this one is full, or lets requests wait.
+    // The other group takes requests when this one is full, or would make them wait.
     let full = [limited(0, 7), limited(1, 7), node(2, 1000)];
     assert_eq!(place(&fleet(&full), 0), remote(2));
     let busy = [
@@ -258,13 +259,13 @@ fn prompts_go_to_the_group_for_their_length() {
         node(2, 1000),
     ];
     assert_eq!(shares(&config(), &fleet(&busy), 20), [0, 0, 20]);
-    // And waiting in the right one is as good as in the wrong one.
+    // Waiting in the right group is as good as waiting in the wrong one.
     let all_busy = [busy[0], busy[1], waiting(node(2, 1000), 1)];
     assert_eq!(shares(&config(), &fleet(&all_busy), 20), [10, 10, 0]);
 }
 
-/// Sixteen requests in a moment without a report: what was reserved here spreads them evenly
-/// although each node looks as free as before.
+/// Sixteen requests arrive without a new report: this node's reservations spread them evenly,
+/// although each node's report shows the same free pages.
 #[test]
 fn reservations_spread_what_reports_do_not_know() {
     let mut nodes = [0, 1, 2, 3].map(|id| node(id, 40));
@@ -280,7 +281,7 @@ fn reservations_spread_what_reports_do_not_know() {
         counts.iter().all(|count| (2..=5).contains(count)),
         "{counts:?}"
     );
-    // Twenty would fill them all.
+    // Twenty fill all of them.
     for cursor in 16..20 {
         let Placement::Remote(peer_id) = place(&fleet(&nodes), cursor) else {
             panic!("{cursor} {nodes:?}");
@@ -290,8 +291,8 @@ fn reservations_spread_what_reports_do_not_know() {
     assert_eq!(place(&fleet(&nodes), 20), Placement::Local);
 }
 
-/// Ten prefill nodes with the same reports place four requests each at the same time, and know
-/// nothing of one another. The freest of five nodes would get all of them if each took the best.
+/// Ten prefill nodes with the same reports place four requests each at the same time, without
+/// knowing of one another. If each took the best, the freest of five nodes would get all of them.
 #[test]
 fn prefill_nodes_do_not_herd() {
     let nodes = [
@@ -369,7 +370,7 @@ fn any_node() -> impl Strategy<Value = DecodeNode> {
     )
 }
 
-/// By the words of the rule, without the order in which the code looks.
+/// Follows the text of the rule, not the order of the code.
 fn may_take(node: &DecodeNode, request: &PlacementRequest, config: &PlacementConfig) -> bool {
     let num_tokens = request.num_prompt_tokens + request.num_expected_output_tokens;
     let has_room = match node.report {
@@ -424,7 +425,7 @@ proptest! {
         prop_assert_eq!(placement, fleet.place(&config, &request, cursor, &refused));
     }
 
-    /// Whatever the weights, no stretch of requests gives a node much more than its share.
+    /// With any weights, no run of requests gives a node much more than its share.
     #[test]
     fn shares_are_in_proportion_soon(
         pages in prop::collection::vec(8..2000u32, 1..6),
@@ -446,7 +447,7 @@ proptest! {
         }
     }
 
-    /// As long as reservations are counted, no node is given more than it has reported.
+    /// While reservations are counted, no node gets more than it has reported.
     #[test]
     fn nobody_is_overbooked(
         pages in prop::collection::vec(0..100u32, 1..6),

@@ -1,8 +1,8 @@
-//! How a node counts the reservations that it has granted.
+//! The count of the reservations that a node has granted.
 
 use corella_core::{Request, RequestId, Scheduler, SchedulerConfig};
 
-/// Other nodes tell by these numbers which of their requests a report counts.
+/// From these numbers other nodes know which of their requests a report counts.
 #[test]
 fn each_granted_reservation_has_the_next_number() {
     let mut scheduler = Scheduler::new(SchedulerConfig::new(4, 4, 64)).unwrap();

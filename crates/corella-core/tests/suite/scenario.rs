@@ -1,5 +1,4 @@
-//! The scheduler's behaviour as text: each file under `scenarios/` states one rule and shows it at
-//! work.
+//! The scheduler's behaviour as text: each file under `scenarios/` states one rule and an example.
 //!
 //! A line that begins in the first column is a comment or a command. The indented lines below a
 //! command are its outcome, which `UPDATE_SCENARIOS=1 cargo test -p corella-core --test suite scenario`
@@ -123,7 +122,7 @@ struct World {
     names: BTreeMap<RequestId, String>,
     fetches: BTreeMap<FetchId, String>,
     holds: BTreeMap<HoldId, String>,
-    /// Who holds each slot.
+    /// The request in each slot.
     slots: BTreeMap<SlotId, RequestId>,
     inflight: Vec<Batch>,
     num_fresh_tokens: TokenId,
@@ -432,7 +431,7 @@ impl World {
         }
     }
 
-    /// A request by its name, and what stands behind that.
+    /// A request by its name, and the text behind it.
     fn named<'a>(&self, word: &'a str) -> (RequestId, Option<&'a str>) {
         let (name, value) = match word.split_once('=') {
             Some((name, value)) => (name, Some(value)),
@@ -484,7 +483,7 @@ impl World {
         }
     }
 
-    /// The choices of one call, and until when their KV must have arrived.
+    /// The choices of one call, and the deadline of their KV.
     fn requests(&mut self, words: &[&str], num_choices: u32) -> (Vec<Request>, u64) {
         let mut until_us = u64::MAX;
         let mut output = Vec::new();
@@ -548,7 +547,7 @@ impl World {
         (requests.collect(), until_us)
     }
 
-    /// Plans a step. Returns false when there was nothing to plan.
+    /// Plans a step. Returns false for an empty plan.
     fn step(&mut self) -> bool {
         self.now_us += 1000;
         let Some(batch) = self.scheduler.schedule(self.now_us) else {
@@ -701,7 +700,7 @@ impl World {
         self.print_outputs();
     }
 
-    /// Prints how requests have ended, and which log-probabilities and hidden states they got.
+    /// Prints the ends of requests, and their log-probabilities and hidden states.
     fn print_outputs(&mut self) {
         while let Some(output) = self.scheduler.poll_output() {
             let name = &self.names[&output.request];

@@ -1,4 +1,4 @@
-//! The tokens of a span, and what is told of them.
+//! The tokens of a span, and their results.
 
 use corella_core::{Batch, InputToken, Logprobs, PromptLogprob, Span, TokenId};
 

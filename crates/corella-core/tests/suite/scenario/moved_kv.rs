@@ -1,4 +1,4 @@
-//! Commands about KV that comes from elsewhere or goes there, for which no request waits in a slot.
+//! Commands about KV transfers for which no request waits in a slot.
 
 use corella_core::{
     BlockList, FetchEnd, FetchRefusal, FetchRequest, HoldId, KvFact, Namespace, PageId, PageTable,
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// The blocks that words name, the first that is lent, and until when they are wanted.
+    /// The blocks that words name, the first lent one, and the deadline.
     fn block_list(&self, words: &[&str]) -> (BlockList, Option<u32>, u64) {
         let (mut tokens, mut namespace) = (Vec::new(), Namespace::default());
         let (mut until_us, mut foreign, mut first_block) = (u64::MAX, None, None);
@@ -215,7 +215,7 @@ impl World {
     }
 }
 
-/// The snapshot of the recurrent state behind rows, if there is one.
+/// The snapshot of the recurrent state behind rows, if any.
 pub fn state_place(state: Option<SnapshotId>) -> String {
     let place = state.map(|id| format!(", their state in S{id}"));
     place.unwrap_or_default()

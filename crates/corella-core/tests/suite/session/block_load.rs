@@ -103,7 +103,7 @@ fn sending() -> BlockSource {
         load,
         list: list(),
         first_block: 0,
-        // The source's own lease is shorter than what is asked for.
+        // The source's own lease is shorter than the requested one.
         until_us: 5_010,
     };
     assert_eq!(source_actions(&mut source), [hold]);
@@ -171,7 +171,7 @@ fn nothing_is_confirmed_after_a_hold_has_ended() {
         source_actions(&mut source),
         [failed, SourceAction::Stop { load }]
     );
-    // Something is still being read, and has landed elsewhere.
+    // One part is still being read, and one has landed elsewhere.
     assert_eq!(landed(&mut source, 2, 40), []);
     source.handle_stopped(load, 50);
     let release = SourceAction::Release {
@@ -211,13 +211,13 @@ fn a_source_refuses_what_it_has_not_and_what_makes_no_sense() {
 
 #[test]
 fn every_stage_of_a_source_has_an_end() {
-    // Nothing lands.
+    // No part lands.
     let mut source = sending();
     assert_eq!(source.poll_timeout(), Some(1_010));
     source.handle_timeout(1_010);
     let stalled = told(ToLoader::Failed(LoadFailure::Stalled));
     assert_eq!(source_actions(&mut source)[0], stalled);
-    // The loader is started again before the scheduler answers.
+    // The loader restarts before the scheduler answers.
     let load = (LOADER, key());
     let mut source = BlockSource::new(config(), Incarnation(7));
     source.handle_message(LOADER, key(), load_blocks(2), 10);
@@ -303,7 +303,7 @@ fn end_fetch(end: FetchEnd) -> LoaderAction {
 #[test]
 fn blocks_are_published_when_they_have_landed_and_are_confirmed() {
     let mut loader = granted();
-    // The later block first, and the confirmation of what has not landed.
+    // The later block lands first, and then the confirmation comes for a block that has not landed.
     assert_eq!(loader.begin_part(SOURCE, key(), part(2)), Some(PageId(9)));
     loader.end_part(key(), part(2), true, 40);
     loader.handle_message(SOURCE, key(), ToLoader::Complete { num_blocks: 3 }, 50);
@@ -365,7 +365,7 @@ fn rows_that_come_without_names_land_together() {
         [end_fetch(FetchEnd::Done), end]
     );
 
-    // Some are lost.
+    // Some rows are lost.
     let mut loader = granted();
     assert!(loader.begin_rows(key()));
     loader.end_rows(key(), false, 600);
@@ -375,7 +375,7 @@ fn rows_that_come_without_names_land_together() {
         [sent(ToSource::Release), end_fetch(FetchEnd::Lost), end]
     );
 
-    // The scheduler wants no more of them: its pages are free when they are at rest.
+    // The scheduler wants no more of them: its pages are free when the writes have ended.
     let mut loader = granted();
     assert!(loader.begin_rows(key()));
     loader.handle_fetch_cancelled(FetchId(4));
@@ -401,7 +401,7 @@ fn only_blocks_that_are_worth_it_are_loaded() {
     loader.handle_chosen(key(), 2);
     assert_eq!(loader_actions(&mut loader), []);
 
-    // A part of the offer, and no more than the offer.
+    // A part of the offer, and at most the offer.
     for (num_chosen, num_tokens) in [(2, 8), (9, 12)] {
         let mut loader = choosing();
         loader.handle_chosen(key(), num_chosen);
@@ -412,7 +412,7 @@ fn only_blocks_that_are_worth_it_are_loaded() {
         assert_eq!(request.tokens.len(), num_tokens);
     }
 
-    // Nothing is decided in time.
+    // The decision misses its deadline.
     let mut loader = choosing();
     loader.handle_timeout(9_010);
     assert_eq!(loader_actions(&mut loader), [ended(LoadEnd::TimedOut)]);
@@ -420,7 +420,7 @@ fn only_blocks_that_are_worth_it_are_loaded() {
 
 #[test]
 fn every_stage_of_a_loader_has_an_end() {
-    // While the scheduler is asked: what it grants late is given back.
+    // The scheduler has not answered yet. Its late grant is given back.
     let mut loader = loading();
     assert_eq!(loader.poll_timeout(), Some(9_010));
     loader.handle_incarnation(SOURCE, Incarnation(8));
@@ -442,7 +442,7 @@ fn every_stage_of_a_loader_has_an_end() {
     let end = ended(LoadEnd::NoPages(FetchRefusal::AllCached));
     assert_eq!(loader_actions(&mut loader), [end]);
 
-    // Nothing comes.
+    // No part lands.
     let mut loader = granted();
     assert_eq!(loader.poll_timeout(), Some(1_030));
     loader.handle_timeout(1_029);
@@ -498,7 +498,7 @@ fn loads_and_lookups_are_bounded() {
     assert_eq!(source_actions(&mut source), [found]);
 }
 
-/// As much as the stage of a load needs is undone, and the source, which is out of reach, is told nothing.
+/// The stages of the load are undone, and no message goes to the source, which is out of reach.
 #[test]
 fn a_load_ends_with_the_way_to_its_source() {
     let end = ended(LoadEnd::SourceLost);
@@ -507,7 +507,7 @@ fn a_load_ends_with_the_way_to_its_source() {
     loader.handle_source_lost(key());
     assert_eq!(loader_actions(&mut loader), [end]);
 
-    // Nothing is being written, or something is.
+    // With and without a write under way.
     let mut loader = granted();
     loader.handle_source_lost(key());
     assert_eq!(loader_actions(&mut loader), lost);
@@ -519,7 +519,7 @@ fn a_load_ends_with_the_way_to_its_source() {
     loader.end_rows(key(), true, 40);
     assert_eq!(loader_actions(&mut loader), lost);
 
-    // All rows are there, and their confirmation was on its way.
+    // All rows have landed, and their confirmation was under way.
     let mut loader = granted();
     assert!(loader.begin_rows(key()));
     loader.end_rows(key(), true, 40);
@@ -566,7 +566,7 @@ fn a_load_goes_on_with_the_first_blocks_if_its_source_can_lend_no_more() {
     loader.handle_message(SOURCE, key(), not_here(2), 40);
     let stop = LoaderAction::StopRows { key: key() };
     assert_eq!(loader_actions(&mut loader), [stop]);
-    // Nothing may be written from now on, and the same answer changes nothing.
+    // No write may begin from now on, and a repeated answer has no effect.
     assert_eq!(loader.begin_part(SOURCE, key(), part(1)), None);
     loader.handle_message(SOURCE, key(), not_here(2), 41);
     assert_eq!(loader_actions(&mut loader), []);
@@ -593,7 +593,7 @@ fn a_load_goes_on_with_the_first_blocks_if_its_source_can_lend_no_more() {
     assert_eq!(loader_actions(&mut loader), [renamed, asked]);
     assert_eq!(loader.poll_timeout(), Some(1_050));
 
-    // What comes late under the first key is about another load.
+    // A late message under the first key concerns another load.
     let complete = ToLoader::Complete { num_blocks: 2 };
     assert!(!loader.begin_rows(key()));
     loader.handle_message(SOURCE, key(), not_here(1), 60);
@@ -631,7 +631,7 @@ fn a_load_ends_if_its_source_can_lend_nothing_or_says_so_too_late() {
         );
     }
 
-    // Something has come.
+    // A part has landed.
     let mut loader = granted();
     assert_eq!(loader.begin_part(SOURCE, key(), part(1)), Some(PageId(8)));
     loader.end_part(key(), part(1), true, 40);
@@ -656,7 +656,7 @@ fn a_load_that_is_shortened_ends_with_its_fetch_in_every_stage() {
     loader.end_rows(key(), false, 50);
     assert_eq!(loader_actions(&mut loader), lost(LoadEnd::SourceLost));
 
-    // While the scheduler is asked, which may take too long.
+    // The scheduler has not answered yet, and may take too long.
     for is_granted in [true, false] {
         let mut loader = granted();
         loader.handle_message(SOURCE, key(), not_here(2), 40);
@@ -678,7 +678,7 @@ fn a_load_that_is_shortened_ends_with_its_fetch_in_every_stage() {
     assert_eq!(loader_actions(&mut loader), lost(LoadEnd::Cancelled));
 }
 
-/// A source that has one block less each time that it is asked.
+/// A source that has one block less at each request.
 #[test]
 fn a_load_is_shortened_a_few_times() {
     let list = BlockList::new(

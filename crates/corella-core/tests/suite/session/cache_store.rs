@@ -1,4 +1,4 @@
-//! Offers and loads, in whichever order they come.
+//! Offers and loads, in any order.
 
 use corella_core::Incarnation;
 use corella_core::session::{
@@ -22,7 +22,7 @@ fn store(max_offers: usize, max_waiting_loads: usize) -> CacheStore<char, char> 
 
 const WAITS: Result<Loaded<'_, char, char>, StoreRefusal> = Ok(Loaded::Waits { replaced: None });
 
-/// Rule 41: KV that is never produced.
+/// Rule 41: KV that is never computed.
 #[test]
 fn a_load_without_an_offer_ends_at_its_deadline_and_leaves_nothing() {
     let mut store = store(10, 10);
@@ -52,7 +52,7 @@ fn a_load_finds_its_offer_in_either_order() {
     assert_eq!(store.store(late, 'p', 2), Ok(None));
     let offered = store.load(late, 900, 3, || 'm');
     assert_eq!(offered, Ok(Loaded::Offered(&'p')));
-    // It was the offer that the deadline was about.
+    // The deadline belonged to the offer.
     assert_eq!(store.poll_late_load(1000), None);
     let again = store.load(early, 2000, 1000, || 'n');
     assert_eq!(again, Ok(Loaded::Offered(&'o')));
@@ -71,11 +71,11 @@ fn the_newest_load_of_a_session_is_the_one_that_waits() {
     assert_eq!(second, Ok(Loaded::Waits { replaced }));
     store.check_invariants();
     assert_eq!(store.poll_late_load(500), None);
-    // The first one's connection is gone, which is nothing to the second.
+    // The first one's connection is gone, which does not affect the second.
     assert_eq!(store.cancel(key, |&load| load == 'a'), None);
     assert_eq!(store.cancel(key, |&load| load == 'b'), Some('b'));
     assert_eq!(store.stats(501), CacheStoreStats::default());
-    // Whoever has cancelled may ask again.
+    // A cancelled load may be repeated.
     assert_eq!(store.load(key, 900, 502, || 'c'), WAITS);
     assert_eq!(store.store(key, 'o', 503), Ok(Some('c')));
 }
@@ -124,7 +124,7 @@ fn there_are_no_more_offers_and_waiting_loads_than_there_may_be() {
     assert_eq!(store.load(key(3, 0), 900, 0, || 'l'), WAITS);
     let full = StoreRefusal::Full;
     assert_eq!(store.load(key(4, 0), 900, 0, || 'm'), Err(full));
-    // The load waits on: its offer may come when there is room.
+    // The load keeps waiting: its offer may come when the store has room.
     assert_eq!(store.store(key(3, 0), 'q', 0), Err(full));
     store.check_invariants();
     store.end(key(1, 0), OfferEnd::Deleted, 1);
@@ -133,7 +133,7 @@ fn there_are_no_more_offers_and_waiting_loads_than_there_may_be() {
     assert_eq!(store.stats(2).num_offers, 0);
 }
 
-/// Fault 4: whatever comes and goes, and whatever is never heard of again.
+/// Fault 4: any order of offers and loads, and requests that are never mentioned again.
 #[test]
 fn a_million_requests_leave_tables_of_bounded_size() {
     let mut store = store(100, 100);
@@ -141,7 +141,7 @@ fn a_million_requests_leave_tables_of_bounded_size() {
     for request in 0..1_000_000_u64 {
         let now_us = request * 100;
         let key = key(request.into(), 0);
-        // A third is in order, a third never stored, a third never loaded.
+        // One third is in order, one third is never stored, one third is never loaded.
         if request % 3 != 1 {
             store.store(key, 'o', now_us).unwrap();
         }

@@ -53,7 +53,7 @@ fn opened(config: SessionConfig, theirs: Hello) -> PrefillEnd {
     end
 }
 
-/// The decode node has pages and 8 of the 10 rows, and the driver was asked.
+/// The decode node has pages and 8 of the 10 rows, and the driver has been asked.
 fn asking(config: SessionConfig) -> PrefillEnd {
     let mut end = opened(config, new_hello());
     let decide = PrefillAction::Decide {
@@ -70,7 +70,7 @@ fn send(message: ToDecode) -> PrefillAction {
     PrefillAction::Send { key, message }
 }
 
-/// The decode node was told to compute.
+/// The decode node has been asked to compute.
 fn left(config: SessionConfig) -> PrefillEnd {
     let mut end = asking(config);
     end.handle_decision(key(1, 0), ComputePlace::There, 0);
@@ -105,7 +105,7 @@ fn finish(did: &[PrefillAction]) -> Option<&SessionFinish> {
 #[test]
 fn a_decode_node_that_computes_sends_all_tokens() {
     let mut end = left(config());
-    // Repeated, it changes nothing.
+    // A repeated message has no effect.
     assert_eq!(say(&mut end, allocated(8, Some(1)), 1), []);
     end.handle_decision(key(1, 0), ComputePlace::Here, 1);
     assert_eq!(actions(&mut end), []);
@@ -138,7 +138,7 @@ fn a_prompt_that_is_decided_to_be_computed_here_is_sent_as_ever() {
     });
     assert!(did.contains(&store), "{did:?}");
 
-    // The decode node has all rows, and says so before it is decided.
+    // The decode node has all rows, and reports it before the decision.
     let mut end = opened(config(), new_hello());
     say(&mut end, allocated(NUM_ROWS, Some(1)), 0);
     assert_eq!(say(&mut end, ToPrefill::LoadDone, 0), []);
@@ -158,8 +158,8 @@ fn a_prompt_that_is_decided_to_be_computed_here_is_sent_as_ever() {
     );
 }
 
-/// Nothing is left to a node of an earlier version, to one that waits for another choice, or to one of other arithmetic,
-/// which would draw other tokens.
+/// A node of an earlier version, one that waits for another choice, or one of other arithmetic, which would draw other
+/// tokens, is not asked to compute.
 #[test]
 fn not_every_node_is_asked() {
     let mut end = opened(config(), hello(5));
@@ -187,12 +187,12 @@ fn without_a_decision_the_prompt_is_computed_here_when_the_search_is_over() {
     assert_eq!(actions(&mut end), []);
     end.handle_timeout(config().allocate_budget_us);
     assert!(computes_here(&actions(&mut end)));
-    // It is too late for another decision.
+    // The decision has already been made.
     end.handle_decision(key(1, 0), ComputePlace::There, SECOND_US);
     assert_eq!(actions(&mut end), []);
 }
 
-/// A decode node that is lost while it is asked is one that did not answer. The next one is not asked.
+/// A decode node that is lost before its answer counts as one that did not answer. The next one is not asked.
 #[test]
 fn a_node_that_is_lost_before_the_decision_is_replaced() {
     let mut end = asking(config());
@@ -217,7 +217,7 @@ fn a_node_that_is_lost_before_the_decision_is_replaced() {
 #[test]
 fn a_node_that_is_lost_while_it_computes_is_replaced_once() {
     let mut end = left(config());
-    // Its deadline is that of silence.
+    // Its deadline is the deadline for silence.
     let lost_us = config().lost_after_us;
     end.handle_timeout(lost_us - 1);
     assert_eq!(actions(&mut end), [send(ToDecode::Heartbeat)]);
@@ -255,7 +255,7 @@ fn a_request_goes_on_behind_the_tokens_of_a_lost_node() {
             true => assert_eq!((resumed, finish(&did)), (Some(&[3, 4][..]), None)),
             false => assert_eq!((resumed, finish(&did)), (None, Some(&lost))),
         }
-        // Tokens that were on their way are late.
+        // Tokens under way are late.
         assert_eq!(say(&mut end, tokens(2, &[5]), 3), []);
     }
 }
@@ -391,7 +391,7 @@ mod on_the_decode_node {
                 assert!(did.contains(&violation), "{did:?}");
             }
         }
-        // Before there are pages.
+        // Before pages are reserved.
         let mut end = DecodeEnd::new(config(), new_hello()).expect("valid times");
         tell(&mut end, ToDecode::Hello(Box::new(new_hello())));
         assert!(tell(&mut end, ToDecode::Compute).contains(&violation));

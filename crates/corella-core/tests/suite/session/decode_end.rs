@@ -1,4 +1,4 @@
-//! What a decode node does for one session, fault by fault.
+//! One session on a decode node, fault by fault.
 
 use corella_core::session::{
     AbortReason, Allocated, DecodeAction, DecodeEnd, Mismatch, Refusal, SessionKey, ToDecode,
@@ -85,7 +85,7 @@ fn rows_and_first_token_are_both_needed_in_any_order() {
     let mut end = loading(key, 0);
     end.handle_load_done(key, 1);
     assert_eq!(actions(&mut end), [done]);
-    // Said again, it changes nothing.
+    // A repeated message has no effect.
     end.handle_load_done(key, 1);
     assert_eq!(actions(&mut end), []);
     assert_eq!(say(&mut end, key, first(), 2), [arrived()]);
@@ -102,7 +102,7 @@ fn rows_and_first_token_are_both_needed_in_any_order() {
     assert_eq!(end.stats().num_sessions, 0);
 }
 
-/// Rule 43: a stream may be cancelled before what was sent on it is read.
+/// Rule 43: a stream may be cancelled before its messages are read.
 #[test]
 fn a_cancel_before_the_session_opens_allocates_nothing() {
     let (mut end, key) = (end(), key(1, 0));
@@ -153,7 +153,7 @@ fn pages_of_a_lost_peer_are_released_when_nothing_can_write_to_them() {
     expected.extend(quarantine(key, Some(AbortReason::PeerLost)));
     assert_eq!(actions(&mut end), expected);
     assert_eq!(end.stats().num_quarantined, 1);
-    // An hour later nobody has said that writing has stopped.
+    // An hour later no report says that writing has stopped.
     end.handle_timeout(3600 * SECOND_US);
     assert_eq!(actions(&mut end), []);
     end.handle_load_cancelled(key, 3601 * SECOND_US);
@@ -173,7 +173,7 @@ fn a_heartbeat_is_sent_when_nothing_else_was_for_a_second() {
     assert_eq!(end.poll_timeout(), Some(2 * SECOND_US));
 }
 
-/// Fault 7: base and bytes from the first token on, and not before.
+/// Fault 7: the base time and the time for the bytes run from the first token on.
 #[test]
 fn a_load_has_the_time_that_its_bytes_need_from_the_first_token_on() {
     let key = key(1, 0);
@@ -236,7 +236,7 @@ fn a_reservation_that_comes_after_the_end_is_released_at_once() {
     assert_eq!(end.stats().num_sessions, 0);
 }
 
-/// Fault 14, and what a late message of the earlier life may do: nothing.
+/// Fault 14: a late message of the earlier incarnation has no effect.
 #[test]
 fn a_restarted_peer_ends_its_earlier_sessions_at_once() {
     let (old, mut new) = (key(1, 0), key(2, 0));
@@ -267,7 +267,7 @@ fn a_peer_of_another_model_is_refused_and_of_other_weights_is_not() {
     assert_eq!(end.stats().num_sessions, 0);
 }
 
-/// What would befall a request elsewhere, too, is its end; the rest goes on elsewhere.
+/// An error that would occur on any node ends the request. Other requests continue on another node.
 #[test]
 fn a_request_that_the_node_cannot_serve_goes_back() {
     let ends = [
@@ -292,7 +292,7 @@ fn a_request_that_the_node_cannot_serve_goes_back() {
     }
 }
 
-/// Has session `session` ask for its prompt as another choice of session 1.
+/// Makes session `session` ask for its prompt as another choice of session 1.
 fn join(end: &mut DecodeEnd, session: u128, now_us: u64) -> Vec<DecodeAction> {
     let key = key(session, 0);
     say(end, key, ToDecode::Hello(Box::new(hello(5))), now_us);
@@ -308,7 +308,7 @@ fn reserves(action: &DecodeAction) -> Option<SessionKey> {
     }
 }
 
-/// What a choice is told that is to wait for another one.
+/// The messages to a choice that has to wait for another one.
 fn waits(session: u128) -> [DecodeAction; 1] {
     let allocated = Allocated {
         num_cached_rows: 0,
@@ -335,7 +335,7 @@ fn choices_of_one_prompt_wait_for_the_first_to_have_used_its_rows() {
     end.handle_local_output(key(1, 0), output(0, Some(4), None), 4);
     let did: Vec<_> = actions(&mut end).iter().filter_map(reserves).collect();
     assert_eq!(did, [key(2, 0), key(3, 0)]);
-    // Whole pages are there, and one has its first token already.
+    // Whole pages are present, and one choice already has its first token.
     end.handle_reserved(key(2, 0), Ok(reserved(8)), 5);
     let did = actions(&mut end);
     assert_eq!(did[0], send(key(2, 0), ToPrefill::Allocated(reserved(8))));
@@ -346,11 +346,11 @@ fn choices_of_one_prompt_wait_for_the_first_to_have_used_its_rows() {
         first_token: first_token(3),
     };
     assert_eq!(actions(&mut end)[1], arrived);
-    // There is no room for the third after all: it goes back.
+    // The third has no room after all: it is returned.
     end.handle_reserved(key(3, 0), Err(Refusal::Exhausted), 6);
     let told = ToPrefill::Abort(AbortReason::OutOfPages);
     assert_eq!(actions(&mut end)[0], send(key(3, 0), told));
-    // The next to come finds the pages.
+    // The next choice finds the pages.
     let did = join(&mut end, 4, 7);
     assert_eq!(reserves(&did[0]), Some(key(4, 0)));
 }
@@ -362,7 +362,7 @@ fn another_choice_gets_the_rows_when_the_first_is_over_or_takes_too_long() {
     assert_eq!(join(&mut end, 2, 0), waits(2));
     assert_eq!(join(&mut end, 3, 0), waits(3));
     assert_eq!(join(&mut end, 4, 0), waits(4));
-    // One that waits leaves nothing behind.
+    // A waiting choice leaves no state behind.
     let gone = say(
         &mut end,
         key(3, 0),
@@ -378,7 +378,7 @@ fn another_choice_gets_the_rows_when_the_first_is_over_or_takes_too_long() {
     );
     let did: Vec<_> = did.iter().filter_map(reserves).collect();
     assert_eq!(did, [key(2, 0)]);
-    // Its rows do not come, and the fourth has its first token.
+    // Its rows do not arrive, and the fourth has its first token.
     say(&mut end, key(4, 0), ToDecode::FirstToken(first_token(3)), 3);
     let late_us = 3 + config().load_timeout_us(NUM_ROWS);
     end.handle_timeout(late_us - 1);

@@ -1,4 +1,4 @@
-//! Two nodes that agree, and a request that they serve together.
+//! Two compatible nodes, and a request that they serve together.
 
 use corella_core::session::{
     Allocate, FirstToken, Hello, KvShape, Peer, SessionConfig, SessionKey, Submission, ToPrefill,
@@ -49,7 +49,7 @@ pub fn peer(node: u32, incarnation: u64) -> Peer {
     }
 }
 
-/// Both nodes are in their fifth life.
+/// Both nodes are in their fifth incarnation.
 pub fn key(session: u128, attempt: u32) -> SessionKey {
     SessionKey {
         session: SessionId(session),

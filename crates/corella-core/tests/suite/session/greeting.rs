@@ -1,4 +1,4 @@
-//! Greetings: mismatches between two nodes, and answers from an earlier life of a node.
+//! Greetings: mismatches between two nodes, and answers from an earlier incarnation of a node.
 
 use corella_core::session::{
     AbortReason, Hello, KvShape, Mismatch, PrefillAction, ToDecode, ToPrefill,
@@ -52,7 +52,7 @@ fn a_mismatch_is_named_with_both_sides() {
     );
 }
 
-/// Pages of groups with windows are sent whole. Without windows, rows go into pages of any size.
+/// Pages of groups with windows are sent whole. Without windows, rows fit into pages of any size.
 #[test]
 fn page_sizes_have_to_be_equal_where_there_are_windows() {
     let with_window = |page_size| {

@@ -34,7 +34,7 @@ fn only_the_present_run_ends_a_session_when_it_is_refused() {
     assert_eq!(refuse(&mut end, 1, 1), []);
     assert_eq!(finish(&refuse(&mut end, 0, 2)), Some(&refused));
 
-    // The request goes on here with run 1.
+    // The request continues here with run 1.
     let mut end = transferring();
     end.handle_stream_closed(key(1, 0), 1);
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
@@ -53,7 +53,7 @@ fn a_run_that_has_ended_is_not_aborted() {
     assert!(actions(&mut end).iter().any(is_abort));
 }
 
-/// The client names no limit, so this node's limit holds on both nodes.
+/// The client sets no limit, so this node's limit holds on both nodes.
 #[test]
 fn decode_node_and_local_run_are_told_where_the_request_ends() {
     let mut submission = submission(1);
@@ -109,7 +109,8 @@ fn a_lost_node_ends_the_sessions_with_it_and_no_others() {
     assert_eq!(tries_next(&did), Some(&[DECODE][..]));
 }
 
-/// A decode node that gives up for want of heartbeats may be cut off from this node. With another reason it is in reach.
+/// A decode node that gives up for want of heartbeats may be cut off from this node. With another reason it is
+/// reachable.
 #[test]
 fn a_decode_node_that_hears_nothing_is_suspect() {
     let suspect = PrefillAction::MarkSuspect { node: DECODE };

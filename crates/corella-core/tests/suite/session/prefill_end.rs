@@ -1,4 +1,4 @@
-//! What a prefill node does for one session, fault by fault.
+//! One session on a prefill node, fault by fault.
 
 use corella_core::session::{
     AbortReason, Allocated, ExportTask, Finish, PrefillAction, PrefillEnd, Refusal, SessionFinish,
@@ -44,7 +44,7 @@ fn abort_run(run: u64) -> PrefillAction {
     }
 }
 
-/// The run had to give its pages back when none of its rows was computed.
+/// The run had to give its pages back before any of its rows was computed.
 fn fail_export(end: &mut PrefillEnd, now_us: u64) {
     let fact = KvFact::ExportEnded {
         request: RequestId(0),
@@ -103,7 +103,7 @@ pub fn allocated(end: &mut PrefillEnd, key: SessionKey, now_us: u64) -> Vec<Pref
     say(end, key, message, now_us)
 }
 
-/// The first token has been drawn, and told to client and decode node.
+/// The first token has been drawn, and sent to client and decode node.
 pub fn transferring() -> PrefillEnd {
     let mut end = prefilling();
     end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), 0);
@@ -165,7 +165,7 @@ fn tokens_pass_through_in_order_each_once() {
     end.handle_deleted(key, 2);
     assert_eq!(actions(&mut end), [release(0)]);
     assert_eq!(emitted(&say(&mut end, key, tokens(1, &[4, 5]), 3)), [4, 5]);
-    // The middle one comes again, with one behind it.
+    // The middle one is repeated, with one behind it.
     assert_eq!(emitted(&say(&mut end, key, tokens(2, &[5, 6]), 3)), [6]);
     let message = ToPrefill::Finish(Finish {
         reason: FinishReason::EndToken,
@@ -178,7 +178,7 @@ fn tokens_pass_through_in_order_each_once() {
     assert_eq!(end.stats().num_exports, 0);
 }
 
-/// Transport and engine speak through different threads.
+/// Transport and engine report through different threads.
 #[test]
 fn rows_may_be_loaded_before_the_engine_says_that_they_are_computed() {
     let (mut end, key) = (prefilling(), key(1, 0));
@@ -206,13 +206,13 @@ fn a_token_that_is_missing_is_computed_here_and_not_skipped() {
     let did = say(&mut end, key, tokens(2, &[5]), 1);
     assert_eq!(emitted(&did), []);
     assert_eq!(runs_locally(&did), Some(&[3][..]));
-    // What the decode node says from now on is nobody's.
+    // Later messages of the decode node have no recipient.
     assert_eq!(say(&mut end, key, tokens(1, &[4]), 2), []);
     end.handle_local_output(output(1, Some(4), None), 3);
     assert_eq!(emitted(&actions(&mut end)), [4]);
 }
 
-/// A client that gets an end token before it learns that the request has ended takes it for text.
+/// A client that gets an end token before the end of the request takes it for text.
 #[test]
 fn the_last_token_and_the_end_are_one_event_whatever_the_decode_node_says_then() {
     let mut submission = submission(1);
@@ -248,7 +248,7 @@ fn the_last_token_and_the_end_are_one_event_whatever_the_decode_node_says_then()
             last.last().copied()
         );
         assert_eq!(ends[0].num_output_tokens, num_output_tokens);
-        // It has let go of everything by itself.
+        // It has freed everything by itself.
         let is_told = |action: &PrefillAction| matches!(action, PrefillAction::Send { .. });
         assert!(!did.iter().any(is_told));
         let message = ToPrefill::Finish(Finish {
@@ -275,7 +275,7 @@ fn an_end_that_leaves_tokens_out_is_none() {
     assert_eq!(runs_locally(&did), Some(&[3][..]));
 }
 
-/// A run that had to give its pages back may be waiting for the very pages that are held of it.
+/// A run that had to give its pages back may be waiting for the very pages that are held for it.
 #[test]
 fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
     let (mut end, key) = (prefilling(), key(1, 0));
@@ -289,7 +289,7 @@ fn pages_of_an_export_that_is_cut_short_are_let_go_while_the_run_goes_on() {
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[3][..]));
 }
 
-/// Its rows were announced and computed, but for those that the run had not come to.
+/// Its rows were announced and computed, except the rows that the run did not reach.
 #[test]
 fn a_decode_node_is_told_at_once_that_rows_are_missing() {
     let (mut end, key) = (prefilling(), key(1, 0));
@@ -318,8 +318,7 @@ fn a_decode_node_is_told_at_once_that_rows_are_missing() {
     assert!(actions(&mut end).contains(&PrefillAction::Send { key, message }));
 }
 
-/// They were read while a step computed them that has failed, so the first token does not vouch for
-/// them.
+/// They were read while a step that has failed computed them, so the first token does not prove them valid.
 #[test]
 fn rows_that_were_loaded_of_an_export_that_is_cut_short_are_worth_nothing() {
     let (mut end, key) = (prefilling(), key(1, 0));
@@ -368,7 +367,7 @@ fn a_session_that_comes_back_was_accepted_before() {
     assert_eq!(is_accepted(&actions(&mut end)), Some(false));
 }
 
-/// Rule 47: a hundred milliseconds for all that are asked, then this node alone.
+/// Rule 47: a hundred milliseconds for all asked nodes, then this node alone.
 #[test]
 fn nobody_is_asked_for_longer_than_the_budget() {
     let mut end = opened();
@@ -406,7 +405,7 @@ fn three_nodes_are_asked_at_most() {
     assert_eq!(runs_locally(&did), Some(&[][..]));
 }
 
-/// Rule 38: once elsewhere while the client has heard nothing, with the rows that there are.
+/// Rule 38: moved once while the client has received no token, with the present rows.
 #[test]
 fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     let mut end = prefilling();
@@ -431,7 +430,7 @@ fn a_lost_decode_node_is_replaced_once_and_the_prompt_is_not_computed_again() {
     end.handle_stream_closed(key(1, 1), now_us + 1);
     let did = actions(&mut end);
     assert_eq!(tries_next(&did), None);
-    // The prompt is still being computed for nobody else: it is used here.
+    // The prompt is still being computed, for no other node: this node uses it.
     assert_eq!(runs_locally(&did), None);
     assert_eq!(fallbacks(&end), [("peer_lost", 1)]);
     end.handle_local_output(output(0, Some(3), Some(FinishReason::Length)), now_us + 2);
@@ -483,7 +482,7 @@ fn a_request_that_nobody_takes_may_be_refused_here() {
     let new = || PrefillEnd::new(config.clone(), hello(5)).expect("valid times");
     let refused = SessionFinish::Refused(AdmissionError::NoDecodeNode);
 
-    // Placement has nobody left.
+    // Placement has no node left.
     let mut end = new();
     end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
     actions(&mut end);
@@ -497,7 +496,7 @@ fn a_request_that_nobody_takes_may_be_refused_here() {
     end.handle_placement(SESSION, None, 1);
     assert_eq!(finish(&actions(&mut end)), Some(&refused));
 
-    // One node lacks what the request needs, so that it may stay here.
+    // One node cannot serve the request, so the request may stay here.
     let mut end = new();
     end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
     actions(&mut end);
@@ -506,7 +505,7 @@ fn a_request_that_nobody_takes_may_be_refused_here() {
     end.handle_placement(SESSION, None, 1);
     assert_eq!(runs_locally(&actions(&mut end)), Some(&[][..]));
 
-    // The decode node is lost while the prompt is computed here, and there is no other.
+    // The decode node is lost while the prompt is computed here, and no other exists.
     let mut end = new();
     end.submit(submission(1), Some(peer(2, 5)), 0).unwrap();
     allocated(&mut end, key(1, 0), 0);
@@ -526,7 +525,7 @@ fn a_request_that_nobody_takes_may_be_refused_here() {
     assert_eq!(fallbacks(&end), []);
 }
 
-/// Rule 43, and that pages stay for as long as somebody reads them.
+/// Rule 43, and pages stay until their last read has ended.
 #[test]
 fn a_cancel_ends_everything_at_once_and_only_once() {
     let (mut end, key) = (prefilling(), key(1, 0));
@@ -616,8 +615,8 @@ fn a_deadline_ends_a_request_on_time_wherever_it_is() {
     assert_eq!(finish(&did), Some(&SessionFinish::DeadlinePassed));
 }
 
-/// Pages that are still read for a session that has ended count like a session, so that readers that
-/// do not stop never hold more than twice as many runs as there may be sessions.
+/// Pages that are still read for an ended session count like a session, so that readers that do not stop never hold
+/// more than twice the permitted number of runs.
 #[test]
 fn what_is_still_read_takes_the_place_of_a_session() {
     let mut config = config();
