@@ -1,25 +1,24 @@
-//! Adapters of an engine's executor, which it keeps as long as somebody may use them.
+//! Adapters of an engine's executor, kept while a request or a caller may use them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use corella_model::{Adapter, Adapters};
 
-/// An adapter that the executor has. It is removed when the last request that uses it has ended and nobody
-/// else holds it.
+/// An adapter of the executor. It is removed when the last request that uses it has ended and no other owner holds it.
 pub struct LoadedAdapter {
     name: Arc<str>,
     fingerprint: u128,
     adapters: Arc<dyn Adapters>,
 }
 
-/// Adapters that take requests of other nodes, which know them by their contents.
+/// Adapters for requests of other nodes, found by their contents.
 #[derive(Default)]
 pub struct AdapterIndex(Mutex<Vec<Weak<LoadedAdapter>>>);
 
 impl LoadedAdapter {
-    /// Gives an adapter to an executor. The name must be one that no other loaded adapter has: requests
-    /// share cached prefixes by it.
+    /// Gives an adapter to an executor. No other loaded adapter may have its name: requests share cached prefixes by
+    /// it.
     pub fn new(name: &str, adapter: &Adapter, adapters: Arc<dyn Adapters>) -> Self {
         adapters.add(name, adapter);
         Self {
@@ -33,7 +32,7 @@ impl LoadedAdapter {
         &self.name
     }
 
-    /// Equal for equal adapters, whatever they are called.
+    /// Equal for equal adapters, under any name.
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
     }

@@ -1,4 +1,4 @@
-//! An answer of the loop to one question, which an async caller waits for.
+//! The loop's answer to one question, for which an async caller waits.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 /// The asker's end: a future. `None` when the loop has ended.
 pub(crate) struct Answer<T> {
     desk: Arc<Desk<T>>,
-    /// Takes back an answer that came after the asker had lost interest.
+    /// Gets an answer that came after the asker had given up.
     undo: Option<Box<dyn FnOnce(T) + Send>>,
 }
 
@@ -24,8 +24,8 @@ struct Inner<T> {
     is_abandoned: bool,
 }
 
-/// Makes both ends of a question. An asker that gives up may miss an answer that changed something: `undo` gets it, or
-/// [`Reply::send`] returns it.
+/// Makes both ends of a question. If an asker gives up before an answer that changed the engine, `undo` gets the
+/// answer, or [`Reply::send`] returns it.
 pub(crate) fn question<T>(undo: impl FnOnce(T) + Send + 'static) -> (Reply<T>, Answer<T>) {
     let desk = Arc::new(Desk(Mutex::new(Inner {
         answer: None,
@@ -47,7 +47,7 @@ impl<T> Desk<T> {
 }
 
 impl<T> Reply<T> {
-    /// Returns the answer if the asker waits no more.
+    /// Returns the answer if the asker has given up.
     pub fn send(self, answer: T) -> Result<(), T> {
         let mut inner = self.0.lock();
         if inner.is_abandoned {
@@ -103,7 +103,7 @@ mod tests {
         Pin::new(answer).poll(&mut Context::from_waker(Waker::noop()))
     }
 
-    /// Whenever the asker gives up, one of the two ends gets the answer.
+    /// Whenever the asker gives up, exactly one of the two ends gets the answer.
     #[test]
     fn an_answer_is_taken_or_taken_back() {
         let undone = Arc::new(Mutex::new(Vec::new()));

@@ -9,7 +9,7 @@ use crate::answer::Reply;
 use crate::block_exchange::BlockFact;
 use crate::feed::{Feed, Subscriber};
 
-/// What the loop is asked or told about blocks.
+/// A question or a report about blocks.
 pub(crate) enum BlockCommand {
     LookUp {
         list: BlockList,
@@ -53,12 +53,13 @@ pub(crate) enum BlockCommand {
 #[derive(Default)]
 pub(crate) struct BlockDesk {
     facts: Feed<BlockFact>,
-    /// Holds that the subscriber was told to have ended, and that are not released.
+    /// Holds whose end was reported to the subscriber, and that are not released.
     ended: Vec<HoldId>,
 }
 
 impl BlockDesk {
-    /// Passes a command on. A hold or a fetch whose asker has gone ends at once: nothing reads or writes its pages yet.
+    /// Passes a command on. A hold or a fetch whose asker has gone ends at once: no read or write of its pages has
+    /// begun.
     pub fn carry_out(&mut self, command: BlockCommand, scheduler: &mut Scheduler, now_us: u64) {
         // The scheduler's clock may have stopped with the last step, and leases begin now.
         scheduler.note_time(now_us);
@@ -99,7 +100,7 @@ impl BlockDesk {
                 num_blocks,
                 reply,
             } => {
-                // The asker ends the fetch, whatever it hears.
+                // The asker ends the fetch after any answer.
                 let _ = reply.send(scheduler.shorten_fetch(id, num_blocks));
             }
             BlockCommand::Fetched { id, num_blocks } => {
@@ -111,7 +112,7 @@ impl BlockDesk {
         }
     }
 
-    /// Replaces the earlier subscriber, if there is one. Holds of its loads end by their leases.
+    /// Replaces the earlier subscriber, if any. Holds of its loads end by their leases.
     pub fn subscribe(
         &mut self,
         subscriber: Subscriber<BlockFact>,
@@ -122,14 +123,14 @@ impl BlockDesk {
         self.facts.subscribe(subscriber);
     }
 
-    /// Hands over what there is and what there is room for.
+    /// Passes pending facts to the subscriber, within its room.
     ///
-    /// While there is no subscriber, pages are released when their hold ends. What a reader reads from then on counts for
-    /// nothing: [`BlockExchange::release`](crate::BlockExchange::release) says that the hold has not lived. A cancelled
-    /// fetch keeps its pages until its writer is at rest, because the writer may still write to them. Requests have not
+    /// Without a subscriber, pages are released when their hold ends. Later reads are void:
+    /// [`BlockExchange::release`](crate::BlockExchange::release) reports that the hold had ended. A cancelled fetch
+    /// keeps its pages until its writer has stopped, because the writer may still write to them. Requests have not
     /// waited for it since its soft deadline, and its pages count against
-    /// [`max_fetched_pages`](corella_core::SchedulerConfig::max_fetched_pages) until then. So a writer that does not read
-    /// facts has to stop at the hard deadline by itself.
+    /// [`max_fetched_pages`](corella_core::SchedulerConfig::max_fetched_pages) until then. So a writer that does not
+    /// read facts has to stop at the hard deadline by itself.
     pub fn forward(&mut self, scheduler: &mut Scheduler, now_us: u64) {
         let ended = &mut self.ended;
         self.facts.forward(|| {
@@ -170,7 +171,7 @@ mod tests {
 
     const LEASE_US: u64 = 1000;
 
-    /// A scheduler that has computed a prompt of two blocks at the time 0, and has planned nothing since.
+    /// A scheduler that has computed a prompt of two blocks at the time 0, and has planned no step since.
     fn idle_scheduler() -> (Scheduler, BlockList) {
         let mut config = SchedulerConfig::new(64, 4, 64);
         config.hold_lease_us = LEASE_US;

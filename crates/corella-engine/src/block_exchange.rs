@@ -1,5 +1,5 @@
-//! Blocks that other nodes load from this one, and blocks that this one fetches: what the engine is asked, and what it
-//! tells.
+//! Blocks that other nodes load from this one, and blocks that this one fetches: the questions to the engine, and its
+//! facts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,20 +16,20 @@ use crate::doorbell::CommandSender;
 use crate::engine::Shared;
 use crate::feed::FeedReader;
 
-/// Asks the engine for blocks, and says what has become of them. A method that waits returns `None` when the engine has
-/// stopped. When its future is dropped, a hold or a fetch that it would have returned ends.
+/// Asks the engine for blocks, and reports on their transfers. A waiting method returns `None` when the engine has
+/// stopped. If its future is dropped, the hold or fetch that it would have returned ends.
 #[derive(Clone)]
 pub struct BlockExchange {
     pub(crate) commands: CommandSender,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What the driver of loads has to stop.
+/// A transfer that the driver of loads has to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockFact {
-    /// Nothing may read the blocks any more. [`BlockExchange::release`] says that nothing does.
+    /// No new read of the blocks may begin. [`BlockExchange::release`] reports that all reads have ended.
     HoldEnded(HoldId),
-    /// Nothing may begin to write to the pages any more. [`BlockExchange::handle_fetch_ended`] says that nothing does.
+    /// No new write to the pages may begin. [`BlockExchange::handle_fetch_ended`] reports that all writes have ended.
     FetchCancelled(FetchId),
 }
 
@@ -37,13 +37,12 @@ pub enum BlockFact {
 pub struct BlockFacts(pub(crate) FeedReader<BlockFact>);
 
 impl BlockFacts {
-    /// Blocks until there is a fact. `None` when the engine has stopped, or there is a newer
-    /// subscriber.
+    /// Blocks until the next fact. `None` when the engine has stopped, or a newer subscriber has replaced this one.
     pub fn next_blocking(&self) -> Option<BlockFact> {
         self.0.next_blocking()
     }
 
-    /// `None` when there is nothing now.
+    /// `None` without a pending fact.
     pub fn try_next(&self) -> Option<BlockFact> {
         self.0.try_next()
     }
@@ -66,14 +65,15 @@ impl BlockExchange {
         BlockList::new(namespace.clone(), tokens, hasher, limits.page_size)
     }
 
-    /// How many blocks from the beginning of a list are settled here.
+    /// The number of settled blocks at the beginning of a list.
     pub async fn look_up(&self, list: BlockList) -> Option<u32> {
         let (reply, answer) = question(drop);
         self.tell(BlockCommand::LookUp { list, reply });
         answer.await
     }
 
-    /// How many of them there are for a node that has those before `first_block` and borrows the others from here.
+    /// The number of settled blocks for a node that has the blocks before `first_block` and borrows the others from
+    /// this node.
     pub async fn look_up_lendable(&self, list: BlockList, first_block: u32) -> Option<u32> {
         let (reply, answer) = question(drop);
         self.tell(BlockCommand::LookUpLendable {
@@ -84,8 +84,8 @@ impl BlockExchange {
         answer.await
     }
 
-    /// Lends the blocks from `first_block` on of the longest prefix of a list that is here, or the first of them, and keeps
-    /// them as they are until `lease` from now at the latest.
+    /// Lends the blocks from `first_block` on of the longest local prefix of a list, or the first of them, and keeps
+    /// them unchanged until `lease` from now at the latest.
     pub async fn hold(
         &self,
         list: BlockList,
@@ -106,15 +106,15 @@ impl BlockExchange {
         answer.await
     }
 
-    /// Nothing reads the blocks of a hold any more. Whether the hold was live until now.
+    /// Reports that all reads of a hold's blocks have ended. Returns whether the hold was live until now.
     pub async fn release(&self, id: HoldId) -> Option<bool> {
         let (reply, answer) = question(drop);
         self.tell(BlockCommand::Release { id, reply });
         answer.await
     }
 
-    /// Reserves pages for the blocks of a sequence that are not cached. Requests wait for them until `soft` from now, and
-    /// the fetch is cancelled `hard` from now.
+    /// Reserves pages for the uncached blocks of a sequence. Requests wait for them until `soft` from now, and the
+    /// fetch is cancelled `hard` from now.
     pub async fn begin_fetch(
         &self,
         namespace: Namespace,
@@ -136,8 +136,8 @@ impl BlockExchange {
         answer.await
     }
 
-    /// Has a fetch into whose pages nothing was written end behind the first `num_blocks` blocks. `Some(None)` if it is
-    /// cancelled. The asker ends the fetch, whatever the answer is.
+    /// Cuts a fetch without written pages off behind the first `num_blocks` blocks. `Some(None)` if it is cancelled.
+    /// The asker ends the fetch after any answer.
     pub async fn shorten_fetch(&self, id: FetchId, num_blocks: u32) -> Option<Option<FetchGrant>> {
         let (reply, answer) = question(drop);
         self.tell(BlockCommand::ShortenFetch {
@@ -148,17 +148,17 @@ impl BlockExchange {
         answer.await
     }
 
-    /// The pages of the first `num_blocks` fetched blocks are filled.
+    /// Reports that the pages of the first `num_blocks` fetched blocks are filled.
     pub fn handle_fetched(&self, id: FetchId, num_blocks: u32) {
         self.tell(BlockCommand::Fetched { id, num_blocks });
     }
 
-    /// Nothing writes to the pages of a fetch any more.
+    /// Reports that all writes to the pages of a fetch have ended.
     pub fn handle_fetch_ended(&self, id: FetchId, end: FetchEnd) {
         self.tell(BlockCommand::FetchEnded { id, end });
     }
 
-    /// A question whose answer is given back by a command if it comes too late.
+    /// Asks a question. A command takes back an answer that comes too late.
     fn ask<T: 'static, E: 'static>(
         &self,
         undo: impl FnOnce(T) -> BlockCommand + Send + 'static,

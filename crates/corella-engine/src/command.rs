@@ -1,4 +1,4 @@
-//! What callers tell the loop.
+//! The commands of callers to the loop.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -1,8 +1,8 @@
-//! How the engine's loop sleeps, and how it is woken.
+//! The sleep of the engine's loop, and its wake-up.
 //!
-//! The loop waits for several things at once: commands, the step in flight, and room in its feeds.
-//! A select over channels would do, but it spins and yields before it sleeps, and on a machine whose
-//! cores all compute, that time is taken from the step that the loop waits for.
+//! The loop waits for several events at once: commands, the step in flight, and room in its feeds. A select over
+//! channels would work, but it spins and yields before it sleeps. On a machine whose cores all compute, that time is
+//! taken from the step that the loop waits for.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crossbeam_channel::Sender;
 
 use crate::command::Command;
 
-/// Wakes the loop. Rings that come before the loop looks count as one.
+/// Wakes the loop. Rings before the loop looks count as one.
 #[derive(Clone)]
 pub(crate) struct Doorbell(SyncSender<()>);
 
@@ -25,13 +25,13 @@ pub(crate) fn doorbell() -> (Doorbell, DoorbellEar) {
 
 impl Doorbell {
     pub(crate) fn ring(&self) {
-        // When it is full, the loop has yet to hear an earlier ring.
+        // When it is full, an earlier ring is still pending.
         let _ = self.0.try_send(());
     }
 }
 
-/// The loop must also hear that a channel has closed. Therefore a doorbell is declared after the end of
-/// the channel that it belongs to: fields are dropped in that order.
+/// The loop must also notice that a channel has closed. Therefore a doorbell is declared after the end of its channel:
+/// fields are dropped in that order.
 impl Drop for Doorbell {
     fn drop(&mut self) {
         self.ring();
@@ -44,10 +44,10 @@ impl DoorbellEar {
         let _ = self.0.try_recv();
     }
 
-    /// Sleeps until the next ring, or until the timeout, if there is one, has passed.
+    /// Sleeps until the next ring, or until the timeout, if any, has passed.
     pub(crate) fn wait(&self, timeout: Option<Duration>) {
         match timeout {
-            // When no one is left who could ring, the loop finds its command channel closed.
+            // Without any ringer left, the loop finds its command channel closed.
             None => drop(self.0.recv()),
             Some(timeout) => drop(self.0.recv_timeout(timeout)),
         }
@@ -67,8 +67,7 @@ impl<T> LoopSender<T> {
         Self { channel, doorbell }
     }
 
-    /// Returns false when the loop has ended. What was sent is dropped then: the streams in a
-    /// command end with the reason.
+    /// Returns false when the loop has ended. `news` is then dropped, and the streams in a command end with the reason.
     pub(crate) fn send(&self, news: T) -> bool {
         let is_sent = self.channel.send(news).is_ok();
         if is_sent {

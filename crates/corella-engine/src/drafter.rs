@@ -1,4 +1,4 @@
-//! The drafter: a second, smaller model guesses tokens for the served model to check.
+//! The drafter: a smaller model guesses tokens for the served model to check.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct DraftModel {
 /// the same token.
 ///
 /// It keeps its own KV of a request in the request's slot from one round to the next. Where the
-/// request has continued with other tokens than the drafter had drawn, it overwrites theirs.
+/// request has continued with other tokens than the drafter's, it overwrites them.
 pub(crate) struct Drafter {
     model: DraftModel,
     page_size: usize,
@@ -36,7 +36,7 @@ pub(crate) struct Drafter {
     sequences: Vec<Option<Sequence>>,
     free_pages: Vec<PageId>,
     round: u64,
-    /// The batch of the next step. Slots that have been released wait in it until there are spans.
+    /// The batch of the next step. Released slots wait in it until it has spans.
     batch: Batch,
     watchdog: Watchdog,
 }
@@ -44,12 +44,12 @@ pub(crate) struct Drafter {
 /// The drafter's state of a request.
 struct Sequence {
     request: RequestId,
-    /// The tokens whose KV is in the pages.
+    /// The tokens with KV in the pages.
     tokens: Vec<TokenId>,
     pages: Vec<PageId>,
     /// The last round in which it was asked for drafts.
     round: u64,
-    /// Nothing can be drawn for it, because its logits are not numbers.
+    /// No token can be drawn for it, because its logits are not numbers.
     is_spoilt: bool,
 }
 
@@ -80,7 +80,7 @@ impl Drafter {
         self.model.executor.warm_up()
     }
 
-    /// Draws the tokens with which each request may continue: fewer than it can use, or none, where
+    /// Draws the tokens with which each request may continue: fewer than it can use, or none, if
     /// pages, context or the steps of a round do not allow more. After an error the drafter must
     /// not be used again.
     pub(crate) fn draft(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
@@ -88,9 +88,9 @@ impl Drafter {
             .unwrap_or_else(|panic| Err(format!("it panicked: {}", panic_message(&*panic))))
     }
 
-    /// The first step computes the requests' new tokens as far as its budget goes. A request that
-    /// is not finished then continues in the next round, so that no prompt holds up the others for
-    /// long. After that, each step draws a token for all requests that still want one.
+    /// The first step computes the requests' new tokens within its budget. A request that is not
+    /// finished then continues in the next round, so that no prompt holds up the others for long.
+    /// After that, each step draws a token for all requests that still want one.
     fn play_round(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Drafts>, String> {
         self.round += 1;
         let mut nearest_first: Vec<_> = requests
@@ -123,7 +123,7 @@ impl Drafter {
                 }
                 let drawn = samples.next_if(|(of, _)| of == slot);
                 let Some((_, sample)) = drawn else {
-                    // It was left out of this step, or nothing could be drawn for it.
+                    // It was left out of this step, or no token could be drawn for it.
                     let is_undrawn = output.undrawn.iter().any(|(of, _)| of == slot);
                     self.sequence(*slot).is_spoilt |= is_undrawn;
                     continue;
@@ -138,8 +138,8 @@ impl Drafter {
     }
 
     /// Finds the request's sequence in its slot, and drops the slot's sequence if it belongs to
-    /// another request. Returns how many of the request's tokens it holds, at most all but the
-    /// last.
+    /// another request. Returns the number of the request's tokens that it holds, at most all but
+    /// the last.
     fn take_up(&mut self, request: &DraftRequest<'_>) -> usize {
         let DraftRequest { start, tokens, .. } = request;
         let slot = start.slot.0 as usize;
@@ -187,7 +187,7 @@ impl Drafter {
         // Its sequence may have been dropped for another request since `kept` was counted.
         let kept = had.map_or(0, |_| kept);
         if !self.make_room(num_pages - had.unwrap_or(0).min(num_pages)) {
-            // A part of a sequence is of no use, and another request may use its pages.
+            // A part of a sequence is useless, and another request may use its pages.
             self.drop_sequence(slot);
             return false;
         }
@@ -200,7 +200,7 @@ impl Drafter {
         });
         let mut first_new_page = sequence.pages.len();
         if had.is_none() || kept < sequence.tokens.len() {
-            // Starting the slot again sets it back to the part of its pages that is right.
+            // Starting the slot again sets it back to the valid part of its pages.
             if had.is_some() {
                 self.batch.released.push(start.slot);
             }
@@ -223,7 +223,7 @@ impl Drafter {
         draws
     }
 
-    /// Plans to draw behind a draft as well, if there is a row for it.
+    /// Plans to draw behind a draft as well, if it has room for the row.
     fn go_on(&mut self, slot: SlotId, draft: TokenId) {
         let sequence = self.sequence(slot);
         let (num_rows, num_pages) = (sequence.tokens.len(), sequence.pages.len());
@@ -242,8 +242,7 @@ impl Drafter {
     }
 
     /// Makes sure that `num_pages` pages are free, if possible by dropping sequences that were not
-    /// asked for in this round, the longest unused first. If that would not be enough, none is
-    /// dropped.
+    /// asked for in this round, the longest unused first. If that would not be enough, drops none.
     fn make_room(&mut self, num_pages: usize) -> bool {
         let idle = |it: &&Sequence| it.round < self.round;
         let sequences = || self.sequences.iter().flatten();

@@ -40,11 +40,11 @@ pub struct EngineConfig {
     pub scheduler: SchedulerConfig,
     /// A step that runs longer than this is reported in the log.
     pub step_timeout: Duration,
-    /// A step that runs as long as this is taken never to return, and the engine is lost.
+    /// After this time a step counts as hung for ever, and the engine is lost.
     pub step_deadline: Duration,
     /// The number of batches kept for a dump after a panic.
     pub step_log_len: usize,
-    /// The file of the dump. Each dump replaces the one before.
+    /// The file of the dump. Each dump replaces the previous one.
     pub step_log_path: PathBuf,
 }
 
@@ -61,8 +61,8 @@ impl EngineConfig {
     }
 }
 
-/// A handle to the engine, which runs one model. Clones share one engine. It stops when the last of
-/// them and the last stream are gone.
+/// A handle to the engine, which runs one model. Clones share one engine. It stops when its last handle and its last
+/// stream are dropped.
 #[derive(Clone)]
 pub struct Engine {
     commands: CommandSender,
@@ -132,8 +132,8 @@ impl Engine {
                 "max_queued_requests and max_num_seqs together may be at most {MAX_LIVE_REQUESTS}"
             ))));
         }
-        // Twice what the scheduler takes: requests that were aborted or are about to be refused
-        // count until the loop has seen them, and must not keep others out.
+        // Twice the scheduler's limit: requests that were aborted or are about to be refused count until the loop has
+        // seen them, and must not exclude others.
         let max_live_requests = 2 * max_live_requests as usize;
 
         let shared = Arc::new(Shared {
@@ -149,10 +149,9 @@ impl Engine {
             }),
             changed: Condvar::new(),
         });
-        // Between two drains the channel may hold an add and an abort for each live request, and
-        // the aborts of requests that have ended since, which are no more than that. So sending
-        // never blocks. A driver of loads that asks for more than there is room for waits for the
-        // loop, which waits for no driver.
+        // Between two drains the channel may hold an add and an abort for each live request, and at most as many aborts
+        // of requests that have ended since. So sending never blocks. A driver of loads that asks for more than the
+        // room waits for the loop, which waits for no driver.
         let (sender, commands) = crossbeam_channel::bounded(4 * max_live_requests + 64);
         let kv_pages = executor.kv_pages();
         let adapters = executor.adapters();
@@ -260,11 +259,10 @@ impl Engine {
         Ok(streams)
     }
 
-    /// Takes KV pages for one choice whose prompt another node computes, and which must be there
-    /// within `timeout`. The stream's first event comes within milliseconds, outputs after
-    /// [`KvExchange::handle_kv_arrived`]. Whoever drops the stream, or sees it end, before all KV has
-    /// arrived still has to call [`KvExchange::handle_kv_lost`] when nobody writes to the pages any
-    /// more.
+    /// Takes KV pages for one choice whose prompt another node computes, and whose KV must arrive within `timeout`. The
+    /// stream's first event comes within milliseconds, outputs after [`KvExchange::handle_kv_arrived`]. If the stream
+    /// ends or is dropped before all KV has arrived, the caller still has to call [`KvExchange::handle_kv_lost`] when
+    /// all writes to the pages have ended.
     pub fn reserve(
         &self,
         submission: Submission,
@@ -296,22 +294,22 @@ impl Engine {
         })
     }
 
-    /// The way to say what has become of KV that others bring or fetch.
+    /// Reports on KV that others bring or fetch.
     pub fn kv_exchange(&self) -> KvExchange {
         KvExchange {
             commands: self.commands.clone(),
         }
     }
 
-    /// KV facts of requests that export theirs. There is one reader: the facts of the one before end.
-    /// While there is none, exported pages are let go of as soon as their request is.
+    /// KV facts of requests that export KV, for a single reader: the facts of its predecessor end. Without a reader,
+    /// exported pages are released together with their request.
     pub fn subscribe_kv_facts(&self) -> KvFacts {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands.send(Command::SubscribeKvFacts(subscriber));
         KvFacts(facts)
     }
 
-    /// The way to hold blocks for other nodes and to fetch blocks from them.
+    /// Holds blocks for other nodes, and fetches blocks from them.
     pub fn block_exchange(&self) -> BlockExchange {
         BlockExchange {
             commands: self.commands.clone(),
@@ -319,15 +317,15 @@ impl Engine {
         }
     }
 
-    /// What the driver of loads has to stop. There is one reader: the facts of the one before end. While there is none,
-    /// blocks are let go of as soon as their hold ends.
+    /// The transfers that the driver of loads has to stop, for a single reader: the facts of its predecessor end.
+    /// Without a reader, blocks are released when their hold ends.
     pub fn subscribe_block_facts(&self) -> BlockFacts {
         let (subscriber, facts) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands.send(Command::SubscribeBlockFacts(subscriber));
         BlockFacts(facts)
     }
 
-    /// Checks a submission and counts its choices as live. The first one's request.
+    /// Checks a submission and counts its choices as live. Returns the request of the first choice.
     fn take_in(&self, submission: Submission, entry: Entry) -> Result<Request, SubmitError> {
         let num_choices = submission.num_choices;
         let id = RequestId(self.shared.take_ids(num_choices));
@@ -349,8 +347,7 @@ impl Engine {
             .unwrap_or_else(|_| Err(ResetError::Lost(self.shared.lost_reason())))
     }
 
-    /// Computes a prefix and pins its full KV pages. Returns the number of pages that were not
-    /// pinned before. Blocks until it is done.
+    /// Computes a prefix and pins its full KV pages. Returns the number of newly pinned pages. Blocks until it is done.
     pub fn pin_prefix(&self, tokens: Vec<TokenId>) -> Result<usize, PinPrefixError> {
         let submission = Submission {
             prompt: tokens.clone(),
@@ -389,10 +386,9 @@ impl Engine {
         }
     }
 
-    /// Subscribes to KV events, which say which full pages the prefix cache holds, beginning with
-    /// those that it holds now. `salt` seeds the page hashes and must be the same in the whole
-    /// fleet. There is only one subscriber: the stream of the previous one ends. A subscriber that
-    /// reads slowly misses nothing that still holds.
+    /// Subscribes to KV events, which list the full pages of the prefix cache, beginning with the present ones. `salt`
+    /// seeds the page hashes and must be the same in the whole fleet. A new subscriber ends the stream of the previous
+    /// one. A slow subscriber misses no event that still applies.
     pub fn subscribe_kv_events(&self, salt: u64) -> KvEventStream {
         let (subscriber, events) = subscription(MAX_UNREAD_KV_NEWS, self.commands.doorbell());
         self.commands
@@ -400,29 +396,29 @@ impl Engine {
         KvEventStream(events)
     }
 
-    /// Begins to watch the engine. There is one watch: the one before ends.
+    /// Begins to watch the engine. The previous watch ends.
     pub fn watch(&self) -> EngineWatch {
         let (watch, end) = watch(self.commands.doorbell());
         self.commands.send(Command::Watch(end));
         watch
     }
 
-    /// The executor's KV memory, for those who fetch and bring pages.
+    /// The executor's KV memory, for transfers of pages.
     pub fn kv_pages(&self) -> &Arc<dyn KvPages> {
         &self.kv_pages
     }
 
-    /// The adapters that the executor has; `None` if it can have none.
+    /// The adapters of the executor; `None` if it supports none.
     pub fn adapters(&self) -> Option<&Arc<dyn Adapters>> {
         self.adapters.as_ref()
     }
 
-    /// The adapters that requests of other nodes may be computed with.
+    /// The adapters for requests of other nodes.
     pub fn served_adapters(&self) -> &Arc<AdapterIndex> {
         &self.served_adapters
     }
 
-    /// What the scheduler was given.
+    /// The configuration of the scheduler.
     pub fn limits(&self) -> &SchedulerConfig {
         &self.shared.limits
     }
@@ -472,14 +468,13 @@ impl Engine {
     }
 }
 
-/// How many KV events or facts may wait between the loop and a subscriber.
+/// The most KV events or facts that may wait between the loop and a subscriber.
 const MAX_UNREAD_KV_NEWS: usize = 1024;
 
 /// The most requests that may be live, which limits the memory of the command channel.
 const MAX_LIVE_REQUESTS: u32 = 1 << 16;
 
-/// Runs the engine's thread. However the loop ends, every stream ends, because dropping the loop
-/// drops their senders.
+/// Runs the engine's thread. At any end of the loop, every stream ends, because dropping the loop drops their senders.
 fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorError>>) {
     let shared = engine_loop.shared.clone();
     let ended = catch_unwind(AssertUnwindSafe(|| {
@@ -518,14 +513,14 @@ fn run_thread(mut engine_loop: EngineLoop, ready: &Sender<Result<(), ExecutorErr
     shared.changed.notify_all();
 }
 
-/// How far a node has committed itself to a submission.
+/// A node's commitment to a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// Nothing yet.
+    /// No commitment yet.
     New,
     /// The node took it before it drained. Limits of the queue still refuse it.
     Taken,
-    /// An engine of this node accepted it, and it comes back: neither draining nor limits of the queue refuse it.
+    /// An engine of this node accepted it, and it returns: neither draining nor limits of the queue refuse it.
     Accepted,
 }
 
@@ -566,8 +561,7 @@ impl Shared {
         self.now().as_micros() as u64
     }
 
-    /// Declares the engine lost. A step that hangs goes on unseen, so whoever owns the process
-    /// should end it.
+    /// Declares the engine lost. A hung step keeps running unseen, so the owner of the process should end it.
     pub(crate) fn give_up(&self, reason: String) {
         self.lock().state = EngineState::Lost(reason);
         self.changed.notify_all();

@@ -1,11 +1,11 @@
-//! Why an engine does not start, or refuses what it is asked.
+//! The errors of an engine that does not start, or refuses a command.
 
 use std::fmt;
 
 use corella_core::{AdmissionError, ConfigError, PinError};
 use corella_model::{ExecutorError, KvLayout};
 
-/// Why a submission was refused. Nothing of it is kept.
+/// The reason for refusing a submission. The engine keeps no part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubmitError {
     QueueFull {
@@ -25,7 +25,7 @@ pub enum ResetError {
     Lost(String),
 }
 
-/// Why a prefix was not pinned.
+/// The reason for which a prefix was not pinned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PinPrefixError {
     /// The prefix could not be computed.
@@ -33,11 +33,11 @@ pub enum PinPrefixError {
     Pin(PinError),
 }
 
-/// Why an engine did not start.
+/// The reason for which an engine did not start.
 #[derive(Debug)]
 pub enum EngineError {
     Config(ConfigError),
-    /// The executor's KV pool differs from the one that the scheduler was configured for.
+    /// The executor's KV pool differs from the scheduler's configuration.
     KvLayout {
         layout: KvLayout,
         num_pages: u32,

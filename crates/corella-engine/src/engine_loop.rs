@@ -39,8 +39,7 @@ pub(crate) struct EngineLoop {
     pub(crate) drafter: Option<DraftSource>,
     pub(crate) commands: Receiver<Command>,
     pub(crate) streams: HashMap<RequestId, StreamSender>,
-    /// Rings for commands, for a step that may have returned, for copies that have ended, and for
-    /// room in a feed.
+    /// Rings for commands, returned steps, ended copies, and room in a feed.
     pub(crate) doorbell: DoorbellEar,
     pub(crate) kv_events: Feed<KvEvent>,
     pub(crate) kv_facts: Feed<KvFact>,
@@ -48,23 +47,23 @@ pub(crate) struct EngineLoop {
     /// `None` if no request may keep its KV in host memory.
     pub(crate) spill_thread: Option<SpillThread>,
     pub(crate) masks: MaskTable,
-    /// The step that was submitted last, if it waits for its masks.
+    /// The last submitted step, if it waits for its masks.
     pub(crate) unsampled: Option<StepId>,
     pub(crate) in_flight: InFlight,
-    /// `None` while nobody watches.
+    /// `None` without a watch.
     pub(crate) watch: Option<WatchEnd>,
     pub(crate) step_log: StepLog,
     pub(crate) shared: Arc<Shared>,
 }
 
-/// What guesses tokens for steps to check.
+/// The source of guessed tokens for steps to check.
 pub(crate) enum DraftSource {
     Model(Box<Drafter>),
     /// The served model's own draft head.
     Head(HeadDrafter),
 }
 
-/// Why the loop ended.
+/// The reason for the end of the loop.
 pub(crate) enum Stopped {
     Asked,
     Lost(String),
@@ -84,7 +83,7 @@ enum Event {
 impl EngineLoop {
     pub(crate) fn run(&mut self) -> Result<Infallible, Stopped> {
         loop {
-            // Everything that rings is looked at after this, so that nothing is missed.
+            // Everything that rings is checked after this, so that no event is missed.
             self.doorbell.clear();
             self.drain_commands()?;
             self.take_ended_copies();
@@ -101,8 +100,7 @@ impl EngineLoop {
         }
     }
 
-    /// Handles the commands that have arrived by now. Those that arrive meanwhile are for the next
-    /// round.
+    /// Handles the commands that have arrived by now. Commands that arrive meanwhile are for the next round.
     fn drain_commands(&mut self) -> Result<(), Stopped> {
         for _ in 0..self.commands.len() {
             let Ok(command) = self.commands.try_recv() else {
@@ -120,7 +118,7 @@ impl EngineLoop {
         }
     }
 
-    /// Takes the masks that have been made, and lets the step that waits for the last of them draw.
+    /// Takes the finished masks, and lets the step that waits for the last of them draw.
     fn take_made_masks(&mut self) -> Result<(), Stopped> {
         self.masks.take_made(&mut self.scheduler);
         if !self.masks.is_awaiting()
@@ -131,8 +129,8 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Plans and submits as many steps as may be in flight. A step that waits for its masks is
-    /// computed meanwhile, and the next one is planned when it has them.
+    /// Plans and submits steps up to the limit of steps in flight. A step that waits for its masks is computed
+    /// meanwhile, and the next one is planned when it has them.
     fn drive_step(&mut self) -> Result<(), Stopped> {
         if self.masks.is_awaiting() {
             // Deadlines do not wait for masks.
@@ -172,8 +170,8 @@ impl EngineLoop {
         Ok(())
     }
 
-    /// Has the draft model, or the draft head, guess tokens for the next step to check. Guesses are never
-    /// needed: if it fails, requests go on without it.
+    /// Asks the draft model, or the draft head, to guess tokens for the next step to check. Guesses are optional: if it
+    /// fails, requests continue without it.
     fn draft(&mut self) {
         let Some(drafter) = &mut self.drafter else {
             return;
@@ -213,8 +211,7 @@ impl EngineLoop {
         }
         self.blocks
             .forward(&mut self.scheduler, self.shared.now_us());
-        // The counters come before the outputs: a caller that sees its request end also sees what
-        // it left behind.
+        // The counters come before the outputs: a caller that sees its request end also sees the counts after it.
         let stats = self.scheduler.stats();
         self.shared.lock().stats.scheduler = stats;
         while let Some(output) = self.scheduler.poll_output() {
@@ -234,7 +231,7 @@ impl EngineLoop {
         }
     }
 
-    /// Makes the snapshot that has been asked for, if one has.
+    /// Makes the requested snapshot, if any.
     fn show_watcher(&mut self) {
         let Some(watch) = &mut self.watch else {
             return;
@@ -254,7 +251,7 @@ impl EngineLoop {
         }
     }
 
-    /// Releases all exported pages, because no subscriber is there to read them.
+    /// Releases all exported pages, because no subscriber can read them.
     fn let_go_of_exports(&mut self) {
         while let Some(fact) = self.scheduler.poll_kv_fact() {
             match fact {
@@ -266,8 +263,8 @@ impl EngineLoop {
         }
     }
 
-    /// The one place where the loop sleeps: until a command comes, the step in flight returns, a
-    /// subscriber has room, a copy to or from host memory ends, or the scheduler's next deadline.
+    /// The only place where the loop sleeps: until a command arrives, the step in flight returns, a subscriber has
+    /// room, a copy to or from host memory ends, or the scheduler's next deadline.
     fn next_event(&mut self) -> Result<Event, Stopped> {
         if let Some(event) = self.poll_event()? {
             return Ok(event);
@@ -427,8 +424,7 @@ impl EngineLoop {
         match command {
             KvCommand::Arrived { request, token } => {
                 if !self.scheduler.handle_kv_arrived(request, token) {
-                    // The request has just ended, and its stream says so. Nothing writes to its
-                    // pages any more.
+                    // The request has just ended, and its stream reports that. All writes to its pages have ended.
                     self.scheduler.release_hold(request);
                 }
             }
@@ -472,9 +468,9 @@ impl EngineLoop {
         }
     }
 
-    /// Calls the executor. The inner error is one failed step, the outer one a lost executor. A
-    /// panic in the executor fails that step only. The executor is used again, because its contract
-    /// is to be ready for further steps after a failed one.
+    /// Calls the executor. The inner error is one failed step, the outer one a lost executor. A panic in the executor
+    /// fails only that step. The executor is used again, because its contract is to be ready for further steps after a
+    /// failed one.
     fn call_executor<T>(
         &mut self,
         step: StepId,
@@ -510,7 +506,7 @@ pub(crate) struct InFlight {
 struct InFlightStep {
     batch: Arc<Batch>,
     requests: Arc<[RequestId]>,
-    /// Why it failed at submission, if it did. It is reported when it becomes the oldest step.
+    /// The reason if it failed at submission. It is reported when it becomes the oldest step.
     failure: Option<String>,
 }
 
@@ -525,7 +521,7 @@ impl InFlight {
         }
     }
 
-    /// The request that holds a slot, as the newest batch has it.
+    /// The request in a slot, according to the newest batch.
     fn request_of(&self, slot: SlotId) -> RequestId {
         self.slot_requests[slot.0 as usize]
     }
@@ -563,7 +559,7 @@ impl InFlight {
         }
     }
 
-    /// Removes the oldest step, which has returned: its batch and the time that it took.
+    /// Removes the oldest step, which has returned. Returns its batch and its duration.
     fn pop(&mut self) -> Option<(Arc<Batch>, Duration)> {
         let oldest = self.steps.pop_front();
         let step_time = self.oldest_since.elapsed();

@@ -1,4 +1,4 @@
-//! What a watcher sees of the engine at one moment, and of the steps since the moment before.
+//! The engine's state at one moment, and its steps since the previous snapshot.
 
 use std::time::Duration;
 
@@ -6,16 +6,15 @@ use corella_core::{PageMap, RequestView, StepId};
 
 use crate::engine_stats::EngineStats;
 
-/// Everything as it was between two steps.
+/// The state between two steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineSnapshot {
     /// Time since the engine started, to which the other times relate.
     pub time: Duration,
     pub stats: EngineStats,
-    /// The steps that have returned since the snapshot before, oldest first.
+    /// The steps that have returned since the previous snapshot, oldest first.
     pub steps: Vec<StepRecord>,
-    /// The first [`MAX_REQUESTS`] live requests: running ones first, then those that receive KV, then
-    /// waiting ones.
+    /// The first [`MAX_REQUESTS`] live requests: running ones first, then receiving ones, then waiting ones.
     pub requests: Vec<RequestView>,
     pub page_map: PageMap,
 }
@@ -26,14 +25,14 @@ pub const MAX_REQUESTS: usize = 128;
 /// The most cells of its page map.
 pub const MAX_CELLS: u32 = 2048;
 
-/// What a step computed, or several successive steps where there were too many to tell apart.
+/// The work of a step, or of several successive steps that had to be merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepRecord {
     pub first: StepId,
     pub num_steps: u32,
-    /// When the last of them returned.
+    /// The time at which the last of them returned.
     pub ended: Duration,
-    /// Time that they took together. A step's time begins when the step before it has returned.
+    /// Their total time. A step's time begins when the step before it has returned.
     pub step_time: Duration,
     pub num_prefill_tokens: u64,
     /// Tokens of requests that decode, without drafts.
@@ -43,8 +42,7 @@ pub struct StepRecord {
     pub max_requests: u32,
 }
 
-/// Steps between two snapshots, in bounded memory: when there is no room, each two neighbours become
-/// one record.
+/// Steps between two snapshots, in bounded memory: without room, each pair of neighbours becomes one record.
 #[derive(Debug, Default)]
 pub(crate) struct StepRecords(Vec<StepRecord>);
 
@@ -87,7 +85,7 @@ impl StepRecord {
 mod tests {
     use super::*;
 
-    /// Far more steps than there is room for, step `n` with `n` tokens.
+    /// Far more steps than the records hold, step `n` with `n` tokens.
     #[test]
     fn records_are_bounded_and_lose_no_token() {
         const NUM_STEPS: u64 = 5000;

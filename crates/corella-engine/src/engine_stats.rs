@@ -5,7 +5,7 @@ use std::time::Duration;
 use corella_core::SchedulerStats;
 
 /// A snapshot of the engine's counters. They count from the engine's start and never shrink, except
-/// for the current states in `scheduler` and `num_live_requests`.
+/// for the present states in `scheduler` and `num_live_requests`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineStats {
     pub scheduler: SchedulerStats,
@@ -17,7 +17,7 @@ pub struct EngineStats {
     pub num_finished_length: u64,
     pub num_finished_abort: u64,
     pub num_finished_error: u64,
-    /// Requests that the scheduler refused, for whatever reason.
+    /// Requests that the scheduler refused, for any reason.
     pub num_refused: u64,
     pub num_steps: u64,
     pub num_failed_steps: u64,

@@ -1,7 +1,7 @@
-//! A watch over the engine: who holds one may ask for snapshots.
+//! A watch over the engine: its holder may ask for snapshots.
 //!
-//! The loop makes a snapshot only when it is asked for one, and keeps records of steps only while
-//! there is a watch. Without one it does no more than look whether there is.
+//! The loop makes a snapshot only on request, and keeps records of steps only while a watch exists.
+//! Otherwise it only checks for a watch.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::engine_snapshot::{EngineSnapshot, StepRecord, StepRecords};
 /// Asks for snapshots. The watch ends when it is dropped.
 pub struct EngineWatch {
     desk: Arc<Desk>,
-    /// Rings when it is dropped, behind the desk, so that the loop sees that nobody watches.
+    /// Rings when it is dropped, behind the desk, so that the loop notices the end of the watch.
     doorbell: Doorbell,
 }
 
@@ -33,7 +33,7 @@ struct Desk {
     inner: Mutex<Inner>,
 }
 
-/// At most one snapshot lies here: the newest replaces one that was not fetched.
+/// The desk holds at most one snapshot: the newest replaces one that was not fetched.
 #[derive(Default)]
 struct Inner {
     snapshot: Option<EngineSnapshot>,
@@ -55,8 +55,8 @@ pub(crate) fn watch(doorbell: Doorbell) -> (EngineWatch, WatchEnd) {
 }
 
 impl EngineWatch {
-    /// Asks for a snapshot and waits for it, which takes milliseconds however long a step runs.
-    /// `None` when the engine has stopped, or somebody else has begun to watch it.
+    /// Asks for a snapshot and waits for it, which takes milliseconds even during a long step.
+    /// `None` when the engine has stopped, or another watch has replaced this one.
     pub async fn snapshot(&mut self) -> Option<EngineSnapshot> {
         self.desk.is_due.store(true, Ordering::Release);
         self.doorbell.ring();
@@ -100,7 +100,7 @@ impl WatchEnd {
         self.desk.is_due.load(Ordering::Acquire)
     }
 
-    /// Notes a step that returned at `ended`.
+    /// Records a step that returned at `ended`.
     pub fn note_step(
         &mut self,
         batch: &Batch,

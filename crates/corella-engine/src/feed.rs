@@ -1,4 +1,4 @@
-//! Passes news from the scheduler to a subscriber, as fast as the subscriber takes it.
+//! Passes news from the scheduler to a subscriber, at the subscriber's pace.
 
 use std::sync::{Arc, Weak};
 
@@ -6,7 +6,7 @@ use crossbeam_channel::{Receiver, Sender, TrySendError, bounded};
 
 use crate::doorbell::Doorbell;
 
-/// One subscriber. What it has no room for waits in the scheduler, which has a bound of its own.
+/// One subscriber. News beyond its room waits in the scheduler, which has a bound of its own.
 pub(crate) struct Feed<T> {
     subscriber: Option<Subscriber<T>>,
     /// The next news, while the subscriber has no room for it.
@@ -19,12 +19,11 @@ pub(crate) struct Subscriber<T> {
     reader: Weak<()>,
 }
 
-/// The subscriber's end. Wakes the loop when it makes room where there was none, and when it is
-/// dropped.
+/// The subscriber's end. Wakes the loop when a full channel gets room, and when it is dropped.
 pub(crate) struct FeedReader<T> {
     news: Receiver<T>,
     max_unread: usize,
-    /// Gone with the reader, before the doorbell rings.
+    /// Dropped with the reader, before the doorbell rings.
     _is_read: Arc<()>,
     doorbell: Doorbell,
 }
@@ -51,14 +50,14 @@ pub(crate) fn subscription<T>(
 }
 
 impl<T> FeedReader<T> {
-    /// `None` when the engine has stopped, or someone else has subscribed.
+    /// `None` when the engine has stopped, or a newer subscriber has replaced this one.
     pub(crate) fn next_blocking(&self) -> Option<T> {
         let news = self.news.recv().ok()?;
         self.note_taken();
         Some(news)
     }
 
-    /// `None` when there is nothing now.
+    /// `None` without pending news.
     pub(crate) fn try_next(&self) -> Option<T> {
         let news = self.news.try_recv().ok()?;
         self.note_taken();
@@ -84,7 +83,7 @@ impl<T> Default for Feed<T> {
 }
 
 impl<T> Feed<T> {
-    /// Replaces the earlier subscriber, if there is one.
+    /// Replaces the earlier subscriber, if any.
     pub(crate) fn subscribe(&mut self, subscriber: Subscriber<T>) {
         self.subscriber = Some(subscriber);
         self.held = None;
@@ -94,8 +93,8 @@ impl<T> Feed<T> {
         self.subscriber.is_some()
     }
 
-    /// Hands over what there is and what there is room for. True when the subscriber was found to
-    /// have gone.
+    /// Passes pending news to the subscriber, within its room. Returns true if the subscriber has
+    /// gone.
     pub(crate) fn forward(&mut self, mut poll: impl FnMut() -> Option<T>) -> bool {
         let Some(subscriber) = &self.subscriber else {
             return false;

@@ -1,11 +1,11 @@
-//! Tokens from anywhere: this engine, or a pair of nodes.
+//! Tokens from any source: this engine, or a pair of nodes.
 
 use crate::engine::Engine;
 use crate::engine_error::SubmitError;
 use crate::submission::Submission;
 use crate::token_stream::TokenStream;
 
-/// Takes submissions. A server knows no more than this of where they run.
+/// Takes submissions. A server knows only this interface of their source.
 pub trait Generate: Send + Sync {
     /// One stream for each choice, all or none. Never blocks.
     fn submit(&self, submission: Submission) -> Result<Vec<TokenStream>, SubmitError>;

@@ -11,8 +11,8 @@ use crate::drafter::Drafts;
 use crate::engine_loop::panic_message;
 use crate::watchdog::{Watchdog, WatchedStep};
 
-/// Asks the executor for guesses between two steps. It keeps nothing: the executor has what the head needs of a
-/// request in the request's slot.
+/// Asks the executor for guesses between two steps. It keeps no state: the executor keeps the head's state of a request
+/// in the request's slot.
 pub(crate) struct HeadDrafter {
     watchdog: Watchdog,
     /// The number of the next round, for the watchdog's reports.

@@ -1,5 +1,5 @@
-//! KV of requests that are prefilled on one node and decoded on another: what the engine of either
-//! node is told, and what it tells.
+//! KV of requests that are prefilled on one node and decoded on another: the reports to the engine
+//! of either node, and its facts.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::doorbell::CommandSender;
 use crate::feed::FeedReader;
 use crate::token_stream::TokenStream;
 
-/// Says what has become of KV that others bring or fetch.
+/// Reports on KV that others bring or fetch.
 #[derive(Clone)]
 pub struct KvExchange {
     pub(crate) commands: CommandSender,
@@ -21,13 +21,13 @@ pub struct KvExchange {
 pub struct KvFacts(pub(crate) FeedReader<KvFact>);
 
 impl KvFacts {
-    /// Blocks until there is a fact. `None` when the engine has stopped, or there is a newer
-    /// subscriber.
+    /// Blocks until the next fact. `None` when the engine has stopped, or a newer subscriber has
+    /// replaced this one.
     pub fn next_blocking(&self) -> Option<KvFact> {
         self.0.next_blocking()
     }
 
-    /// `None` when there is nothing now.
+    /// `None` without a pending fact.
     pub fn try_next(&self) -> Option<KvFact> {
         self.0.try_next()
     }
@@ -41,18 +41,18 @@ pub struct Receipt {
 }
 
 impl Receipt {
-    /// The pages to fill; there once the stream has said `Accepted`.
+    /// The pages to fill; present once the stream has returned `Accepted`.
     pub fn reservation(&self) -> Option<&Reservation> {
         self.reservation.get()
     }
 
-    /// The engine's name of the adapter that the request is computed with.
+    /// The engine's name of the request's adapter.
     pub fn adapter(&self) -> Option<&str> {
         self.adapter.as_deref()
     }
 }
 
-/// What the loop is told of KV that moves.
+/// Reports to the loop about moving KV.
 pub(crate) enum KvCommand {
     Arrived { request: RequestId, token: TokenId },
     RowsArrived(RequestId),
@@ -62,27 +62,30 @@ pub(crate) enum KvCommand {
 }
 
 impl KvExchange {
-    /// All rows of a reservation have arrived, and `token` was drawn after them.
+    /// Reports that all rows of a reservation have arrived, and `token` was drawn after them.
     pub fn handle_kv_arrived(&self, request: RequestId, token: TokenId) {
         self.tell(KvCommand::Arrived { request, token });
     }
 
-    /// All rows of a reservation have arrived, and the token after them is to be drawn here.
+    /// Reports that all rows of a reservation have arrived, and that this node draws the token
+    /// after them.
     pub fn handle_rows_arrived(&self, request: RequestId) {
         self.tell(KvCommand::RowsArrived(request));
     }
 
-    /// Nothing writes to the reserved pages any more, although not all rows have come.
+    /// Reports that all writes to the reserved pages have ended, although not all rows have
+    /// arrived.
     pub fn handle_kv_lost(&self, request: RequestId, how: LostKv) {
         self.tell(KvCommand::Lost { request, how });
     }
 
-    /// Nobody reads the pages that a request has exported any more.
+    /// Reports that all reads of a request's exported pages have ended.
     pub fn release_hold(&self, request: RequestId) {
         self.tell(KvCommand::ReleaseHold(request));
     }
 
-    /// The exported pages of a request are still being read, and are held for `lease` from now.
+    /// Reports that the exported pages of a request are still being read, and holds them for
+    /// `lease` from now.
     pub fn renew_hold(&self, request: RequestId, lease: Duration) {
         self.tell(KvCommand::RenewHold { request, lease });
     }
@@ -92,16 +95,16 @@ impl KvExchange {
     }
 }
 
-/// What the prefix cache holds, as it comes and goes. Dropping it ends the subscription.
+/// The changes of the prefix cache. Dropping the stream ends the subscription.
 pub struct KvEventStream(pub(crate) FeedReader<KvEvent>);
 
 impl KvEventStream {
-    /// `None` when the engine has stopped, or someone else has subscribed.
+    /// `None` when the engine has stopped, or a newer subscriber has replaced this one.
     pub fn next_blocking(&mut self) -> Option<KvEvent> {
         self.0.next_blocking()
     }
 
-    /// `None` when there is nothing now.
+    /// `None` without a pending event.
     pub fn try_next(&mut self) -> Option<KvEvent> {
         self.0.try_next()
     }

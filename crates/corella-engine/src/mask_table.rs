@@ -14,12 +14,12 @@ use crate::mask_thread::{Answer, MadeMask, MaskThread, Next, WantedMask};
 use crate::token_constraint::TokenConstraint;
 
 /// Asks for the masks of one step at a time. The scheduler plans no step behind a token that a
-/// masked request has not drawn, so a batch says all that a mask depends on: its span ends in the
-/// newest token.
+/// masked request has not drawn. So a batch has all tokens that a mask depends on: its span ends in
+/// the newest token.
 pub(crate) struct MaskTable {
     thread: MaskThread,
     requests: HashMap<RequestId, Masked>,
-    /// The slots of the step that was asked for, whose requests are masked.
+    /// The slots of the requested step with masked requests.
     asked: Vec<(SlotId, RequestId)>,
     is_awaiting: bool,
 }
@@ -28,12 +28,12 @@ struct Masked {
     num_prompt_tokens: u32,
     /// `None` while the thread has it.
     answer: Option<Answer>,
-    /// Tokens that were drawn elsewhere, before the first mask.
+    /// Tokens that were drawn on another node, before the first mask.
     drawn: Vec<TokenId>,
-    /// How many output tokens the answer has taken.
+    /// The number of output tokens that the answer has taken.
     num_taken: u32,
-    /// The mask of the token behind those. It is kept until that token is in the request's history,
-    /// because what a step draws is dropped when the request starts over.
+    /// The mask of the next token. It is kept until that token is in the request's history, because
+    /// a step's draw is dropped when the request starts over.
     mask: Option<Box<[u32]>>,
 }
 
@@ -62,12 +62,12 @@ impl MaskTable {
         self.requests.remove(&request);
     }
 
-    /// Whether masks are being made. Meanwhile no step is asked for.
+    /// Whether masks are being made. Meanwhile no step is requested.
     pub(crate) fn is_awaiting(&self) -> bool {
         self.is_awaiting
     }
 
-    /// Asks for the masks that a step needs and that are not there yet.
+    /// Asks for the missing masks of a step.
     pub(crate) fn ask(&mut self, batch: &Batch, request_of: impl Fn(SlotId) -> RequestId) {
         assert!(!self.is_awaiting(), "masks of two steps are asked for");
         self.asked.clear();
@@ -114,7 +114,7 @@ impl MaskTable {
         }
     }
 
-    /// Takes the masks that have been made, and ends the requests for which there is none.
+    /// Takes the finished masks, and ends the requests whose masks failed.
     pub(crate) fn take_made(&mut self, scheduler: &mut Scheduler) {
         let Some(made) = self.thread.take_made() else {
             return;
@@ -144,8 +144,8 @@ impl MaskTable {
         }
     }
 
-    /// The masks of the step that was asked for. There is none for requests that have ended, and
-    /// whatever is drawn for them is dropped.
+    /// The masks of the requested step. Requests that have ended have none, and their draws are
+    /// dropped.
     pub(crate) fn masks(&self) -> Vec<TokenMask> {
         let mask = |&(slot, request): &(SlotId, RequestId)| {
             let allowed = self.requests.get(&request)?.mask.clone()?;

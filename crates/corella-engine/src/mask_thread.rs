@@ -12,8 +12,8 @@ use crate::doorbell::{Doorbell, LoopSender};
 use crate::engine_loop::panic_message;
 use crate::token_constraint::{Allowed, ConstrainedAnswer, TokenConstraint};
 
-/// The loop's end of the thread, which ends when this is dropped and it has made what it was asked for.
-/// The masks of a step go there and come back together, so that each side is woken once.
+/// The loop's end of the thread. When it is dropped, the thread finishes its requests and ends. The masks of a step are
+/// requested and returned together, so that each side is woken once.
 pub(crate) struct MaskThread {
     wanted: Sender<Vec<WantedMask>>,
     made: Receiver<Vec<MadeMask>>,
@@ -33,19 +33,18 @@ pub(crate) struct MadeMask {
     pub(crate) next: Result<Next, String>,
 }
 
-/// What may follow an answer.
+/// The continuation of an answer.
 pub(crate) enum Next {
-    /// The tokens of this mask.
+    /// Only the tokens of this mask may follow.
     Masked(Box<[u32]>),
-    /// Nothing: the answer is complete.
+    /// No token may follow: the answer is complete.
     Nothing,
 }
 
-/// The constrained answer of one request. The thread has it while it makes its mask, and the loop
-/// keeps it otherwise.
+/// The constrained answer of one request. The thread holds it while it makes its mask, and the loop holds it otherwise.
 pub(crate) struct Answer {
     state: AnswerState,
-    /// The tokens with which the request may end.
+    /// The tokens that may end the request.
     end_tokens: Vec<TokenId>,
 }
 
@@ -71,19 +70,19 @@ impl MaskThread {
         Ok(Self { wanted, made })
     }
 
-    /// Asks for the masks of a step. Those of the step before must have been taken.
+    /// Asks for the masks of a step. The masks of the previous step must have been taken.
     pub(crate) fn want(&self, masks: Vec<WantedMask>) {
         let is_sent = self.wanted.send(masks).is_ok();
         assert!(is_sent, "the thread that makes masks has ended");
     }
 
-    /// The masks of the step, in the order in which they were asked for, when all have been made.
+    /// The masks of the step, in the order of the request, when all have been made.
     pub(crate) fn take_made(&self) -> Option<Vec<MadeMask>> {
         self.made.try_recv().ok()
     }
 }
 
-/// Whatever goes wrong in a constraint, a panic included, is told to the one request that has it.
+/// Makes one mask. An error or a panic in a constraint is reported to its request alone.
 fn make(wanted: WantedMask) -> MadeMask {
     let WantedMask {
         request,

@@ -1,10 +1,10 @@
-//! How a server counts the outputs of requests that other nodes bring, whose clients it never sees.
+//! Counts the outputs of requests that other nodes bring, whose clients this server never sees.
 
 use corella_core::RequestOutput;
 
 /// Counts requests that are decoded here and whose prompts other nodes have computed.
 pub trait OutputMeter: Send + Sync {
-    /// A request begins to decode, with the adapter that the engine knows by this name if there is one.
+    /// Counts a request that begins to decode. `adapter` is the engine's name of its adapter, if any.
     /// `num_received_tokens` of its prompt have come from another node.
     fn begin(&self, num_received_tokens: u32, adapter: Option<&str>) -> Box<dyn OutputCount>;
 }

@@ -1,11 +1,11 @@
-//! Lines of the log that peers and clients cause, at most one a minute from each place.
+//! Log lines that peers and clients cause, at most one a minute from each place.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const INTERVAL: Duration = Duration::from_secs(60);
 
-/// Lets one line through in a minute, and counts those that it leaves out.
+/// Lets one line through in a minute, and counts the others.
 #[derive(Debug, Default)]
 pub struct RareLine(Mutex<State>);
 
@@ -23,7 +23,7 @@ impl RareLine {
         }))
     }
 
-    /// Whether a line may be written now: how many were left out since the one before it.
+    /// If a line may be written now, the number of lines left out since the previous one.
     pub fn poll(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_recent = |at: Instant| now.saturating_duration_since(at) < INTERVAL;
@@ -36,8 +36,8 @@ impl RareLine {
     }
 }
 
-/// `rare_line!(warn, "…")` is `tracing::warn!("…")` at most once a minute. The field `num_left_out` tells how many
-/// lines of this place were left out before.
+/// `rare_line!(warn, "…")` is `tracing::warn!("…")` at most once a minute. The field `num_left_out` counts the lines of
+/// this place that were left out before.
 #[macro_export]
 macro_rules! rare_line {
     ($level:ident, $($line:tt)+) => {{

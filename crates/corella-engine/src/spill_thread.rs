@@ -14,8 +14,7 @@ use crate::doorbell::{Doorbell, LoopSender};
 use crate::engine_loop::panic_message;
 use crate::feed::{Feed, FeedReader, subscription};
 
-/// Carries out the scheduler's [`SpillTask`]s, one after the other. The loop never copies and never
-/// waits for a copy.
+/// Carries out the scheduler's [`SpillTask`]s one by one. The loop never copies and never waits for a copy.
 pub(crate) struct SpillThread {
     tasks: Feed<SpillTask>,
     ended: Receiver<EndedCopy>,
@@ -27,11 +26,11 @@ enum EndedCopy {
     Restored { request: RequestId, is_done: bool },
 }
 
-/// How many tasks and how many ends of copies may wait. Further tasks wait in the scheduler.
+/// The most waiting tasks, and the most waiting ends of copies. Further tasks wait in the scheduler.
 const MAX_UNREAD: usize = 16;
 
 impl SpillThread {
-    /// Host memory is taken when it is first needed, at most `max_pages` pages of it, and kept.
+    /// Host memory is allocated at its first use, at most `max_pages` pages, and kept.
     pub(crate) fn start(
         pages: Arc<dyn KvPages>,
         max_pages: u32,
@@ -53,12 +52,12 @@ impl SpillThread {
         })
     }
 
-    /// Hands the scheduler's tasks to the thread, as far as it has room for them.
+    /// Passes the scheduler's tasks to the thread, within its room.
     pub(crate) fn forward_tasks(&mut self, scheduler: &mut Scheduler) {
         self.tasks.forward(|| scheduler.poll_spill_task());
     }
 
-    /// Tells the scheduler which copies have ended.
+    /// Reports ended copies to the scheduler.
     pub(crate) fn take_ended(&mut self, scheduler: &mut Scheduler) {
         while let Ok(ended) = self.ended.try_recv() {
             match ended {
@@ -74,7 +73,7 @@ impl SpillThread {
 impl Drop for SpillThread {
     fn drop(&mut self) {
         self.tasks = Feed::default();
-        // The thread must find nobody who could still read what it reports.
+        // The thread must find no reader for its reports.
         self.ended = crossbeam_channel::never();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -127,8 +126,7 @@ impl HostMemory {
         }
     }
 
-    /// A copy that fails costs one request the time to compute its KV again, so nothing that goes
-    /// wrong in one ends the thread.
+    /// A copy that fails costs one request the time to compute its KV again, so no error in a copy ends the thread.
     fn try_copy(
         &mut self,
         request: RequestId,
@@ -147,9 +145,8 @@ impl HostMemory {
         for &page in pages {
             let mut bytes = self.take_page()?;
             for (layer, out) in bytes.chunks_mut(layer_bytes).enumerate() {
-                // SAFETY: the scheduler keeps the pages of a request that it has preempted locked,
-                // no step names it, and nothing writes to pages that are shared, until
-                // `handle_stored`, which comes after this.
+                // SAFETY: until `handle_stored`, which comes after this, the scheduler keeps the pages of the preempted
+                // request locked, no step names the request, and no write reaches shared pages.
                 unsafe {
                     self.pages
                         .read(layer as u32, &[page], PageForm::Native, out);
@@ -167,8 +164,8 @@ impl HostMemory {
             let bytes = stored.and_then(|stored| stored.get(number as usize));
             let bytes = bytes.ok_or("it was not stored")?;
             for (layer, bytes) in bytes.chunks(layer_bytes).enumerate() {
-                // SAFETY: the scheduler has reserved these pages for this request, which has no slot,
-                // and gives them to no other until `handle_restored`, which comes after this.
+                // SAFETY: the scheduler has reserved these pages for this request, which has no slot, and gives them to
+                // no other request until `handle_restored`, which comes after this.
                 unsafe {
                     self.pages
                         .write(layer as u32, &[page], PageForm::Native, bytes);

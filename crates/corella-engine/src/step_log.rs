@@ -1,4 +1,4 @@
-//! The step log: the last batches, kept to find out why a step went wrong.
+//! The step log: the last batches, kept to find the cause of a failed step.
 
 use std::collections::VecDeque;
 use std::fs::{self, OpenOptions};
@@ -55,14 +55,14 @@ impl StepLog {
     }
 
     fn write(&self, reason: &str) -> io::Result<()> {
-        // The dump must not be written through a link that somebody else has left at this path.
+        // The dump must not be written through another user's link at this path.
         match fs::remove_file(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         let mut options = OpenOptions::new();
         options.write(true).create_new(true);
-        // Batches hold the tokens of prompts, which are nobody else's business.
+        // Batches hold the tokens of prompts, which only this user may read.
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut file = BufWriter::new(options.open(&self.path)?);

@@ -1,4 +1,4 @@
-//! What a caller asks an engine for.
+//! Submissions of callers.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use crate::adapter::LoadedAdapter;
 use crate::token_constraint::TokenConstraint;
 use crate::trace::TraceScope;
 
-/// What to generate. Each choice becomes a request of its own.
+/// A generation. Each choice becomes a request of its own.
 #[derive(Clone, Debug)]
 pub struct Submission {
     pub prompt: Vec<TokenId>,
-    /// Tokens that were drawn elsewhere: they count as output, and are not emitted again.
+    /// Tokens that were drawn on another node: they count as output, and are not emitted again.
     pub output: Vec<TokenId>,
-    /// Another node wants the KV of its prompt: [`Engine::subscribe_kv_facts`](crate::Engine::subscribe_kv_facts) says which rows are
-    /// there.
+    /// Another node reads the KV of its prompt: [`Engine::subscribe_kv_facts`](crate::Engine::subscribe_kv_facts)
+    /// reports the rows.
     pub exports_kv: bool,
     /// Parameters of the first choice. The others differ in `choice`, which counts up from it.
     pub sampling: SamplingParams,
@@ -27,13 +27,13 @@ pub struct Submission {
     pub priority: i32,
     pub objectives: LatencyObjectives,
     pub namespace: Namespace,
-    /// What the answer may be. Every choice is held to it.
+    /// The constraint on every choice's answer.
     pub constraint: Option<Arc<dyn TokenConstraint>>,
-    /// What the tokens are computed with, besides the model.
+    /// The adapter for the tokens, if any.
     pub adapter: Option<Arc<LoadedAdapter>>,
-    /// What logs call it, on every node that serves it.
+    /// Its name in logs, on every node that serves it.
     pub trace_id: Option<Arc<str>>,
-    /// The span that its generation is part of, if anybody wants to see it.
+    /// The parent span of its generation, if it is traced.
     pub trace: Option<TraceScope>,
 }
 
@@ -59,8 +59,8 @@ impl Submission {
     }
 }
 
-/// A submission of one choice without a constraint and without an adapter. The request's id and time of arrival are left out, because an engine
-/// gives it its own.
+/// A submission of one choice without a constraint and without an adapter. The request's id and time of arrival are
+/// left out, because an engine assigns them.
 impl From<Request> for Submission {
     fn from(request: Request) -> Self {
         Self {

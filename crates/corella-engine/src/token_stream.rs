@@ -19,7 +19,7 @@ pub struct TokenStream {
     abort: Abort,
 }
 
-/// Whom to tell that nobody reads a stream any more.
+/// The receiver of the notice that a stream was dropped.
 enum Abort {
     Engine(CommandSender),
     Relay(Option<Box<dyn FnOnce() + Send + Sync>>),
@@ -91,8 +91,8 @@ impl Drop for TokenStream {
             return;
         }
         match &mut self.abort {
-            // The channel has room for every live request's abort. It is closed only when
-            // the engine has stopped, and then there is nothing to abort.
+            // The channel has room for every live request's abort. It is closed only when the engine has stopped, and
+            // then no request is left to abort.
             Abort::Engine(commands) => {
                 commands.send(Command::Abort(self.id));
             }
@@ -113,8 +113,7 @@ impl Wake for Unpark {
     }
 }
 
-/// A stream that somebody else than an engine feeds. `abort` is called when it is dropped before its
-/// end.
+/// A stream that is not fed by an engine. `abort` is called when it is dropped before its end.
 pub fn relayed_stream(
     id: RequestId,
     abort: impl FnOnce() + Send + Sync + 'static,
@@ -139,7 +138,7 @@ impl StreamRelay {
         self.id
     }
 
-    /// Nothing may follow a terminal event.
+    /// No event may follow a terminal one.
     pub fn send(&self, event: StreamEvent) {
         self.queue.push(event);
     }
@@ -164,22 +163,21 @@ impl Drop for StreamRelay {
     }
 }
 
-/// The engine's end of a stream. However it goes away, the stream ends: dropping it without having
-/// sent a terminal event sends one with the reason why the engine stopped.
+/// The engine's end of a stream. Dropping it without a terminal event sends one with the reason for the engine's stop,
+/// so every stream ends.
 pub(crate) struct StreamSender {
     queue: Arc<EventQueue>,
     shared: Arc<Shared>,
     /// The counters of the last output, for a terminal event that does not come from the scheduler.
     last: RequestOutput,
     ended: bool,
-    /// What the request is computed with, which the executor keeps until the request has ended.
+    /// The request's adapter, which the executor keeps until the request has ended.
     adapter: Option<Arc<LoadedAdapter>>,
 }
 
-/// The queue of events between the two ends of a stream. It is locked for one push or one pop at a
-/// time, by at most two threads. It is never longer than the request's `max_tokens` + 2, and one for a
-/// hidden state or for each chunk of a prompt whose log-probabilities are wanted, because the scheduler emits no more
-/// events.
+/// The queue of events between the two ends of a stream. It is locked for one push or one pop at a time, by at most two
+/// threads. Its length is at most the request's `max_tokens` + 2, plus one for a hidden state or for each chunk of a
+/// prompt whose log-probabilities are wanted, because the scheduler emits no more events.
 #[derive(Default)]
 struct EventQueue(Mutex<EventQueueState>);
 
@@ -260,7 +258,7 @@ impl StreamSender {
         let terminal = event.is_terminal().then(|| event.clone());
         self.ended = terminal.is_some();
         self.queue.push(event);
-        // This comes last, because whoever waits for an idle engine may exit after it.
+        // This comes last, because a process that waits for an idle engine may exit after it.
         if let Some(event) = terminal {
             self.shared.handle_request_end(&event);
         }

@@ -1,20 +1,20 @@
-//! A trace: the spans of time that a request consists of, on every node that serves it.
+//! A trace: the time spans of a request, on every node that serves it.
 //!
-//! Identifiers and their text are those of W3C Trace Context, the rest is the data model of OpenTelemetry.
+//! Identifiers and their text follow W3C Trace Context, the rest the data model of OpenTelemetry.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A span among those of its trace, under which others may be.
+/// A span of a trace, which may have children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     /// Not all zeros.
     pub trace_id: u128,
     /// Not zero.
     pub span_id: u64,
-    /// Whether whoever began the trace wants to see it.
+    /// Whether the origin of the trace records it.
     pub is_sampled: bool,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// The keys of a hasher are random, and no two hashers of a process have the same.
+/// The keys of a hasher are random, and differ for all hashers of a process.
 fn random() -> u64 {
     RandomState::new().hash_one(0).max(1)
 }
@@ -84,18 +84,18 @@ fn random() -> u64 {
 pub struct Span {
     pub name: String,
     pub context: TraceContext,
-    /// The span that it is part of, here or at whoever asked.
+    /// The parent span, in this process or the caller's.
     pub parent_id: Option<u64>,
     pub kind: SpanKind,
     pub start_unix_ns: u64,
     pub end_unix_ns: u64,
     pub attributes: Vec<(&'static str, Attribute)>,
-    /// What went wrong, if anything did.
+    /// The error, if any.
     pub error: Option<String>,
 }
 
 impl Span {
-    /// `start` and `end` are of this process.
+    /// `start` and `end` are times of this process.
     pub fn new(
         name: impl Into<String>,
         context: TraceContext,
@@ -148,12 +148,12 @@ impl From<u32> for Attribute {
     }
 }
 
-/// Takes spans when they have ended. It neither waits nor fails: what it has no room for is lost.
+/// Takes ended spans. It neither waits nor fails: spans beyond its room are lost.
 pub trait SpanSink: Send + Sync {
     fn record(&self, span: Span);
 }
 
-/// Where a process sends its spans.
+/// The sink of a process's spans.
 #[derive(Clone)]
 pub struct Tracer(Arc<dyn SpanSink>);
 
@@ -173,7 +173,7 @@ impl fmt::Debug for Tracer {
     }
 }
 
-/// A span that goes on, and where it will be sent.
+/// A span that has not ended, and its sink.
 #[derive(Clone, Debug)]
 pub struct TraceScope {
     tracer: Tracer,
@@ -182,8 +182,7 @@ pub struct TraceScope {
 }
 
 impl TraceScope {
-    /// A span under that of whoever asks, or the first of a trace. `None` if the caller does not want to
-    /// see it.
+    /// A child of the caller's span, or the first span of a trace. `None` if the caller does not record the trace.
     pub fn begin(tracer: &Tracer, caller: Option<TraceContext>) -> Option<Self> {
         let context = match &caller {
             Some(caller) => caller.child(),
@@ -196,7 +195,7 @@ impl TraceScope {
         })
     }
 
-    /// A span within this one.
+    /// A child of this span.
     pub fn child(&self) -> Self {
         Self {
             tracer: self.tracer.clone(),
@@ -205,12 +204,12 @@ impl TraceScope {
         }
     }
 
-    /// What another process is told, so that its spans are within this one.
+    /// The context for another process, whose spans become children of this one.
     pub fn context(&self) -> TraceContext {
         self.context
     }
 
-    /// The span has ended; `describe` adds to it.
+    /// Ends the span; `describe` adds to it.
     pub fn finish(
         &self,
         name: &str,
@@ -246,7 +245,7 @@ mod tests {
         let child = context.child();
         assert_eq!(child.trace_id, context.trace_id);
         assert_ne!(child.span_id, context.span_id);
-        // A later version with a field more, and with a flag that nobody knows yet.
+        // A later version with one more field, and with an unknown flag.
         let later = "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-02-more";
         let later = TraceContext::parse(later).expect("it is one");
         assert!(!later.is_sampled);

@@ -9,8 +9,8 @@ use corella_core::{Batch, RequestId, StepId};
 
 use crate::engine::Shared;
 
-/// Logs a step when it has run for the timeout, and again each time that this has doubled. Gives
-/// the engine up when a step has run for the deadline.
+/// Logs a step when it has run for the timeout, and again each time that this has doubled. Gives up
+/// the engine when a step has run for the deadline.
 pub(crate) struct Watchdog {
     watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
@@ -122,20 +122,20 @@ impl Watch {
     }
 }
 
-/// Decides what is to be done about a step that has run for so long.
+/// Decides about a step by its running time.
 struct Patience {
     timeout: Duration,
     deadline: Duration,
     /// The last step that was reported.
     reported: Option<StepId>,
-    /// How long it will have run when it is reported again.
+    /// The running time at its next report.
     due: Duration,
     has_given_up: bool,
 }
 
 #[derive(Debug, PartialEq)]
 enum Verdict {
-    /// Nothing has to be done for so long.
+    /// The time until the next action.
     Wait(Duration),
     Report {
         is_first: bool,
@@ -231,7 +231,7 @@ mod tests {
             (500, Verdict::GiveUp),
             (500, wait(300)),
             (799, wait(1)),
-            // A thread that looks late reports once.
+            // A delayed check reports once.
             (7000, AGAIN),
             (7000, wait(5800)),
         ];
@@ -239,7 +239,7 @@ mod tests {
             let seen = patience.look(StepId(3), ms(elapsed_ms));
             assert_eq!(seen, verdict, "after {elapsed_ms} ms");
         }
-        // Another step has its own time.
+        // Another step has a running time of its own.
         for (elapsed_ms, verdict) in [(30, wait(70)), (120, FIRST), (120, wait(80))] {
             assert_eq!(patience.look(StepId(4), ms(elapsed_ms)), verdict);
         }

@@ -1,5 +1,5 @@
-//! What the log says about a step that hangs. The test has a binary of its own, because the log
-//! belongs to the process.
+//! The log about a step that hangs. The test has a binary of its own, because the log belongs to
+//! the process.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -68,7 +68,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
             .filter(|line| line.contains("has not returned"));
         lines.map(str::to_owned).collect()
     };
-    // A busy machine may hold up other steps, too.
+    // A busy machine may delay other steps, too.
     let of_step = |reports: &[String]| -> Vec<String> {
         let reports = reports.iter().filter(|line| line.contains("step=2 "));
         reports.cloned().collect()
@@ -91,7 +91,7 @@ fn a_hanging_step_is_named_once_per_doubling() {
     while streams[0].next_blocking().is_some() {}
 }
 
-/// The number of steps that reports are about.
+/// The number of steps in the reports.
 fn num_slow_steps(reports: &[String]) -> u64 {
     let step = |line: &String| line.split(" step=").nth(1)?.split(' ').next()?.parse().ok();
     let steps: BTreeSet<u64> = reports.iter().filter_map(step).collect();

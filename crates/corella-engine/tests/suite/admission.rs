@@ -1,5 +1,4 @@
-//! Which requests are refused, and whether the refusal happens in the caller's thread or in the
-//! scheduler.
+//! Refused requests, in the caller's thread or in the scheduler.
 
 use corella_core::AdmissionError;
 use corella_engine::{Engine, EngineConfig, EngineError, StreamEvent, SubmitError};
@@ -65,7 +64,7 @@ fn a_full_queue_refuses_all_choices_or_none_and_leaving_makes_room() {
         "five choices were queued where only four may wait"
     );
     let running: Vec<_> = (0..2).map(|_| full(1).expect("no slot is free")).collect();
-    // The second starts behind the first one's step, and has one more step for the counters to show it.
+    // The second starts behind the first one's step, and has one more step in which the counters show it.
     gate.let_through(2);
     wait_until("both run", || engine.stats().scheduler.num_running == 2);
     let mut waiting: Vec<_> = (0..3)

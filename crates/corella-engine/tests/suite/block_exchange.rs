@@ -15,7 +15,7 @@ use crate::fixture::{
     LONG, assert_at_rest, block_on, finish, limits, model, start, submission, submit_one,
 };
 
-/// A time that is over soon, and whose end a test waits for.
+/// A short time whose end a test waits for.
 const SHORT: Duration = Duration::from_millis(20);
 
 /// Pages have 4 tokens.
@@ -97,7 +97,7 @@ fn blocks_of_a_request_that_has_ended_are_held_until_they_are_released() {
     assert_eq!(hold(&exchange, LONG), Some(Err(HoldRefusal::NothingHere)));
 }
 
-/// Nothing else wakes the engine.
+/// No other event wakes the engine.
 #[test]
 fn an_idle_engine_ends_holds_and_fetches_in_time() {
     let engine = source(sharing(64));
@@ -182,7 +182,7 @@ fn a_request_waits_for_a_fetch_and_goes_on_behind_its_blocks() {
     fetched_blocks_are_a_prefix(vec![KvGroup::default(), window]);
 }
 
-/// The engine hears of nothing but the request, and nothing comes for the fetch.
+/// The request is the engine's only event, and no block of the fetch arrives.
 #[test]
 fn a_request_goes_on_without_its_fetch_at_the_soft_deadline() {
     let limits = sharing(64);
@@ -200,7 +200,7 @@ fn a_request_goes_on_without_its_fetch_at_the_soft_deadline() {
     assert_eq!(engine.stats().scheduler.num_fetched_blocks, 0);
 }
 
-/// Each hold takes all pages that may be served, so the next one shows whether anything is left of it.
+/// Each hold takes all pages that may be served, so the next one shows whether any page is still held.
 #[test]
 fn a_hold_does_not_outlive_those_who_know_of_it() {
     let held = |exchange: &BlockExchange, lease| {
@@ -208,23 +208,23 @@ fn a_hold_does_not_outlive_those_who_know_of_it() {
         held.map(|held| held.num_blocks)
     };
 
-    // The asker gives up, before or after it is answered.
+    // The asker gives up, before or after its answer.
     let engine = source(sharing(5));
     let exchange = engine.block_exchange();
     for _ in 0..200 {
         let list = exchange.list(&Namespace::default(), &prompt());
         let mut asked = Box::pin(exchange.hold(list, 0, LONG));
         let polled = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        // A quick engine has answered at once, and the hold is the asker's.
+        // A fast engine has answered at once, and the asker owns the hold.
         if let Poll::Ready(Some(Ok(held))) = polled {
             block_on(exchange.release(held.id));
         }
     }
-    // There is nobody to hear of its end.
+    // No subscriber is told of its end.
     assert_eq!(held(&exchange, SHORT), Ok(5));
     wait_until("the hold has ended", || held(&exchange, LONG).is_ok());
 
-    // The one who has heard of its end has gone, or is replaced.
+    // The subscriber that was told of its end has gone, or is replaced.
     for is_replaced in [false, true] {
         let engine = source(sharing(5));
         let exchange = engine.block_exchange();
@@ -253,7 +253,7 @@ fn a_fetch_does_not_outlive_an_asker_that_gives_up() {
     for _ in 0..200 {
         let mut asked = Box::pin(exchange.begin_fetch(Namespace::default(), prompt(), LONG, LONG));
         let polled = asked.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-        // A quick engine has answered at once, and the fetch is the asker's.
+        // A fast engine has answered at once, and the asker owns the fetch.
         if let Poll::Ready(Some(Ok(fetch))) = polled {
             exchange.handle_fetch_ended(fetch.id, FetchEnd::Lost);
         }

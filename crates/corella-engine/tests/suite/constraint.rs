@@ -1,4 +1,4 @@
-//! Answers that are held to a constraint, whatever the steps around them.
+//! Constrained answers in different steps.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::fixture::{
 use crate::load::Dice;
 
 /// Every token must be a multiple of 3 beyond a number that depends on all tokens before it, and
-/// after `len` tokens nothing may follow.
+/// the answer ends after `len` tokens.
 #[derive(Clone, Copy, Debug)]
 struct Steps {
     len: usize,
@@ -136,7 +136,7 @@ fn constrained_outputs_equal_lone_runs() {
     }
 }
 
-/// Reads to the end. The counters include tokens that were drawn elsewhere.
+/// Reads to the end. The counters include tokens that were drawn on another node.
 fn read(stream: &mut TokenStream) -> (Vec<TokenId>, FinishReason) {
     let mut tokens = Vec::new();
     while let Some(event) = stream.next_blocking() {
@@ -151,12 +151,12 @@ fn read(stream: &mut TokenStream) -> (Vec<TokenId>, FinishReason) {
     panic!("the stream ended without a terminal event");
 }
 
-/// A request, constrained two times in three, and what it must get.
+/// A request, constrained two times in three, and its expected output.
 fn draw(dice: &mut Dice, mock: &MockConfig) -> (Submission, (Vec<TokenId>, FinishReason)) {
     let max_tokens = 1 + dice.roll(40);
     let mut asked = submission(dice.prompt(), max_tokens as u32);
     asked.sampling = dice.sampling();
-    // Its rules ban tokens in a row, and would leave nothing to draw through a mask.
+    // Its rules ban tokens in a row, and could exclude all tokens of a mask.
     asked.sampling.rules = None;
     if dice.roll(3) == 0 {
         let tokens = mock.lone_tokens(&asked.prompt, &asked.sampling, max_tokens);
@@ -177,7 +177,7 @@ fn draw(dice: &mut Dice, mock: &MockConfig) -> (Submission, (Vec<TokenId>, Finis
     };
     let expected = tokens.clone();
     if dice.roll(4) == 0 && tokens.len() > 1 {
-        // Some of them were drawn elsewhere, and the answer goes on behind them.
+        // Some tokens were drawn on another node, and the answer continues behind them.
         let num_left = 1 + dice.roll(tokens.len() - 1);
         let rest = tokens.split_off(tokens.len() - num_left);
         asked.output = tokens;

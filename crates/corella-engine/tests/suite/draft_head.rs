@@ -1,4 +1,4 @@
-//! The served model's own draft head: what it is asked for, what becomes of its guesses, and of its failure.
+//! The served model's own draft head: its requests, its guesses, and its failures.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl<F: FnMut(&[DraftSlot]) -> Guesses + Send> Executor for WithHead<F> {
     }
 }
 
-/// What becomes of the third round.
+/// The result of the third round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Third {
     Guesses,
@@ -75,7 +75,7 @@ enum Third {
     Panics,
 }
 
-/// The head is asked for what follows a request's newest token, and guesses right until it fails.
+/// The head is asked for the tokens behind a request's newest one, and guesses right until it fails.
 #[test]
 fn a_head_that_fails_is_let_go_and_no_request_notices() {
     for third in [Third::Guesses, Third::Fails, Third::Panics] {

@@ -1,5 +1,4 @@
-//! Drafts of a draft model change no token, however often they are right, and cost little when they
-//! are wrong.
+//! Drafts of a draft model change no token at any hit rate, and cost little when they are wrong.
 
 use std::time::Duration;
 
@@ -27,7 +26,7 @@ fn drafted_outputs_equal_lone_runs() {
     }
 }
 
-/// Sequences are dropped for others, and a request that gets no page goes without drafts.
+/// Sequences are dropped for others, and a request without a page gets no drafts.
 #[test]
 fn a_small_draft_pool_costs_drafts_only() {
     let ample = Pair::new(0, 8).come_and_go().num_draft_tokens;
@@ -98,7 +97,7 @@ fn a_draft_model_that_fails_is_let_go_and_no_request_notices() {
         assert_eq!((stats.num_failed_steps, stats.num_finished_error), (0, 0));
         assert_eq!(engine.state(), EngineState::Ready);
         // The rounds have 2, 4 and 6 drafts, a step each, and the third fails. A request for which
-        // nothing can be drawn gets no more drafts from then on, but the next request does.
+        // no token can be drawn gets no more drafts from then on, but the next request does.
         let num_drafts = stats.scheduler.num_draft_tokens;
         match fault {
             Fault::Undrawn => assert!(num_drafts > 40, "{num_drafts}"),
@@ -107,7 +106,7 @@ fn a_draft_model_that_fails_is_let_go_and_no_request_notices() {
     }
 }
 
-/// The loop waits for the draft step and can do nothing else.
+/// The loop waits for the draft step and is blocked.
 #[test]
 fn a_draft_step_that_never_returns_loses_the_engine() {
     let pair = Pair::new(0, 10);
@@ -135,8 +134,8 @@ fn speculation_and_draft_model_need_each_other() {
     assert!(matches!(unasked, Err(EngineError::Config(_))));
 }
 
-/// A served model and its draft model, which draws the same tokens but alters some of them as often
-/// as it is told to.
+/// A served model and its draft model, which draws the same tokens but alters some of them at a
+/// given rate.
 struct Pair {
     limits: SchedulerConfig,
     gate: StepGate,

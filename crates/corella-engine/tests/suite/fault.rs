@@ -34,8 +34,7 @@ fn a_failing_or_panicking_step_ends_its_own_requests_only() {
             assert!(!tokens.is_empty() && tokens.len() < 40);
             assert_eq!(tokens, expected[..tokens.len()]);
 
-            // When the same prompt is submitted again, it must not reuse any KV that the failed
-            // step wrote.
+            // When the same prompt is submitted again, it must not reuse any KV of the failed step.
             let mut next = submit_one(&engine, submission(vec![1, 2, 3], 40));
             assert_eq!(finish(&mut next), (expected, FinishReason::Length));
             assert_at_rest(&engine);
@@ -170,7 +169,7 @@ fn a_hanging_step_is_noticed_and_stays_correct() {
     assert_eq!(finish(&mut stream), (expected, FinishReason::Length));
 }
 
-/// Whoever supervises the process has to see that the engine is of no more use.
+/// The supervisor of the process has to notice that the engine is lost.
 #[test]
 fn a_step_that_never_returns_loses_the_engine() {
     let limits = limits(20, 1);

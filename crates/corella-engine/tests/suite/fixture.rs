@@ -78,8 +78,8 @@ pub fn submit_one(engine: &Engine, submission: Submission) -> TokenStream {
     streams.remove(0)
 }
 
-/// Submits requests while steps are held, and lets one through for every second request, so that requests come
-/// while others run and all wait for pages together, however fast the engine is.
+/// Submits requests while steps are held, and lets one step through for every second request, so that requests arrive
+/// while others run and all wait for pages together, on an engine of any speed.
 pub fn submit_together(
     engine: &Engine,
     gate: &StepGate,
@@ -145,7 +145,7 @@ pub fn assert_failed(reason: &FinishReason, text: &str) {
     assert!(error.to_string().contains(text), "{error}");
 }
 
-/// Checks that nothing is in use any more, once the steps planned ahead have returned.
+/// Checks that no page is in use once the steps planned ahead have returned.
 pub fn assert_at_rest(engine: &Engine) {
     assert!(engine.wait_idle(LONG));
     wait_until("the last step has returned", || {
@@ -169,7 +169,7 @@ pub fn assert_lost(engine: &Engine) -> String {
     })
 }
 
-/// The mock executor with altered results. It still checks what it reads from its pages.
+/// The mock executor with altered results. It still checks the pages that it reads.
 pub struct Altered<F> {
     pub mock: MockExecutor,
     pub alter: F,

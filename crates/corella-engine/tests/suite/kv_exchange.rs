@@ -1,4 +1,4 @@
-//! KV for and from other nodes, as far as one engine has to do with it.
+//! One engine's exchange of KV with other nodes.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ fn commands_are_answered_while_a_step_runs() {
     gate.let_through(1);
     let engine = start(limits, mock);
     let mut running = submit_one(&engine, submission(vec![1, 2, 3], 4));
-    // The first token is there, so the next step, which is held, is under way.
+    // The first token has come, so the next step, which is held, is under way.
     assert_eq!(running.next_blocking(), Some(StreamEvent::Accepted));
     assert!(matches!(
         running.next_blocking(),
@@ -102,7 +102,7 @@ fn what_is_exported_is_held_until_it_is_released() {
         submission
     };
 
-    // Nobody could read it.
+    // No subscriber could read it.
     let mut stream = submit_one(&engine, exports(40));
     finish(&mut stream);
     assert_at_rest(&engine);

@@ -8,11 +8,11 @@ use corella_model::MockConfig;
 
 use crate::fixture::{VOCAB_SIZE, assert_at_rest, finish, submission, submit_one, submit_together};
 
-/// Checks that every request gets the tokens of its lone run, however many others come, leave or
-/// are preempted meanwhile. The model is that of the engine, with the same gate.
+/// Checks that every request gets the tokens of its lone run, while many others arrive, leave or
+/// are preempted. `model` is the engine's model, with the same gate.
 pub fn requests_come_and_go(engine: &Engine, model: &MockConfig, mut dice: Dice) -> EngineStats {
     for round in 0..6 {
-        // A reader that leaves before anything can be computed.
+        // A reader that leaves before the first step.
         model.gate.close();
         drop(submit_one(engine, submission(vec![1, 2, 3], 20)));
         let (mut submissions, mut checks) = (Vec::new(), Vec::new());

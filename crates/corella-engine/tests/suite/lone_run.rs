@@ -1,4 +1,4 @@
-//! A request gets the same tokens as when it runs alone.
+//! A request gets the same tokens as in a lone run.
 
 use corella_core::{FinishReason, KvGroup, RecurrentState, SchedulerConfig, SchedulerStats};
 use corella_engine::{Engine, EngineConfig};
@@ -32,8 +32,8 @@ fn overlapped_outputs_equal_lone_runs() {
     outputs_equal_lone_runs(2);
 }
 
-/// Every page and row is checked by the mock: those that a window needs are there, and are those of
-/// the request's own history.
+/// The mock checks every page and row: the pages within the window are present, and belong to the
+/// request's own history.
 #[test]
 fn windows_change_no_token() {
     let models = [
@@ -51,7 +51,7 @@ fn windows_change_no_token() {
     }
 }
 
-/// Every restored state is checked by the mock: it is the one behind the slot's cached tokens.
+/// The mock checks every restored state: it is the state behind the slot's cached tokens.
 #[test]
 fn recurrent_states_change_no_token() {
     for (num_snapshots, snapshot_interval, max_inflight_steps) in [(1, 1, 1), (6, 2, 2), (40, 3, 2)]
@@ -71,7 +71,7 @@ fn recurrent_states_change_no_token() {
     }
 }
 
-/// An executor that reads other pages than the scheduler gives would compute nonsense.
+/// An executor that reads other pages than the scheduler assigns would compute nonsense.
 #[test]
 fn other_kv_groups_than_the_executors_are_refused() {
     let mut limits = limits(40, 1);

@@ -1,4 +1,4 @@
-//! What the prefix cache keeps of requests that have ended, and what subscribers hear of it.
+//! The prefix cache after its requests have ended, and the events to subscribers.
 
 use corella_core::{KvEvent, Namespace, PageHash, PinError, SchedulerConfig, TokenId};
 use corella_engine::{PinPrefixError, StreamEvent};
@@ -38,7 +38,7 @@ fn a_pinned_prefix_outlives_want_of_pages_and_a_reset() {
     assert!(matches!(too_long, Err(PinPrefixError::Submit(_))));
 }
 
-/// There are more pages than the channel holds, and the engine does nothing else meanwhile.
+/// The channel holds fewer events than the pages cause, and the engine is idle meanwhile.
 #[test]
 fn kv_events_name_what_can_be_reused() {
     const SALT: u64 = 3;

@@ -1,4 +1,4 @@
-//! An orderly end: every request that was accepted is served or ended with an error.
+//! An orderly end: every accepted request is served or ended with an error.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Guesses from a request's own text change nothing that its caller sees.
+//! Guesses from a request's own text do not change its output.
 
 use corella_core::{
     FinishReason, RequestOutput, SamplingParams, SchedulerConfig, Speculation, StepId, TokenId,
@@ -41,8 +41,8 @@ fn guesses_change_no_stop_limit_penalty_or_log_probability() {
     let submissions: Vec<_> = (0..200)
         .map(|_| {
             let mut prompt: Vec<_> = dice.prompt().into_iter().map(|token| token % 9).collect();
-            // The end of the prompt is repeated, so that there is something to guess before
-            // anything can stop the request.
+            // The end of the prompt is repeated, so that guesses exist before the request can be
+            // stopped.
             let tail = prompt.split_off(prompt.len().saturating_sub(4));
             prompt.extend(tail.repeat(3));
             let mut submission = submission(prompt, 1 + dice.roll(60) as u32);
@@ -85,8 +85,8 @@ fn guesses_change_no_stop_limit_penalty_or_log_probability() {
     assert_eq!(plain.stats().scheduler.num_draft_tokens, 0);
 }
 
-/// One of the drafts may be why nothing can be drawn: without drafts the token is drawn, or the
-/// request ends as it would have without speculation.
+/// A draft may be the cause of an undrawn token: without drafts the token is drawn, or the request
+/// ends as it would have without speculation.
 #[test]
 fn what_cannot_be_drawn_beside_guesses_is_drawn_without() {
     let limits = guessing(limits(200, 1));
@@ -101,7 +101,7 @@ fn what_cannot_be_drawn_beside_guesses_is_drawn_without() {
     let engine = start(limits.clone(), mock.clone());
     let ends = finish(&mut submit_one(&engine, submission(prompt.clone(), 40)));
     assert_eq!(ends, (expected.clone(), FinishReason::Length));
-    // After the first failure nothing more is guessed, and a second one ends the request.
+    // After the first failure no more drafts are made, and a second one ends the request.
     let num_draft_tokens = engine.stats().scheduler.num_draft_tokens;
     assert!((1..7).contains(&num_draft_tokens), "{num_draft_tokens}");
     assert_at_rest(&engine);
@@ -131,7 +131,7 @@ fn echoing(limits: &SchedulerConfig, distance: usize) -> MockConfig {
     mock
 }
 
-/// Submits requests and returns all that their callers see, token by token.
+/// Submits requests and returns their outputs, token by token.
 fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> {
     let submissions = submissions.iter().cloned();
     let streams: Vec<_> = submissions.map(|it| submit_one(engine, it)).collect();
@@ -139,7 +139,7 @@ fn play(engine: &Engine, submissions: &[Submission]) -> Vec<Vec<RequestOutput>> 
         let mut outputs = Vec::new();
         while let Some(event) = stream.next_blocking() {
             if let StreamEvent::Output(mut output) = event {
-                // These depend on which other requests were there.
+                // These depend on concurrent requests.
                 (output.queue_us, output.num_cached_tokens) = (0, 0);
                 outputs.push(output);
             }

@@ -37,13 +37,13 @@ fn outputs_of_spilled_requests_equal_lone_runs() {
     outputs_equal_lone_runs(2, 80);
 }
 
-/// Some find room in host memory and the others are computed again.
+/// Some requests get host memory, and the others are computed again.
 #[test]
 fn a_small_host_memory_is_enough() {
     outputs_equal_lone_runs(1, 12);
 }
 
-/// What is stored comes back as it was, so no row is computed twice.
+/// Stored KV comes back unchanged, so no row is computed twice.
 #[test]
 fn nothing_is_computed_twice() {
     let mut limits = spilling(40, 1, 200);
@@ -70,7 +70,7 @@ fn nothing_is_computed_twice() {
     assert_eq!(stats.num_scheduled_tokens, num_rows);
 }
 
-/// Reserves pages for a prompt, and fills them with what another engine has computed.
+/// Reserves pages for a prompt, and fills them with KV of another engine.
 fn receive(engine: &Engine, source: &Engine, prompt: Vec<u32>, max_tokens: u32) -> Receipt {
     let mut computed = submission(prompt.clone(), 1);
     computed.exports_kv = true;
@@ -95,8 +95,8 @@ fn receive(engine: &Engine, source: &Engine, prompt: Vec<u32>, max_tokens: u32) 
     let layer_bytes = from.geometry().layer_bytes();
     let mut bytes = vec![0; reserved.len() * layer_bytes];
     for layer in 0..from.geometry().num_layers {
-        // SAFETY: the pages are held for this reader until `release_hold`, and the others are
-        // reserved until `handle_kv_arrived`.
+        // SAFETY: the source pages are held for this reader until `release_hold`, and the target
+        // pages are reserved until `handle_kv_arrived`.
         unsafe {
             from.read(layer, &pages, PageForm::Native, &mut bytes);
             to.write(layer, &reserved, PageForm::Native, &bytes);
@@ -115,7 +115,7 @@ fn received(max_spilled_pages: u32) -> (Engine, MockConfig, Vec<Receipt>) {
     limits.head_room = HeadRoom::fixed_share(0);
     let mut mock = model(&limits);
     let source = start(limits.clone(), mock.clone());
-    // All are there before the first has ended.
+    // All arrive before the first has ended.
     mock.gate = StepGate::default();
     mock.gate.close();
     let engine = start(limits, mock.clone());
@@ -152,7 +152,7 @@ fn received_requests_are_never_computed_again() {
     assert_eq!(stats.num_scheduled_tokens, 4 * 59);
 }
 
-/// Without host memory, what does not fit goes back to where it came from.
+/// Without host memory, requests that do not fit return to their prefill node.
 #[test]
 fn received_requests_that_cannot_be_kept_end() {
     let (engine, mock, receipts) = received(0);

@@ -1,4 +1,4 @@
-//! What a watcher sees of the engine.
+//! Snapshots of the engine for a watcher.
 
 use corella_core::{PageState, RequestStatus};
 use corella_engine::{Engine, EngineSnapshot, EngineWatch};
@@ -94,7 +94,7 @@ fn watch_ends_with_the_next_one_and_with_the_engine() {
     assert_eq!(snapshot(&mut engine.watch()), None);
 }
 
-/// What an earlier watch left behind is not told to a later one.
+/// Steps before a watch are not reported to it.
 #[test]
 fn watch_begins_with_the_steps_after_it() {
     let engine = engine();
