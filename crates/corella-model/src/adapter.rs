@@ -13,9 +13,9 @@ use crate::safetensors_file::SafetensorsFile;
 use crate::tensor_part::Part;
 use crate::{CheckpointError, LayerTensor, ModelConfig, RowOrder, Tensor};
 
-/// What an adapter adds to the matrices of a model.
+/// The updates of a model's matrices.
 pub struct Adapter {
-    /// For each of the model's layers, the matrices that are updated.
+    /// The updated matrices of each of the model's layers.
     pub layers: Vec<AdapterLayer>,
 }
 
@@ -30,27 +30,25 @@ pub struct LowRankUpdate {
     pub scale: f32,
 }
 
-/// Adapters that an executor has, by the names that `SlotStart::adapter` may have. Any thread may call
-/// this while steps run.
+/// Adapters of an executor, by the names in `SlotStart::adapter`. Any thread may call these methods while steps run.
 pub trait Adapters: Send + Sync {
-    /// The largest rank that an adapter may have.
+    /// The largest rank of an adapter.
     fn max_rank(&self) -> usize;
 
-    /// Adds an adapter whose rank is not too large, or replaces the one of that name.
+    /// Adds an adapter of at most that rank, or replaces the one of that name.
     fn add(&self, name: &str, adapter: &Adapter);
 
-    /// Removes an adapter. No slot starts with its name from then on; those that have started keep it.
+    /// Removes an adapter. No slot starts with its name from then on; slots that have started keep it.
     fn remove(&self, name: &str);
 }
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
-/// What PEFT puts before the names of a model's modules.
+/// PEFT's prefix of a model's module names.
 const PREFIX: &str = "base_model.model.";
 
 impl Adapter {
-    /// A digest of the updates, which is the same whatever the adapter is called. It is no defence against somebody who
-    /// wants two adapters to look the same.
+    /// A digest of the updates, independent of the adapter's name. It does not resist deliberate collisions.
     pub fn fingerprint(&self) -> u128 {
         let mut hasher = Xxh3::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -65,8 +63,8 @@ impl Adapter {
         hasher.digest128()
     }
 
-    /// Reads a folder as PEFT's `save_pretrained` writes it, for a model. What cannot be computed here
-    /// is refused, because leaving it out would change what the adapter says.
+    /// Reads a folder as PEFT's `save_pretrained` writes it, for a model. Unsupported parts are refused, because
+    /// leaving them out would change the adapter's output.
     pub fn open(folder: &Path, model: &ModelConfig) -> Result<Self, CheckpointError> {
         let source = Source::Folder(folder.to_path_buf());
         let label = source.label(CONFIG);
@@ -107,11 +105,11 @@ impl Adapter {
     }
 }
 
-/// How PEFT scales updates: by `lora_alpha / r`, or by `lora_alpha / √r` with `use_rslora`.
+/// PEFT's scale of updates: `lora_alpha / r`, or `lora_alpha / √r` with `use_rslora`.
 struct Scaling {
     alpha: f64,
     by_root: bool,
-    /// Values of `lora_alpha` for modules whose names end like this.
+    /// Values of `lora_alpha` for modules with these name endings.
     patterns: Vec<(String, f64)>,
 }
 
@@ -222,7 +220,7 @@ impl AdapterTensors<'_> {
         Ok(layer)
     }
 
-    /// Takes the update of the part of a module that is one matrix `[out, in]`.
+    /// Takes the update of the part of a module for one matrix `[out, in]`.
     fn take(
         &mut self,
         module: &str,
@@ -258,7 +256,7 @@ impl AdapterTensors<'_> {
         }))
     }
 
-    /// Refuses tensors that nothing has taken: without them, the adapter would say something else.
+    /// Refuses unused tensors: without them, the adapter's output would change.
     fn refuse_others(&self) -> Result<(), CheckpointError> {
         let names = self.file.names();
         match names

@@ -1,5 +1,5 @@
-//! The families of models that are known. Each has one file, which maps its configuration to a
-//! `DecoderSpec` and says where its tensors are; nothing else knows a family by name.
+//! The supported families of models. Each has one file, which maps its configuration to a `DecoderSpec` and lists the
+//! names of its tensors; no other code knows a family by name.
 
 mod base;
 mod bert;
@@ -99,22 +99,22 @@ const FAMILIES: [&Family; 45] = [
     &smollm3::SMOLLM3,
 ];
 
-/// What is particular to a family of models.
+/// The definition of a family of models.
 pub struct Family {
     /// The name of its class, in `architectures` of config.json.
     pub architecture: &'static str,
-    /// The name of its class without a head, which embedding models have there.
+    /// The name of its class without a head, which embedding models use there.
     pub decoder: &'static str,
     /// `model_type` in config.json.
     pub model_type: &'static str,
     /// `general.architecture` in GGUF files.
     pub gguf: &'static str,
-    /// Whether a GGUF file with that name is of this family: some names are shared.
+    /// Whether a GGUF file with that name is of this family: families share some names.
     pub claims: fn(&FileFields<'_>) -> Result<bool, CheckpointError>,
     pub spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
     pub folder: Layout,
     pub file: Layout,
-    /// The fields of config.json that describe a shape; `Err` says what they cannot express.
+    /// The fields of config.json that describe a shape; `Err` names the parts that they cannot express.
     pub config: fn(&DecoderSpec) -> Result<Map<String, Value>, String>,
 }
 
@@ -133,13 +133,13 @@ impl Architecture {
         self.0.gguf
     }
 
-    /// Where folders of this family have their tensors.
+    /// The layout of this family's tensors in folders.
     pub fn folder_layout(self) -> &'static Layout {
         &self.0.folder
     }
 
-    /// Whether folders of this family store the rows of queries and keys in another order than the one
-    /// in which they are rotated here.
+    /// Whether folders of this family store the rows of queries and keys in another order than the executors rotate
+    /// them.
     pub fn reorders_rows(self, spec: &DecoderSpec) -> bool {
         let order = |layer| tensor_part::row_order(LayerTensor::Q, layer, &self.0.folder);
         let mut layers = spec.layers.iter();
@@ -221,7 +221,7 @@ pub(crate) fn folder_names() -> [&'static str; FAMILIES.len()] {
     FAMILIES.map(|family| family.architecture)
 }
 
-/// Says what is supported, and which of it is closest to a name that is not.
+/// Lists the supported names, and the closest one to an unknown name.
 fn known<'a>(names: impl IntoIterator<Item = &'a str>, unknown: Option<&str>) -> String {
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_unstable();
@@ -232,8 +232,8 @@ fn known<'a>(names: impl IntoIterator<Item = &'a str>, unknown: Option<&str>) ->
     format!("supported are {list}{}", closest.unwrap_or_default())
 }
 
-/// The name that is closest to an unknown one, the first of several; `None` if all have less than half
-/// in common with it, because these would be close by chance.
+/// The name that is closest to an unknown one, the first of several; `None` if all differ in more than half of their
+/// characters, because these would be close by chance.
 fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
     let distance = |name: &&&str| num_edits(stem(unknown), stem(name));
     let closest = names.iter().min_by_key(distance)?;
@@ -241,7 +241,7 @@ fn closest<'a>(names: &[&'a str], unknown: &str) -> Option<&'a str> {
     is_close.then_some(*closest)
 }
 
-/// What is before the part that many names have in common.
+/// The part of a name before the suffix that many names share.
 fn stem(name: &str) -> &str {
     let ends = ["For", "LMHead"]
         .into_iter()
@@ -249,11 +249,11 @@ fn stem(name: &str) -> &str {
     &name[..ends.min().unwrap_or(name.len())]
 }
 
-/// The least number of characters to insert, remove or replace that makes one name the other.
+/// The least number of characters to insert, remove or replace between two names.
 fn num_edits(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().map(|c| c.to_ascii_lowercase()).collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
-    // A name of any length may stand in a file; none that is close is this long.
+    // A file may contain a name of any length; no close name is longer than this.
     for (i, from) in from.chars().take(100).enumerate() {
         let mut before = row[0];
         row[0] = i + 1;

@@ -1,4 +1,4 @@
-//! Builds batches by hand, for tests of executors and of whatever reads batches.
+//! Builds batches by hand, for tests of executors and of readers of batches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl BatchBuilder {
         self
     }
 
-    /// Starts a request without cached KV. Its id is made of the slot and the step.
+    /// Starts a request without cached KV. Its id comes from the slot and the step.
     pub fn start(
         &mut self,
         slot: u32,
@@ -41,7 +41,7 @@ impl BatchBuilder {
         self.start_cached(slot, num_prompt_tokens, sampling, &[])
     }
 
-    /// Starts a request whose first tokens have their KV in pages already.
+    /// Starts a request whose first tokens already have their KV in pages.
     pub fn start_cached(
         &mut self,
         slot: u32,
@@ -77,7 +77,7 @@ impl BatchBuilder {
         self
     }
 
-    /// Lets the newest slot that starts go on from a kept state.
+    /// Makes the newest starting slot continue from a kept state.
     pub fn restore_state(&mut self, from: u32) -> &mut Self {
         if let Some(start) = self.batch.started.last_mut() {
             start.snapshot = Some(SnapshotId(from));
@@ -145,8 +145,8 @@ impl BatchBuilder {
         self
     }
 
-    /// Makes the newest span yield the log-probabilities of the tokens at `positions`, of which `next`
-    /// is the one behind its end.
+    /// Makes the newest span return the log-probabilities of the tokens at `positions`; `next` is the one behind its
+    /// end.
     pub fn logprobs(&mut self, positions: Range<u32>, next: Option<TokenId>) -> &mut Self {
         if let Some(span) = self.batch.spans.last_mut() {
             span.yields = Yield::Logprobs {
@@ -158,7 +158,7 @@ impl BatchBuilder {
         self
     }
 
-    /// Makes the newest span yield a hidden state, or add to the sum of one.
+    /// Makes the newest span return a hidden state, or add to the sum of one.
     pub fn pool(&mut self, pooling: Pooling, is_last: bool) -> &mut Self {
         if let Some(span) = self.batch.spans.last_mut() {
             span.yields = match pooling {
@@ -170,7 +170,7 @@ impl BatchBuilder {
         self
     }
 
-    /// Adds a span of one token, which is the one that `step` draws for the slot.
+    /// Adds a span of one token, which `step` draws for the slot.
     pub fn span_from_step(&mut self, slot: u32, start: usize, step: u64) -> &mut Self {
         let input = InputToken::FromStep {
             step: StepId(step),

@@ -1,12 +1,11 @@
-//! Rules of batches that hold whatever an executor computes: nobody writes what an unfinished step
-//! reads, and no two parts of a step write the same. The mock executor and the simulator's hold every
-//! batch to them.
+//! Rules of batches for any executor: no write reaches rows that an unfinished step reads, and no two parts of a step
+//! write the same rows. The mock executor and the simulator's check every batch.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use corella_core::{Batch, KvGroup, KvGroupId, PageId, SlotId, Span, StateSnapshot, StepId};
 
-/// What the batches so far have claimed, and which of their steps have not returned.
+/// The claims of the batches so far, and the steps that have not returned.
 pub struct BatchCheck {
     page_size: usize,
     groups: Vec<KvGroup>,
@@ -23,7 +22,7 @@ struct Tenancy {
     tables: BTreeMap<KvGroupId, Vec<Option<PageId>>>,
 }
 
-/// What a step names until it returns.
+/// The pages that a step names until it returns.
 struct UnfinishedStep {
     step: StepId,
     slots: BTreeSet<SlotId>,
@@ -44,8 +43,8 @@ impl BatchCheck {
         }
     }
 
-    /// Notes a batch and returns the first rule that it breaks. What else is impossible, such as a
-    /// slot that was never started, is left to the executor.
+    /// Records a batch and returns the first broken rule. Other impossible batches, such as one with a slot that was
+    /// never started, are left to the executor.
     pub fn submit(&mut self, batch: &Batch) -> Result<(), String> {
         let released = self.check_released(batch);
         self.apply(batch);
@@ -67,12 +66,12 @@ impl BatchCheck {
         result
     }
 
-    /// Notes that the oldest step has returned.
+    /// Records that the oldest step has returned.
     pub fn end_step(&mut self) {
         self.unfinished.pop_front();
     }
 
-    /// Whether a page may be written by somebody other than a step.
+    /// Whether a page may be written outside of a step.
     pub fn check_write(&self, page: PageId) -> Result<(), String> {
         self.check_fence(page, None)
     }
@@ -160,7 +159,7 @@ impl BatchCheck {
         Ok(())
     }
 
-    /// The pages that a span reads: of each group, those that its window reaches.
+    /// The pages that a span reads: in each group, the pages within its window.
     fn pages_read<'a>(
         &'a self,
         span: &Span,
@@ -174,7 +173,7 @@ impl BatchCheck {
         })
     }
 
-    /// Checks that no unfinished step reads a page that is written, but for those of the writer.
+    /// Checks that no unfinished step of another writer reads a written page.
     fn check_fence(&self, page: PageId, writer: Option<u64>) -> Result<(), String> {
         for step in &self.unfinished {
             let mut readers = step.pages.range((page, 0)..=(page, u64::MAX));
@@ -218,7 +217,7 @@ mod tests {
 
     const GREEDY: SamplingParams = SamplingParams::GREEDY;
 
-    /// Two slots that share page 0 and have a page of their own, each in an unfinished step.
+    /// Two slots that share page 0 and have one page of their own each, in an unfinished step each.
     fn two_steps() -> (BatchCheck, BatchBuilder) {
         let mut check = BatchCheck::new(4, &[KvGroup::default()]);
         let mut batch = BatchBuilder::new(0);
@@ -295,7 +294,7 @@ mod tests {
                 },
                 "two states go into snapshot 5",
             ),
-            // The second of two shared pages, which the writer itself has named before.
+            // The second of two shared pages, which the writer itself named earlier.
             (
                 |b| b.pages(0, 1, &[2]).span(0, 6, &[7], true),
                 "page 2 is written while step 1 reads it",
@@ -338,7 +337,7 @@ mod tests {
             .span(0, 0, &[1; 9], true);
         check.submit(&batch.build()).unwrap();
         check.end_step();
-        // The query at position 9 reads from position 7 on, and that at 10 from 8 on.
+        // The query at position 9 reads from position 7 on, and the one at 10 from 8 on.
         batch.span(0, 9, &[1], true);
         check.submit(&batch.build()).unwrap();
         assert!(check.check_write(PageId(0)).is_ok());

@@ -54,7 +54,7 @@ impl BlockFormat {
         Self::Mxfp4,
     ];
 
-    /// The format with the number that GGUF uses in a tensor's entry.
+    /// The format with this number in a GGUF tensor's entry.
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|format| format.id() == id)
     }
@@ -80,7 +80,7 @@ impl BlockFormat {
         }
     }
 
-    /// The name that ggml uses.
+    /// ggml's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "F32",
@@ -131,7 +131,7 @@ impl BlockFormat {
         }
     }
 
-    /// Dequantises whole blocks. `values` has exactly as many elements as the blocks.
+    /// Dequantises whole blocks into exactly as many values.
     pub fn dequantise(self, blocks: &[u8], values: &mut [f32]) {
         assert_eq!(
             (
@@ -204,7 +204,7 @@ impl BlockFormat {
         }
     }
 
-    /// How blocks can be read as groups of integers. `None` for formats whose values are unevenly
+    /// The form of blocks as groups of integers. `None` for formats whose values are unevenly
     /// spaced, FP4 aside, or have other than 4 or 8 bits.
     pub fn group_format(self) -> Option<GroupFormat> {
         let (bits, has_minimum) = match self {
@@ -307,8 +307,8 @@ fn scale_and_least(packed: &[u8], part: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(least))
 }
 
-/// A block has two halves of 128 values, whose 4 parts of 32 share bytes. Each 16 values have a
-/// scale and an offset.
+/// A block has two halves of 128 values, whose 4 parts of 32 share bytes. Each group of 16 values
+/// has a scale and an offset.
 fn q2_k(block: &[u8], values: &mut [f32]) {
     let (scales, codes) = (&block[..16], &block[16..80]);
     let (scale_of_scales, scale_of_leasts) = (half_at(block, 80), half_at(block, 82));

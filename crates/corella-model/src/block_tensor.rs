@@ -12,7 +12,7 @@ use crate::{BlockFormat, DType, GroupFormat, GroupedRow, Storage, Tensor};
 pub struct BlockTensor {
     pub format: BlockFormat,
     pub row_order: RowOrder,
-    /// Where each column of a row is stored.
+    /// The stored place of each column of a row.
     column_order: RowOrder,
     num_rows: usize,
     num_columns: usize,
@@ -27,11 +27,11 @@ pub struct BlockTensor {
 pub enum RowOrder {
     /// Row r is stored at r.
     AsStored,
-    /// Each head is stored in the order in which its makers rotate it. Ours rotates row i with row
-    /// `i + head_dim / 2`, and the first `num_dims / 2` of these pairs.
+    /// Each head is stored in the order in which its makers rotate it. Corella rotates row i with row `i + head_dim /
+    /// 2`, and the first `num_dims / 2` of these pairs.
     Heads {
         head_dim: usize,
-        /// The number of rows that are rotated. The file has these first.
+        /// The number of rotated rows, which the file has first.
         num_dims: usize,
         /// Whether rows that are rotated together are neighbours. Otherwise they are
         /// `num_dims / 2` apart.
@@ -45,12 +45,12 @@ pub enum RowOrder {
         first: usize,
         len: usize,
         stride: usize,
-        /// The number of rows of a block that are rotated, if it is a head that is rotated in part. The
-        /// file has these first; ours are in the order of `Heads`.
+        /// The number of rotated rows of a block, for a head that is rotated in part. The file has these first;
+        /// Corella's rows are in the order of `Heads`.
         num_rotated: Option<usize>,
     },
-    /// Rows from `first` on are heads of `len`. Ours are sorted by their group; the file has the first heads of
-    /// all groups, then the second ones.
+    /// Rows from `first` on are heads of `len`. Corella sorts them by their group; the file has the first heads of all
+    /// groups, then the second ones.
     Tiled {
         first: usize,
         len: usize,
@@ -60,7 +60,7 @@ pub enum RowOrder {
 }
 
 impl RowOrder {
-    /// The number of stored rows among which a tensor's are.
+    /// The number of stored rows that contain a tensor's rows.
     pub(crate) fn num_stored(self, num_rows: usize) -> usize {
         match self {
             Self::AsStored | Self::Heads { .. } | Self::Tiled { .. } => num_rows,
@@ -69,7 +69,7 @@ impl RowOrder {
         }
     }
 
-    /// The number of a tensor's rows among some stored ones.
+    /// The number of a tensor's rows among stored ones.
     pub(crate) fn num_rows(self, num_stored: usize) -> usize {
         match self {
             Self::AsStored | Self::Heads { .. } | Self::Tiled { .. } => num_stored,
@@ -133,9 +133,8 @@ impl RowOrder {
 }
 
 impl BlockTensor {
-    /// Makes a tensor of `range` of `file`, which holds whole rows of whole blocks, those between the
-    /// tensor's among them. A vector has
-    /// rows of one element.
+    /// Makes a tensor of `range` of `file`, which holds whole rows of whole blocks, including the rows between the
+    /// tensor's. A vector has rows of one element.
     pub fn tensor(
         file: &Arc<Storage>,
         range: Range<usize>,
@@ -146,8 +145,8 @@ impl BlockTensor {
         Self::with_columns(file, range, format, [row_order, RowOrder::AsStored], shape)
     }
 
-    /// Makes a tensor whose columns have an order of their own. Whole groups of a format with scales keep
-    /// together in it, or the tensor has no `group_format`.
+    /// Makes a tensor with reordered columns. If the order splits groups of a format with scales, the tensor has no
+    /// `group_format`.
     pub(crate) fn with_columns(
         file: &Arc<Storage>,
         range: Range<usize>,
@@ -201,7 +200,7 @@ impl BlockTensor {
         &self.file.bytes()[self.range.clone()][start..start + row_bytes]
     }
 
-    /// The format of the integers and scales, if there are such.
+    /// The format of the integers and scales, if any.
     pub(crate) fn group_format(&self) -> Option<GroupFormat> {
         let format = self.format.group_format()?;
         let keeps_groups = match self.column_order {
@@ -311,8 +310,8 @@ mod tests {
 
     use super::*;
 
-    /// Two groups of two heads of 32 columns, of which the file has the first of both groups first. Each head is
-    /// a block, whose scale says which.
+    /// Two groups of two heads of 32 columns, of which the file has the first heads of both groups first. Each head is
+    /// a block, whose scale identifies it.
     #[test]
     fn heads_that_are_tiled_in_columns_are_sorted_by_their_group() {
         let mut bytes = Vec::new();
@@ -347,7 +346,7 @@ mod tests {
             .enumerate()
             .map(|(at, quant)| quant * groups.scales[at / 32]);
         assert_eq!(scaled.collect::<Vec<_>>(), expected);
-        // Heads that are shorter than a block have no whole blocks in their order.
+        // The order of heads shorter than a block splits blocks.
         let shorter = tensor(tiled(16));
         assert!(shorter.group_format().is_none());
         shorter.read_row(0, &mut Vec::new(), &mut values);

@@ -1,5 +1,4 @@
-//! A model as it is distributed: a Hugging Face folder, the same files inside the binary, or one
-//! GGUF file.
+//! The formats of a model: a Hugging Face folder, the same files inside the binary, or one GGUF file.
 
 mod draft_head;
 mod head;
@@ -35,8 +34,7 @@ impl Checkpoint {
         Self::from_source(Source::open(path.as_ref())?)
     }
 
-    /// Reads files that are part of the binary. They have the names that they would have in a
-    /// folder.
+    /// Reads files inside the binary, under their names in a folder.
     pub fn from_static(files: &[(&str, &'static [u8])]) -> Result<Self, CheckpointError> {
         Self::from_source(Source::from_static(files))
     }
@@ -55,7 +53,7 @@ impl Checkpoint {
                 .as_deref()
                 .map(|bytes| (&*generation_label, bytes)),
         )?;
-        // Files that are missing or damaged are reported where the weights are wanted.
+        // Missing or damaged files are reported when the weights are read.
         if let Ok(TensorFiles::Safetensors { files, .. }) = source.tensors() {
             head::settle(&mut config, &files)?;
         }
@@ -80,19 +78,18 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Reads another file of the checkpoint, such as `tokenizer.json`; `None` if there is none. For
-    /// a GGUF file, `tokenizer.json` and `tokenizer_config.json` are made from its metadata.
+    /// Reads another file of the checkpoint, such as `tokenizer.json`; `None` if missing. For a GGUF file,
+    /// `tokenizer.json` and `tokenizer_config.json` are made from its metadata.
     pub fn file(&self, name: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         self.source.read(name)
     }
 
-    /// The files that weights and configuration are read from. There are none if they are part of
-    /// the binary.
+    /// The files of weights and configuration. Empty for files inside the binary.
     pub fn files(&self) -> io::Result<Vec<PathBuf>> {
         self.source.files()
     }
 
-    /// Size of these files, also where they are part of the binary.
+    /// Size of these files, also inside the binary.
     pub fn file_bytes(&self) -> io::Result<u64> {
         self.source.file_bytes()
     }
@@ -139,7 +136,7 @@ impl Checkpoint {
         self.source.label(name)
     }
 
-    /// Counts the tensors of all files, those that the decoder does not use among them.
+    /// Counts the tensors of all files, including those that the decoder does not use.
     pub fn totals(&self) -> Result<TensorTotals, CheckpointError> {
         Ok(self.source.tensors()?.totals())
     }

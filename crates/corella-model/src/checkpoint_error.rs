@@ -1,13 +1,13 @@
-//! Errors about checkpoints, in one line for the operator who named the checkpoint.
+//! Errors about checkpoints, one line for the operator who named the checkpoint.
 
 use std::fmt;
 
-/// Why a checkpoint cannot be used.
+/// The reason for which a checkpoint cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CheckpointError {
     /// The file (or folder) to look at.
     pub file: String,
-    /// What is wrong with it: which field or tensor, what it is, and what it should be.
+    /// The defect: the field or tensor, its value, and the expected one.
     pub problem: String,
 }
 

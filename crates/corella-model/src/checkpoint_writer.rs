@@ -12,26 +12,25 @@ use serde_json::{Map, Value, json};
 use crate::CheckpointError;
 use crate::checkpoint::{INDEX, SINGLE};
 
-/// A folder that is being written. All files go to a folder beside the target, which is renamed at
-/// the end and removed if that does not happen; only a killed process leaves it behind.
+/// A folder during writing. All files go to a folder beside the target, which is renamed at the end
+/// and otherwise removed; only a killed process leaves it behind.
 pub struct CheckpointWriter {
     target: PathBuf,
     partial: PathBuf,
     shards: Vec<File>,
-    /// For each tensor, the shard, the offset of its next byte, and the number of bytes that are
-    /// missing.
+    /// For each tensor, the shard, the offset of its next byte, and the number of missing bytes.
     places: HashMap<String, (usize, u64, u64)>,
     num_bytes: u64,
 }
 
-/// A tensor that will be written: its name, type and shape.
+/// A tensor to write: its name, type and shape.
 pub type PlannedPart = (String, Dtype, Vec<usize>);
 
-/// The largest size of a shard, as Transformers cuts them.
+/// The largest size of a shard, as in Transformers.
 const MAX_SHARD_BYTES: u64 = 5_000_000_000;
 
 impl CheckpointWriter {
-    /// Begins a folder. `tensors` lists all tensors, in the order in which shards take them.
+    /// Begins a folder. `tensors` lists all tensors, in the order of their shards.
     pub fn create(target: &Path, tensors: &[PlannedPart]) -> Result<Self, CheckpointError> {
         Self::create_with(target, tensors, MAX_SHARD_BYTES)
     }
@@ -171,7 +170,7 @@ impl Drop for CheckpointWriter {
 }
 
 fn refuse_existing(target: &Path) -> Result<(), CheckpointError> {
-    // A link that leads nowhere counts as existing, too.
+    // A dangling link counts as existing, too.
     match fs::symlink_metadata(target) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(failure(target, &error)),
@@ -191,8 +190,8 @@ fn num_bytes((_, dtype, shape): &PlannedPart) -> u64 {
     (shape.iter().product::<usize>() * dtype.bitsize() / 8) as u64
 }
 
-/// Distributes tensors over shards in their order, with a new shard where one would become too
-/// large.
+/// Distributes tensors over shards in their order. A tensor that would make a shard too large
+/// starts a new one.
 fn cut(tensors: &[PlannedPart], max_bytes: u64) -> Vec<Vec<&PlannedPart>> {
     let (mut shards, mut used) = (vec![Vec::new()], 0);
     for tensor in tensors {

@@ -1,5 +1,4 @@
-//! What makes scores of classes of a text: the heads of cross-encoders and classifiers, and the answers of
-//! decoders that rerank.
+//! Scores of a text's classes: the heads of cross-encoders and classifiers, and the answers of decoders that rerank.
 
 use corella_core::{Pooling, TokenId};
 
@@ -16,16 +15,16 @@ pub struct ClassHead {
     pub head: VectorHead,
     /// The names of the classes.
     pub labels: Vec<String>,
-    /// Whether a text may belong to several classes, so that each has a probability of its own.
+    /// Whether a text may belong to several classes, each with a probability of its own.
     pub is_multi_label: bool,
-    /// Whether scores of a single class are numbers of any size (regression).
+    /// Whether scores of a single class are unbounded numbers (regression).
     pub is_regression: bool,
-    /// What is done to the score of a pair, where the model says it.
+    /// The activation for the score of a pair, if the model sets it.
     pub score_activation: Option<HeadActivation>,
 }
 
 impl ClassHead {
-    /// Reads the head of a model; `None` if config.json names a class without.
+    /// Reads the head of a model; `None` if config.json names a class without one.
     pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Option<Self>, CheckpointError> {
         let config = checkpoint.config();
         let parts = config.architecture.folder_layout().class_head;
@@ -80,8 +79,8 @@ impl ClassHead {
         }))
     }
 
-    /// Scores a decoder's answer: how much likelier one token is than another, in logits, behind the last
-    /// token of a prompt. That is a product with the difference of two rows of the output head.
+    /// Scores a decoder's answer: the difference of two tokens' logits behind the last token of a prompt. That is a
+    /// product with the difference of two rows of the output head.
     pub(crate) fn of_tokens(
         checkpoint: &Checkpoint,
         yes: TokenId,
@@ -125,12 +124,12 @@ impl ClassHead {
         })
     }
 
-    /// The score of each class, as the model gives it.
+    /// The model's score of each class.
     pub fn logits(&self, state: &[f32]) -> Vec<f32> {
         self.head.apply(state)
     }
 
-    /// How likely the classes are. Those of a text that belongs to one of several add up to 1.
+    /// The probabilities of the classes. If a text belongs to one of several classes, they add up to 1.
     pub fn probabilities(&self, state: &[f32]) -> Vec<f32> {
         let logits = self.logits(state);
         if self.is_regression {
@@ -146,8 +145,8 @@ impl ClassHead {
         weights.into_iter().map(|weight| weight / sum).collect()
     }
 
-    /// How well a pair of texts fits, from a model with one class: a number from 0 to 1 unless the model
-    /// says otherwise, as in sentence-transformers.
+    /// The relevance of a pair of texts, from a model with one class: a number from 0 to 1 unless the model sets
+    /// another activation, as in sentence-transformers.
     pub fn score(&self, state: &[f32]) -> f32 {
         let activation = self.score_activation.unwrap_or(HeadActivation::Sigmoid);
         self.logits(state)
@@ -156,7 +155,7 @@ impl ClassHead {
     }
 }
 
-/// The names of `num_classes` classes. Those that the configuration leaves out are called by their numbers.
+/// The names of `num_classes` classes. Classes that the configuration leaves out are named by their numbers.
 fn labels(named: Option<JsonObject<'_>>, num_classes: usize) -> Vec<String> {
     let label = |class: usize| {
         let named = named
@@ -168,7 +167,7 @@ fn labels(named: Option<JsonObject<'_>>, num_classes: usize) -> Vec<String> {
     (0..num_classes).map(label).collect()
 }
 
-/// The activation function that a field names, if it is there.
+/// The activation function in a field, if present.
 pub fn named_activation(
     config: &JsonObject<'_>,
     field: &str,
@@ -182,7 +181,7 @@ pub fn named_activation(
     }
 }
 
-/// What sentence-transformers does to the score of a pair, by its newer field or the older one.
+/// The activation that sentence-transformers applies to the score of a pair, from its newer field or the older one.
 fn score_activation(config: &JsonObject<'_>) -> Result<Option<HeadActivation>, CheckpointError> {
     const OLDER: &str = "sbert_ce_default_activation_function";
     const FIELD: &str = "activation_fn";

@@ -1,7 +1,7 @@
-//! The suite that every executor passes: what a slot draws depends on nothing but the slot.
+//! The suite that every executor passes: a slot's draws depend only on the slot.
 //!
-//! Each rule runs requests in two ways that must not differ and compares tokens and
-//! log-probabilities bit for bit. A broken rule panics and says which request, which token.
+//! Each rule runs requests in two ways that must not differ and compares tokens and log-probabilities bit for bit. A
+//! broken rule panics and names the request and the token.
 
 mod driver;
 mod hidden_states;
@@ -19,7 +19,7 @@ use crate::generator::mix;
 use crate::{Executor, ExecutorError};
 use driver::{Driver, Plan, Script, Sequence};
 
-/// What an executor under test must be able to hold.
+/// The least capacity of an executor under test.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConformanceConfig {
     pub page_size: u32,
@@ -42,8 +42,8 @@ pub fn run(
     suite.pages_of_another_size_go_on(&suite.reference());
 }
 
-/// Runs the rules for models whose pages only executors with the same pages can read: those of layers with
-/// heads of different shapes.
+/// Runs the rules for models with heads of different shapes in their layers. Only executors with the same pages can
+/// read theirs.
 pub fn run_native(
     vocab_size: usize,
     page_size: u32,
@@ -61,8 +61,8 @@ pub fn run_native(
     suite.hidden_states_behind_cached_rows_are_the_same();
 }
 
-/// Runs the rules for models with recurrent layers, whose prefixes are reused with a state that was kept.
-/// Their executors need places for eight states.
+/// Runs the rules for models with recurrent layers, whose prefixes are reused with a kept state. Their executors need
+/// places for eight states.
 pub fn run_recurrent(
     vocab_size: usize,
     page_size: u32,
@@ -83,7 +83,7 @@ struct Suite<'a> {
     make: &'a dyn Fn(&ConformanceConfig) -> Box<dyn Executor>,
 }
 
-/// Longer than the blocks in which attention is likely to be computed.
+/// Longer than the likely block length of attention.
 const LONG_PROMPT: usize = 150;
 const NUM_TOKENS: usize = 7;
 const NUM_LOGPROBS: u32 = 50;
@@ -244,7 +244,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Alone, in one piece, on one thread, in pages as they lie, with nothing gone before.
+    /// Alone, in one piece, on one thread, in pages in order, on a fresh executor.
     fn alone(&self, script: &Script) -> Vec<Sample> {
         self.driver()
             .play(std::slice::from_ref(script), &Plan::WHOLE)
@@ -336,8 +336,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// A prefix of another request, in its pages: whole pages shared, the rows after them
-    /// copied.
+    /// A prefix of another request, in its pages: whole pages are shared, the rows after them copied.
     fn cached_equals_recomputed(&self) {
         let page = self.page_size;
         let leader = self.script(7, 3 * page + 2, SamplingParams::GREEDY);
@@ -361,7 +360,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Both write on behind the rows that one copied from the other; neither notices.
+    /// Both continue behind the rows that one copied from the other, without an effect on either.
     fn copied_rows_are_the_reader_s_own(&self) {
         let page = self.page_size;
         let leader = self.script(9, page + 3, SamplingParams::GREEDY);
@@ -385,8 +384,7 @@ impl<'a> Suite<'a> {
         assert_same("rows copied to it", &self.alone(&follower), &second.samples);
     }
 
-    /// A follower attends to pages that its leader fills in the same batch, whichever of
-    /// the two spans comes first.
+    /// A follower attends to pages that its leader fills in the same batch, in either order of the two spans.
     fn pages_filled_in_the_same_step_can_be_read(&self) {
         let page = self.page_size;
         let leader = self.script(11, 3 * page + 1, SamplingParams::GREEDY);
@@ -417,7 +415,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// A batch may give a slot, and pages, to another request at the moment it releases them.
+    /// A batch may give a slot, and pages, to another request when it releases them.
     fn slots_are_reused(&self, expected: &[Vec<Sample>]) {
         let mut driver = self.driver();
         driver.shuffle_pages();
@@ -429,7 +427,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Preempted after some output, then recomputed elsewhere from prompt and output.
+    /// Preempted after some output, then recomputed in another slot from prompt and output.
     fn resumed_equals_uninterrupted(&self, expected: &[Vec<Sample>]) {
         for (script, expected) in self.scripts().iter().zip(expected) {
             let mut driver = self.driver();
@@ -503,7 +501,7 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// The step behind the failed one is already on its way, with inputs that never come.
+    /// The step behind the failed one is already in flight, with inputs that never come.
     fn steps_in_flight_survive_a_failed_one(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let mut driver = self.driver();
@@ -521,7 +519,7 @@ impl<'a> Suite<'a> {
             driver.wait().is_err(),
             "a token beyond the vocabulary fails its step"
         );
-        // What the victim draws now is undefined and does not matter.
+        // The victim's draws are void from now on.
         driver.receive([&mut healthy, &mut victim]);
 
         driver.release(victim);
@@ -536,7 +534,7 @@ impl<'a> Suite<'a> {
         assert_same("again after its step failed", &expected[4], &again.samples);
     }
 
-    /// Its logits may be no numbers, or, as here, its mask allows nothing.
+    /// Its logits may be NaN, or, as here, its mask may exclude all tokens.
     fn a_row_that_cannot_be_drawn_from_ends_alone(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let mut driver = self.driver();
@@ -554,7 +552,7 @@ impl<'a> Suite<'a> {
             [SlotId(0)],
             "a mask that allows nothing leaves its row undrawn"
         );
-        // What the victim draws now is undefined and does not matter.
+        // The victim's draws are void from now on.
         driver.receive([&mut healthy, &mut victim]);
         driver.release(victim);
         driver.finish(&mut healthy);
@@ -572,8 +570,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// A sequence whose first tokens are another's too: it shares the whole pages and copies the
-/// rows after them.
+/// A sequence that shares another's first tokens: it shares the whole pages and copies the rows after them.
 fn borrow_prefix(
     driver: &mut Driver,
     slot: u32,
@@ -619,7 +616,7 @@ fn assert_same(way: &str, expected: &[Sample], actual: &[Sample]) {
     }
 }
 
-/// The token drawn, then the alternatives.
+/// The drawn token, then the alternatives.
 fn logprobs(sample: &Sample) -> impl Iterator<Item = (TokenId, f32)> {
     sample.logprobs.iter().flat_map(|logprobs| {
         let drawn = (sample.token, logprobs.token);

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use crate::{DType, Tensor};
 
-/// A vector of f32. Nothing is read from the file before the values are needed.
+/// A vector of f32. The file is read only when the values are needed.
 pub struct ConvertedTensor {
     pub stored: Tensor,
     conversion: fn(f32) -> f32,

@@ -25,7 +25,7 @@ impl CostModel {
         }
     }
 
-    /// How long a batch takes; an empty one takes no time.
+    /// The duration of a batch; 0 for an empty one.
     pub fn step_duration(&self, batch: &Batch) -> Duration {
         if batch.is_empty() {
             return Duration::ZERO;

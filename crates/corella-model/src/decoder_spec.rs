@@ -13,17 +13,17 @@ pub struct DecoderSpec {
     pub layers: Vec<LayerSpec>,
     /// Whether a table with `max_position` rows is added to the embeddings of tokens (GPT-2).
     pub learned_positions: bool,
-    /// What embeddings of tokens are multiplied by (Gemma, Granite); otherwise 1.
+    /// The factor of token embeddings (Gemma, Granite); otherwise 1.
     pub embedding_scale: f32,
     /// The norm before the head.
     pub norm: NormSpec,
-    /// What logits are multiplied by (Granite, Cohere); otherwise 1.
+    /// The factor of logits (Granite, Cohere); otherwise 1.
     pub logit_scale: f32,
     /// Logits become `cap * tanh(logit / cap)` (Gemma 2).
     pub logit_soft_cap: Option<f32>,
     /// Whether the head shares the embedding matrix.
     pub tied_embeddings: bool,
-    /// What only encoders have; `None` for a decoder.
+    /// The parts of encoders only; `None` for a decoder.
     pub encoder: Option<EncoderSpec>,
     /// The layer of the draft head, which guesses further tokens; `None` if none is loaded.
     pub draft_head: Option<LayerSpec>,
@@ -33,47 +33,47 @@ pub struct DecoderSpec {
 /// `x += scale * after(attention(before(x)))`, then the same with the feed-forward part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerSpec {
-    /// In a recurrent layer, what the other layers have: it computes no attention.
+    /// In a recurrent layer, the attention of the other layers; the layer itself computes none.
     pub attention: AttentionSpec,
-    /// What takes attention's place, with a state for each sequence instead of keys and values.
+    /// Replaces attention by a state for each sequence instead of keys and values.
     pub recurrent: Option<RecurrentSpec>,
     pub attention_norms: BranchNorms,
     pub feed_forward: FeedForward,
     pub feed_forward_norms: BranchNorms,
-    /// What is added to the residual stream is multiplied by this first (Granite); otherwise 1.
+    /// The factor of additions to the residual stream (Granite); otherwise 1.
     pub residual_scale: f32,
-    /// Whether the feed-forward part reads what attention reads, so that both are added to the same
-    /// residual stream (GPT-J, Cohere). Such a layer has only the norm before attention.
+    /// Whether the feed-forward part has the input of attention, so that both are added to the same residual stream
+    /// (GPT-J, Cohere). Such a layer has only the norm before attention.
     pub is_parallel: bool,
-    /// What is added behind the feed-forward part, from the layer's own embedding of the token (Gemma 4).
+    /// The addition behind the feed-forward part, from the layer's own embedding of the token (Gemma 4).
     pub per_layer: Option<PerLayerSpec>,
     /// Whether the layer ends with the multiplication of the residual stream by a number of its own
     /// (Gemma 4).
     pub has_scale: bool,
 }
 
-/// The part of a layer that computes `x += norm(out(activation(gate(x)) * input))`. The input is of the
-/// token and of the layer: half of it is looked up in a table, and half is projected from the embedding.
+/// The part of a layer that computes `x += norm(out(activation(gate(x)) * input))`. The input belongs to the token and
+/// the layer: half of it is looked up in a table, and half is projected from the embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PerLayerSpec {
     /// The number of elements of the input.
     pub len: usize,
     pub activation: Activation,
-    /// The norm of the projected half of the input, and that of the output.
+    /// The norm of the projected half of the input, and of the output.
     pub norm: NormSpec,
 }
 
-/// The norms of what a layer computes beside the residual stream.
+/// The norms of a layer's branch beside the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BranchNorms {
-    /// The norm of its input (all but OLMo 2).
+    /// The norm of its input (all except OLMo 2).
     pub before: Option<NormSpec>,
     /// The norm of its output, before it is added (OLMo 2, Gemma 2 and 3).
     pub after: Option<NormSpec>,
 }
 
-/// A norm with a weight for each element. "1 + weight" (Gemma) is not a kind of its own: the loader
-/// adds 1 to the weights where a format stores them without.
+/// A norm with a weight for each element. "1 + weight" (Gemma) is not a separate kind: the loader adds 1 to the weights
+/// where a format stores them without.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
     pub kind: NormKind,
@@ -96,16 +96,16 @@ pub struct AttentionSpec {
     /// `h`.
     pub num_kv_heads: usize,
     pub head_dim: usize,
-    /// `None` for layers whose queries and keys do not know their positions (SmolLM3, GPT-2).
+    /// `None` for layers without RoPE (SmolLM3, GPT-2).
     pub rotary: Option<RotarySpec>,
-    /// How queries grow with their positions.
+    /// The growth of queries with their positions.
     pub query_growth: Option<QueryGrowth>,
-    /// What products of queries and keys are multiplied by; usually `1 / sqrt(head_dim)`.
+    /// The factor of products of queries and keys; usually `1 / sqrt(head_dim)`.
     pub scale: f32,
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// A query sees itself and the `window - 1` positions before it, and as many behind it if it sees
-    /// later positions at all.
+    /// A query sees itself and the `window - 1` positions before it, and the same number behind it unless attention is
+    /// causal.
     pub window: Option<usize>,
     /// Whether a query sees no position behind it. In encoders it sees the whole text.
     pub is_causal: bool,
@@ -115,23 +115,22 @@ pub struct AttentionSpec {
     pub qk_norm: Option<QkNorm>,
     pub qkv_bias: bool,
     pub output_bias: bool,
-    /// Whether each query head has a score that its softmax counts beside those of positions. No value
-    /// goes with it (gpt-oss).
+    /// Whether each query head has a sink: a score that its softmax counts beside those of positions, without a value
+    /// (gpt-oss).
     pub has_sinks: bool,
-    /// Whether what each query head gathers is multiplied by the sigmoid of a projection of the layer's
-    /// input (Qwen3-Next).
+    /// Whether each query head's output is multiplied by the sigmoid of a projection of the layer's input (Qwen3-Next).
     pub has_output_gate: bool,
     /// The norm of each head of the values. It has no weights (Gemma 4).
     pub value_norm: Option<NormSpec>,
-    /// Whether the values are projected like the keys. They part before the norms (Gemma 4).
+    /// Whether the values are projected like the keys. They differ from the norms on (Gemma 4).
     pub values_are_keys: bool,
-    /// The layer whose keys and values this layer reads; it has none of its own (Gemma 4).
+    /// The layer whose keys and values this layer reads instead of its own (Gemma 4).
     pub kv_source: Option<usize>,
 }
 
-/// Queries grow with their positions, so that attention stays sharp in contexts that are longer than the
-/// original one (Llama 4, Ministral 3): by `1 + beta * ln(1 + position / original_max_position)`, with a
-/// quotient that is rounded down.
+/// The growth of queries with their positions, so that attention stays sharp in contexts longer than the original one
+/// (Llama 4, Ministral 3): by `1 + beta * ln(1 + position / original_max_position)`, with a quotient that is rounded
+/// down.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     pub beta: f64,
@@ -146,7 +145,7 @@ pub enum QkNorm {
     Whole(NormSpec),
 }
 
-/// What a layer computes for each token by itself.
+/// The part of a layer that computes each token by itself.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FeedForward {
     Mlp(MlpSpec),
@@ -160,8 +159,7 @@ pub struct MlpSpec {
     pub activation: Activation,
     pub is_gated: bool,
     pub bias: bool,
-    /// Gates are at most this. What they gate is at most this in magnitude, and 1 is added to it
-    /// (gpt-oss).
+    /// The upper limit of gates, and of the magnitude of the gated values, to which 1 is added (gpt-oss).
     pub gate_limit: Option<f32>,
 }
 
@@ -186,24 +184,24 @@ pub struct ExpertSpec {
     pub router_bias: bool,
     /// The shape of each expert.
     pub expert: MlpSpec,
-    /// An MLP that every token goes through.
+    /// An MLP for every token.
     pub shared: Option<SharedExpert>,
-    /// How the router's outputs for all experts become scores.
+    /// The function from the router's outputs for all experts to scores.
     pub scoring: ExpertScoring,
-    /// Whether a bias for each expert counts when experts are chosen, and not when they are weighed.
+    /// Whether a bias for each expert counts for their choice, but not for their weights.
     pub selection_bias: bool,
     /// Whether the weights of the chosen experts are divided by their sum. (Mixtral's softmax over
     /// the chosen ones is the same.)
     pub normalises: bool,
-    /// What is added to that sum; otherwise 0.
+    /// The addition to that sum; otherwise 0.
     pub weight_sum_eps: f32,
-    /// What the weights are multiplied by; otherwise 1.
+    /// The factor of the weights; otherwise 1.
     pub weight_scale: f32,
-    /// Whether each expert has a number that its weights are multiplied by (Gemma 4).
+    /// Whether each expert has a factor of its weights (Gemma 4).
     pub has_scales: bool,
-    /// With a shared expert: the norm of which the shared expert's output, the experts' input, their output
-    /// and the router's input have one each. The norm before the feed-forward part is the shared expert's
-    /// alone (Gemma 4).
+    /// With a shared expert: the norm for the shared expert's output, the experts' input, their output and the router's
+    /// input, each with weights of its own. The norm before the feed-forward part is the shared expert's alone (Gemma
+    /// 4).
     pub own_norms: Option<NormSpec>,
 }
 
@@ -233,7 +231,7 @@ impl DecoderSpec {
         self.layers.iter().any(|layer| layer.recurrent.is_some())
     }
 
-    /// The layers' own inputs, if they have any. All are alike.
+    /// The layers' own inputs, if any. All are alike.
     pub fn per_layer(&self) -> Option<PerLayerSpec> {
         self.layers.first().and_then(|layer| layer.per_layer)
     }
@@ -259,7 +257,7 @@ impl LayerSpec {
         self.recurrent.is_none() && self.attention.kv_source.is_none()
     }
 
-    /// The number of elements of a token between what mixes tokens and its output projection.
+    /// The number of elements of a token between the mixing of tokens and its output projection.
     pub fn mixed_len(&self) -> usize {
         match &self.recurrent {
             None => self.attention.query_len(),
@@ -280,7 +278,7 @@ impl BranchNorms {
 }
 
 impl QueryGrowth {
-    /// What the query of a position is multiplied by.
+    /// The factor of the query of a position.
     pub fn at(&self, position: usize) -> f64 {
         let num_contexts = position / self.original_max_position;
         1.0 + self.beta * (num_contexts as f64).ln_1p()
@@ -288,7 +286,7 @@ impl QueryGrowth {
 }
 
 impl AttentionSpec {
-    /// Heads with RoPE over whole heads and nothing else, and the usual scale.
+    /// Heads with RoPE over whole heads, the usual scale and no other part.
     pub fn plain(
         num_heads: usize,
         num_kv_heads: usize,
@@ -349,7 +347,7 @@ impl AttentionSpec {
 }
 
 impl FeedForward {
-    /// The MLP, or what all experts have the shape of.
+    /// The MLP, or the shape of each expert.
     pub fn mlp(&self) -> &MlpSpec {
         match self {
             Self::Mlp(mlp) => mlp,

@@ -1,5 +1,4 @@
-//! The mapping from a checkpoint's tensors to a decoder's weights, with the shapes that they must
-//! have.
+//! The mapping from a checkpoint's tensors to a decoder's weights, and their required shapes.
 
 mod draft_head;
 
@@ -28,8 +27,8 @@ pub trait TensorSource {
     fn sizes(&self) -> Vec<(usize, usize)>;
     /// The tensor of a name; `None` if the file has no such tensor.
     fn tensor(&self, name: &str) -> Result<Option<FileTensor>, CheckpointError>;
-    /// The tensor of a name whatever its type, for the parts of quantised matrices. Formats whose
-    /// quantised matrices are single tensors need not have this.
+    /// The tensor of a name in any type, for the parts of quantised matrices. Formats whose quantised matrices are
+    /// single tensors need not implement this.
     fn stored(&self, _name: &str) -> Option<StoredTensor> {
         None
     }
@@ -62,7 +61,7 @@ pub struct FileTensor {
     pub storage: Arc<Storage>,
     pub range: Range<usize>,
     pub format: BlockFormat,
-    /// The shape, in which the last size is that of a row.
+    /// The shape. Its last size is the length of a row.
     pub shape: Vec<usize>,
 }
 
@@ -73,7 +72,7 @@ impl FileTensor {
         self.rows_with_columns(rows, [order, RowOrder::AsStored])
     }
 
-    /// Some rows of a tensor whose columns may have another order, too.
+    /// Some rows of a tensor whose columns may be reordered, too.
     fn rows_with_columns(self, rows: Range<usize>, [order, columns]: [RowOrder; 2]) -> Tensor {
         let num_rows = order.num_rows(rows.len());
         let (num_columns, shape) = match self.shape[..] {
@@ -86,13 +85,13 @@ impl FileTensor {
         BlockTensor::with_columns(&self.storage, range, self.format, [order, columns], shape)
     }
 
-    /// The vectors of several experts as one.
+    /// The vectors of several experts, concatenated.
     fn flat(mut self) -> Self {
         self.shape = vec![self.shape.iter().product()];
         self
     }
 
-    /// Some outputs of a matrix that is stored as `[in, out]`, or of one of several such matrices.
+    /// Some outputs of a matrix that is stored as `[in, out]`, perhaps within several such matrices.
     fn columns(self, part: &Part, expert: Option<usize>) -> Option<Tensor> {
         let dtype = match self.format {
             BlockFormat::F32 => DType::F32,
@@ -118,7 +117,7 @@ impl FileTensor {
     }
 }
 
-/// Finds and checks all weights. `missing_from` is the file that errors about missing tensors name.
+/// Finds and checks all weights. `missing_from` is the file named in errors about missing tensors.
 pub fn load<S: TensorSource>(
     config: &ModelConfig,
     files: &[S],
@@ -132,7 +131,7 @@ pub fn load<S: TensorSource>(
     let mut embed = tensors.weight(layout.embed);
     let head = format!("{}.weight", tensors.head);
     let is_there = |name: &String| tensors.by_name.contains_key(name);
-    // Some exporters store a tied matrix under the name of the head only.
+    // Some exporters store a tied matrix only under the name of the head.
     if spec.tied_embeddings && !is_there(&embed) && is_there(&head) {
         embed = head;
     }
@@ -187,7 +186,7 @@ pub fn load<S: TensorSource>(
     })
 }
 
-/// How files with these names store a layer's tensors.
+/// The storage of a layer's tensors in files with these names.
 fn of_layer<'a>(
     layout: &Layout,
     mut names: impl Iterator<Item = &'a String>,
@@ -201,9 +200,9 @@ fn of_layer<'a>(
 struct Tensors<'a, S> {
     config: &'a ModelConfig,
     layout: Layout,
-    /// The draft head's tensors may be stored in another way than the model's.
+    /// The draft head's tensors may be stored differently from the model's.
     of_draft_layer: fn(LayerTensor) -> Stored,
-    /// What comes before the names of all tensors but the head.
+    /// The prefix of all tensor names except the head's.
     body: &'static str,
     head: &'static str,
     by_name: HashMap<String, &'a S>,
@@ -248,7 +247,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         format!("{}{name}.weight", self.body)
     }
 
-    /// Takes a tensor as it is.
+    /// Takes a tensor unchanged.
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, CheckpointError> {
         let tensor = self.find(name, shape)?;
         let num_rows = tensor.shape[0];
@@ -264,7 +263,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         let mut tensor = file
             .tensor(name)?
             .expect("the file lists the tensor but does not have it");
-        // Some vectors are stored as matrices of one row, and by some exporters only.
+        // Some exporters store some vectors as matrices of one row.
         if let (&[len], &[1, row_len]) = (shape, &tensor.shape[..])
             && len == row_len
         {
@@ -288,7 +287,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(tensor)
     }
 
-    /// Takes the weights of a norm outside of the layers, and its bias if it has one.
+    /// Takes the weights of a norm outside of the layers, and its bias, if any.
     fn take_norm(
         &mut self,
         name: &str,
@@ -317,7 +316,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(weights)
     }
 
-    /// Takes what the layers' own inputs are made of, of so many elements in each layer.
+    /// Takes the tensors of the layers' own inputs, with `len` elements in each layer.
     fn take_per_layer(&mut self, len: usize) -> Result<PerLayerWeights, CheckpointError> {
         let spec = &self.config.spec;
         let num_elements = spec.layers.len() * len;
@@ -369,7 +368,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(weights)
     }
 
-    /// Takes a matrix, which may be stored as integers if the configuration says that some are.
+    /// Takes a matrix, which may be stored as integers if the configuration quantises any.
     fn take_matrix(
         &mut self,
         name: &str,
@@ -397,7 +396,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         Ok(tensor.rows_with_columns(part.rows(), [part.order, part.columns]))
     }
 
-    /// Takes a matrix that is stored as integers; `None` if it is not.
+    /// Takes a matrix that is stored as integers; `None` if it is stored otherwise.
     fn take_integers(
         &mut self,
         name: &str,
@@ -408,7 +407,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         let Some(quantization) = &self.config.quantization else {
             return Ok(None);
         };
-        // In this format, the matrices of experts are the only ones that are not `[in, out]`.
+        // In this format, only the matrices of experts are not `[in, out]`.
         let is_mxfp4 = *quantization == Quantization::Mxfp4;
         if (stored.is_transposed || stored.expert.is_some()) != is_mxfp4 {
             return Ok(None);
@@ -437,7 +436,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         })
     }
 
-    /// The weights that a norm multiplies by.
+    /// The factors of a norm.
     fn whole_norm(&self, stored: Tensor) -> Tensor {
         match self.layout.norms_lack_one {
             true => stored.converted(|weight| 1.0 + weight),
@@ -445,9 +444,8 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
         }
     }
 
-    /// The names of tensors that belong to other parts of the model. Refuses tensors that nothing
-    /// reads: they show that the model is not what its description says, and its output would be wrong
-    /// without a notice.
+    /// The names of tensors of other parts of the model. Refuses unused tensors: they show that the description does
+    /// not match the model, and its output would be wrong without a notice.
     fn left_out(&self) -> Result<Vec<String>, CheckpointError> {
         let layers = format!("{}{}.", self.body, self.layout.layers);
         let is_behind = |name: &str| {
@@ -457,7 +455,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             let number: Option<usize> = number.and_then(|number| number.parse().ok());
             number.is_some_and(|number| number >= self.config.spec.layers.len())
         };
-        // Nothing is left of a draft head that is loaded.
+        // A loaded draft head leaves no tensor behind.
         let of_loaded_head = { &self.config.spec.draft_head }.as_ref();
         let of_loaded_head = of_loaded_head.map(|_| self.layout.draft_head);
         let is_other = |name: &str| {
@@ -466,7 +464,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             others.any(|part| name.starts_with(part))
                 || self.layout.has_more_layers && is_behind(name)
         };
-        // Files may have projections to keys and values of layers that read those of others.
+        // Files may have key and value projections in layers that read those of other layers.
         let layers = self.config.spec.layers.iter().enumerate();
         let unread: Vec<_> = layers
             .filter(|(_, layer)| layer.attention.kv_source.is_some())
@@ -476,8 +474,8 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             })
             .collect();
         let is_harmless = |name: &str, file: &S| {
-            // Harmless are a copy of the tied matrix, and the zero biases that GPTQ exporters gave to
-            // layers without biases.
+            // A copy of the tied matrix is harmless, and so are the zero biases that GPTQ exporters add to layers
+            // without biases.
             name.strip_suffix(".weight") == Some(self.head)
                 || self.layout.buffers.iter().any(|end| name.ends_with(end))
                 || self.is_unused_bias(name, file)
@@ -500,7 +498,7 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
             ));
         }
         if self.config.spec.encoder.is_some() {
-            // What is behind an encoder is read with its head, or by nothing that is served.
+            // The tensors behind an encoder are read with its head, or are not served.
             return Ok(Vec::new());
         }
         let mut names: Vec<_> = self
@@ -523,11 +521,11 @@ impl<'a, S: TensorSource> Tensors<'a, S> {
 }
 
 struct MatrixParts<'a, 's, S> {
-    /// What comes before the suffix of a part's name.
+    /// The prefix of a part's name.
     prefix: String,
     by_name: &'a HashMap<String, &'s S>,
     taken: &'a mut HashSet<String>,
-    /// The file of the first part that was found.
+    /// The file of the first found part.
     file: Option<&'s str>,
 }
 

@@ -1,8 +1,8 @@
-//! Why a device cannot be used, or cannot run a model.
+//! The reason for which a device cannot be used, or cannot run a model.
 
 use std::fmt;
 
-/// A sentence for whoever runs the server: what failed, and what to change where that is known.
+/// A sentence for the operator: the failure, and the remedy where known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceError(pub String);
 

@@ -1,15 +1,15 @@
-//! How much memory a device has for weights and KV pages.
+//! The memory of a device for weights and KV pages.
 
 /// The memory that weights and KV pages share.
 #[derive(Clone, Debug)]
 pub struct DeviceMemory {
     /// Bytes that may be used now.
     pub available_bytes: u64,
-    /// Bytes that could be used if nothing else ran.
+    /// Bytes that could be used if no other program ran.
     pub total_bytes: u64,
-    /// The share of what the weights leave that the KV cache takes unless it is told, from 0 to 1.
+    /// The default share of the KV cache in the memory beside the weights, from 0 to 1.
     pub default_share: f64,
-    /// All memory of the host in bytes, if this is not it.
+    /// All memory of the host in bytes, for a device with memory of its own.
     pub host_bytes: Option<u64>,
 }
 
@@ -24,7 +24,7 @@ impl DeviceMemory {
         }
     }
 
-    /// What is left when `num_bytes` are used for something else.
+    /// The rest when `num_bytes` are used otherwise.
     pub fn without(self, num_bytes: u64) -> Self {
         Self {
             available_bytes: self.available_bytes.saturating_sub(num_bytes),
@@ -34,8 +34,8 @@ impl DeviceMemory {
     }
 }
 
-/// Memory that can be allocated now without swapping: the smaller of what the machine has and what
-/// the control group leaves.
+/// Memory that can be allocated now without swapping: the smaller of the machine's free memory and
+/// the control group's.
 fn available_bytes() -> u64 {
     // If neither can be read, assume an amount that most machines have.
     const UNKNOWN: u64 = 4 << 30;
@@ -59,7 +59,7 @@ fn available_bytes() -> u64 {
     }
 }
 
-/// Bytes of this machine's memory that this process could use if nothing else ran.
+/// Bytes of this machine's memory that this process could use if no other program ran.
 pub fn host_bytes() -> u64 {
     let limits = [machine_bytes("MemTotal:"), group_bytes("memory.max")];
     limits.into_iter().flatten().min().unwrap_or(u64::MAX)

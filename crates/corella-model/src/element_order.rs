@@ -1,23 +1,23 @@
-//! In which order an executor keeps the keys and values of a page.
+//! The order of the keys and values of a page in an executor.
 
 use crate::KvGeometry;
 
-/// How one KV head's part of a page lies in an executor's memory: its keys, then its values, and,
-/// for `KvFormat::Int8`, its scales `[K, V][position]`.
+/// The layout of one KV head's part of a page in an executor's memory: its keys, then its values,
+/// and, for `KvFormat::Int8`, its scales `[K, V][position]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementOrder {
     /// Keys `[head_dim][page_size]`, so that positions lie side by side for the scores, and values
     /// `[page_size][head_dim]`.
     Plain,
-    /// As matrix tiles read them: keys `[head_dim / 2][page_size][2]`, values
-    /// `[page_size / 2][head_dim][2]`.
+    /// The order of matrix tiles: keys `[head_dim / 2][page_size][2]`, values `[page_size /
+    /// 2][head_dim][2]`.
     Tiles,
-    /// Keys and values `[page_size][head_dim]`: the canonical form of pages, and what GPUs read.
+    /// Keys and values `[page_size][head_dim]`: the canonical form of pages, and the order of GPUs.
     Rows,
 }
 
 impl ElementOrder {
-    /// Where dimension `i` of a position's key stands among a head's keys in a page.
+    /// The index of dimension `i` of a position's key among a head's keys in a page.
     pub fn key_index(self, page_size: usize, head_dim: usize, i: usize, position: usize) -> usize {
         match self {
             Self::Rows => position * head_dim + i,
@@ -26,7 +26,7 @@ impl ElementOrder {
         }
     }
 
-    /// Where dimension `i` of a position's value stands among a head's values in a page.
+    /// The index of dimension `i` of a position's value among a head's values in a page.
     pub fn value_index(self, head_dim: usize, i: usize, position: usize) -> usize {
         match self {
             Self::Plain | Self::Rows => position * head_dim + i,
@@ -48,7 +48,7 @@ pub fn to_canonical(geometry: &KvGeometry, native: &[u8], canonical: &mut [u8]) 
     }
 }
 
-/// The reverse of `to_canonical`.
+/// The inverse of `to_canonical`.
 pub fn to_native(geometry: &KvGeometry, canonical: &[u8], native: &mut [u8]) {
     let head_bytes = geometry.head_bytes();
     let heads = canonical.chunks(head_bytes);
@@ -71,7 +71,7 @@ fn gather<const N: usize>(geometry: &KvGeometry, native: &[u8], canonical: &mut 
     for_each_element(geometry, |native, canonical| to[canonical] = from[native]);
 }
 
-/// The reverse of `gather`.
+/// The inverse of `gather`.
 fn scatter<const N: usize>(geometry: &KvGeometry, canonical: &[u8], native: &mut [u8]) {
     let num_bytes = geometry.element_bytes();
     let (from, from_scales) = canonical.split_at(num_bytes);

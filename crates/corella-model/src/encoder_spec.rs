@@ -1,24 +1,24 @@
-//! What an encoder has that a decoder has not (BERT and its relatives).
+//! The parts of an encoder beyond a decoder's (BERT and its relatives).
 
 use crate::{NormSpec, Tensor};
 
-/// The parts of an encoder beside those that decoders have. It reads a text as a whole, so its attention
-/// looks both ways and nothing of it is kept for later steps.
+/// The parts of an encoder beyond a decoder's. It reads a text as a whole, so its attention is bidirectional and keeps
+/// no keys or values for later steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncoderSpec {
     /// The norm of the embeddings, which begins the residual stream.
     pub embedding_norm: Option<NormSpec>,
-    /// The number of vectors of which one is added to each token: the first in the first text, the second in
-    /// the second one. 0 if the model has none.
+    /// The number of vectors of which one is added to each token: the first in the first text, the second in the second
+    /// one. 0 for none.
     pub num_segments: usize,
     /// The row of a text's first token in the table of learned positions (2 in RoBERTa).
     pub first_position: usize,
-    /// Whether the norms behind a layer's parts are of the residual stream to which the part has been added
-    /// (BERT), and not of the part alone. The norm before the head is then that behind the last layer.
+    /// Whether the norms behind a layer's parts are of the residual stream to which the part has been added (BERT), and
+    /// not of the part alone. The norm before the head is then the one behind the last layer.
     pub norms_sums: bool,
 }
 
-/// The weights of what an encoder has beside a decoder's parts.
+/// The weights of an encoder beyond a decoder's.
 #[derive(Clone, Default)]
 pub struct EncoderWeights {
     /// `[num_segments, hidden_size]`.
@@ -28,7 +28,7 @@ pub struct EncoderWeights {
 }
 
 impl EncoderWeights {
-    /// All tensors that there are, with their names.
+    /// All present tensors, with their names.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, &Tensor)> {
         let all = [
             ("segments", &self.segments),

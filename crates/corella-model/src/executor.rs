@@ -1,4 +1,4 @@
-//! What an executor must do.
+//! The contract of an executor.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -7,9 +7,8 @@ use corella_core::{Batch, BatchOutput, KvGroup, Sample, SlotId, StepId, TokenId}
 
 use crate::{Adapters, KvFormat, KvPages};
 
-/// Runs batches in the order they were submitted. A slot's tokens depend on nothing but the
-/// slot's own history and parameters: not on the batch around it, not on how its prompt was
-/// cut, not on which pages hold its KV.
+/// Runs batches in the order of their submission. A slot's tokens depend only on the slot's own history and parameters:
+/// not on the batch around it, the chunks of its prompt, or the pages of its KV.
 ///
 /// For each step: `submit`, then `sample`, then `wait`. Up to
 /// `SchedulerConfig::max_inflight_steps` steps may be submitted and sampled before the first
@@ -19,35 +18,32 @@ pub trait Executor: Send {
 
     fn kv_layout(&self) -> KvLayout;
 
-    /// Touches code and memory once, so that the first request is not the slow one.
+    /// Touches code and memory once, so that the first request is not slowed down.
     fn warm_up(&mut self) -> Result<(), ExecutorError>;
 
-    /// Starts the forward pass of a step. Does not block on it.
+    /// Starts the forward pass of a step, without blocking on it.
     fn submit(&mut self, batch: Arc<Batch>) -> Result<(), ExecutorError>;
 
-    /// Lets a submitted step draw its tokens. A call of its own, so that masks can be made
-    /// while the forward pass runs. Spans without a mask may draw any token.
+    /// Lets a submitted step draw its tokens. A separate call, so that masks can be made while the forward pass runs.
+    /// Spans without a mask may draw any token.
     fn sample(&mut self, step: StepId, masks: Vec<TokenMask>) -> Result<(), ExecutorError>;
 
-    /// Blocks until the oldest submitted step has returned. After
-    /// `ExecutorError::StepFailed` the executor is ready for further steps, and only the
-    /// failed step's pages hold undefined rows. The batch's bookkeeping (slots released and
-    /// started, page tables) holds even so. Steps submitted before the failure was known
-    /// still run; what they make of the failed step's tokens and rows is undefined, and
-    /// spans that use neither are right.
+    /// Blocks until the oldest submitted step has returned. After `ExecutorError::StepFailed` the executor is ready for
+    /// further steps, and only the failed step's pages hold void rows. The batch's bookkeeping (slots released and
+    /// started, page tables) holds even then. Steps submitted before the failure was known still run: their results
+    /// from the failed step's tokens and rows are void, and spans that use neither are right.
     fn wait(&mut self) -> Result<BatchOutput, ExecutorError>;
 
     /// Takes the oldest step's output without blocking: `None` while the step runs.
     fn try_wait(&mut self) -> Result<Option<BatchOutput>, ExecutorError>;
 
-    /// Sets what is called, from any thread, whenever `try_wait` may have something that it did not
-    /// have before. It returns at once.
+    /// Sets the waker, which is called from any thread whenever `try_wait` may have a new result. It returns at once.
     fn set_waker(&mut self, waker: StepWaker);
 
-    /// The KV memory, for threads that fetch pages or bring them while steps run.
+    /// The KV memory, for threads that copy pages while steps run.
     fn kv_pages(&self) -> Arc<dyn KvPages>;
 
-    /// The adapters that slots may start with; `None` if there can be none.
+    /// The adapters that slots may start with; `None` if unsupported.
     fn adapters(&self) -> Option<Arc<dyn Adapters>> {
         None
     }
@@ -57,14 +53,14 @@ pub trait Executor: Send {
         false
     }
 
-    /// Guesses what slots will draw next, while no step is in flight. A slot may get fewer tokens than
-    /// were asked for, or none. The error says why there are no guesses, and steps go on.
+    /// Guesses the next tokens of slots, while no step is in flight. A slot may get fewer tokens than requested, or
+    /// none. An error gives the reason for missing guesses, and steps continue.
     fn draft(&mut self, _asked: &[DraftSlot]) -> Result<Vec<(SlotId, Vec<Sample>)>, String> {
         Ok(Vec::new())
     }
 }
 
-/// A slot that guesses are wanted for.
+/// A slot that asks for guesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DraftSlot {
     pub slot: SlotId,
@@ -74,11 +70,10 @@ pub struct DraftSlot {
     pub max_drafts: u32,
 }
 
-/// Tells whoever waits for a step that it may have returned.
+/// Reports to a waiting thread that a step may have returned.
 pub type StepWaker = Arc<dyn Fn() + Send + Sync>;
 
-/// Wakes whoever waits for an executor's steps: after each result, and when the thread that has this
-/// ends.
+/// Wakes the caller that waits for an executor's steps: after each result, and when the owning thread ends.
 pub struct CallerWaker(pub Arc<OnceLock<StepWaker>>);
 
 impl CallerWaker {
@@ -95,8 +90,8 @@ impl Drop for CallerWaker {
     }
 }
 
-/// Allowed tokens of one slot: bit `t % 32` of word `t / 32`. It is for one draw, so the slot draws
-/// no more in that step, whatever its drafts.
+/// Allowed tokens of one slot: bit `t % 32` of word `t / 32`. It applies to one draw, so the slot draws no further
+/// token in that step, with or without drafts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenMask {
     pub slot: SlotId,
@@ -111,10 +106,9 @@ pub struct KvLayout {
     pub format: KvFormat,
     /// K and V of all layers of a KV group, with their scales.
     pub page_bytes: usize,
-    /// The groups of layers that have page tables of their own. The scheduler must have the same. A
-    /// batch's table of a group without a window has no gaps. Behind a window, the entries before
-    /// those that a slot starts with are never given, and those that coming queries do not read may
-    /// be other requests' pages by then: an executor reads neither.
+    /// The groups of layers with page tables of their own. The scheduler must have the same. A batch's table of a group
+    /// without a window has no gaps. Behind a window, the entries before a slot's first ones are never given, and pages
+    /// that later queries do not read may belong to other requests by then: an executor reads neither.
     pub groups: Vec<KvGroup>,
 }
 
@@ -132,9 +126,9 @@ pub struct ExecutorInfo {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExecutorError {
-    /// One step failed; the executor goes on.
+    /// One step failed; the executor stays usable.
     StepFailed { step: StepId, reason: String },
-    /// The executor is of no further use.
+    /// The executor is no longer usable.
     Lost { reason: String },
 }
 

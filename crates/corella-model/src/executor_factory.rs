@@ -1,6 +1,5 @@
-//! How an engine gets its executor: what a device has and can do, what a model takes of it, and the
-//! loading itself. Every backend has a factory, so that whoever plans memory and loads models names
-//! none of them.
+//! The factory of an engine's executor: a device's memory and abilities, a model's use of them, and the loading. Every
+//! backend has a factory, so that the code that plans memory and loads models names none of them.
 
 use std::fs::File;
 
@@ -15,7 +14,7 @@ use crate::{
 pub trait ExecutorFactory: Send + Sync {
     fn device(&self) -> DeviceTraits;
 
-    /// The format in which weights are held if `asked` is asked for, or if nothing is.
+    /// The format in which weights are held for `asked`, or by default.
     fn weight_format(
         &self,
         asked: Option<WeightFormat>,
@@ -32,14 +31,14 @@ pub trait ExecutorFactory: Send + Sync {
         format: KvFormat,
     ) -> u64;
 
-    /// Bytes that the recurrent layers of a model keep of each running request; 0 for other models, and
-    /// on devices that keep none.
+    /// Bytes of each running request's state in the recurrent layers of a model; 0 for other models, and on devices
+    /// without such states.
     fn state_bytes(&self, _spec: &DecoderSpec, _limits: &SchedulerConfig) -> u64 {
         0
     }
 
-    /// About how many bytes of the device's memory an executor needs beside weights and KV pages, where
-    /// that is worth planning for.
+    /// The approximate bytes of the device's memory that an executor needs beside weights and KV pages, where relevant
+    /// for planning.
     fn working_bytes(
         &self,
         _spec: &DecoderSpec,
@@ -49,7 +48,7 @@ pub trait ExecutorFactory: Send + Sync {
         0
     }
 
-    /// Names the layout of weights in this device's images; `None` if its executors give none.
+    /// Names the layout of weights in this device's images; `None` if its executors give no images.
     fn image_layout(&self) -> Option<String> {
         None
     }
@@ -58,48 +57,48 @@ pub trait ExecutorFactory: Send + Sync {
     fn build(&self, plan: ExecutorPlan<'_>) -> Result<BuiltExecutor, DeviceError>;
 }
 
-/// What a device has and can do.
+/// The memory and the abilities of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceTraits {
     pub memory: DeviceMemory,
-    /// Whether executors read a checkpoint's weights. Those that do not make up tokens.
+    /// Whether executors read a checkpoint's weights. The others make up tokens.
     pub reads_weights: bool,
     /// The most pipeline stages; `None` is one for each layer.
     pub max_stages: Option<usize>,
     pub takes_adapters: bool,
-    /// Whether executors run the draft head of a model that has one.
+    /// Whether executors run the draft head of a model.
     pub runs_draft_heads: bool,
 }
 
-/// What an executor is to run, and within which limits.
+/// The model and the limits of an executor.
 pub struct ExecutorPlan<'a> {
     pub spec: DecoderSpec,
     /// Given if [`DeviceTraits::reads_weights`].
     pub weights: Option<DecoderWeights>,
     pub limits: &'a SchedulerConfig,
-    /// `None` keeps the checkpoint's.
+    /// `None` keeps the checkpoint's format.
     pub weight_format: Option<WeightFormat>,
     pub kv_format: KvFormat,
     pub kv_groups: KvGroups,
     /// The largest rank of the adapters that may be loaded; `None` leaves no room for adapters.
     pub max_adapter_rank: Option<usize>,
-    /// Whether the model drafts for another. Its steps are not noted in profiles.
+    /// Whether the model drafts for another. Its steps are not recorded in profiles.
     pub is_draft: bool,
-    /// An image that an executor of the same weights, layout and weight format gave.
+    /// An image from an executor of the same weights, layout and weight format.
     pub image: Option<File>,
     pub on_layer: OnLayer<'a>,
 }
 
-/// Learns how many layers' weights are on the device, so that whoever waits can be told.
+/// Receives the number of layers whose weights are on the device, for progress reports.
 pub type OnLayer<'a> = &'a (dyn Fn(usize) + Sync);
 
 pub struct BuiltExecutor {
     pub executor: Box<dyn Executor>,
-    /// The weights as they lie in memory, to be kept for the next start.
+    /// The weights in their memory layout, to be kept for the next start.
     pub image: Option<Box<dyn WeightImage>>,
 }
 
-/// The bytes of weights that took time to compute. It keeps their memory alive.
+/// The bytes of weights that were costly to compute. It keeps their memory alive.
 pub trait WeightImage: Send {
     /// Whether the weights were read from an image.
     fn is_read(&self) -> bool;

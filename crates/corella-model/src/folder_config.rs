@@ -1,5 +1,5 @@
 //! Conversion of a model's configuration to the config.json and generation_config.json of a Hugging
-//! Face folder, for models that come in another form.
+//! Face folder, for models in another form.
 
 use serde_json::{Map, Value, json};
 
@@ -7,8 +7,8 @@ use crate::arch::shortest;
 use crate::{DType, ModelConfig};
 
 impl ModelConfig {
-    /// Returns the content of config.json, for weights of a type. `Err` names what config.json
-    /// cannot express.
+    /// Returns the content of config.json, for weights of a type. `Err` names the parts that
+    /// config.json cannot express.
     pub fn to_folder_config(&self, dtype: DType) -> Result<Value, String> {
         let family = self.architecture.family();
         let mut config = (family.config)(&self.spec)?;
@@ -73,8 +73,8 @@ mod tests {
                 Some(("generation_config.json", generation.as_bytes())),
             );
             let mut read = read.unwrap();
-            // The divisors of so small a model fit several lengths. That of the folder is one of
-            // them, and the shortest is the one found.
+            // The divisors of so small a model fit several lengths, including the folder's. The
+            // search finds the shortest.
             for layer in &mut read.spec.layers {
                 let rotary = layer.attention.rotary.as_mut().unwrap();
                 if let RotaryScaling::Llama3 {

@@ -1,5 +1,5 @@
-//! The counter-based random number generator: numbers are a pure function of what they are for, so
-//! there is no state to keep.
+//! The counter-based random number generator: numbers are a pure function of their purpose, without
+//! state.
 
 /// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
@@ -18,7 +18,7 @@ fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// A number in [0, 1) with 53 random bits. `position` is the position of the token that it decides.
+/// A number in [0, 1) with 53 random bits. `position` is the position of the token to draw.
 pub fn uniform(seed: u64, choice: u32, position: u32) -> f64 {
     let key = [seed as u32, (seed >> 32) as u32];
     let [high, low, ..] = philox4x32([position, choice, 0, 0], key);

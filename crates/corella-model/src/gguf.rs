@@ -1,12 +1,12 @@
-//! GGUF files: metadata, a list of tensors, and their bytes. One file, or the parts that it was split
-//! into, is a whole checkpoint.
+//! GGUF files: metadata, a list of tensors, and their bytes. One file, or all parts of a split file, are a whole
+//! checkpoint.
 //!
 //! Every number in the file is checked against the file's length before it is used, so that a
 //! damaged or hostile file causes one error and no large allocation.
 //!
-//! A file is presented as a folder: its metadata becomes the configuration and the two tokenizer files,
-//! and its tensors are weights under their own names. Blocks are dequantised row by row where an
-//! executor packs them, or their integers and scales are used as they are (`group_format.rs`).
+//! A file is presented as a folder: its metadata becomes the configuration and the two tokenizer files, and its tensors
+//! are weights under their own names. Blocks are dequantised row by row where an executor packs them, or their integers
+//! and scales are used unchanged (`group_format.rs`).
 
 mod config;
 mod cursor;
@@ -42,7 +42,7 @@ pub struct GgufFile {
 
 struct TensorInfo {
     storage: Arc<Storage>,
-    /// The shape as in safetensors: the last size is that of a row.
+    /// The shape as in safetensors: the last size is the length of a row.
     shape: Vec<usize>,
     format: BlockFormat,
     range: Range<usize>,
@@ -51,14 +51,14 @@ struct TensorInfo {
 pub const MAGIC: [u8; 4] = *b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMENSIONS: u32 = 4;
-/// A limit that a model of a thousand layers does not reach.
+/// A limit above the number of tensors of a model with a thousand layers.
 const MAX_TENSORS: u64 = 1 << 17;
 /// The smallest entry: the length of a name, one byte of name, the number of dimensions, one
 /// dimension, a type and an offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
 
 impl GgufFile {
-    /// Reads everything but the tensors' bytes.
+    /// Reads everything except the tensors' bytes.
     pub fn open(label: String, storage: Storage) -> Result<Self, CheckpointError> {
         match Self::parse(&label, Arc::new(storage)) {
             Ok(file) => Ok(file),
@@ -99,7 +99,7 @@ impl GgufFile {
         &self.label
     }
 
-    /// The files that the model is in.
+    /// The files of the model.
     pub fn paths(&self) -> Vec<PathBuf> {
         let mut paths = vec![PathBuf::from(&self.label)];
         paths.extend(self.other_parts.iter().cloned());
@@ -282,7 +282,7 @@ impl TensorEntry {
     }
 }
 
-/// The names of types that exist but that no kernel here can read.
+/// The names of existing types that no kernel can read.
 fn type_name(id: u32) -> Option<&'static str> {
     Some(match id {
         9 => "Q8_1",

@@ -1,5 +1,5 @@
-//! Golden results: what Hugging Face Transformers computes with tiny models of every kind, and how an
-//! executor is run beside it. `tests/golden` has them, and the script that makes them.
+//! Golden results: the results of Hugging Face Transformers for tiny models of every kind, and the runs of an executor
+//! that are compared with them. `tests/golden` has them, and the script that makes them.
 
 use std::fs;
 use std::path::Path;
@@ -9,26 +9,26 @@ use serde_json::Value;
 
 use crate::{BatchBuilder, Executor};
 
-/// The page size that models are run with.
+/// The page size of the runs.
 pub const PAGE_SIZE: usize = 16;
 
-/// A model whose results Transformers has told, on an executor.
+/// A model with results of Transformers, on an executor.
 pub struct Model {
     pub executor: Box<dyn Executor>,
     pub vocab_size: usize,
     pub cases: Vec<Case>,
 }
 
-/// Which token is computed after a drawn one.
+/// The token that is computed after a drawn one.
 #[derive(Clone, Copy)]
 pub enum Next {
-    /// The drawn one itself.
+    /// The drawn token itself.
     Drawn,
-    /// The one that Transformers drew, where roundings may have turned a near tie.
+    /// The token that Transformers drew, because rounding may have reversed a near tie.
     Golden,
 }
 
-/// What a case drew.
+/// The draws of a case.
 pub struct Run {
     pub tokens: Vec<TokenId>,
     /// The log-probabilities of all tokens, at each drawn one.
@@ -36,7 +36,7 @@ pub struct Run {
 }
 
 impl Model {
-    /// Runs all cases at once, so that prompts of some share batches with tokens of others.
+    /// Runs all cases at once, so that batches mix prompts of some with tokens of others.
     pub fn run(mut self, chunk: usize, next: Next) -> Vec<(Case, Run)> {
         let sampling = SamplingParams {
             logprobs: Some(self.vocab_size as u32),
@@ -100,7 +100,7 @@ impl Model {
         self.cases.into_iter().zip(runs).collect()
     }
 
-    /// Scores each prompt with the golden tokens behind it, all in the same steps, in chunks.
+    /// Scores each prompt with the golden tokens behind it, in chunks, all in the same steps.
     pub fn score(mut self, chunk: usize) -> Vec<(Case, Vec<PromptLogprob>)> {
         let sampling = SamplingParams {
             prompt_logprobs: Some(0),
@@ -139,7 +139,7 @@ impl Model {
         self.cases.into_iter().zip(scored).collect()
     }
 
-    /// Pools each prompt, all in the same steps, in chunks.
+    /// Pools each prompt, in chunks, all in the same steps.
     pub fn pool(mut self, pooling: Pooling, chunk: usize) -> Vec<HiddenState> {
         let sampling = SamplingParams {
             pooling: Some(pooling),
@@ -177,8 +177,8 @@ impl Model {
 }
 
 impl Run {
-    /// Compares the log-probabilities at the first and at the last drawn token with those that logits
-    /// stand for. `tolerance` is relative to the largest magnitude among these.
+    /// Compares the log-probabilities at the first and at the last drawn token with those from `logits`. `tolerance` is
+    /// relative to the largest magnitude among these.
     pub fn check(&self, logits: &[Vec<f32>; 2], tolerance: f32, name: &str) {
         let ends = [self.logprobs.first(), self.logprobs.last()];
         for (logits, actual) in logits.iter().zip(ends) {
@@ -186,7 +186,7 @@ impl Run {
         }
     }
 
-    /// Does what `check` does with the logits at all drawn tokens.
+    /// Like `check`, with the logits at all drawn tokens.
     pub fn check_all(&self, logits: &[Vec<f32>], tolerance: f32, name: &str) {
         for (index, (logits, actual)) in logits.iter().zip(&self.logprobs).enumerate() {
             let name = format!("{name}, drawn token {index}");
@@ -222,20 +222,20 @@ pub struct Case {
     pub tokens: Vec<TokenId>,
     /// The logits at the first and at the last drawn token.
     pub logits: [Vec<f32>; 2],
-    /// The logits at each drawn token, of models that have golden.f32.
+    /// The logits at each drawn token, for models with golden.f32.
     pub logits_of_all: Vec<Vec<f32>>,
     /// The same with K and V rounded to bf16.
     pub logits_bf16_kv: [Vec<f32>; 2],
 }
 
 impl Case {
-    /// The pages that the prompt and all tokens fill.
+    /// The number of pages for the prompt and all tokens.
     pub fn num_pages(&self) -> u32 {
         (self.prompt.len() + self.tokens.len()).div_ceil(PAGE_SIZE) as u32
     }
 }
 
-/// The logarithms of the probabilities that logits stand for.
+/// The logarithms of the probabilities from logits.
 pub fn log_softmax(logits: &[f32]) -> Vec<f32> {
     let sum: f64 = logits.iter().map(|&x| f64::from(x).exp()).sum();
     logits

@@ -10,7 +10,7 @@ pub struct GroupFormat {
     /// Whether a value is `scale * q + minimum` with q from 0 to 15. Otherwise it is `scale * q`
     /// with q from -8 to 7, from -128 to 127, or one of `FP4_LEVELS`.
     pub has_minimum: bool,
-    /// Whether q is one of `FP4_LEVELS`, which 4 bits number.
+    /// Whether q is the 4-bit index of one of `FP4_LEVELS`.
     pub is_fp4: bool,
 }
 
@@ -18,8 +18,8 @@ pub struct GroupFormat {
 /// microscaling formats), times 2.
 pub const FP4_LEVELS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// Half of the power of two that a byte stands for as the scale of a group of FP4 (E8M0), by which
-/// `FP4_LEVELS` are multiplied.
+/// Half of the power of two that a byte encodes as the scale of a group of FP4 (E8M0), the factor
+/// of `FP4_LEVELS`.
 pub fn fp4_scale(exponent: u8) -> f32 {
     f32::from_bits(match exponent {
         // These are subnormal.
@@ -35,6 +35,6 @@ pub struct GroupedRow {
     pub quants: Vec<i8>,
     /// The scales, one per group.
     pub scales: Vec<f32>,
-    /// The minimums, one per group; empty if the format has none.
+    /// The minimums, one per group; empty for formats without minimums.
     pub minimums: Vec<f32>,
 }

@@ -1,8 +1,8 @@
-//! How a row of numbers becomes integers of 8 bits: a key or a value of `KvFormat::Int8`, and the
-//! activations that integer weights are multiplied by.
+//! Rows of 8-bit integers: a key or a value of `KvFormat::Int8`, and the activations that integer weights are
+//! multiplied by.
 
-/// For a row whose largest magnitude has these bits: what its integers are to be multiplied by, and
-/// what its numbers are to be multiplied by before they are rounded.
+/// For a row whose largest magnitude has these bits: the scale of its integers, and the factor of its numbers before
+/// rounding.
 pub fn int8_scale(largest_bits: u32) -> (f32, f32) {
     const INFINITE: u32 = f32::INFINITY.to_bits();
     // A NaN or an infinity spoils the row.

@@ -74,7 +74,7 @@ impl<'a> JsonObject<'a> {
         })
     }
 
-    /// Whether a field is there and `null`, for the few where that is not the same as absent.
+    /// Whether a field is present and `null`, for the few fields where that differs from absent.
     pub fn is_null(&self, field: &str) -> bool {
         self.fields.get(field).is_some_and(Value::is_null)
     }
@@ -98,14 +98,14 @@ impl<'a> JsonObject<'a> {
         }))
     }
 
-    /// The fields of this object, with those of another in place of its own.
+    /// The fields of this object, overridden by those of another.
     pub fn fields_with(&self, other: &JsonObject<'_>) -> Map<String, Value> {
         let mut fields = self.fields.clone();
         fields.extend(other.fields.clone());
         fields
     }
 
-    /// Other fields in the place of this object.
+    /// This object with other fields.
     pub fn with_fields<'b>(&'b self, fields: &'b Map<String, Value>) -> JsonObject<'b> {
         JsonObject {
             file: self.file,
@@ -128,7 +128,7 @@ impl<'a> JsonObject<'a> {
         Ok(ids.unwrap_or_default())
     }
 
-    /// Converts a field; `must` says what it must be, for the error message.
+    /// Converts a field; `must` describes the valid values for the error message.
     fn typed<T>(
         &self,
         field: &str,

@@ -1,4 +1,4 @@
-//! Which layers of a decoder share page tables: its KV groups.
+//! The KV groups of a decoder: layers that share page tables.
 
 use std::ops::Range;
 
@@ -8,43 +8,43 @@ use crate::{DecoderSpec, LayerSpec};
 
 /// The division of a decoder's layers into KV groups.
 ///
-/// A page holds the layers of one group, and one pool of pages of one size serves all groups. So
-/// groups have equal numbers of layers, as far as these divide: a page has room for the layers of the
-/// largest group, and the room that other groups leave in their pages is lost. Of the divisions that
-/// the scheduler can work with, `by_window` takes the one in which a request of the longest context
-/// takes the least memory, so windows are not used where they would cost more than they save.
+/// A page holds the layers of one group, and one pool of pages of one size serves all groups. So groups have equal
+/// numbers of layers, as far as these divide: a page has room for the layers of the largest group, and smaller groups
+/// waste the rest of their pages. Among the divisions that the scheduler supports, `by_window` takes the one with the
+/// least memory for a request of the longest context, so windows are not used where they would cost more than they
+/// save.
 ///
-/// A page has room for a number of layers of the widest rows. Layers of narrower rows share such a
-/// place, as many as it has room for.
+/// A page has places for a number of layers with the widest rows. Layers with narrower rows share a place, within its
+/// room.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvGroups {
     groups: Vec<KvGroup>,
     /// `None` for recurrent layers, which have no keys and values.
     of_layers: Vec<Option<GroupLayer>>,
-    /// Whether the layers take turns with the same rows of a page. An encoder needs the keys and values of
-    /// a layer until the next one has its own.
+    /// Whether the layers take turns with the same rows of a page. An encoder needs the keys and values of a layer only
+    /// until the next layer.
     are_shared: bool,
 }
 
-/// Where a layer's keys and values are.
+/// The place of a layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvLayer {
     pub group: usize,
-    /// The layer's place among those of a page of its group.
+    /// The layer's place in a page of its group.
     pub in_page: usize,
-    /// The number of the layer among those of the place.
+    /// The layer's number within the place.
     pub in_place: usize,
-    /// The number of such layers that the place has room for.
+    /// The number of such layers with room in the place.
     pub num_in_place: usize,
 }
 
-/// What decides where a layer's keys and values are.
+/// The data that determine the place of a layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct GroupLayer {
     group: usize,
     /// The number of layers with rows of this width that share a place in a page.
     num_in_place: usize,
-    /// The layer that has the keys and values: this one, or one before it.
+    /// The layer that has the keys and values: this one, or an earlier one.
     source: usize,
 }
 
@@ -56,8 +56,7 @@ struct Kind {
 }
 
 impl KvGroups {
-    /// One group of all layers, which keeps the pages of the whole context, whatever the layers'
-    /// windows.
+    /// One group of all layers, which keeps the pages of the whole context, with or without windows.
     pub fn one(spec: &DecoderSpec) -> Self {
         Self {
             groups: vec![KvGroup::default()],
@@ -77,7 +76,7 @@ impl KvGroups {
             let window = layer.attention.window.map(u32::try_from);
             let window = window.and_then(Result::ok);
             Kind {
-                // A window as long as the context hides nothing.
+                // A window as long as the context hides no position.
                 window: window.filter(|&window| window < max_position),
                 num_in_place: num_in_place(layer, widest),
                 num_layers: 1,
@@ -92,7 +91,7 @@ impl KvGroups {
             }
         }
         let num_layers: usize = kinds.iter().map(|kind| kind.num_layers).sum();
-        // Rows that a request of the longest context keeps, of one layer each.
+        // Rows of one layer each that a request of the longest context keeps.
         let num_rows_kept = |num_page_layers: usize| {
             let of_kind = |kind: &Kind| {
                 let num_layers = kind.num_groups(num_page_layers) * num_page_layers;
@@ -140,10 +139,10 @@ impl KvGroups {
         &self.groups
     }
 
-    /// Where some consecutive layers are, if a page holds only those of them that its group has: the
-    /// layers of a pipeline stage. `None` for recurrent layers.
+    /// The places of some consecutive layers, if a page holds only these layers of its group: the layers of a pipeline
+    /// stage. `None` for recurrent layers.
     ///
-    /// A layer that reads the keys and values of another has its place, so both have to be among these.
+    /// A layer that reads the keys and values of another shares its place, so the range must contain both.
     pub fn layers(&self, layers: Range<usize>) -> Vec<Option<KvLayer>> {
         let mut num_places = vec![0; self.groups.len()];
         // For each group and width, the next layer's place if an open one has room.
@@ -181,7 +180,7 @@ impl KvGroups {
         places
     }
 
-    /// The layers of a range that have keys and values of their own, with their places.
+    /// The places of the range's layers with keys and values of their own.
     pub fn own_layers(&self, layers: Range<usize>) -> Vec<KvLayer> {
         let first = layers.start;
         let places = self.layers(layers).into_iter().enumerate();
@@ -192,13 +191,13 @@ impl KvGroups {
         own.filter_map(|(_, place)| place).collect()
     }
 
-    /// The number of layers that a page has room for, of some consecutive layers.
+    /// The number of consecutive layers that a page has room for.
     pub fn num_page_layers(&self, layers: Range<usize>) -> usize {
         let layers = self.layers(layers).into_iter().flatten();
         layers.map(|layer| layer.in_page + 1).max().unwrap_or(0)
     }
 
-    /// Whether these are groups of a decoder: each layer is in one that keeps all that the layer reads.
+    /// Whether these groups fit a decoder: each layer is in one that keeps all positions that the layer reads.
     pub fn are_of(&self, spec: &DecoderSpec) -> bool {
         let keeps = |(of_layer, layer): (&Option<GroupLayer>, &LayerSpec)| {
             let Some(GroupLayer { group, .. }) = *of_layer else {
@@ -230,7 +229,7 @@ impl GroupLayer {
     }
 }
 
-/// Gives each layer with keys and values of its own a group; those that read them are in the same one.
+/// Gives each layer with keys and values of its own a group. Layers that read them are in the same one.
 fn of_layers(
     spec: &DecoderSpec,
     mut group_of: impl FnMut(&LayerSpec) -> usize,
@@ -258,8 +257,7 @@ fn widest_row(spec: &DecoderSpec) -> usize {
     widths.max().unwrap_or(0)
 }
 
-/// The number of layers with rows as wide as this one's that have room beside each other where one of the
-/// widest rows has.
+/// The number of layers with rows of this width that fit into the place of a layer with the widest rows.
 fn num_in_place(layer: &LayerSpec, widest: usize) -> usize {
     (widest / layer.attention.kv_len().max(1)).max(1)
 }
@@ -319,7 +317,7 @@ mod tests {
         (0..num_layers).map(move |layer| ((layer + 1) % (num_local + 1) != 0).then_some(window))
     }
 
-    /// The windows of the groups, each with how many groups have it, and the layers of a page.
+    /// The windows of the groups, each with the number of groups that have it, and the layers of a page.
     fn shape(spec: &DecoderSpec) -> (Vec<(Option<u32>, usize)>, usize) {
         let groups = KvGroups::by_window(spec);
         assert!(groups.are_of(spec));
@@ -368,8 +366,8 @@ mod tests {
         // A window as long as the context.
         let phi = spec(2048, vec![Some(2048); 4]);
         assert_eq!(KvGroups::by_window(&phi), KvGroups::one(&phi));
-        // Pages of a few layers would make too many groups, and in pages of more layers, the one
-        // with a window would use a part of the room only.
+        // Pages of a few layers would make too many groups, and in pages of more layers, the one with a window would
+        // use only a part of the room.
         let mut windows = vec![None; 13];
         windows[3] = Some(1024);
         let spec = spec(2048, windows);
@@ -381,7 +379,7 @@ mod tests {
         let spec = spec(131_072, alternating(34, 5, 1024));
         let groups = KvGroups::by_window(&spec);
         assert_eq!(groups.num_page_layers(0..34), 5);
-        // In a stage of 17 layers, 15 or 14 have a window, and there are 6 groups of those.
+        // In a stage of 17 layers, 15 or 14 have a window, in 6 groups.
         assert_eq!(groups.num_page_layers(0..17), 3);
         assert_eq!(groups.num_page_layers(17..34), 3);
         let layers = groups.layers(17..34);
@@ -404,7 +402,7 @@ mod tests {
         assert!(KvGroups::one(&full).are_of(&narrow));
     }
 
-    /// Recurrent layers have no keys and values, so that pages hold the others alone.
+    /// Recurrent layers have no keys and values, so pages hold only the others.
     #[test]
     fn recurrent_layers_are_in_no_group() {
         let mut hybrid = spec(4096, vec![None; 8]);
@@ -444,8 +442,8 @@ mod tests {
         assert!(!groups.are_of(&hybrid));
     }
 
-    /// In the shape of the model with 31 billion parameters, full layers have rows half as wide, so that two
-    /// share a place. Layers that read the rows of others have their places.
+    /// In the shape of the model with 31 billion parameters, full layers have rows half as wide, so that two share a
+    /// place. Layers that read the rows of others share their places.
     #[test]
     fn narrow_rows_share_places() {
         let mut mixed = spec(131_072, alternating(12, 5, 1024));
@@ -472,7 +470,7 @@ mod tests {
         assert!(groups.are_of(&mixed));
     }
 
-    /// An encoder keeps nothing, so that the memory of one layer is enough.
+    /// An encoder keeps no keys or values for later steps, so the memory of one layer is enough.
     #[test]
     fn the_layers_of_an_encoder_share_their_rows() {
         let mut encoder = spec(512, [None, Some(64), None]);

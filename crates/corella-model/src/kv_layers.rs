@@ -1,4 +1,4 @@
-//! Where the layers of a model are in its KV pages.
+//! The places of a model's layers in its KV pages.
 
 use std::hash::Hasher;
 use std::ops::Range;
@@ -7,18 +7,18 @@ use corella_core::KvGroup;
 
 use crate::{KvGroups, KvLayer};
 
-/// Where each layer of a model has its keys and values: in the pages of which KV group, and where in those. Nodes
-/// name layers by their numbers in the model, because a page has other layers where a pipeline is divided.
+/// The place of each layer's keys and values: the KV group, and the position in its pages. Nodes name layers by their
+/// numbers in the model, because pages have other layers under another division into stages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvLayers {
     groups: Vec<KvGroup>,
     num_layers: u32,
-    /// Empty where a page has all layers in their order.
+    /// Empty if a page has all layers in their order.
     places: Vec<KvLayer>,
 }
 
 impl KvLayers {
-    /// One group of all layers, whose pages have them in their order.
+    /// One group of all layers, in their order within a page.
     pub fn one(num_layers: u32) -> Self {
         Self {
             groups: vec![KvGroup::default()],
@@ -45,8 +45,8 @@ impl KvLayers {
         }
     }
 
-    /// The layers of pipeline stages, which have their parts of a page one behind the other. Recurrent
-    /// layers, and those that read the keys and values of others, have no number.
+    /// The layers of pipeline stages, whose parts of a page lie one behind the other. Recurrent layers, and layers that
+    /// read the keys and values of others, have no number.
     pub fn new(groups: &KvGroups, stages: impl IntoIterator<Item = Range<usize>>) -> Self {
         let mut places = Vec::new();
         let mut first = 0;
@@ -75,7 +75,7 @@ impl KvLayers {
         self.num_layers
     }
 
-    /// Where a layer of the model is.
+    /// The place of a layer of the model.
     pub fn place(&self, layer: u32) -> KvLayer {
         let (group, in_page) = (0, layer as usize);
         let place = self.places.get(in_page).copied();
@@ -87,7 +87,7 @@ impl KvLayers {
         })
     }
 
-    /// The KV group that a layer of the model is in.
+    /// The KV group of a layer of the model.
     pub fn group_of(&self, layer: u32) -> KvGroup {
         self.groups[self.place(layer).group]
     }

@@ -1,4 +1,4 @@
-//! KV memory that others read and write while the executor runs.
+//! KV memory that other threads read and write while the executor runs.
 
 use std::iter;
 use std::ptr::NonNull;
@@ -9,13 +9,12 @@ use corella_core::{PageId, StepId};
 use crate::element_order::{to_canonical, to_native};
 use crate::{DecoderSpec, ElementOrder, KvFormat, KvGroups, KvLayers, StateRecords};
 
-/// What two executors have to know of each other's pages. Whether they run the same model is
-/// another question.
+/// The facts about pages that two executors exchange. Whether they run the same model is checked elsewhere.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvGeometry {
-    /// Layers that a page has room for: with several KV groups, those of the group that the page belongs to.
+    /// The number of layers in a page: with several KV groups, layers of the page's group.
     pub num_layers: u32,
-    /// Where the model's layers are in pages.
+    /// The places of the model's layers in pages.
     pub layers: KvLayers,
     pub num_kv_heads: u32,
     pub head_dim: u32,
@@ -23,7 +22,7 @@ pub struct KvGeometry {
     pub page_size: u32,
     pub num_pages: u32,
     pub format: KvFormat,
-    /// The executor's own.
+    /// The executor's own order.
     pub order: ElementOrder,
 }
 
@@ -69,7 +68,7 @@ impl KvGeometry {
         2 * (self.page_size * self.head_dim) as usize * self.format.size()
     }
 
-    /// Whether a layer's part of a page in this one's native form is one in the other's.
+    /// Whether a layer's part of a page in this native form equals the other's.
     pub fn is_native_to(&self, other: &Self) -> bool {
         let part = |of: &Self| {
             let shape = (of.num_kv_heads, of.head_dim, of.page_size);
@@ -79,55 +78,51 @@ impl KvGeometry {
     }
 }
 
-/// What the bytes of a page within a layer mean. Both forms have `KvGeometry::layer_bytes` bytes, and
-/// in both they are the parts of all KV heads, in the order of the heads. What they hold of positions
-/// without a token means nothing.
+/// The layout of a page's bytes within a layer. Both forms have `KvGeometry::layer_bytes` bytes, and both consist of
+/// the parts of all KV heads, in the order of the heads. Bytes of positions without a token are void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageForm {
-    /// A head's part is as `KvGeometry::order` says. For executors whose geometry `is_native_to` the
-    /// other's.
+    /// A head's part in the order of `KvGeometry::order`. For executors whose geometry `is_native_to` the other's.
     Native,
-    /// For all others. A head's part is `[K, V][position][head_dim]` in the KV format of whoever sends
-    /// it, followed, for `KvFormat::Int8`, by the head's scales, `[K, V][position]` in f32. Numbers
-    /// are little-endian. `PageConversion` makes of it what another KV format or page size wants.
+    /// For all others. A head's part is `[K, V][position][head_dim]` in the KV format of the sender, followed, for
+    /// `KvFormat::Int8`, by the head's scales, `[K, V][position]` in f32. Numbers are little-endian. `PageConversion`
+    /// converts it to another KV format or page size.
     Canonical,
 }
 
-/// What has come of a layer of a step.
+/// The progress of a layer in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerProgress {
     /// The keys and values of all the step's tokens are in the pages.
     Ready,
     TimedOut,
-    /// The executor is through with the step: the layer is ready, or the step has failed.
-    /// `Executor::wait` will tell, or has told.
+    /// The executor has finished the step: the layer is ready, or the step has failed. `Executor::wait` reports which,
+    /// or has reported it.
     StepOver,
 }
 
-/// The KV memory of an executor. It stays where it is while anybody has a reference to this, even
-/// when the executor is gone.
+/// The KV memory of an executor. It keeps its address while a reference to this exists, even after the executor is
+/// dropped.
 ///
-/// A page is named by its id and a layer. Layers are numbered within pages, of all pipeline stages
-/// (`KvGeometry::layers` says which layers of the model those are), and one is done when those of all
-/// KV groups are. A layer, a page or
-/// a number of bytes that does not exist is a mistake in the caller's code, and panics.
+/// A page is named by its id and a layer. Layers are numbered within pages, over all pipeline stages
+/// (`KvGeometry::layers` maps them to the model's), and one is done when the layers of all KV groups are. A layer, a
+/// page or a number of bytes that does not exist is an error of the caller, and panics.
 ///
 /// # Safety
-/// `native_parts` returns `KvGeometry::layer_bytes` bytes of memory in all, which only the owner of
-/// the page writes, and which no other page or layer shares. All of it lies in one of the `regions`.
+/// `native_parts` returns `KvGeometry::layer_bytes` bytes of memory in total, which only the owner of the page writes,
+/// and which no other page or layer shares. All of it lies in one of the `regions`.
 pub unsafe trait KvPages: Send + Sync {
     fn geometry(&self) -> &KvGeometry;
 
-    /// The memory that all pages lie in, in as few pieces as there are. For transports that must make
-    /// memory known before they use it.
+    /// The memory of all pages, in as few pieces as possible. For transports that must announce memory before they use
+    /// it.
     fn regions(&self) -> Vec<NonNull<[u8]>>;
 
-    /// Where a page within a layer lies, in its native form: a first part and, perhaps empty, the
-    /// rest of it, each whole heads. For transports that send from where it is and receive to where
-    /// it belongs; what is promised for `read` and `write` is promised by whoever uses it.
+    /// The place of a page within a layer, in its native form: a first part and, perhaps empty, the rest, each of whole
+    /// heads. For transports that send and receive in place. They must keep the contract of `read` and `write`.
     fn native_parts(&self, layer: u32, page: PageId) -> [NonNull<[u8]>; 2];
 
-    /// Somebody has filled a page, so it will be used soon. `write` says so itself.
+    /// Records that a page has been filled, so it will be used soon. `write` records it by itself.
     fn note_written(&self, _page: PageId) {}
 
     /// The recurrent states behind the rows. `None` for models without recurrent layers.
@@ -135,18 +130,16 @@ pub unsafe trait KvPages: Send + Sync {
         None
     }
 
-    /// How many layers, counted from the first, have all keys and values of the step. All of them
-    /// count when the executor has finished with the step, even if it has failed. From then on
-    /// these layers of the step's pages do not change until it returns, and longer if the core
-    /// keeps the pages.
+    /// The number of layers, counted from the first, with all keys and values of the step. All of them count when the
+    /// executor has finished with the step, even if it has failed. From then on these layers of the step's pages do not
+    /// change until it returns, and longer if the core keeps the pages.
     fn num_layers_done(&self, step: StepId) -> u32;
 
-    /// Until a layer has all keys and values of the step. Steps that were not submitted yet can be
-    /// waited for.
+    /// Waits until a layer has all keys and values of the step. The step need not be submitted yet.
     fn wait_layer(&self, step: StepId, layer: u32, timeout: Duration) -> LayerProgress;
 
-    /// Copies pages within one layer, one after the other. Any thread may call this while steps
-    /// run. The bytes of a step that has not returned may still turn out to be invalid.
+    /// Copies pages within one layer, one after the other. Any thread may call this while steps run. The bytes of a
+    /// step that has not returned may still prove invalid.
     ///
     /// # Safety
     /// The steps that write to these pages have the layer done (`wait_layer`) or have returned.
@@ -159,7 +152,7 @@ pub unsafe trait KvPages: Send + Sync {
         assert_eq!(out.len(), pages.len() * layer_bytes);
         for (&page, mut out) in pages.iter().zip(out.chunks_mut(layer_bytes)) {
             for part in self.native_parts(layer, page) {
-                // SAFETY: memory of the pages, which nobody writes by the caller's promise.
+                // SAFETY: memory of the pages, which by the caller's contract is not written.
                 let part = unsafe { part.as_ref() };
                 let (to, rest) = out.split_at_mut(part.len());
                 match form {
@@ -171,18 +164,18 @@ pub unsafe trait KvPages: Send + Sync {
         }
     }
 
-    /// The reverse of `read`, while steps run.
+    /// The inverse of `read`, while steps run.
     ///
     /// # Safety
-    /// The core has reserved the pages for what is written here: nobody else reads or writes them,
-    /// they are in no slot's page table and in no batch before the call has returned.
+    /// The core has reserved the pages for this write: no other thread reads or writes them, and they are in no slot's
+    /// page table and in no batch before the call has returned.
     unsafe fn write(&self, layer: u32, pages: &[PageId], form: PageForm, bytes: &[u8]) {
         let geometry = self.geometry();
         let layer_bytes = geometry.layer_bytes();
         assert_eq!(bytes.len(), pages.len() * layer_bytes);
         for (&page, mut bytes) in pages.iter().zip(bytes.chunks(layer_bytes)) {
             for mut part in self.native_parts(layer, page) {
-                // SAFETY: memory of the pages, which are the caller's alone by its promise.
+                // SAFETY: memory of the pages, which by the caller's contract no other thread uses.
                 let part = unsafe { part.as_mut() };
                 let (from, rest) = bytes.split_at(part.len());
                 match form {

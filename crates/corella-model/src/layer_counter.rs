@@ -1,4 +1,4 @@
-//! How far a step has come, for threads that read pages of its finished layers.
+//! The progress of a step, for threads that read pages of its finished layers.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -11,11 +11,11 @@ use crate::LayerProgress;
 /// One number that an executor, or a stage of its pipeline, advances when the keys and values of a
 /// layer have been stored. It only grows, because steps run in the order of their ids.
 ///
-/// A thread that sees a layer counted also sees everything written before by the threads that met
-/// the counting thread at a barrier.
+/// A thread that sees a layer counted also sees all earlier writes of the threads that met the counting thread at a
+/// barrier.
 #[derive(Default)]
 pub struct LayerCounter {
-    /// The step, and below it the number of layers that are done, or `OVER`.
+    /// The step, and below it the number of finished layers, or `OVER`.
     state: AtomicU64,
     num_waiting: AtomicU32,
     mutex: Mutex<()>,
@@ -27,22 +27,22 @@ const COUNT_BITS: u32 = 16;
 const OVER: u64 = (1 << COUNT_BITS) - 1;
 
 impl LayerCounter {
-    /// From now on the first `num_layers` layers of the step stay as they are until it returns.
+    /// Keeps the first `num_layers` layers of the step unchanged from now on until it returns.
     pub fn advance(&self, step: StepId, num_layers: usize) {
         self.set(step.0 << COUNT_BITS | num_layers as u64);
     }
 
-    /// The step has failed, or stores nothing more.
+    /// Records that the step has failed, or stores no further rows.
     pub fn finish(&self, step: StepId) {
         self.set(step.0 << COUNT_BITS | OVER);
     }
 
-    /// There will be no further steps: nobody waits for one in vain.
+    /// Ends all waits, because no further steps follow.
     pub fn close(&self) {
         self.set(u64::MAX);
     }
 
-    /// Layers of the step that are done; `None` when it is over.
+    /// Finished layers of the step; `None` when it is over.
     pub fn num_done(&self, step: StepId) -> Option<usize> {
         // Ordered after the store in `set` and, in a waiter, after it has counted itself.
         let state = self.state.load(Ordering::SeqCst);
@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(wait(6, 0), LayerProgress::StepOver);
     }
 
-    /// Lets waiters go, also when the test fails: it would wait for them.
+    /// Ends the waits, also when the test fails: it would wait for them.
     struct Closes<'a>(&'a LayerCounter);
 
     impl Drop for Closes<'_> {
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// Nothing else wakes a waiter that has missed its layer: the next one comes when all have seen this one.
+    /// No later event wakes a waiter that has missed its layer: the next layer comes only after all have seen this one.
     #[test]
     fn no_wake_up_is_lost_and_what_was_stored_before_is_seen() {
         for num_waiting in [1, 2] {
@@ -153,7 +153,7 @@ mod tests {
                         let progress = counter.wait(StepId(step), layer, Duration::MAX);
                         let is_seen = stored[layer].load(Ordering::Relaxed) as u64 == step;
                         if progress != LayerProgress::Ready || !is_seen {
-                            // Everybody's last.
+                            // The last layer of all waiters.
                             counter.close();
                             return;
                         }

@@ -1,5 +1,5 @@
-//! The tensors of a layer, in one table. Loading, checking, packing, quantising, the fingerprint and
-//! the names in files all go by it.
+//! The tensors of a layer, in one table. Loading, checking, packing, quantising, the fingerprint and the names in files
+//! all use it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,13 +26,12 @@ pub enum LayerTensor {
     KNorm,
     /// A score for each query head.
     Sinks,
-    /// The projection to what gates the output of each query head.
+    /// The projection to the gates of each query head's output.
     AttentionGate,
     AttentionGateBias,
     O,
     OBias,
-    /// The projections of a gated delta network: queries, keys, values, what gates its outputs, its
-    /// strengths and its decays.
+    /// The projections of a gated delta network: queries, keys, values, output gates, strengths and decays.
     DeltaQ,
     DeltaK,
     DeltaV,
@@ -41,15 +40,15 @@ pub enum LayerTensor {
     DeltaDecay,
     /// The convolution of queries, keys and values, `[channels, tokens]`, the newest token last.
     DeltaConvolution,
-    /// What is added to the projected decays.
+    /// The bias of the projected decays.
     DeltaDecayBias,
-    /// The logarithm of what decays are multiplied by.
+    /// The logarithm of the decays' factor.
     DeltaRate,
     /// The norm of the outputs. Its weights are never stored without 1.
     DeltaNorm,
     DeltaO,
-    /// The projection of a short convolution's input: what gates it, what gates its outputs, and what it
-    /// convolves, one behind the other.
+    /// The projection of a short convolution's input: input gates, output gates, and the convolved values, in this
+    /// order.
     ConvolutionInput,
     ConvolutionInputBias,
     /// A short convolution, `[channels, tokens]`, the newest token last.
@@ -71,7 +70,7 @@ pub enum LayerTensor {
     DownBias(Mlp),
     /// The norm of the output of the MLP beside the experts.
     SharedOutputNorm,
-    /// The norms of the experts' input and output, where these are not the feed-forward part's.
+    /// The norms of the experts' input and output, if they differ from the feed-forward part's.
     ExpertNorm,
     ExpertOutputNorm,
     /// The norm of the router's input. Its weights are stored without their division by the root of
@@ -82,38 +81,38 @@ pub enum LayerTensor {
     /// The matrix that scores the experts.
     Router,
     RouterBias,
-    /// A bias for each expert that counts when experts are chosen.
+    /// A bias for each expert that counts for their choice.
     SelectionBias,
     /// The vector whose product with a row, through a sigmoid, weighs the shared expert.
     SharedWeight,
     /// The norm of the feed-forward part's output.
     MlpOutputNorm,
     MlpOutputNormBias,
-    /// The projections to what gates the layer's own input, and back.
+    /// The projections to the gates of the layer's own input, and back.
     PerLayerGate,
     PerLayerOutput,
-    /// The norm of what the layer's own input adds.
+    /// The norm of the addition from the layer's own input.
     PerLayerNorm,
-    /// The number that the residual stream is multiplied by.
+    /// The factor of the residual stream.
     LayerScale,
 }
 
-/// Which of a layer's MLPs.
+/// The MLPs of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mlp {
-    /// The one of a layer without experts.
+    /// The MLP of a layer without experts.
     Only,
-    /// The one that every token goes through, beside the experts.
+    /// The MLP for every token, beside the experts.
     Shared,
     Expert(usize),
 }
 
-/// What a tensor is used for.
+/// The use of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
     /// A matrix that may be stored and packed in any format.
     Matrix(LayerInput),
-    /// A matrix that stays as it is: it is small, and its rounding would choose other experts.
+    /// A matrix that stays unchanged: it is small, and its rounding would choose other experts.
     Router,
     Vector,
 }
@@ -135,7 +134,7 @@ pub enum LayerInput {
     Expert,
     /// The input of an expert's down projection.
     ExpertOutput,
-    /// The residual stream as it is, where it gates the layer's own input.
+    /// The residual stream itself, which gates the layer's own input.
     Residual,
     /// The layer's own input, gated.
     PerLayer,
@@ -198,7 +197,7 @@ impl LayerTensor {
         )
     }
 
-    /// The bias that is added to a matrix's outputs, or to those of a norm.
+    /// The bias of a matrix's outputs, or of a norm's.
     pub fn bias(self) -> Option<Self> {
         Some(match self {
             Self::AttentionNorm => Self::AttentionNormBias,
@@ -221,7 +220,7 @@ impl LayerTensor {
         })
     }
 
-    /// The heads by which a matrix takes turns with others that are stored in one tensor with it.
+    /// The number of heads by which a matrix alternates with others in the same stored tensor.
     pub fn num_stored_heads(self, layer: &LayerSpec) -> usize {
         match (&layer.recurrent, self) {
             (_, Self::Q | Self::AttentionGate) => layer.attention.num_heads,
@@ -231,7 +230,7 @@ impl LayerTensor {
         }
     }
 
-    /// The matrix or the norm that a bias belongs to.
+    /// The matrix or the norm of a bias.
     pub fn owner(self) -> Option<Self> {
         Some(match self {
             Self::AttentionNormBias => Self::AttentionNorm,
@@ -340,7 +339,7 @@ impl LayerInput {
 }
 
 impl LayerSpec {
-    /// All tensors of the layer, matrices with a common input behind each other.
+    /// All tensors of the layer. Matrices with a common input follow each other.
     pub fn tensors(&self, hidden_size: usize) -> Vec<TensorSpec> {
         use LayerTensor::*;
         let mut list = TensorList(Vec::new());
@@ -521,8 +520,8 @@ impl LayerWeights {
         matrices.map(|(_, values)| values)
     }
 
-    /// Checks that the weights are those of a layer. `Err` says what is missing, has another shape
-    /// or is too much.
+    /// Checks that the weights belong to a layer. `Err` names the tensor that is missing, has another shape or is
+    /// superfluous.
     pub fn check(&self, layer: &LayerSpec, hidden_size: usize) -> Result<(), String> {
         let specs = layer.tensors(hidden_size);
         for TensorSpec { tensor, shape } in &specs {

@@ -1,4 +1,4 @@
-//! What a checkpoint is and what an executor must do.
+//! The format of checkpoints and the contract of executors.
 
 mod adapter;
 mod arch;

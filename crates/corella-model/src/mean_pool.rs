@@ -1,4 +1,4 @@
-//! The mean of a sequence's hidden states, whose bits do not depend on how the sequence is cut.
+//! The mean of a sequence's hidden states, whose bits do not depend on the division into spans.
 
 use corella_core::HiddenState;
 
@@ -10,8 +10,8 @@ pub struct MeanPool {
 }
 
 impl MeanPool {
-    /// Adds the hidden state of the token at `position`. Position 0 begins a new sum. A position that
-    /// is not the next one, because a step before has failed, leaves a gap, and then there is no mean.
+    /// Adds the hidden state of the token at `position`. Position 0 begins a new sum. If a failed step leaves a gap
+    /// before the position, there is no mean.
     pub fn add(&mut self, position: usize, state: &[f32]) {
         if position == 0 {
             self.sum.clear();
@@ -26,7 +26,7 @@ impl MeanPool {
         }
     }
 
-    /// The mean of the first `num_tokens` hidden states, if these are the ones that were added.
+    /// The mean of the first `num_tokens` hidden states, if exactly these were added.
     pub fn mean(&self, num_tokens: usize) -> Option<HiddenState> {
         let divisor = num_tokens as f64;
         let mean = self.sum.iter().map(|sum| (sum / divisor) as f32);

@@ -1,4 +1,4 @@
-//! The adapters of the mock executor: names alone, which change what is drawn.
+//! The adapters of the mock executor: names alone, which change the draws.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};

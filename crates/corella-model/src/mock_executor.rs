@@ -1,10 +1,9 @@
-//! An executor without a model that is honest about KV: what it draws depends on the whole
-//! history of a slot, and it reads that history back through the slot's pages.
+//! An executor without a model that is honest about KV: its draws depend on the whole history of a slot, and it reads
+//! that history back through the slot's pages.
 //!
-//! A row of a page records its token, its position and a hash of everything before it, and each KV
-//! group has rows of its own. A span that finds another row within a group's window than its history
-//! calls for fails its step and says which, so wrong page handling cannot go unnoticed. So does a slot that starts with
-//! the recurrent state of other tokens. The batch is
+//! A row of a page records its token, its position and a hash of all earlier tokens, and each KV group has rows of its
+//! own. A span that finds a row of another history within a group's window fails its step and names the row, so wrong
+//! page handling cannot go unnoticed. So does a slot that starts with the recurrent state of other tokens. The batch is
 //! checked just as strictly, also against the steps that have not returned (`batch_check.rs`).
 
 use std::collections::VecDeque;
@@ -39,19 +38,19 @@ pub struct MockExecutor {
 
 struct Inflight {
     batch: Arc<Batch>,
-    /// Whether the batch keeps to the rules, given the steps in flight when it was submitted.
+    /// Whether the batch follows the rules, given the steps in flight at its submission.
     checked: Result<(), String>,
     masks: Option<Vec<TokenMask>>,
     time: StepTime,
-    /// Planned before an earlier step's failure was known: it may read what that step left
-    /// undefined, and nobody will use what it makes of it.
+    /// Planned before an earlier step's failure was known: it may read void rows of that step, and its results will be
+    /// dropped.
     precedes_bad_news: bool,
     begun: Option<Begun>,
 }
 
 /// A step whose bookkeeping is done.
 struct Begun {
-    /// What belongs in which rows of the pages, or why the step fails.
+    /// The contents of the pages' rows, or the reason for the step's failure.
     rows: Result<Vec<(usize, Row)>, ExecutorError>,
     num_stored_layers: usize,
 }
@@ -82,8 +81,7 @@ impl MockExecutor {
         }
     }
 
-    /// The bookkeeping of a batch. Holds even when its computation fails, because the
-    /// scheduler counts on it.
+    /// The bookkeeping of a batch. Applies even when its computation fails, because the scheduler relies on it.
     fn apply(&mut self, batch: &Batch) -> Result<(), String> {
         let mut result = Ok(());
         let mut note = |outcome: Result<(), String>| {
@@ -231,7 +229,7 @@ impl MockExecutor {
         begun.num_stored_layers = num_due_layers;
     }
 
-    /// What belongs in which rows of the pages.
+    /// The contents of the pages' rows.
     fn begin(&mut self, inflight: &Inflight) -> Result<Vec<(usize, Row)>, ExecutorError> {
         let batch = &*inflight.batch;
         let step = batch.step;
@@ -277,7 +275,7 @@ impl MockExecutor {
             })
     }
 
-    /// Attends and draws, once all rows are there.
+    /// Attends and draws after all rows have been stored.
     fn finish(&mut self, inflight: Inflight) -> Result<BatchOutput, ExecutorError> {
         self.check.end_step();
         let Some(masks) = &inflight.masks else {
@@ -348,7 +346,7 @@ impl MockExecutor {
         })
     }
 
-    /// Appends the span to its slot's history, and to `rows` what belongs in the slot's pages.
+    /// Appends the span to its slot's history, and the slot's rows to `rows`.
     fn append_span(
         &mut self,
         batch: &Batch,
@@ -422,7 +420,7 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// Reads the rows of a group that are behind its window for any position of the span.
+    /// Reads the rows of a group within its window for any position of the span.
     fn attend_in_group(
         &mut self,
         group: usize,
@@ -506,7 +504,7 @@ impl MockExecutor {
         Ok(())
     }
 
-    /// The inner error is the row's, the outer one the step's.
+    /// The inner error belongs to the row, the outer one to the step.
     fn draw(
         &mut self,
         step: StepId,
@@ -530,14 +528,13 @@ impl MockExecutor {
             self.config
                 .draw(&slot.sequence, num_tokens, chain, allowed, logits)
         };
-        // A step planned ahead goes on from whatever it is.
+        // A step planned ahead continues from any token.
         let token = drawn.as_ref().map_or(0, |sample| sample.token);
         slot.drawn = Some((step, token));
         Ok(drawn)
     }
 
-    /// After a failure: whatever the step would have written is undefined, and steps already
-    /// planned on top of it must still run.
+    /// After a failure: the rows of the step are void, and steps already planned on top of it must still run.
     fn undo(&mut self, batch: &Batch) {
         for span in &batch.spans {
             let Ok(slot) = slot_mut(&mut self.slots, span.slot) else {
@@ -565,7 +562,7 @@ impl MockExecutor {
     }
 }
 
-/// However the executor ends, nobody waits for its steps.
+/// Ends the waits for its steps at any end of the executor.
 impl Drop for MockExecutor {
     fn drop(&mut self) {
         self.kv.counter.close();

@@ -10,7 +10,7 @@ use crate::{
 
 /// Makes executors that make up tokens.
 pub struct MockFactory {
-    /// The settings of a model; its sizes are those of the plan.
+    /// The settings of a model; its sizes come from the plan.
     config: MockConfig,
 }
 
@@ -24,7 +24,7 @@ impl ExecutorFactory for MockFactory {
     fn device(&self) -> DeviceTraits {
         DeviceTraits {
             memory: DeviceMemory {
-                // Nothing is written to the pages, so they take no memory.
+                // The pages are never written, so they take no memory.
                 total_bytes: u64::MAX,
                 ..DeviceMemory::of_host()
             },

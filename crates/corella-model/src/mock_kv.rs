@@ -1,4 +1,5 @@
-//! The KV memory of the mock executor: for each position of a layer a row that says what it holds.
+//! The KV memory of the mock executor: for each position of a layer, a row that records its
+//! history.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,8 +47,7 @@ impl Row {
         }
     }
 
-    /// What a KV group holds of it: a row that is read from a page of another group is of another
-    /// history.
+    /// The row in a KV group: a row read from a page of another group has another history.
     pub fn in_group(self, group: usize) -> Self {
         if group == 0 || self.token == TokenId::MAX {
             return self;
@@ -58,7 +58,7 @@ impl Row {
         }
     }
 
-    /// What a layer holds of it: a row that is read from another layer is of another history.
+    /// The row in a layer: a row read from another layer has another history.
     pub fn in_layer(self, layer: usize) -> Self {
         if layer == 0 || self.token == TokenId::MAX {
             return self;
@@ -76,7 +76,7 @@ const HEAD_DIM: usize = 2;
 
 pub(crate) struct MockKv {
     geometry: KvGeometry,
-    /// Written by other threads too, so that nothing here is unsafe.
+    /// Other threads write them too; atomics need no unsafe code.
     cells: Box<[AtomicU32]>,
     pub counter: LayerCounter,
     pub snapshots: Snapshots,
@@ -134,7 +134,7 @@ impl MockKv {
         page * self.geometry.layer_bytes() / size_of::<u32>()
     }
 
-    /// What is there, as it is: of another layer than the first see `Row::in_layer`.
+    /// The stored row. For layers other than the first see `Row::in_layer`.
     pub fn load(&self, layer: usize, index: usize) -> Row {
         let cells = self.cells(layer, index);
         let [position, token, low, high] = cells.map(|cell| cell.load(Ordering::Relaxed));
@@ -158,7 +158,7 @@ impl MockKv {
         }
     }
 
-    /// A row of a layer becomes what another one is.
+    /// Copies a row of a layer.
     pub fn copy(&self, layer: usize, from: usize, to: usize) {
         for (from, to) in { self.cells(layer, from).into_iter() }.zip(self.cells(layer, to)) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -172,7 +172,7 @@ impl MockKv {
     }
 }
 
-// SAFETY: each page of a layer has cells of its own, and the executor uses those of pages that its
+// SAFETY: each page of a layer has cells of its own, and the executor uses only pages that its
 // batches name.
 unsafe impl KvPages for MockKv {
     fn geometry(&self) -> &KvGeometry {

@@ -26,46 +26,46 @@ pub struct MockConfig {
     pub num_snapshots: Option<u32>,
     /// Each layer keeps every row; a step stores the layers one after the other, evenly over its time.
     pub num_layers: u32,
-    /// The model's weights, so to speak: two executors with the same seed are the same model.
+    /// Stands for the model's weights: two executors with the same seed are the same model.
     pub seed: u64,
-    /// How long steps take by the wall clock; `None` makes them as fast as possible.
+    /// The duration of steps by the wall clock; `None` makes them as fast as possible.
     pub cost: Option<CostModel>,
     /// The number of pipeline stages. They share a step's time and meanwhile work on other steps; a
     /// step that needs a token of a step in flight waits for it.
     pub num_stages: u32,
-    /// The only tokens that are ever drawn, for example printable ones; if empty, all tokens are.
+    /// The only tokens that are drawn, for example printable ones; if empty, all tokens are.
     pub drawable: Vec<TokenId>,
     pub end: Option<MockEnd>,
     pub echo: Option<MockEcho>,
-    /// Outputs that are given word for word. Where it has none, they are made up.
+    /// Outputs that are given word for word. The others are made up.
     pub script: MockScript,
     pub faults: Vec<(StepId, Fault)>,
     /// Steps pass it when they return.
     pub gate: StepGate,
 }
 
-/// When sequences end by themselves.
+/// The ends of sequences by themselves.
 #[derive(Clone, Debug)]
 pub struct MockEnd {
     /// The token that ends a sequence. It is not drawn anywhere else.
     pub token: TokenId,
     /// The probability that the sequence ends at a position, decided by a hash of the history.
     pub probability: f64,
-    /// The output length at which a sequence ends at the latest, in tokens.
+    /// The largest output length, in tokens.
     pub at_output: Option<u32>,
 }
 
 /// Makes outputs repeat themselves, as when a model copies from its prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct MockEcho {
-    /// How many tokens back the repeated token is.
+    /// The distance in tokens to the repeated token.
     pub distance: usize,
     /// The probability that a position repeats, decided by a hash of the history. Other positions
     /// are drawn as usual.
     pub probability: f64,
 }
 
-/// What goes wrong in a step, while the engine waits for it.
+/// A fault in a step, while the engine waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The step fails.
@@ -82,12 +82,12 @@ pub enum Fault {
 
 /// The tokens of a request so far.
 pub(crate) struct Sequence {
-    /// How the request started, without its cached tokens.
+    /// The start of the request, without its cached tokens.
     pub start: SlotStart,
     pub tokens: Vec<TokenId>,
     /// `chains[i]` hashes the adapter's name and `tokens[..=i]`.
     pub chains: Vec<u64>,
-    /// The reply that the prompt calls for, once it has been looked for.
+    /// The reply to the prompt, after its look-up.
     pub cued_reply: OnceCell<Option<usize>>,
 }
 
@@ -113,8 +113,7 @@ impl MockConfig {
         }
     }
 
-    /// The tokens that a request must get, computed without pages, batches or steps. It does not
-    /// stop at end tokens.
+    /// The expected tokens of a request, computed without pages, batches or steps. They continue behind end tokens.
     pub fn lone_tokens(
         &self,
         prompt: &[TokenId],
@@ -134,8 +133,8 @@ impl MockConfig {
         sequence.tokens.split_off(prompt.len())
     }
 
-    /// The same, where each token is drawn through the mask that `allowed` makes of the output so far.
-    /// Ends where there is none.
+    /// The same, with each token drawn through the mask that `allowed` makes from the output so far. Ends at the first
+    /// missing mask.
     pub fn lone_masked_tokens(
         &self,
         prompt: &[TokenId],
@@ -158,7 +157,7 @@ impl MockConfig {
         mix(before, u64::from(token) << 32 | position as u64)
     }
 
-    /// The log-probabilities that a prompt must get, for all its tokens but the first.
+    /// The expected log-probabilities of a prompt's tokens, except the first.
     pub fn lone_prompt_logprobs(&self, prompt: &[TokenId], num_top: usize) -> Vec<PromptLogprob> {
         let sequence = Sequence::new(self, self.lone_start(prompt, &SamplingParams::GREEDY));
         let mut logits = Vec::new();
@@ -170,7 +169,7 @@ impl MockConfig {
         prompt.iter().skip(1).enumerate().map(score).collect()
     }
 
-    /// The hidden state that a prompt must get.
+    /// The expected hidden state of a prompt.
     pub fn lone_hidden_state(&self, prompt: &[TokenId], pooling: Pooling) -> HiddenState {
         let sequence = Sequence::new(self, self.lone_start(prompt, &SamplingParams::GREEDY));
         let state = |position: usize| self.hidden_state(sequence.chains[position]);

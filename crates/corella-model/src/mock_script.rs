@@ -4,12 +4,13 @@ use corella_core::TokenId;
 
 use crate::mock_model::Sequence;
 
-/// Replies that the mock gives word for word, and then ends.
+/// Replies that the mock gives word for word before it ends.
 #[derive(Clone, Debug, Default)]
 pub struct MockScript {
     /// A request gets the reply of its seed: the seed modulo their number.
     pub seeded: Vec<Vec<TokenId>>,
-    /// A request gets the reply whose cue ends last in its prompt. These come before seeded ones.
+    /// A request gets the reply whose cue ends last in its prompt. These take precedence over
+    /// seeded ones.
     pub cued: Vec<CuedReply>,
 }
 
@@ -78,7 +79,7 @@ mod tests {
         assert_eq!(say(&[3, 7, 1, 2, 7]), [5]);
         // The cue within the reply itself chooses nothing.
         assert_eq!(say(&[1, 2, 3]), [6, 1, 2]);
-        // Half a cue is none.
+        // Half a cue selects no reply.
         assert_eq!(say(&[3, 1]), [6, 1, 2]);
     }
 }

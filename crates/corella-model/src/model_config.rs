@@ -11,14 +11,14 @@ use crate::{Architecture, CheckpointError, DType, DecoderSpec, Quantization};
 pub struct ModelConfig {
     pub architecture: Architecture,
     pub spec: DecoderSpec,
-    /// Whether tokens can be drawn. A model without a head makes embeddings only; its `spec` ties the
-    /// head to the embedding, so that nothing is loaded for it.
+    /// Whether tokens can be drawn. A model without a head makes only embeddings; its `spec` ties the head to the
+    /// embedding, so that no head is loaded.
     pub has_head: bool,
-    /// The number of rows of the stored embedding and head. Those from `spec.vocab_size` on are not used.
+    /// The number of rows of the stored embedding and head. Rows from `spec.vocab_size` on are unused.
     pub num_vocab_rows: usize,
-    /// The type that the configuration declares. What counts is the type of each tensor.
+    /// The type in the configuration. Each tensor's own type takes precedence.
     pub dtype: Option<DType>,
-    /// How matrices are stored as integers, if some are.
+    /// The integer storage of matrices, if any.
     pub quantization: Option<Quantization>,
     pub bos_token_id: Option<TokenId>,
     /// Every token that ends a sequence, from both files.
@@ -46,7 +46,7 @@ impl ModelConfig {
         let architecture = Architecture::of_folder(&fields)?;
         let config = fields.object();
         let spec = architecture.spec(&fields)?;
-        // Models that also see or hear have the tokens of their decoder in its object.
+        // Multimodal models have the tokens of their decoder in its object.
         let token_ids = |field| match config.token_ids(field)? {
             ids if !ids.is_empty() => Ok(ids),
             ids => match config.try_object("text_config")? {
@@ -72,7 +72,7 @@ impl ModelConfig {
         Ok(model)
     }
 
-    /// Takes the recommendations of another `generation_config.json`. Its end tokens are added.
+    /// Takes the recommendations of another `generation_config.json`, and adds its end tokens.
     pub fn set_generation_config(
         &mut self,
         file: &str,
@@ -111,7 +111,7 @@ impl ModelConfig {
 }
 
 fn dtype(config: &JsonObject<'_>) -> Result<Option<DType>, CheckpointError> {
-    // Transformers 5 calls this field `dtype`; before, it was `torch_dtype`.
+    // Transformers 5 names this field `dtype`; earlier versions, `torch_dtype`.
     let field = if config.get("dtype").is_some() {
         "dtype"
     } else {

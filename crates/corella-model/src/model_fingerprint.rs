@@ -1,4 +1,4 @@
-//! Whether two nodes have the same model.
+//! The fingerprint of a model, for comparison between two nodes.
 
 use std::fmt;
 
@@ -8,32 +8,31 @@ use crate::generator::mix;
 use crate::state_record::RECORD_VERSION;
 use crate::{DecoderSpec, DecoderWeights, Tensor};
 
-/// A digest of a checkpoint: its shape, and some of every tensor as it is stored. The same weights in
-/// another format are another model, because what they compute differs. The digest is no defence
-/// against somebody who wants two models to look the same.
+/// A digest of a checkpoint: its shape, and a sample of every stored tensor. The same weights in another format are
+/// another model, because their results differ. The digest does not resist deliberate collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ModelFingerprint(pub u128);
 
-/// Bytes of a tensor that count. Training changes nearly all numbers of the matrices that it changes.
+/// Sampled bytes of a tensor. Training changes nearly all numbers of the matrices that it changes.
 const SAMPLE_BYTES: usize = 256;
 
 impl ModelFingerprint {
-    /// Reads so little of the weights that a start does not notice.
+    /// Reads so little of the weights that the cost at start is negligible.
     pub fn new(spec: &DecoderSpec, weights: &DecoderWeights) -> Self {
         let mut hasher = Xxh3::new();
-        // A model that drafts with its own head computes what it computes without.
+        // A model with a draft head computes the same as without it.
         let spec = DecoderSpec {
             draft_head: None,
             ..spec.clone()
         };
-        // Any difference counts, those of fields that are yet to come too.
+        // Any difference counts, also in fields added later.
         hasher.update(format!("{spec:?}").as_bytes());
         if spec.is_recurrent() {
             hasher.update(&RECORD_VERSION.to_le_bytes());
         }
         let mut scratch = Vec::new();
         for (index, (name, tensor)) in tensors(weights).enumerate() {
-            // Which are there is part of it.
+            // The set of tensors is part of it.
             hasher.update(format!("{name} {:?} {:?}", tensor.dtype, tensor.shape).as_bytes());
             hasher.update(sample(tensor, index, &mut scratch));
         }
@@ -47,8 +46,7 @@ impl fmt::Display for ModelFingerprint {
     }
 }
 
-/// The beginning of a vector, or of one row of a matrix. Which row is used differs from tensor to
-/// tensor.
+/// The beginning of a vector, or of one row of a matrix. The row differs from tensor to tensor.
 fn sample<'a>(tensor: &'a Tensor, index: usize, scratch: &'a mut Vec<u8>) -> &'a [u8] {
     let bytes = match tensor.shape[..] {
         [num_rows, _, ..] if num_rows > 0 => {
@@ -120,7 +118,7 @@ mod tests {
         assert_eq!(fingerprints, models.iter().map(fingerprint).collect());
     }
 
-    /// As when another training has changed every number of it a little.
+    /// Another training would change every number of it a little.
     #[test]
     fn every_tensor_counts() {
         let (spec, weights) = open("qwen2-gqa-untied");

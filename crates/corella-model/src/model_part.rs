@@ -1,5 +1,4 @@
-//! The parts of a decoder by which its size is told: how many parameters each has, and how many bytes
-//! they take.
+//! The parts of a decoder in reports of its size: the parameters of each, and their bytes.
 
 use crate::{
     DecoderSpec, DecoderWeights, FeedForward, LayerTensor, Mlp, NormSpec, Tensor, TensorSpec,
@@ -8,13 +7,12 @@ use crate::{
 /// A part of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelPart {
-    /// The embeddings of tokens, and those of positions if they are learned. If the head is tied to
-    /// them, it is counted here.
+    /// The embeddings of tokens, and learned ones of positions. A tied head is counted here.
     Embedding,
     Attention,
     /// The feed-forward parts of layers without experts.
     Mlp,
-    /// The feed-forward parts of layers with experts, their routers and shared experts among them.
+    /// The feed-forward parts of layers with experts, including their routers and shared experts.
     Experts,
     Norm,
     Head,
@@ -50,7 +48,7 @@ impl ByPart {
 }
 
 impl LayerTensor {
-    /// The part that a tensor of a layer belongs to.
+    /// The part of a layer's tensor.
     fn part(self, feed_forward: &FeedForward) -> ModelPart {
         let owner = self.owner().unwrap_or(self);
         match owner {
@@ -72,7 +70,7 @@ impl LayerTensor {
 }
 
 impl NormSpec {
-    /// The number of its vectors: weights and, if it has one, a bias.
+    /// The number of its vectors: weights and, if present, a bias.
     fn num_vectors(&self) -> usize {
         1 + usize::from(self.has_bias())
     }
@@ -84,8 +82,7 @@ impl DecoderSpec {
         self.count(|_, _| true)
     }
 
-    /// The number of parameters that a token meets: all but those of the experts that it does not
-    /// choose.
+    /// The number of parameters that one token uses: all except those of unchosen experts.
     pub fn num_active_parameters(&self) -> ByPart {
         self.count(|feed_forward, tensor| match (feed_forward, tensor) {
             (
@@ -136,7 +133,7 @@ impl DecoderSpec {
 }
 
 impl DecoderWeights {
-    /// The bytes that the checkpoint's files have of each part.
+    /// The bytes of each part in the checkpoint's files.
     pub fn stored_bytes(&self, spec: &DecoderSpec) -> ByPart {
         let mut bytes = ByPart::default();
         let ends = [
@@ -182,8 +179,8 @@ mod tests {
     use super::*;
     use crate::Checkpoint;
 
-    /// Gemma's norms, GPT-2's transposed matrices, Phi-3's fused ones and GGUF's experts are stored in
-    /// another form than they are used in; all are counted as the files have them.
+    /// Gemma's norms, GPT-2's transposed matrices, Phi-3's fused ones and GGUF's experts are stored in another form
+    /// than they are used in; all are counted in their stored form.
     #[test]
     fn all_bytes_and_parameters_of_files_are_counted_once() {
         let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");

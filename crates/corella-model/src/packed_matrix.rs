@@ -1,5 +1,4 @@
-//! Finds the tensors that a quantised matrix is stored as, checks them against each other, and
-//! combines them.
+//! Finds the stored tensors of a quantised matrix, checks them against each other, and combines them.
 
 use safetensors::Dtype;
 
@@ -7,16 +6,15 @@ use crate::packed_tensor::{PackedLayout, PackedParts, PackedTensor, RowView, Sto
 use crate::quantization::Scheme;
 use crate::{Quantization, Tensor};
 
-/// The tensors that belong to one matrix. `suffix` is what follows the matrix's name and a dot, or an
-/// underscore where the matrix has no module of its own.
+/// The tensors of one matrix. `suffix` follows the matrix's name and a dot, or an underscore where the matrix has no
+/// module of its own.
 pub trait Parts {
     /// Takes a tensor, which counts as used from then on.
     fn take(&mut self, suffix: &str) -> Option<StoredTensor>;
 }
 
-/// Combines the tensors of a matrix `[out, in]`, or of such matrices of several experts, of which `view`
-/// is wanted; `None` if they are not stored as integers. `Err` says which of the tensors is wrong, and
-/// how.
+/// Combines the tensors of a matrix `[out, in]`, or `view` of such matrices of several experts; `None` if they are not
+/// stored as integers. `Err` names the wrong tensor and its defect.
 pub fn find(
     quantization: &Quantization,
     num_experts: usize,

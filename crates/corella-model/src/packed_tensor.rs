@@ -13,7 +13,7 @@ use safetensors::Dtype;
 use crate::group_format::{FP4_LEVELS, fp4_scale};
 use crate::{DType, GroupFormat, GroupedRow, RowOrder, Storage, Tensor};
 
-/// A tensor of any type, as its file stores it.
+/// A tensor of any type in its stored form.
 #[derive(Clone)]
 pub struct StoredTensor {
     pub storage: Arc<Storage>,
@@ -69,7 +69,7 @@ pub enum PackedLayout {
 /// bf16.
 pub struct PackedTensor {
     layout: PackedLayout,
-    /// The stored rows; the tensor may be some of them in another order.
+    /// The stored rows; the tensor may be a reordered subset.
     num_rows: usize,
     view: RowView,
     num_columns: usize,
@@ -84,7 +84,7 @@ pub struct PackedTensor {
     values: OnceLock<Vec<u8>>,
 }
 
-/// Which rows of a stored matrix a tensor has.
+/// The rows of a stored matrix that belong to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowView {
     pub first: usize,
@@ -107,8 +107,7 @@ impl RowView {
     }
 }
 
-/// What `PackedTensor::tensor` combines. The shapes fit each other, as `packed_matrix.rs` has
-/// checked.
+/// The input of `PackedTensor::tensor`. `packed_matrix.rs` has checked that the shapes match.
 pub struct PackedParts {
     pub layout: PackedLayout,
     /// The shape of the stored matrix.

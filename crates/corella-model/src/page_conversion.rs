@@ -1,4 +1,4 @@
-//! Pages of one executor as another executor of the same model keeps them.
+//! Conversion of pages between executors of the same model.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use crate::int8_row::quantise_int8_row;
 use crate::{DType, KvFormat, KvGeometry};
 
-/// From canonical pages of whoever sends to canonical pages of whoever receives, which may differ in
-/// KV format and page size. Where formats are the same no bit changes.
+/// Converts canonical pages of a sender to canonical pages of a receiver, which may differ in KV format and page size.
+/// Between equal formats no bit changes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PageConversion {
     from: KvGeometry,
@@ -19,7 +19,7 @@ pub struct PageConversion {
 const NUM_SIDES: usize = 2;
 
 impl PageConversion {
-    /// `None` if a token's keys and values differ in shape, which means that the models differ.
+    /// `None` if a token's keys and values differ in shape, because the models then differ.
     pub fn new(from: &KvGeometry, to: &KvGeometry) -> Option<Self> {
         let shape = |of: &KvGeometry| (of.layers.num_layers(), of.num_kv_heads, of.head_dim);
         (shape(from) == shape(to)).then(|| Self {
@@ -28,9 +28,8 @@ impl PageConversion {
         })
     }
 
-    /// Some positions of a sequence, in one layer. `from` are the sender's pages from the one with the
-    /// first of these positions on, `to` the receiver's from its own such page on; other positions
-    /// there are left as they are.
+    /// Converts some positions of a sequence, in one layer. `from` begins with the sender's page of the first position,
+    /// `to` with the receiver's; other positions in `to` stay unchanged.
     pub fn convert(&self, positions: Range<usize>, from: &[u8], to: &mut [u8]) {
         let [from_size, to_size] = [&self.from, &self.to].map(|of| of.page_size as usize);
         let first = [from_size, to_size].map(|size| positions.start / size * size);
@@ -53,7 +52,8 @@ impl PageConversion {
         }
     }
 
-    /// Neighbouring positions of one page, into one page: pages and the first positions in them.
+    /// Converts neighbouring positions of one page into one page. The arguments are pages and the first positions in
+    /// them.
     fn convert_run(
         &self,
         (from, from_at): (&[u8], usize),
@@ -92,7 +92,7 @@ impl PageConversion {
     }
 }
 
-/// Where the keys, or the values, of a head stand in a canonical page within a layer.
+/// The place of the keys, or the values, of a head in a canonical page within a layer.
 struct Rows {
     first: usize,
     row_bytes: usize,
@@ -119,7 +119,7 @@ impl Rows {
         at(positions.start)..at(positions.end)
     }
 
-    /// Empty where there are none.
+    /// Empty for formats without scales.
     fn scales(&self, positions: Range<usize>) -> Range<usize> {
         let at = |position| self.first_scale + position * self.scale_bytes;
         at(positions.start)..at(positions.end)
@@ -209,8 +209,8 @@ mod tests {
         out
     }
 
-    /// Pages of f32 in which an element is `1000 * head + 100 * position + 10 * side + dimension`,
-    /// by the words of `PageForm::Canonical`.
+    /// Pages of f32 in which an element is `1000 * head + 100 * position + 10 * side + dimension`, in the order of
+    /// `PageForm::Canonical`.
     fn pages(page_size: usize, num_positions: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         for first in (0..num_positions).step_by(page_size) {
@@ -315,7 +315,7 @@ mod tests {
     fn the_same_format_changes_no_bit() {
         for format in [F32, F16, BF16, KvFormat::Int8] {
             let [from, to] = [3, 5].map(|page_size| geometry(format, page_size));
-            // Patterns that no arithmetic would leave alone, NaN among them.
+            // Patterns that any arithmetic would change, NaN among them.
             let bytes: Vec<u8> = (0..5 * from.layer_bytes())
                 .map(|i| (i * 37 % 256) as u8)
                 .collect();

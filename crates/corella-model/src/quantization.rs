@@ -1,7 +1,7 @@
-//! The `quantization_config` of config.json: which exporter stored matrices as integers, and how.
+//! The `quantization_config` of config.json: the exporter of integer matrices, and its format.
 //!
-//! Which matrices these are, and the length of their groups, is read from the tensors. This refuses
-//! configurations that would be computed in another way than their makers intended.
+//! The tensors show which matrices are quantised, and the length of their groups. This refuses
+//! configurations whose computation would differ from their makers' intent.
 
 use crate::CheckpointError;
 use crate::json_object::JsonObject;
@@ -14,16 +14,16 @@ pub enum Quantization {
     /// The format of AutoGPTQ and GPTQModel.
     Gptq {
         group_len: Option<usize>,
-        /// What is added to a stored zero point: 1 in the first version of the format.
+        /// The addition to a stored zero point: 1 in the first version of the format.
         zero_offset: u32,
     },
     /// The `gemm` format of AutoAWQ.
     Awq { group_len: Option<usize> },
-    /// 4-bit floats of which 32 share a power of two, as gpt-oss stores experts.
+    /// 4-bit floats of which 32 share a power of two, the format of gpt-oss's experts.
     Mxfp4,
 }
 
-/// How some of the matrices are stored.
+/// The storage of some matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scheme {
     /// The number of bits per weight, 4 or 8.

@@ -1,9 +1,9 @@
-//! Layers with a state for each sequence in the place of attention. They take equally long for each token,
-//! however long the sequence is.
+//! Layers with a state for each sequence instead of attention. Their time for a token is independent of the sequence's
+//! length.
 
 use crate::NormSpec;
 
-/// The shape of what takes attention's place in a layer.
+/// The shape of a layer's replacement for attention.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RecurrentSpec {
     GatedDelta(GatedDeltaSpec),
@@ -27,8 +27,8 @@ pub enum RecurrentSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedDeltaSpec {
     pub num_key_heads: usize,
-    /// The number of value heads. Those from `h * num_value_heads / num_key_heads` on share the queries
-    /// and keys of key head `h`.
+    /// The number of value heads. Heads from `h * num_value_heads / num_key_heads` on share the queries and keys of key
+    /// head `h`.
     pub num_value_heads: usize,
     pub key_dim: usize,
     pub value_dim: usize,
@@ -40,9 +40,8 @@ pub struct GatedDeltaSpec {
 
 /// A gated short convolution (LFM2).
 ///
-/// The layer's input is projected to b, c and x. In each channel, `b * x` goes through a convolution over the
-/// last `kernel_len` tokens, and what comes out is multiplied by c. The state is `b * x` of the tokens that
-/// later ones read.
+/// The layer's input is projected to b, c and x. In each channel, `b * x` goes through a convolution over the last
+/// `kernel_len` tokens, and the result is multiplied by c. The state is `b * x` of the tokens that later ones read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShortConvolutionSpec {
     pub num_channels: usize,

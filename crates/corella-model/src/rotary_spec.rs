@@ -1,19 +1,18 @@
-//! RoPE as data: which frequencies the pairs of a head's elements turn with.
+//! RoPE as data: the frequencies of the pairs of a head's elements.
 
 use std::f64::consts::TAU;
 
-/// RoPE in NeoX order: element `i` of a head is rotated together with element `i + head_dim / 2`.
-/// Only the first `num_dims / 2` pairs are rotated. The loader brings rows of checkpoints in another
-/// order into this one.
+/// RoPE in NeoX order: element `i` of a head is rotated together with element `i + head_dim / 2`. Only the first
+/// `num_dims / 2` pairs are rotated. The loader reorders checkpoint rows to match.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotarySpec {
     pub theta: f64,
-    /// The number of elements that are rotated; the others stay as they are (Phi-4-mini).
+    /// The number of rotated elements; the others stay unchanged (Phi-4-mini).
     pub num_dims: usize,
     pub scaling: RotaryScaling,
 }
 
-/// How RoPE's frequencies are changed for longer contexts.
+/// The change of RoPE's frequencies for longer contexts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RotaryScaling {
     None,
@@ -21,7 +20,7 @@ pub enum RotaryScaling {
     Linear {
         factor: f64,
     },
-    /// The base grows with the part of the context that lies beyond the original one.
+    /// The base grows with the part of the context beyond the original one.
     Dynamic {
         factor: f64,
         original_max_position: f64,
@@ -42,22 +41,21 @@ pub enum RotaryScaling {
         beta_fast: f64,
         /// Turns over the original context up to which a frequency is divided by `factor`.
         beta_slow: f64,
-        /// What cosines and sines are multiplied by.
+        /// The factor of cosines and sines.
         attention_factor: f64,
         /// Whether the pairs between which frequencies are interpolated are whole numbers.
         truncate: bool,
     },
-    /// The frequency of each pair is divided by a number of its own; there are other numbers for
-    /// contexts that are longer than the original one (Phi-3).
+    /// The frequency of each pair is divided by a number of its own, with other numbers for contexts longer than the
+    /// original one (Phi-3).
     LongRope {
         short: Vec<f64>,
         long: Vec<f64>,
         original_max_position: usize,
-        /// What cosines and sines are multiplied by.
+        /// The factor of cosines and sines.
         attention_factor: f64,
     },
-    /// Only the first pairs turn, with the frequencies that they have where all turn, divided by `factor`
-    /// (Gemma 4).
+    /// Only the first pairs are rotated, with their frequencies in a full rotation, divided by `factor` (Gemma 4).
     Proportional {
         num_pairs: usize,
         factor: f64,
@@ -66,17 +64,17 @@ pub enum RotaryScaling {
     Divisors(Vec<f32>),
 }
 
-/// What the cosines and sines of RoPE are computed from.
+/// The input of RoPE's cosines and sines.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RotaryFrequencies {
     /// The angle per position for each rotated pair, in radians.
     pub frequencies: Vec<f64>,
-    /// What all cosines and sines of rotated pairs are multiplied by; usually 1.
+    /// The factor of all cosines and sines of rotated pairs; usually 1.
     pub magnitude: f64,
 }
 
 impl RotarySpec {
-    /// RoPE over whole heads as it was first described.
+    /// RoPE over whole heads in its original form.
     pub fn plain(theta: f64, head_dim: usize) -> Self {
         Self {
             theta,
@@ -85,8 +83,8 @@ impl RotarySpec {
         }
     }
 
-    /// The longest context of a model whose configuration states `max_position`. Qwen's recipe for
-    /// YaRN leaves the stated one as it was, and vLLM takes the scaled one in its place, too.
+    /// The longest context of a model whose configuration states `max_position`. Qwen's recipe for YaRN leaves the
+    /// stated one unchanged, and vLLM replaces it by the scaled one, too.
     pub fn longest_context(&self, max_position: usize) -> usize {
         /// Products of a few sizes must not overflow.
         const LONGEST: f64 = (1u64 << 31) as f64;
@@ -100,9 +98,8 @@ impl RotarySpec {
         }
     }
 
-    /// The frequencies for contexts of up to `max_context` tokens. Scalings that depend on the
-    /// context's length take the longest one, whatever the length of a sequence is, because rows of
-    /// the KV cache cannot be rotated again.
+    /// The frequencies for contexts of up to `max_context` tokens. Scalings that depend on the context's length use the
+    /// longest one for all sequences, because rows of the KV cache cannot be rotated again.
     pub fn frequencies(&self, max_context: usize) -> RotaryFrequencies {
         let original = |pair| self.frequency(self.theta, pair);
         let pairs = 0..self.num_dims / 2;
@@ -148,7 +145,7 @@ impl RotarySpec {
                 truncate,
             } => {
                 magnitude = attention_factor;
-                // The pair, as a real number, that turns so often over the original context.
+                // The pair, as a real number, with this number of turns over the original context.
                 let pair_of = |turns: f64| {
                     let wavelength = original_max_position / (turns * TAU);
                     self.num_dims as f64 * wavelength.ln() / (2.0 * self.theta.ln())

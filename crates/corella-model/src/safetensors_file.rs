@@ -1,4 +1,4 @@
-//! safetensors files: a JSON header that says where each tensor is, and then the tensors' bytes.
+//! safetensors files: a JSON header with the place of each tensor, and then the tensors' bytes.
 
 use std::collections::HashMap;
 use std::sync::Arc;

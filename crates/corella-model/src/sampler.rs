@@ -1,8 +1,8 @@
 //! The reference sampler: draws one token from the logits of a position.
 //!
-//! The result depends on nothing but the bits of the logits and the request, and is the same on
-//! every machine: everything is done by IEEE additions, multiplications, divisions and comparisons
-//! in a fixed order, with an exponential and a logarithm of our own.
+//! The result depends only on the bits of the logits and the request, and is the same on every machine: it uses IEEE
+//! additions, multiplications, divisions and comparisons in a fixed order, with an exponential and a logarithm of its
+//! own.
 
 mod adjustment;
 mod score;
@@ -19,7 +19,7 @@ use vector::{exp, ln};
 
 pub use score::score;
 
-/// What a draw depends on besides the logits.
+/// The input of a draw besides the logits.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
     pub params: &'a SamplingParams,
@@ -42,7 +42,7 @@ impl SampleRequest<'_> {
     }
 }
 
-/// Why nothing can be drawn from some logits.
+/// The reason for which no token can be drawn from some logits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SampleError {
     /// A logit is NaN or plus infinity. (Minus infinity marks a token that cannot be drawn.)
@@ -64,7 +64,7 @@ impl fmt::Display for SampleError {
 
 impl std::error::Error for SampleError {}
 
-/// Draws tokens, and keeps the memory that draws need. What it has drawn before changes nothing.
+/// Draws tokens, and keeps the memory for draws. Earlier draws do not affect later ones.
 #[derive(Debug, Default)]
 pub struct Sampler {
     counts: TokenCounts,
@@ -75,9 +75,9 @@ impl Sampler {
         Self::default()
     }
 
-    /// Draws a token: masks, token rules, penalties, then greedy or temperature → top-k → top-p → min-p →
-    /// draw, as in Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k.
-    /// Log-probabilities are those after masks, rules and penalties.
+    /// Draws a token: masks, token rules, penalties, then greedy or temperature → top-k → top-p → min-p → draw, as in
+    /// Transformers. Equal logits rank by id, lowest first, so that top-k keeps exactly k. Log-probabilities are taken
+    /// after masks, rules and penalties.
     pub fn sample(
         &mut self,
         logits: &mut [f32],
@@ -162,8 +162,7 @@ impl Weights<'_> {
     }
 }
 
-/// What top-p and min-p keep: weights above `weight`, and those equal to it whose ids are `last` at
-/// most.
+/// The cut of top-p and min-p: keeps weights above `weight`, and equal ones whose ids are `last` at most.
 struct Cut {
     weight: f32,
     last: TokenId,
@@ -234,7 +233,7 @@ impl Cut {
         Self { weight, last }
     }
 
-    /// A block of weights, with 0 for those that are cut off.
+    /// A block of weights, with 0 for weights that are cut off.
     fn block<'b>(
         &self,
         weights: &Weights<'_>,

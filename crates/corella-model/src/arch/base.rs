@@ -1,5 +1,4 @@
-//! The shape that most families have: that of Llama. A family begins with it and changes what it
-//! does otherwise.
+//! The shape of Llama, which most families start from and change.
 
 use serde_json::{Map, Value, json};
 
@@ -23,12 +22,11 @@ pub const WINDOW: Field = Field::new("sliding_window", "attention.sliding_window
 pub const VOCAB_SIZE: Field = Field::of_folder("vocab_size");
 const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");
 
-/// Limits that keep damaged files from taking all memory.
+/// Bounds against damaged files that would take all memory.
 const MAX_LAYERS: usize = 4096;
 const MAX_EXPERTS: usize = 4096;
 
-/// What config.json means where it does not say: the defaults of the family's configuration class in
-/// Transformers.
+/// The defaults of config.json: those of the family's configuration class in Transformers.
 pub struct Base {
     pub max_position: usize,
     pub theta: f64,
@@ -36,13 +34,13 @@ pub struct Base {
     pub eps: f64,
     /// `None` for the hidden size divided by the number of heads.
     pub head_dim: Option<usize>,
-    /// The size of MLPs, or of experts where no layer is without them.
+    /// The size of MLPs, or of experts where every layer has them.
     pub intermediate_size: Field,
     /// The part of each head that is rotated.
     pub rotated: f64,
     pub is_tied: bool,
     pub activation_field: Field,
-    /// What GGUF files of the family mean, too.
+    /// For GGUF files of the family, too.
     pub activation: Activation,
 }
 
@@ -109,11 +107,11 @@ impl Base {
     }
 }
 
-/// What reads the shape of a decoder.
+/// Reads the shape of a decoder.
 type ReadSpec = fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>;
 
-/// Reads the decoder of a model that also sees, which is described in an object of its own. Its embeddings are
-/// tied where the whole model says so.
+/// Reads the decoder of a multimodal model, which has an object of its own. Its embeddings are tied if the whole model
+/// ties them.
 pub fn of_text(
     fields: &dyn Fields,
     is_tied_unsaid: bool,
@@ -133,7 +131,7 @@ pub fn of_text(
     Ok(spec)
 }
 
-/// A field that config.json may leave out and a GGUF file may not.
+/// A field that is optional in config.json and required in a GGUF file.
 pub fn or_default<T>(
     fields: &dyn Fields,
     field: Field,
@@ -157,7 +155,7 @@ pub fn num_layers(fields: &dyn Fields, field: Field) -> Result<usize, Checkpoint
     }
 }
 
-/// Leaves out the layers behind the decoder's, which converters count among them.
+/// Leaves out the layers behind the decoder's, which converters include in the count.
 pub fn leave_out_layers_behind(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,
@@ -172,7 +170,7 @@ pub fn leave_out_layers_behind(
     Ok(())
 }
 
-/// Experts that are scored by a softmax, with weights whose sum is 1, and nothing else.
+/// Experts that are scored by a softmax, with weights whose sum is 1, and no other option.
 pub fn experts(
     fields: &dyn Fields,
     count: Field,
@@ -204,7 +202,7 @@ pub fn experts(
     })
 }
 
-/// The MLP that every token goes through beside the experts; `None` if it has no size.
+/// The MLP for every token beside the experts; `None` for size 0.
 pub fn shared_expert(expert: &MlpSpec, intermediate_size: usize) -> Option<SharedExpert> {
     (intermediate_size > 0).then(|| SharedExpert {
         mlp: MlpSpec {
@@ -215,12 +213,12 @@ pub fn shared_expert(expert: &MlpSpec, intermediate_size: usize) -> Option<Share
     })
 }
 
-/// Refuses files whose experts are scored in another way than by sigmoids.
+/// Refuses files whose experts are not scored by sigmoids.
 pub fn expect_sigmoid(fields: &dyn Fields) -> Result<(), CheckpointError> {
     const SCORING: Field = Field::new("scoring_func", "expert_gating_func");
     let is_sigmoid = match fields.source() {
         Source::Folder(_) => matches!(fields.try_text(SCORING)?, None | Some("sigmoid")),
-        // llama.cpp's numbers for "not said" and for sigmoids.
+        // llama.cpp's numbers for "unknown" and for sigmoids.
         Source::File(_) => matches!(fields.try_number(SCORING)?, None | Some(0.0 | 2.0)),
     };
     match is_sigmoid {
@@ -270,7 +268,7 @@ pub fn num_heads(fields: &dyn Fields) -> Result<(usize, usize), CheckpointError>
     Ok((num_heads, num_kv_heads))
 }
 
-/// A GGUF file may have a number for each layer, which is 0 for layers without attention.
+/// A GGUF file may have a number for each layer: 0 for layers without attention.
 fn num_kv_heads(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
     let by_layer = match fields.source() {
         Source::Folder(_) => None,
@@ -289,7 +287,7 @@ fn num_kv_heads(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
     }
 }
 
-/// Which layers of a GGUF file have no attention, where it says so.
+/// The layers of a GGUF file without attention, if it lists them.
 pub fn layers_without_attention(
     fields: &dyn Fields,
     num_layers: usize,
@@ -300,7 +298,7 @@ pub fn layers_without_attention(
     let Some(by_layer) = file.try_layer_sizes(NUM_KV_HEADS)? else {
         return Ok(None);
     };
-    // Layers behind the decoder's are listed, too.
+    // The list includes layers behind the decoder's.
     match by_layer.get(..num_layers) {
         Some(by_layer) => Ok(Some(by_layer.iter().map(|&size| size == 0).collect())),
         None => Err(fields.refuse(NUM_KV_HEADS, &format!("must have {num_layers} numbers"))),
@@ -362,7 +360,7 @@ pub fn activation(
     })
 }
 
-/// The biases that a folder's configuration decides. In a GGUF file, those count that are there.
+/// The biases that a folder's configuration decides. In a GGUF file, the tensors present decide.
 #[derive(Clone, Copy, Default)]
 pub struct Biases {
     pub qkv: bool,
@@ -371,7 +369,7 @@ pub struct Biases {
 }
 
 impl Biases {
-    /// The biases of all attention matrices, or of none.
+    /// Biases for all attention matrices, or for none.
     pub fn of_attention(fields: &dyn Fields) -> Result<Self, CheckpointError> {
         let has_bias = fields.flag(ATTENTION_BIAS)?;
         Ok(Self {
@@ -407,7 +405,7 @@ impl Biases {
     }
 }
 
-/// Which layers have a sliding window, where the types of layers are listed.
+/// The layers with a sliding window, from a list of layer types.
 pub fn sliding_layers(
     fields: &dyn Fields,
     num_layers: usize,
@@ -419,7 +417,7 @@ pub fn sliding_layers(
     layers_of_type(config, num_layers, ["full_attention", "sliding_attention"])
 }
 
-/// Which layers have the second of two types, where the types of layers are listed.
+/// The layers of the second of two types, from a list of layer types.
 pub fn layers_of_type(
     config: &JsonObject<'_>,
     num_layers: usize,
@@ -446,13 +444,13 @@ pub fn layers_of_type(
     types.map(Some)
 }
 
-/// All layers but every `interval`th one.
+/// All layers except every `interval`th one.
 pub fn all_but_every(interval: usize, num_layers: usize) -> Vec<bool> {
     let is_between = |index: usize| !(index + 1).is_multiple_of(interval);
     (0..num_layers).map(is_between).collect()
 }
 
-/// A GGUF file has a flag for each layer, or says every how manieth layer has no window.
+/// A GGUF file has a flag for each layer, or the interval of layers without a window.
 fn sliding_layers_of_file(
     file: &FileFields<'_>,
     num_layers: usize,
@@ -469,7 +467,7 @@ fn sliding_layers_of_file(
     }
 }
 
-/// Reads the size of windows. llama.cpp's converter writes 0 if there are none.
+/// Reads the size of windows. llama.cpp's converter writes 0 for none.
 pub fn try_window(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
     let is_file = matches!(fields.source(), Source::File(_));
     match fields.try_number(WINDOW)? {
@@ -490,8 +488,8 @@ pub fn set_windows(
     }
 }
 
-/// Refuses keys of GGUF files, and fields of config.json, that would change what is computed and that
-/// the family did not read. Ignoring them would make the output wrong without a notice.
+/// Refuses keys of GGUF files, and fields of config.json, that would change the computation and that the family did not
+/// read. Ignoring them would make the output wrong without a notice.
 pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), CheckpointError> {
     let any = |has: fn(&LayerSpec) -> bool| spec.layers.iter().any(has);
     let has_experts = any(|layer| matches!(layer.feed_forward, FeedForward::Experts(_)));
@@ -504,11 +502,11 @@ pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), Chec
             });
             let window = config.try_number("sliding_window")?;
             let matters = window.is_some_and(|window| window < spec.max_position as f64);
-            // Embedding models that were made of decoders may read a text in both directions.
+            // Embedding models made from decoders may read a text in both directions.
             const BOTH_WAYS: &str = "use_bidirectional_attention";
             const CAUSAL: &str = "is_causal";
             let is_causal = config.get(CAUSAL).is_none() || config.flag(CAUSAL)?;
-            // "vision" is about images.
+            // "vision" applies to images only.
             let is_of_images = config.get(BOTH_WAYS).is_some_and(|kind| kind == "vision");
             let both_ways = !is_of_images && config.flag(BOTH_WAYS)?;
             for (name, refused) in [(BOTH_WAYS, both_ways), (CAUSAL, !is_causal)] {
@@ -579,7 +577,7 @@ pub fn refuse_unread(fields: &dyn Fields, spec: &DecoderSpec) -> Result<(), Chec
     }
 }
 
-/// The fields of config.json that all families with Llama's shape share. `Err` says what they cannot
+/// The fields of config.json that all families with Llama's shape share. `Err` names the parts that they cannot
 /// express.
 pub fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
     let layer = &spec.layers[0];
@@ -614,7 +612,7 @@ pub fn config(spec: &DecoderSpec) -> Result<Map<String, Value>, String> {
     }
 }
 
-/// Adds `attention_bias`, which stands for all attention matrices.
+/// Adds `attention_bias` for all attention matrices.
 pub fn add_attention_bias(
     config: &mut Map<String, Value>,
     spec: &DecoderSpec,
@@ -635,12 +633,12 @@ pub fn refuse_mlp_bias(spec: &DecoderSpec) -> Result<(), String> {
     }
 }
 
-/// For families of which no folder is written.
+/// For families whose folders are never written.
 pub fn no_config(_: &DecoderSpec) -> Result<Map<String, Value>, String> {
     Err("GGUF files of this family cannot become folders yet".into())
 }
 
-/// The f64 whose shortest decimal form is that of the f32.
+/// The f64 with the shortest decimal form of the f32.
 pub fn shortest(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }

@@ -74,7 +74,7 @@ fn bert(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     spec(fields, 0)
 }
 
-/// The first positions of the table belong to tokens that fill texts up to a common length.
+/// The first positions of the table belong to padding tokens.
 fn roberta(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let padding = fields.try_number(PADDING)?.unwrap_or(1.0);
     if !(0.0..MAX_PADDING).contains(&padding) {
@@ -143,7 +143,7 @@ fn spec(fields: &dyn Fields, first_position: usize) -> Result<DecoderSpec, Check
     })
 }
 
-/// An encoder with norms of the residual stream behind its parts, and nothing else in its embeddings.
+/// An encoder with norms of the residual stream behind its parts, and a norm as the only extra in its embeddings.
 fn norms_behind(eps: f32) -> EncoderSpec {
     EncoderSpec {
         embedding_norm: Some(layer_norm(eps)),
@@ -158,8 +158,8 @@ fn layer_norm(eps: f32) -> NormSpec {
     NormSpec { kind, eps }
 }
 
-/// The layers of an encoder whose norms are behind its parts. That behind the last layer is the norm
-/// before the head.
+/// The layers of an encoder whose norms are behind its parts. The norm behind the last layer is the norm before the
+/// head.
 pub fn post_norm(
     fields: &dyn Fields,
     attention: AttentionSpec,
@@ -198,7 +198,7 @@ pub fn post_norm(
         norm,
         logit_scale: 1.0,
         logit_soft_cap: None,
-        // Nothing is drawn, so nothing is loaded for a head.
+        // No token is drawn, so no head is loaded.
         tied_embeddings: true,
         encoder: Some(norms_behind(eps)),
         draft_head: None,

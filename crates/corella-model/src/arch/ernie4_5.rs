@@ -1,5 +1,5 @@
-//! ERNIE 4.5: Llama with RoPE that rotates neighbours. With experts, some layers have a mixture of them,
-//! beside experts that every token goes through; a bias for each expert counts when they are chosen.
+//! ERNIE 4.5: Llama with RoPE that rotates neighbours. With experts, some layers have a mixture of them, beside experts
+//! for every token; a bias for each expert counts for their choice.
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
@@ -23,7 +23,7 @@ pub const ERNIE4_5: Family = Family {
     config: base::no_config,
 };
 
-/// The name that the makers gave to the class before Transformers had it.
+/// The makers' name of the class before Transformers had it.
 pub const ERNIE4_5_FIRST: Family = Family {
     architecture: "Ernie4_5_ForCausalLM",
     claims: |_| Ok(false),
@@ -67,7 +67,7 @@ const NUM_SHARED: Field = Field::new("moe_num_shared_experts", "expert_shared_co
 /// The first layer that may have experts, and the last one.
 const START: Field = Field::new("moe_layer_start_index", "leading_dense_block_count");
 const END: Field = Field::of_folder("moe_layer_end_index");
-/// Every how manieth layer has experts.
+/// The interval of layers with experts.
 const INTERVAL: Field = Field::new("moe_layer_interval", "interleave_moe_layer_step");
 
 fn dense(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
@@ -106,8 +106,7 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         Source::File(_) => (0, 0),
     };
     let num_shared = number(NUM_SHARED)?.unwrap_or(default_shared);
-    // Converters write another size of the experts that all tokens go through, which is theirs by chance
-    // in the published models.
+    // Converters write another size for the experts of all tokens, which is right by chance in the published models.
     let shared_size = num_shared.saturating_mul(experts.expert.intermediate_size);
     experts.shared = base::shared_expert(&experts.expert, shared_size);
     let start = number(START)?.unwrap_or(default_start);

@@ -21,9 +21,9 @@ pub const EXAONE4: Family = Family {
     config: base::no_config,
 };
 
-/// What config.json means where it does not say.
+/// Defaults of config.json.
 const DEFAULT_WINDOW: usize = 4096;
-/// Every how manieth layer has no window.
+/// The interval of layers without a window.
 const INTERVAL: usize = 4;
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
@@ -58,7 +58,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// The size of windows; `None` for models whose layers are all alike.
+/// The size of windows; `None` for models with equal layers.
 fn window(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
     let window = base::try_window(fields)?;
     Ok(match fields.source() {
@@ -69,7 +69,7 @@ fn window(fields: &dyn Fields) -> Result<Option<usize>, CheckpointError> {
     })
 }
 
-/// Which layers have a window, as files say it that do not list the types of layers.
+/// The layers with a window, for files without a list of layer types.
 fn pattern(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
     const FIELD: &str = "sliding_window_pattern";
     let Source::Folder(config) = fields.source() else {
@@ -82,7 +82,7 @@ fn pattern(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, Checkpoi
                 let why = "must be made of L for layers with a window and G for those without";
                 return Err(config.refuse(FIELD, why));
             }
-            // The last layer has no window, whatever the pattern is.
+            // The last layer has no window, under any pattern.
             let letters = letters.chars().cycle().enumerate().take(num_layers);
             let is_sliding =
                 |(index, letter): (usize, char)| letter == 'L' && index + 1 < num_layers;

@@ -4,7 +4,7 @@ use crate::CheckpointError;
 use crate::gguf::{GgufFile, Metadata};
 use crate::json_object::JsonObject;
 
-/// A field with its name in both formats. It is empty for a format that does not have the field.
+/// A field with its name in both formats. The name is empty for a format without the field.
 #[derive(Clone, Copy)]
 pub struct Field {
     pub folder: &'static str,
@@ -36,7 +36,7 @@ pub trait Fields {
     fn refuse(&self, field: Field, why: &str) -> CheckpointError;
     /// The name of a field in this format.
     fn name(&self, field: Field) -> &'static str;
-    /// The source, for what only one format has.
+    /// The source, for fields of one format only.
     fn source(&self) -> Source<'_>;
 
     fn size(&self, field: Field) -> Result<usize, CheckpointError> {
@@ -52,7 +52,7 @@ pub trait Fields {
     }
 }
 
-/// Where fields come from.
+/// The source of fields.
 pub enum Source<'a> {
     Folder(&'a JsonObject<'a>),
     File(&'a FileFields<'a>),
@@ -110,7 +110,7 @@ impl Fields for FolderFields<'_> {
     }
 }
 
-/// The metadata of a GGUF file that begin with the architecture's name, and its tensors.
+/// The metadata of a GGUF file whose keys begin with the architecture's name, and its tensors.
 pub struct FileFields<'a> {
     file: &'a GgufFile,
     metadata: &'a Metadata,
@@ -150,7 +150,7 @@ impl<'a> FileFields<'a> {
             .is_some_and(|key| self.metadata.is_array(&key))
     }
 
-    /// A size for each layer, with 0 for those that have none; `None` if the field is no array.
+    /// A size for each layer, with 0 for layers without one; `None` if the field is no array.
     pub fn try_layer_sizes(&self, field: Field) -> Result<Option<Vec<usize>>, CheckpointError> {
         let Some(key) = self.key(field).filter(|key| self.metadata.is_array(key)) else {
             return Ok(None);

@@ -32,7 +32,7 @@ pub const GEMMA3: Family = Family {
     ..GEMMA2
 };
 
-/// Gemma 3 with a part that sees, of which only the decoder is used.
+/// A multimodal Gemma 3, of which only the decoder is used.
 pub const GEMMA3_MULTIMODAL: Family = Family {
     architecture: "Gemma3ForConditionalGeneration",
     decoder: "Gemma3Model",
@@ -63,8 +63,8 @@ pub const LOGIT_CAP: Field = Field::new("final_logit_softcapping", "final_logit_
 
 fn gemma2(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = common(fields, &BASE)?;
-    // The makers' largest model has 46 layers, and scales by the length that its heads would have if
-    // they divided the hidden size.
+    // The makers' largest model has 46 layers, and divides by the root of the hidden size over the number of heads
+    // instead of the head length.
     set_scale(fields, &mut spec, 46)?;
     let attention_cap = soft_cap(fields, ATTENTION_CAP, Some(50.0))?;
     spec.logit_soft_cap = soft_cap(fields, LOGIT_CAP, Some(30.0))?;
@@ -130,7 +130,7 @@ fn gemma3_multimodal(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError
     of_text(fields, gemma3)
 }
 
-/// Reads the decoder of a model that has other parts, too.
+/// Reads the decoder of a multimodal model.
 pub fn of_text(
     fields: &dyn Fields,
     spec: fn(&dyn Fields) -> Result<DecoderSpec, CheckpointError>,
@@ -160,8 +160,7 @@ pub fn common(fields: &dyn Fields, base: &Base) -> Result<DecoderSpec, Checkpoin
     Ok(spec)
 }
 
-/// GGUF files do not say the scale of attention. `largest` is the number of layers of the one model
-/// that has another scale than the usual one.
+/// GGUF files lack the scale of attention. `largest` is the number of layers of the one model with an unusual scale.
 fn set_scale(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,
@@ -189,7 +188,7 @@ fn set_scale(
     Ok(())
 }
 
-/// A soft cap; `null` in config.json means none, and a field that is missing means the default.
+/// A soft cap; `null` in config.json means none, and a missing field means the default.
 pub fn soft_cap(
     fields: &dyn Fields,
     field: Field,

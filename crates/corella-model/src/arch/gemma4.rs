@@ -1,7 +1,6 @@
-//! Gemma 4: layers with and without a window have heads of different lengths, values have a norm, and each
-//! layer ends with a scale. The largest models take keys as values in layers without a window; the smallest
-//! have an input for each layer, and last layers that read the keys and values of earlier ones. A model with
-//! experts has them beside the MLP.
+//! Gemma 4: layers with and without a window have heads of different lengths, values have a norm, and each layer ends
+//! with a scale. The largest models take keys as values in layers without a window; the smallest have an input for each
+//! layer, and their last layers read the keys and values of earlier ones. A model with experts has them beside the MLP.
 
 use super::base::{self, Base};
 use super::field::{Field, Fields, Source};
@@ -24,7 +23,7 @@ pub const GEMMA4: Family = Family {
     config: base::no_config,
 };
 
-/// Gemma 4 with parts that see and hear, of which only the decoder is used.
+/// A multimodal Gemma 4, of which only the decoder is used.
 pub const GEMMA4_MULTIMODAL: Family = Family {
     architecture: "Gemma4ForConditionalGeneration",
     decoder: "Gemma4Model",
@@ -34,7 +33,7 @@ pub const GEMMA4_MULTIMODAL: Family = Family {
     ..GEMMA4
 };
 
-/// The model with 12 billion parameters, which has neither experts nor inputs of layers, and sees and hears
+/// The model with 12 billion parameters, which has neither experts nor inputs of layers, and reads images and audio
 /// without towers.
 pub const GEMMA4_UNIFIED: Family = Family {
     architecture: "Gemma4UnifiedForCausalLM",
@@ -81,10 +80,10 @@ const PER_LAYER_LEN: Field = Field::of_folder("hidden_size_per_layer_input");
 const PER_LAYER_VOCAB: Field = Field::of_folder("vocab_size_per_layer_input");
 
 const DEFAULT_WINDOW: usize = 512;
-/// The interval of layers without a window, where the types of layers are not listed.
+/// The interval of layers without a window, for files without a list of layer types.
 const INTERVAL: usize = 6;
 
-/// `is_whole` says whether the configuration has experts and inputs of layers at all.
+/// `is_whole` tells whether the configuration has experts and inputs of layers.
 fn spec(fields: &dyn Fields, is_whole: bool) -> Result<DecoderSpec, CheckpointError> {
     let Source::Folder(config) = fields.source() else {
         return Err(fields.missing(base::HIDDEN_SIZE));
@@ -99,7 +98,7 @@ fn spec(fields: &dyn Fields, is_whole: bool) -> Result<DecoderSpec, CheckpointEr
     let num_layers = spec.layers.len();
     let types = base::sliding_layers(fields, num_layers)?;
     let mut types = types.unwrap_or_else(|| base::all_but_every(INTERVAL, num_layers));
-    // Transformers takes the window from the last layer, whatever the list says.
+    // Transformers makes the last layer one without a window, regardless of the list.
     if let Some(last) = types.last_mut() {
         *last = false;
     }
@@ -117,7 +116,7 @@ fn spec(fields: &dyn Fields, is_whole: bool) -> Result<DecoderSpec, CheckpointEr
     Ok(spec)
 }
 
-/// Attention of images looks both ways in published models, that of text does not.
+/// In published models, only images have bidirectional attention.
 fn refuse_both_ways(config: &JsonObject<'_>) -> Result<(), CheckpointError> {
     const FIELD: &str = "use_bidirectional_attention";
     match config.try_text(FIELD)? {
@@ -168,8 +167,8 @@ fn set_attention(
     Ok(())
 }
 
-/// The number of KV heads of a layer, and their length. Published files give them by the type of the layer;
-/// those that Transformers writes, by its number.
+/// The number of KV heads of a layer, and their length. Published files give them by the type of the layer; files
+/// written by Transformers, by its number.
 fn heads(
     config: &JsonObject<'_>,
     of_sliding: &AttentionSpec,
@@ -220,7 +219,7 @@ fn heads(
     }
 }
 
-/// The last layers read the keys and values of the last layer of their type that has some.
+/// Makes the last layers read the keys and values of the last layer of their type that has its own.
 fn set_shared_kv(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,
@@ -282,8 +281,7 @@ fn set_per_layer(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Chec
     Ok(())
 }
 
-/// The experts' router, input and output have norms of their own, and so has the output of the MLP beside
-/// them.
+/// The experts' router, input and output have norms of their own, and so does the output of the MLP beside them.
 fn set_experts(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
     const NUM_EXPERTS: Field = Field::of_folder("num_experts");
     const NUM_CHOSEN: Field = Field::of_folder("top_k_experts");

@@ -44,7 +44,7 @@ pub const GLM4: Family = Family {
     ..GLM
 };
 
-/// What GLM, GLM-4 and GLM-4.5 have in common.
+/// The common parts of GLM, GLM-4 and GLM-4.5.
 pub const BASE: Base = Base {
     max_position: 131_072,
     eps: 1.5625e-7,
@@ -72,8 +72,7 @@ fn glm4(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Gives queries, keys and values the biases that the configuration asks for, or `default` where it does
-/// not say.
+/// Gives queries, keys and values the biases of the configuration, or `default` if it does not set them.
 pub fn with_biases(
     fields: &dyn Fields,
     mut spec: DecoderSpec,
@@ -87,8 +86,8 @@ pub fn with_biases(
     Ok(spec)
 }
 
-/// The published files were made of the first form of these models, ChatGLM, which has one matrix for
-/// queries, keys and values. What converters make of the other form lacks the base of RoPE.
+/// The published files were converted from the first form of these models, ChatGLM, which has one matrix for queries,
+/// keys and values. Conversions of the other form lack the base of RoPE.
 fn claims(file: &FileFields<'_>) -> Result<bool, CheckpointError> {
     match file.has_tensor("blk.0.attn_qkv.weight") {
         true => Ok(true),

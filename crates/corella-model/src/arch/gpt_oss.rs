@@ -1,6 +1,5 @@
-//! gpt-oss: a sliding window in every other layer, a sink for each head, biases everywhere, and experts
-//! with limited gates. Folders have the matrices of all experts in one tensor, in which gates alternate
-//! with what they gate.
+//! gpt-oss: a sliding window in every other layer, a sink for each head, biases everywhere, and experts with limited
+//! gates. Folders have the matrices of all experts in one tensor, in which gate rows alternate with up rows.
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
@@ -33,7 +32,7 @@ const ATTENTION_BIAS: Field = Field::of_folder("attention_bias");
 const LIMIT: Field = Field::of_folder("swiglu_limit");
 const EXPERT_SIZE: Field = Field::new(base::INTERMEDIATE_SIZE.folder, "expert_feed_forward_length");
 
-/// What config.json means where it does not say, and what all files mean.
+/// The default of config.json, and the value for all files.
 const DEFAULT_WINDOW: usize = 128;
 const DEFAULT_LIMIT: f64 = 7.0;
 /// Each layer at a multiple of this has no window.
@@ -100,8 +99,8 @@ fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), Checkp
     Ok(())
 }
 
-/// Scales RoPE as the published models do. Their GGUF files cannot say that YaRN's bounds are not
-/// rounded, and a folder may say nothing.
+/// Scales RoPE as the published models do. Their GGUF files cannot express that YaRN's bounds are not rounded, and a
+/// folder may omit the scaling.
 fn set_scaling(fields: &dyn Fields, spec: &mut DecoderSpec) {
     let says_nothing = |config: &JsonObject<'_>| {
         let names = ["rope_scaling", "rope_parameters"];

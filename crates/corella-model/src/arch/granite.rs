@@ -1,4 +1,4 @@
-//! Granite 3: Llama with a scale for embeddings, attention, what layers add, and logits.
+//! Granite 3: Llama with scales for embeddings, attention, residual additions, and logits.
 
 use serde_json::{Map, Value};
 
@@ -22,7 +22,7 @@ pub const GRANITE: Family = Family {
 const EMBEDDING: Field = Field::new("embedding_multiplier", "embedding_scale");
 const ATTENTION: Field = Field::new("attention_multiplier", "attention.scale");
 const RESIDUAL: Field = Field::new("residual_multiplier", "residual_scale");
-/// What logits are divided by.
+/// The divisor of logits.
 const LOGITS: Field = Field::new("logits_scaling", "logit_scale");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
@@ -30,7 +30,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let is_file = matches!(fields.source(), Source::File(_));
     let scale = |field| -> Result<Option<f32>, CheckpointError> {
         match fields.try_number(field)? {
-            // Converters write 0 for a scale that is not set.
+            // Converters write 0 for an unset scale.
             Some(number) if number == 0.0 && is_file => Ok(None),
             Some(number) if number <= 0.0 => Err(fields.refuse(field, "must be positive")),
             number => Ok(number.map(|number| number as f32)),

@@ -1,97 +1,97 @@
-//! Where a format keeps a family's tensors, and what has to be done to them.
+//! The places of a family's tensors in a format, and their conversions.
 
 use std::borrow::Cow;
 
 use crate::{HeadActivation, LayerTensor, Mlp};
 
-/// Where the tensors of a model are. Names are without `.weight` and `.bias`.
+/// The places of a model's tensors. Names are without `.weight` and `.bias`.
 #[derive(Clone, Copy)]
 pub struct Layout {
-    /// What describes the shapes of the tensors, for error messages.
+    /// The source of the shapes of the tensors, for error messages.
     pub described_by: &'static str,
-    /// What may come before the names of all tensors but the head, with the head's name. Folders of
-    /// models that also see or hear keep their decoder behind a prefix, and those of embedding models may
-    /// be a decoder alone, without one. Empty for a family that is not read from this format.
+    /// The prefixes of all tensor names except the head's, with the head's name. Folders of multimodal models keep
+    /// their decoder behind a prefix, and folders of embedding models may be a decoder alone, without a prefix. Empty
+    /// for a family that is not read from this format.
     pub bodies: &'static [(&'static str, &'static str)],
     pub embed: &'static str,
     /// The table of learned positions.
     pub positions: &'static str,
-    /// The table of what is added to the tokens of first and second texts, in encoders.
+    /// The table of vectors that are added to the tokens of first and second texts, in encoders.
     pub segments: &'static str,
     /// The norm of the embeddings, in encoders.
     pub embedding_norm: &'static str,
-    /// Where the layers' own inputs come from: a table, the projection of embeddings and its norm.
+    /// The layers' own inputs: a table, the projection of embeddings and its norm.
     pub per_layer: [&'static str; 3],
-    /// The norm before the head. `{last}` stands for the number of the last layer, where it is the norm
-    /// behind that.
+    /// The norm before the head. `{last}` stands for the number of the last layer, whose output norm it is in some
+    /// families.
     pub norm: &'static str,
-    /// What is followed by a layer's number and the name of one of its tensors.
+    /// The prefix before a layer's number and the name of one of its tensors.
     pub layers: &'static str,
     pub of_layer: fn(LayerTensor) -> Stored,
     pub fused_experts: Option<FusedExperts>,
     /// Whether norms multiply by 1 plus their weights.
     pub norms_lack_one: bool,
-    /// Whether the value heads of gated delta networks are sorted by their place among those that share a key
-    /// head, and then by the key head.
+    /// Whether the value heads of gated delta networks are sorted by their place among the heads that share a key head,
+    /// and then by the key head.
     pub tiles_value_heads: bool,
-    /// Whether the rates of gated delta networks are stored as what multiplies the projected decays, not as its
+    /// Whether the rates of gated delta networks are stored as the factor of the projected decays instead of its
     /// logarithm.
     pub has_plain_rates: bool,
-    /// Whether the rows of queries and keys that RoPE rotates together are neighbours. Otherwise they
-    /// are half of the rotated elements apart.
+    /// Whether rows of queries and keys that RoPE rotates together are neighbours. Otherwise they are half of the
+    /// rotated elements apart.
     pub rotates_neighbours: bool,
-    /// The beginnings of names of tensors that belong to other parts than the decoder.
+    /// The prefixes of tensors outside of the decoder.
     pub other_parts: &'static [&'static str],
-    /// The beginning of the names of a draft head's tensors. Empty for families without one.
+    /// The prefix of a draft head's tensors. Empty for families without one.
     pub draft_head: &'static str,
-    /// What turns the pooled hidden state of a text into scores of classes, one after the other, in
-    /// encoders. Empty for families without.
+    /// The layers that turn the pooled hidden state of a text into scores of classes, in order, in encoders. Empty for
+    /// families without them.
     pub class_head: &'static [HeadPart],
-    /// Whether layers behind the last one belong to another part, which guesses further tokens.
+    /// Whether layers behind the last one belong to a part that guesses further tokens.
     pub has_more_layers: bool,
-    /// The ends of names of tensors that hold no weights.
+    /// The suffixes of tensors without weights.
     pub buffers: &'static [&'static str],
 }
 
-/// How files name a layer's tensors if they have all of its experts in one.
+/// The names of a layer's tensors in files that have all of its experts in one tensor.
 #[derive(Clone, Copy)]
 pub struct FusedExperts {
     /// The name of a tensor that only such files have in their layers.
     pub shown_by: &'static str,
-    /// What takes the place of `Layout::of_layer`.
+    /// Replaces `Layout::of_layer`.
     pub of_layer: fn(LayerTensor) -> Stored,
 }
 
-/// A part of what is behind an encoder and makes scores of classes.
+/// A layer of the part behind an encoder that makes scores of classes.
 #[derive(Clone, Copy)]
 pub enum HeadPart {
-    /// A matrix, with a bias if the files have one. What is behind it is an activation function.
+    /// A matrix, with a bias if the files have one, and an activation function.
     Dense(&'static str, HeadActivation),
     /// A norm, with a bias if the files have one.
     Norm(&'static str),
 }
 
-/// Where a layer's tensor is.
+/// The place of a layer's tensor.
 pub struct Stored {
     pub name: Cow<'static, str>,
-    /// The matrices that are stored as one, from the first output on. Empty for a matrix by itself.
+    /// The matrices that are stored as one, from the first output on. Empty for a separate matrix.
     pub parts: &'static [LayerTensor],
     /// Whether the matrix is stored as `[in, out]`.
     pub is_transposed: bool,
     /// The number of the expert, if the matrices of all experts are stored as one tensor.
     pub expert: Option<usize>,
-    /// The matrix's place where the outputs of two matrices alternate, 0 or 1.
+    /// The matrix's place, 0 or 1, if the outputs of two matrices alternate.
     pub alternate: Option<usize>,
-    /// Whether the parts take turns head by head, instead of lying one behind the other.
+    /// Whether the parts alternate head by head, instead of lying one behind the other.
     pub takes_turns: bool,
-    /// Whether the name is complete, without `.weight` behind it. A bias has `_bias` there.
+    /// Whether the name is complete, without `.weight`. A bias then ends in `_bias`.
     pub is_complete: bool,
-    /// Where a size of 1 is written into the shape. It is read with it and without.
+    /// The index of a size of 1 in the shape. The tensor is read with and without it.
     pub one_at: Option<usize>,
 }
 
 impl Layout {
-    /// Hugging Face folders, as Llama and its many relatives have them.
+    /// Hugging Face folders, in the layout of Llama and its many relatives.
     pub const FOLDER: Self = Self {
         described_by: "config.json",
         bodies: &[("model.", "lm_head"), ("", "lm_head")],
@@ -120,7 +120,7 @@ impl Layout {
         buffers: &[".rotary_emb.inv_freq"],
     };
 
-    /// GGUF files. Their converter has one name for each tensor, whatever the family.
+    /// GGUF files. Their converter has one name for each tensor, in all families.
     pub const FILE: Self = Self {
         described_by: "the metadata",
         bodies: &[("", "output")],
@@ -145,7 +145,7 @@ impl Layout {
         draft_head: "",
         class_head: &[],
         has_more_layers: false,
-        // The configuration reader has used these.
+        // The configuration reader uses these.
         buffers: &[
             super::rotary::DIVISORS,
             super::rotary::SHORT_DIVISORS,
@@ -159,15 +159,13 @@ impl Layout {
         ..Self::FILE
     };
 
-    /// Files of families for which the converter turns rows around, for executors that rotate
-    /// neighbours.
+    /// Files of families whose rows the converter reorders, for executors that rotate neighbours.
     pub const FILE_OF_NEIGHBOURS: Self = Self {
         rotates_neighbours: true,
         ..Self::FILE
     };
 
-    /// Folders of a model that also sees, whose decoder is this one, under all names that Transformers has
-    /// written.
+    /// Folders of a multimodal model with this decoder, under all names that Transformers has written.
     pub const fn of_seeing(self) -> Self {
         Self {
             bodies: &[
@@ -185,7 +183,7 @@ impl Layout {
         }
     }
 
-    /// The name of the norm before the head, in a model of so many layers.
+    /// The name of the norm before the head, in a model of `num_layers` layers.
     pub fn norm_name(&self, num_layers: usize) -> String {
         let last = num_layers.saturating_sub(1).to_string();
         self.norm.replace("{last}", &last)
@@ -249,7 +247,7 @@ impl Stored {
         }
     }
 
-    /// Matrices stored as one, of which the tensor asked for is one.
+    /// Matrices stored as one, which include the requested one.
     pub fn fused(name: &'static str, parts: &'static [LayerTensor]) -> Self {
         Self {
             parts,
@@ -280,7 +278,7 @@ impl Stored {
         }
     }
 
-    /// Whether the tensor is a tensor of the file as it is.
+    /// Whether the tensor is stored unchanged as a tensor of the file.
     pub fn is_plain(&self) -> bool {
         self.parts.is_empty() && !self.is_transposed && self.expert.is_none()
     }

@@ -48,7 +48,7 @@ const BASE: Base = Base {
     ..Base::LLAMA
 };
 
-/// The name that the makers have for `intermediate_size`, which counts more.
+/// The makers' name of `intermediate_size`, which takes precedence.
 const FF_DIM: Field = Field::of_folder("block_ff_dim");
 const ADJUSTS: Field = Field::of_folder("block_auto_adjust_ff_dim");
 const MULTIPLIER: Field = Field::of_folder("block_ffn_dim_multiplier");
@@ -113,12 +113,12 @@ fn with_experts(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// The size of MLPs, which is made of the stated one unless that is final.
+/// The size of MLPs, which is derived from the stated one unless that is final.
 fn adjusted_size(fields: &dyn Fields, field: Field) -> Result<usize, CheckpointError> {
     const LARGEST: usize = 1 << 32;
     let size = fields.size(field)?;
     let Source::Folder(config) = fields.source() else {
-        // Converters write the size that was made.
+        // Converters write the derived size.
         return Ok(size);
     };
     if !fields.try_flag(ADJUSTS)?.unwrap_or(true) {
@@ -139,7 +139,7 @@ fn adjusted_size(fields: &dyn Fields, field: Field) -> Result<usize, CheckpointE
     }
 }
 
-/// Which layers are convolutions, where their types are listed.
+/// The convolution layers, from a list of layer types.
 fn listed_convolutions(
     fields: &dyn Fields,
     num_layers: usize,
@@ -165,7 +165,7 @@ fn all_but_listed(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, C
     Ok((0..num_layers).map(is_convolution).collect())
 }
 
-/// Makes convolutions of the layers that are, and gives norms to the attention of the others.
+/// Turns layers into convolutions, and gives norms to the attention of the others.
 fn set_layers(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,
@@ -174,7 +174,7 @@ fn set_layers(
     const KERNEL_LEN: Field = Field::new("conv_L_cache", "shortconv.l_cache");
     const BIAS: Field = Field::of_folder("conv_bias");
     const TIED: Field = Field::of_folder("tie_embedding");
-    /// Far more than any model has: the state of a sequence must fit into memory.
+    /// Far above any model's size: the state of a sequence must fit into memory.
     const MAX_CHANNELS: usize = 1 << 20;
     const MAX_KERNEL_LEN: usize = 4096;
     let kernel_len = fields.try_size(KERNEL_LEN)?;

@@ -1,4 +1,4 @@
-//! Llama: the shape that most families begin with. Folders of many other makers say that they are Llama.
+//! Llama: the shape that most families start from. Folders of many other makers declare Llama.
 
 use serde_json::{Map, Value};
 
@@ -21,7 +21,7 @@ pub const LLAMA: Family = Family {
 
 const MLP_BIAS: Field = Field::of_folder("mlp_bias");
 
-/// Reads the shape of Llama, with biases wherever the fields say so.
+/// Reads the shape of Llama, with all biases that the fields ask for.
 pub fn spec_of(fields: &dyn Fields, base: &Base) -> Result<DecoderSpec, CheckpointError> {
     let mut spec = base.spec(fields)?;
     let biases = Biases {

@@ -1,5 +1,5 @@
-//! MiniMax M2: Mixtral with one norm over all query heads and one over all key heads, RoPE over a part of
-//! each head, and experts that are scored by sigmoids. A bias for each expert counts when they are chosen.
+//! MiniMax M2: Mixtral with one norm over all query heads and one over all key heads, RoPE over a part of each head,
+//! and experts that are scored by sigmoids. A bias for each expert counts for their choice.
 
 use super::base::{self, Base, HEAD_DIM};
 use super::field::{Field, Fields, Source};
@@ -49,7 +49,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// The part of each head that is rotated, which the published configuration says in elements.
+/// The part of each head that is rotated, which the published configuration gives in elements.
 fn rotated(fields: &dyn Fields) -> Result<f64, CheckpointError> {
     let Some(num_dims) = fields.try_size(ROTARY_DIM)? else {
         return Ok(1.0);
@@ -64,7 +64,7 @@ fn rotated(fields: &dyn Fields) -> Result<f64, CheckpointError> {
     }
 }
 
-/// Refuses settings that the published models do not have.
+/// Refuses settings that no published model has.
 fn refuse_others(config: &JsonObject<'_>) -> Result<(), CheckpointError> {
     const QK_NORM: &str = "use_qk_norm";
     if config.get(QK_NORM).is_some() && !config.flag(QK_NORM)? {

@@ -1,5 +1,5 @@
-//! Ministral 3: Mistral with YaRN, and queries that grow with their positions. Published models also see; only
-//! their decoder is used, as of Mistral Small 3.1, which is described in the same way and is a Mistral.
+//! Ministral 3: Mistral with YaRN, and queries that grow with their positions. Published models are multimodal, and
+//! only their decoder is used. So is Mistral Small 3.1, which has the same kind of configuration and is a Mistral.
 
 use super::base::{self, Base};
 use super::field::{Field, Fields, FileFields, Source};
@@ -61,7 +61,7 @@ fn query_growth_of_file(file: &FileFields<'_>) -> Result<Option<QueryGrowth>, Ch
     }))
 }
 
-/// Transformers reads both numbers whatever the type of RoPE is.
+/// Transformers reads both numbers with any type of RoPE.
 fn query_growth(config: &JsonObject<'_>) -> Result<QueryGrowth, CheckpointError> {
     let Some(parameters) = rotary::parameters(config)? else {
         return Err(config.missing("rope_parameters"));
@@ -72,7 +72,7 @@ fn query_growth(config: &JsonObject<'_>) -> Result<QueryGrowth, CheckpointError>
     })
 }
 
-/// Reads the decoder of a model that also sees.
+/// Reads the decoder of a multimodal model.
 fn multimodal(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let kind = |text: &JsonObject<'_>| match text.try_text("model_type")? {
         Some("ministral3") => Ok(MINISTRAL3.spec),

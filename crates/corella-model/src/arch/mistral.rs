@@ -1,5 +1,4 @@
-//! Mistral: Llama with a sliding window in every layer, unless the window is `null`. Its GGUF files say
-//! that they are Llama.
+//! Mistral: Llama with a sliding window in every layer, unless the window is `null`. Its GGUF files declare Llama.
 
 use super::base::{self, Base};
 use super::field::Fields;

@@ -1,4 +1,4 @@
-//! Mixtral: Mistral with a mixture of experts. Its GGUF files say that they are Llama.
+//! Mixtral: Mistral with a mixture of experts. Its GGUF files declare Llama.
 
 use super::base::{self, Base};
 use super::field::{Field, Fields};

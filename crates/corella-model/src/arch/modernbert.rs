@@ -1,5 +1,5 @@
-//! ModernBERT: an encoder with norms before its parts, gated MLPs and RoPE. Most layers look only at the
-//! positions around each token.
+//! ModernBERT: an encoder with norms before its parts, gated MLPs and RoPE. Most layers attend only to the positions
+//! around each token.
 
 use super::base::{self, HIDDEN_SIZE, INTERMEDIATE_SIZE, MAX_POSITION, NUM_HEADS, NUM_LAYERS};
 use super::bert;
@@ -79,7 +79,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     let [local, global] = rotaries(fields, head_dim, max_position)?;
     let layers = is_local.into_iter().enumerate().map(|(index, is_local)| {
         let rotary = if is_local { &local } else { &global };
-        // The embeddings have been normed just before the first layer.
+        // The embeddings are normed just before the first layer.
         let before = (index > 0).then_some(norm);
         LayerSpec {
             attention: AttentionSpec {
@@ -123,7 +123,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     })
 }
 
-/// RoPE of layers that look around each token, and of those that look everywhere.
+/// RoPE of local and of global layers.
 fn rotaries(
     fields: &dyn Fields,
     head_dim: usize,

@@ -27,7 +27,7 @@ pub const NOMIC_BERT: Family = Family {
     ..bert::BERT
 };
 
-/// What the configuration calls a field, and what Transformers calls it.
+/// The name of a field in this configuration, and in Transformers.
 type Names = [Field; 2];
 
 const HIDDEN: Names = [Field::of_folder("n_embd"), HIDDEN_SIZE];
@@ -38,7 +38,7 @@ const POSITIONS: Names = [Field::of_folder("n_positions"), MAX_POSITION];
 const NORM_EPS: Names = [Field::of_folder("layer_norm_epsilon"), EPS];
 const ACTIVATIONS: Names = [Field::of_folder("activation_function"), ACTIVATION];
 
-/// The field by the name that is there.
+/// The field under its present name.
 fn named(fields: &dyn Fields, [own, common]: Names) -> Field {
     let is_there = match fields.source() {
         Source::Folder(config) => config.get(own.folder).is_some(),
@@ -90,7 +90,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Refuses what configurations of this class can say and no known checkpoint does.
+/// Refuses settings of this class that no known checkpoint uses.
 fn refuse_variants(fields: &dyn Fields) -> Result<(), CheckpointError> {
     for name in [
         "prenorm",

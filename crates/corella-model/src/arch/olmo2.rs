@@ -28,7 +28,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     spec_of(fields, Base::LLAMA.theta)
 }
 
-/// The shape of OLMo 2, whose RoPE has the base `theta` where config.json does not say.
+/// The shape of OLMo 2, with `theta` as the default base of RoPE in config.json.
 pub fn spec_of(fields: &dyn Fields, theta: f64) -> Result<DecoderSpec, CheckpointError> {
     let base = Base {
         theta,

@@ -1,5 +1,5 @@
 //! OLMo 3: OLMo 2 with a sliding window in three of four layers. RoPE is scaled only in the layers
-//! without one. Its GGUF files say that they are OLMo 2.
+//! without one. Its GGUF files declare OLMo 2.
 
 use super::base;
 use super::field::{Field, Fields, Source};
@@ -16,7 +16,7 @@ pub const OLMO3: Family = Family {
     ..olmo2::OLMO2
 };
 
-/// What config.json means where it does not say.
+/// Defaults of config.json.
 const DEFAULT_WINDOW: usize = 4096;
 const THETA: f64 = 500_000.0;
 /// The base of RoPE in layers with a window.

@@ -1,5 +1,5 @@
-//! What can be said of a model whose family is not known, or whose configuration is refused: the sizes
-//! that nearly all families call by the same names.
+//! The outline of a model whose family is unknown, or whose configuration is refused: the sizes under names that nearly
+//! all families share.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -20,14 +20,14 @@ use crate::{Checkpoint, CheckpointError, TensorTotals};
 /// A model by its files alone.
 pub struct Outline {
     source: Source,
-    /// What the model calls its architecture.
+    /// The model's name of its architecture.
     pub architecture: Option<String>,
-    /// The supported architecture with the closest name, if that of the model is not supported.
+    /// The supported architecture with the closest name, if the model's own is not supported.
     pub closest: Option<&'static str>,
     pub sizes: OutlineSizes,
 }
 
-/// Sizes of a decoder; `None` for those that its configuration does not give by a common name.
+/// Sizes of a decoder; `None` for a size without a common name in the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutlineSizes {
     pub num_layers: Option<usize>,
@@ -43,7 +43,7 @@ pub struct OutlineSizes {
     pub max_position: Option<usize>,
 }
 
-/// The names that families have for one thing, the most common one first.
+/// The families' names of one size, the most common one first.
 type Names = &'static [Field];
 
 const LAYERS: Names = &[
@@ -121,7 +121,7 @@ impl Outline {
                 let named = config.get("architectures").and_then(|list| list.get(0));
                 let named = named.and_then(Value::as_str);
                 let names = FAMILIES.map(|family| family.architecture);
-                // Models that also see or hear describe their decoder in an object of its own.
+                // Multimodal models describe their decoder in an object of its own.
                 let text = config.get("text_config").and_then(Value::as_object);
                 let object = JsonObject::new(CONFIG, text.unwrap_or(&config));
                 let sizes = OutlineSizes::read(&FolderFields::new(object));
@@ -168,7 +168,7 @@ fn close_to(names: &[&'static str], name: &str) -> Option<&'static str> {
 }
 
 impl OutlineSizes {
-    /// Reads what is there and is a size. What is not is an error only for whoever needs it.
+    /// Reads the present fields that are sizes. A missing size is an error only where it is needed.
     fn read(fields: &dyn Fields) -> Self {
         let size = |names: Names| {
             let mut sizes = names

@@ -20,7 +20,7 @@ pub const QWEN2: Family = Family {
     config,
 };
 
-/// What Qwen2 and Qwen3 have in common.
+/// The common parts of Qwen2 and Qwen3.
 pub const BASE: Base = Base {
     max_position: 32_768,
     ..Base::LLAMA
@@ -37,7 +37,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// The upper layers have a window, if it is used at all.
+/// Gives the upper layers a window, if windows are in use.
 pub fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
     const DEFAULT_WINDOW: usize = 4096;
     if !fields.flag(Field::of_folder("use_sliding_window"))? {

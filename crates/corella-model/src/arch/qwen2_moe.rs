@@ -1,5 +1,5 @@
-//! Qwen2-MoE: Qwen2 with a mixture of experts in most layers, beside an expert that every token goes
-//! through. The output of this one is weighed for each token.
+//! Qwen2-MoE: Qwen2 with a mixture of experts in most layers, beside an expert for every token, whose output is weighed
+//! for each token.
 
 use super::base::{self, Biases, INTERMEDIATE_SIZE};
 use super::field::{Field, Fields};
@@ -40,7 +40,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     };
     let mut experts = qwen3_moe::experts(fields, expert)?;
     experts.normalises = fields.flag(NORMALISES)?;
-    // Older GGUF files do not say the size, which is that of layers without experts.
+    // Older GGUF files lack the size, which equals that of layers without experts.
     let shared_size = match fields.try_size(SHARED_SIZE)? {
         Some(size) => size,
         None => fields.size(INTERMEDIATE_SIZE)?,
@@ -53,7 +53,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Every second one of the lower layers has a window, if it is used at all.
+/// Gives every second one of the lower layers a window, if windows are in use.
 fn set_windows(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
     const DEFAULT_WINDOW: usize = 4096;
     if !fields.flag(Field::of_folder("use_sliding_window"))? {

@@ -23,7 +23,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     spec_of(fields, Some(128))
 }
 
-/// The shape of Qwen3, whose heads have `head_dim` elements where config.json does not say.
+/// The shape of Qwen3, with `head_dim` as the default length of heads in config.json.
 pub fn spec_of(
     fields: &dyn Fields,
     head_dim: Option<usize>,

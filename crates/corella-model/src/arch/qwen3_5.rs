@@ -1,5 +1,5 @@
-//! Qwen3.5: the layers of Qwen3-Next, with one projection for queries, keys and values together. Published
-//! models also see; only their decoder is used, whose RoPE of three positions is the plain one for text.
+//! Qwen3.5: the layers of Qwen3-Next, with one projection for queries, keys and values together. Published models are
+//! multimodal, and only their decoder is used. Its RoPE of three positions is the plain one for text.
 
 use super::base::{self, Base};
 use super::field::Fields;

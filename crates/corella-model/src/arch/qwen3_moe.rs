@@ -18,13 +18,13 @@ pub const QWEN3_MOE: Family = Family {
 };
 
 const NUM_EXPERTS: Field = Field::new("num_experts", "expert_count");
-/// What Transformers 5 writes.
+/// Transformers 5 writes this name.
 const NUM_LOCAL_EXPERTS: Field = Field::of_folder("num_local_experts");
 const NUM_EXPERTS_PER_TOKEN: Field = Field::new("num_experts_per_tok", "expert_used_count");
 pub const EXPERT_SIZE: Field = Field::new("moe_intermediate_size", "expert_feed_forward_length");
 /// Whether the weights of the chosen experts are divided by their sum.
 pub const NORMALISES: Field = Field::of_folder("norm_topk_prob");
-/// Every how manieth layer has experts.
+/// The interval of layers with experts.
 const STEP: Field = Field::of_folder("decoder_sparse_step");
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
@@ -35,14 +35,14 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         ..mlp.clone()
     };
     let mut experts = experts(fields, expert)?;
-    // All GGUF files of the family are computed in this way.
+    // All GGUF files of the family set it.
     let is_file = matches!(fields.source(), Source::File(_));
     experts.normalises = is_file || fields.flag(NORMALISES)?;
     set_experts(fields, &mut spec, &experts)?;
     Ok(spec)
 }
 
-/// The number of experts, and how many of them a token goes through.
+/// The number of experts, and the number of them for each token.
 pub fn experts(fields: &dyn Fields, expert: MlpSpec) -> Result<ExpertSpec, CheckpointError> {
     let field = match fields.try_size(NUM_LOCAL_EXPERTS)? {
         Some(_) => NUM_LOCAL_EXPERTS,
@@ -51,7 +51,7 @@ pub fn experts(fields: &dyn Fields, expert: MlpSpec) -> Result<ExpertSpec, Check
     base::experts(fields, field, NUM_EXPERTS_PER_TOKEN, expert)
 }
 
-/// Gives experts to the layers that have them.
+/// Gives some layers experts.
 pub fn set_experts(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,

@@ -1,5 +1,5 @@
-//! Qwen3-Next: most layers are gated delta networks, the others have attention with a gate for each
-//! query head. Most layers have experts, beside one that every token goes through.
+//! Qwen3-Next: most layers are gated delta networks, the others have attention with a gate for each query head. Most
+//! layers have experts, beside one for every token.
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields, Source};
@@ -28,7 +28,7 @@ pub const QWEN3_NEXT: Family = Family {
     config: base::no_config,
 };
 
-/// What Qwen3.5 has in common with this family.
+/// The parts that Qwen3.5 shares with this family.
 pub const FOLDER: Layout = Layout {
     norms_lack_one: true,
     other_parts: &["mtp."],
@@ -38,7 +38,7 @@ pub const FOLDER: Layout = Layout {
 
 pub const FILE: Layout = Layout {
     has_plain_rates: true,
-    // What guesses further tokens.
+    // The part that guesses further tokens.
     has_more_layers: true,
     ..Layout::FILE
 };
@@ -64,7 +64,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Gives experts to the layers that have them.
+/// Gives some layers experts.
 pub fn set_experts(
     fields: &dyn Fields,
     spec: &mut DecoderSpec,
@@ -83,7 +83,7 @@ pub fn set_experts(
     qwen3_moe::set_experts(fields, spec, &experts)
 }
 
-/// Makes gated delta networks of the layers that are, and gives gates to the attention of the others.
+/// Turns layers into gated delta networks, and gives gates to the attention of the others.
 pub fn set_layers(fields: &dyn Fields, spec: &mut DecoderSpec) -> Result<(), CheckpointError> {
     Biases::of_attention(fields)?.set(fields, spec);
     let network = gated_delta(fields, spec)?;
@@ -108,7 +108,7 @@ fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec
     /// The elements of all value heads.
     const VALUE_LEN: Field = Field::of_file("ssm.inner_size");
     const KERNEL_LEN: Field = Field::new("linear_conv_kernel_dim", "ssm.conv_kernel");
-    /// Far more than any model has: the state of a sequence must fit into memory.
+    /// Far above any model's size: the state of a sequence must fit into memory.
     const MAX_SIZE: usize = 4096;
     let size = |field: Field, default| {
         let size = base::or_default(fields, field, fields.try_size(field)?, default)?;
@@ -145,7 +145,7 @@ fn gated_delta(fields: &dyn Fields, spec: &DecoderSpec) -> Result<GatedDeltaSpec
     Ok(network)
 }
 
-/// Which layers are recurrent: those that are listed, or all but every fourth.
+/// The recurrent layers: listed ones, or all except every fourth.
 fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, CheckpointError> {
     const INTERVAL: Field = Field::new("full_attention_interval", "full_attention_interval");
     const LISTED: Field = Field::of_file("attention.recurrent_layers");
@@ -155,7 +155,7 @@ fn are_recurrent(fields: &dyn Fields, num_layers: usize) -> Result<Vec<bool>, Ch
             base::layers_of_type(config, num_layers, ["full_attention", "linear_attention"])?
         }
         Source::File(file) => {
-            // Layers behind the decoder's are listed, too.
+            // The list includes layers behind the decoder's.
             let listed = file.flags(LISTED)?;
             if !listed.is_empty() && listed.len() < num_layers {
                 let why = format!("must have {num_layers} flags");
@@ -181,7 +181,7 @@ fn name(tensor: LayerTensor) -> Stored {
     }
 }
 
-/// The names that Qwen3.5 has, too.
+/// The names shared with Qwen3.5.
 pub fn common_name(tensor: LayerTensor) -> Stored {
     use LayerTensor::*;
     match tensor {
@@ -203,7 +203,7 @@ fn name_in_file(tensor: LayerTensor) -> Stored {
     }
 }
 
-/// The names that files of Qwen3.5 have, too.
+/// The names shared with files of Qwen3.5.
 pub fn common_name_in_file(tensor: LayerTensor) -> Stored {
     use LayerTensor::*;
     match tensor {

@@ -7,10 +7,9 @@ use super::field::{Field, Fields, FileFields, Source};
 use crate::json_object::JsonObject;
 use crate::{CheckpointError, RotaryScaling, RotarySpec};
 
-/// The tensor that divides the frequency of each pair of dimensions, which is how Llama 3.1's
-/// scaling is stored in GGUF files.
+/// The tensor of divisors for the frequency of each pair of dimensions, the form of Llama 3.1's scaling in GGUF files.
 pub const DIVISORS: &str = "rope_freqs.weight";
-/// The same for LongRoPE's contexts of the original length, and for longer ones.
+/// The divisors for LongRoPE's contexts of the original length, and for longer ones.
 pub const SHORT_DIVISORS: &str = "rope_factors_short.weight";
 pub const LONG_DIVISORS: &str = "rope_factors_long.weight";
 
@@ -18,10 +17,10 @@ const NUM_DIMS: Field = Field::of_file("rope.dimension_count");
 const SCALING_TYPE: Field = Field::of_file("rope.scaling.type");
 pub const ORIGINAL: Field = Field::of_file("rope.scaling.original_context_length");
 
-/// What GGUF files mean where they do not say.
+/// Defaults of GGUF files.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// What config.json means where it does not say.
+/// Defaults of config.json.
 #[derive(Clone, Copy)]
 pub struct Defaults {
     pub theta: f64,
@@ -36,7 +35,7 @@ impl Defaults {
     }
 }
 
-/// Reads RoPE as most families have it.
+/// Reads RoPE in the form of most families.
 pub fn spec(
     fields: &dyn Fields,
     head_dim: usize,
@@ -53,7 +52,7 @@ pub fn spec(
 }
 
 /// The object that describes RoPE. Transformers 5 puts `rope_theta` and `rope_scaling` into one object,
-/// `rope_parameters`. Where a folder has both, it reads nothing of this object.
+/// `rope_parameters`. It ignores that object in a folder with both.
 pub fn parameters<'a>(config: &JsonObject<'a>) -> Result<Option<JsonObject<'a>>, CheckpointError> {
     let older = config.try_object("rope_scaling")?;
     match older.filter(|scaling| !scaling.is_empty()) {
@@ -118,15 +117,14 @@ pub fn of_folder(
     })
 }
 
-/// RoPE of layers with a window, and of those without; `None` where config.json has no object for them.
+/// RoPE of layers with a window, and of layers without; `None` where config.json has no object for them.
 #[derive(Default)]
 pub struct ByType {
     pub local: Option<RotarySpec>,
     pub global: Option<RotarySpec>,
 }
 
-/// Reads the objects that Transformers 5 has for the two types of layers. The bases are what they mean
-/// where they do not say.
+/// Reads the objects of Transformers 5 for the two types of layers. `bases` are the defaults of their bases.
 pub fn by_type(
     config: &JsonObject<'_>,
     head_dim: usize,
@@ -145,7 +143,7 @@ pub fn by_type(
         found.local = Some(of_type(&scaling, local)?);
     }
     if let Some(scaling) = parameters.try_object("full_attention")? {
-        // Beside it, the older `rope_scaling` changes the fields that it has.
+        // Next to it, the older `rope_scaling` changes the fields that it has.
         let older = config.try_object("rope_scaling")?;
         let fields = older.map(|older| scaling.fields_with(&older));
         let changed = fields.as_ref().map(|fields| scaling.with_fields(fields));
@@ -166,7 +164,7 @@ fn folder_scaling(
     } else {
         "type"
     };
-    // Where config.json itself has this field (Phi-3), it counts more.
+    // The same field in config.json itself (Phi-3) takes precedence.
     let original = match config.try_number(ORIGINAL)? {
         Some(original) => original,
         None => scaling.try_number(ORIGINAL)?.unwrap_or(max_position as f64),
@@ -298,14 +296,14 @@ fn file_scaling(
             };
             let magnitude = file.try_number(ATTENTION_FACTOR)?.unwrap_or(1.0);
             let mscale = |weight: f64| 1.0 + 0.1 * weight * factor.max(1.0).ln();
-            // The weight of the factor that YaRN's own is divided by, of models that have "mscale_all_dim".
+            // The weight of the divisor of YaRN's own factor, in models with "mscale_all_dim".
             let divisor = number("rope.scaling.yarn_log_multiplier", 0.0)?;
             RotaryScaling::Yarn {
                 factor,
                 original_max_position: original as f64,
                 beta_fast: number("rope.scaling.yarn_beta_fast", 32.0)?,
                 beta_slow: number("rope.scaling.yarn_beta_slow", 1.0)?,
-                // GGUF files give what comes on top of YaRN's own factor.
+                // GGUF files give an additional factor to YaRN's own.
                 attention_factor: magnitude * mscale(1.0) / mscale(divisor),
                 truncate: true,
             }
@@ -367,7 +365,7 @@ fn linear_scaling(file: &FileFields<'_>) -> Result<RotaryScaling, CheckpointErro
     Ok(RotaryScaling::None)
 }
 
-/// `rope_scaling` in config.json. `Err` says what it cannot express.
+/// `rope_scaling` in config.json. `Err` names the parts that it cannot express.
 pub fn scaling_config(rotary: &RotarySpec) -> Result<Value, String> {
     Ok(match &rotary.scaling {
         RotaryScaling::None => Value::Null,
@@ -448,7 +446,7 @@ fn find_llama3(theta: f64, num_dims: usize, divisors: &[f32]) -> Option<RotarySc
         factor: shortest(factor),
         low_freq_factor: LOW,
         high_freq_factor: HIGH,
-        // Where several lengths fit, they have the same effect.
+        // If several lengths fit, they have the same effect.
         original_max_position: lengths.find(|&original_max_position| {
             let divisor = |pair| {
                 let frequency = theta.powf(-((2 * pair) as f64) / num_dims as f64);

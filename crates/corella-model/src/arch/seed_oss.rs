@@ -1,5 +1,5 @@
-//! Seed-OSS: Llama with biases that its configuration gives to queries, keys and values, to the output
-//! of attention, and to MLPs, each by a field of its own.
+//! Seed-OSS: Llama with biases for queries, keys and values, for the output of attention, and for MLPs, each by a field
+//! of its own.
 
 use super::base::{self, Base, Biases};
 use super::field::{Field, Fields};
@@ -42,7 +42,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
     Ok(spec)
 }
 
-/// Converters go by the name that folders have for the norm of the MLP's input, `post_attention_layernorm`.
+/// Converters follow the name in folders of the norm of the MLP's input, `post_attention_layernorm`.
 pub fn name_in_file(tensor: LayerTensor) -> Stored {
     match tensor {
         LayerTensor::MlpNorm => Stored::whole("post_attention_norm"),

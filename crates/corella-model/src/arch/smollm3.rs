@@ -1,4 +1,4 @@
-//! SmolLM3: Llama with layers whose queries and keys do not know their positions.
+//! SmolLM3: Llama with some layers without RoPE.
 
 use serde_json::{Map, Value};
 
@@ -19,7 +19,7 @@ pub const SMOLLM3: Family = Family {
     config,
 };
 
-/// Every how manieth layer has no RoPE, also in GGUF files, which do not say.
+/// The interval of layers without RoPE, also in GGUF files, which do not give it.
 const INTERVAL: usize = 4;
 
 fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
@@ -49,7 +49,7 @@ fn spec(fields: &dyn Fields) -> Result<DecoderSpec, CheckpointError> {
         Source::File(_) => None,
     };
     for (index, layer) in spec.layers.iter_mut().enumerate() {
-        // In spite of its name, the list has 1 for layers with RoPE.
+        // Despite its name, the list has 1 for layers with RoPE.
         let has_rotary = match &listed {
             Some(listed) => listed[index] != 0.0,
             None => !(index + 1).is_multiple_of(interval),

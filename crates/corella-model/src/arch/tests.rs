@@ -1,4 +1,4 @@
-//! Tests of what config.json means for each family, where goldens have only one way to say it.
+//! Tests of config.json for each family, for spellings beyond the goldens.
 
 use std::collections::HashMap;
 use std::fs;
@@ -36,7 +36,7 @@ fn parse(config: &Value) -> Result<DecoderSpec, String> {
         .map_err(|error| error.problem)
 }
 
-/// The spec of a golden's configuration after some changes; `null` takes a field away.
+/// The spec of a golden's configuration after some changes; `null` removes a field.
 fn spec(name: &str, changes: Value) -> DecoderSpec {
     let mut config = golden_config(name);
     for (field, value) in changes.as_object().unwrap() {
@@ -74,7 +74,7 @@ fn windows_are_where_each_family_has_them() {
     let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
     let mistral = spec("mistral", json!({}));
     assert_eq!(windows(&mistral), [Some(24); 4]);
-    // A window that is no shorter than the longest context is none.
+    // A window at least as long as the longest context is none.
     assert_eq!(
         windows(&spec("mistral", json!({ "sliding_window": 512 }))),
         [None; 4]
@@ -103,7 +103,7 @@ fn windows_are_where_each_family_has_them() {
     );
 }
 
-/// AI2 trained OLMo 3's long contexts so.
+/// AI2 trained OLMo 3's long contexts in this way.
 #[test]
 fn rope_of_olmo3_is_scaled_in_layers_without_a_window() {
     let windows = |spec: &DecoderSpec| of_layers(spec, |layer| layer.window);
@@ -142,12 +142,12 @@ fn layers_of_exaone_have_a_window_or_do_not_know_positions() {
         |pattern: Value| json!({ "layer_types": null, "sliding_window_pattern": pattern });
     assert_eq!(layers(pattern(Value::Null)), [local, local, local, global]);
     assert_eq!(layers(pattern(json!(2))), [local, global, local, global]);
-    // The last layer has no window, whatever the pattern is.
+    // The last layer has no window, under any pattern.
     assert_eq!(
         layers(pattern(json!("GLL"))),
         [global, local, local, global]
     );
-    // A window as long as the context decides about positions all the same.
+    // A window as long as the context still decides about positions.
     let long = json!({ "sliding_window": 512 });
     let (local, global) = ((false, true), (false, false));
     assert_eq!(layers(long), [local, global, local, local]);
@@ -213,7 +213,7 @@ fn gpt_oss_is_what_was_published_where_a_folder_does_not_say() {
     assert_eq!(error, "swiglu_alpha is 1.5; only 1.702 is supported");
 }
 
-/// MiniMax's own configuration has the number of rotated elements, and Transformers 5 writes their part.
+/// MiniMax's own configuration has the number of rotated elements, and Transformers 5 writes their share.
 #[test]
 fn a_part_of_each_head_is_rotated_however_it_is_said() {
     let num_dims = |name, changes| {
@@ -403,7 +403,7 @@ fn the_inner_size_of_gpt2_is_four_times_the_outer_unless_it_is_given() {
     assert_eq!(inner(json!({ "n_inner": 56 })), 56);
 }
 
-/// Gemma 3 as its makers published it, before Transformers 5 gave each type of layer an object.
+/// Gemma 3 as published, before Transformers 5 gave each type of layer an object.
 #[test]
 fn both_spellings_of_gemma3_are_read() {
     let new = spec("gemma3", json!({ "layer_types": null }));
@@ -452,7 +452,7 @@ fn rope_is_that_of_transformers_however_it_is_spelled() {
     }
 }
 
-/// As Qwen's model cards say it, and vLLM reads it.
+/// As in Qwen's model cards, and as vLLM reads it.
 #[test]
 fn yarn_makes_the_context_longer() {
     let context = |model: &str, max_position: usize, scaling: Value| {
@@ -465,7 +465,7 @@ fn yarn_makes_the_context_longer() {
         assert_eq!(context(model, 40_960, yarn(4.0)), 131_072, "{model}");
         assert_eq!(context(model, 131_072, yarn(4.0)), 131_072, "{model}");
     }
-    // The files' own context is never cut.
+    // The files' own context is never reduced.
     assert_eq!(context("qwen3-gqa-tied", 40_960, yarn(1.1)), 40_960);
     let without_original = json!({ "type": "yarn", "factor": 4.0 });
     assert_eq!(context("qwen3-gqa-tied", 32_768, without_original), 131_072);
@@ -474,7 +474,7 @@ fn yarn_makes_the_context_longer() {
     let linear = json!({ "rope_type": "linear", "factor": 4.0 });
     assert_eq!(context("qwen3-gqa-tied", 40_960, linear), 40_960);
     assert_eq!(context("qwen3-gqa-tied", 40_960, yarn(1e30)), 1 << 31);
-    // A window as long as the stated context is one in the longer context.
+    // A window as long as the stated context is a window in the longer context.
     let changes = json!({ "max_position_embeddings": 40_960, "sliding_window": 40_960,
         "rope_scaling": yarn(4.0), "rope_parameters": null });
     let windows = of_layers(&spec("mistral", changes), |layer| layer.window);
@@ -549,7 +549,7 @@ fn long_rope_has_a_magnitude_of_its_own() {
     assert!((attention_factor - 1.5).abs() < 1e-12, "{attention_factor}");
 }
 
-/// A folder of a model that also sees has the decoder behind a prefix, and its settings in an object.
+/// A multimodal folder has the decoder behind a prefix, and its settings in an object.
 #[test]
 fn a_decoder_is_found_in_a_larger_model() {
     let plain = Checkpoint::open(golden("gemma3")).unwrap();

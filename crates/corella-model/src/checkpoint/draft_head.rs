@@ -1,11 +1,11 @@
-//! Whether a checkpoint has a draft head, and which layer that has.
+//! Detects a checkpoint's draft head and its layer.
 
 use super::{CONFIG, Source, TensorFiles};
 use crate::decoder_weights::TensorSource;
 use crate::json_object::{self, JsonObject};
 use crate::{CheckpointError, LayerSpec, ModelConfig};
 
-/// The layer of the draft head. It has the shape of the model's layers of attention.
+/// The layer of the draft head. It has the shape of the model's attention layers.
 pub fn layer(config: &ModelConfig, source: &Source) -> Result<LayerSpec, CheckpointError> {
     if let Source::Gguf(file) = source {
         let problem = "GGUF files are read without the head that guesses further tokens: load the folder in \
@@ -23,7 +23,7 @@ pub fn layer(config: &ModelConfig, source: &Source) -> Result<LayerSpec, Checkpo
     };
     let fields = json_object::parse(&label, &source.config()?)?;
     let fields = JsonObject::new(&label, &fields);
-    // Models that also see describe their decoder in an object of its own.
+    // Multimodal models describe their decoder in an object of its own.
     check(&fields.try_object("text_config")?.unwrap_or(fields))?;
     let TensorFiles::Safetensors { files, label } = source.tensors()? else {
         unreachable!("a folder has its tensors in safetensors");

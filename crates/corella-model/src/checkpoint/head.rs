@@ -1,11 +1,11 @@
-//! Which output head a folder has. Its files say so where they differ from config.json.
+//! The output head of a folder. Where files and config.json differ, the files count.
 
 use crate::decoder_weights::{FileTensor, TensorSource};
 use crate::{CheckpointError, ModelConfig, RowOrder};
 
-/// Sets the head of a model to the one in its files, as Transformers 5 does: a head that config.json
-/// ties to the embedding stays untied if the files have one of its own with other values. A model
-/// that has no head, such as an embedding model of the class `MistralModel`, can still be loaded.
+/// Sets the head of a model to the one in its files, as Transformers 5 does: a head that config.json ties to the
+/// embedding stays untied if the files have a separate one with other values. A model without a head, such as an
+/// embedding model of the class `MistralModel`, can still be loaded.
 pub fn settle<S: TensorSource>(
     config: &mut ModelConfig,
     files: &[S],
@@ -43,7 +43,7 @@ pub fn settle<S: TensorSource>(
     Ok(())
 }
 
-/// Whether two matrices are equal. Each is read to its end only if they are.
+/// Whether two matrices are equal. They are read up to the first difference.
 fn is_same(one: FileTensor, other: FileTensor) -> bool {
     let [num_rows, row_len] = one.shape[..] else {
         return false;

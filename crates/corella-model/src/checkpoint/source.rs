@@ -1,4 +1,4 @@
-//! The files of a checkpoint: where they are, and how they are read.
+//! The files of a checkpoint, and their readers.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -15,31 +15,31 @@ use crate::{CheckpointError, Storage, json_object};
 
 const TOKENIZER: &str = "tokenizer.json";
 
-/// Most bytes of a file that is read as a whole. The largest tokenizers have 35 MB.
+/// The most bytes of a file that is read as a whole. The largest tokenizers have 35 MB.
 const MAX_READ_BYTES: u64 = 256 << 20;
 
-/// Where a checkpoint's files are.
+/// The place of a checkpoint's files.
 pub enum Source {
     Folder(PathBuf),
     Static(Vec<(String, &'static [u8])>),
     Gguf(GgufFile),
 }
 
-/// The files that have a checkpoint's tensors.
+/// The files of a checkpoint's tensors.
 pub enum TensorFiles<'a> {
     Safetensors {
         files: Vec<SafetensorsFile>,
-        /// The file that errors about missing tensors name.
+        /// The file named in errors about missing tensors.
         label: String,
     },
     Gguf(&'a GgufFile),
 }
 
-/// What all tensors of a checkpoint are together.
+/// The totals of a checkpoint's tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TensorTotals {
     pub num_tensors: usize,
-    /// The number of elements. Integers that several weights are packed in count as one.
+    /// The number of elements. An integer that packs several weights counts as one.
     pub num_elements: u64,
     pub num_bytes: u64,
 }
@@ -122,7 +122,7 @@ impl Source {
         sizes.map(|path| Ok(fs::metadata(path)?.len())).sum()
     }
 
-    /// Opens the files of tensors, and reads what they say of these.
+    /// Opens the files of tensors, and reads their headers.
     pub fn tensors(&self) -> Result<TensorFiles<'_>, CheckpointError> {
         if let Self::Gguf(file) = self {
             return Ok(TensorFiles::Gguf(file));
@@ -220,8 +220,7 @@ impl Source {
         names
     }
 
-    /// The first part of the model that the checkpoint's folder has in parts, if it has one such model
-    /// and no other.
+    /// The first part of the only model in parts in the checkpoint's folder, if any.
     fn first_part(&self) -> Option<String> {
         let names = self.gguf_names();
         let has_config = matches!(self.read(CONFIG), Ok(Some(_)));
@@ -288,8 +287,7 @@ pub(super) fn shards(label: &str, index: &[u8]) -> Result<BTreeSet<String>, Chec
         .collect()
 }
 
-/// Returns a path that looks like OWNER/MODEL, a name of the hub from which other servers download
-/// models.
+/// Returns a path of the form OWNER/MODEL, a name of the hub from which other servers download models.
 fn hub_name(path: &Path) -> Option<&str> {
     let name = path.to_str()?;
     let (owner, model) = name.split_once('/')?;
@@ -328,7 +326,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
         )));
     }
     let mut bytes = Vec::new();
-    // It may grow meanwhile.
+    // The file may grow meanwhile.
     file.take(MAX_READ_BYTES).read_to_end(&mut bytes)?;
     check_is_fetched(&bytes)?;
     Ok(bytes)
@@ -354,15 +352,14 @@ fn open_regular(path: &Path) -> io::Result<File> {
 
 fn map(path: &Path) -> io::Result<Storage> {
     let file = open_regular(path)?;
-    // SAFETY: the map is read only. Nothing keeps another process from changing or truncating the
-    // file while it is mapped; `weights` states the condition that this does not happen, as every
-    // engine that maps weights must.
+    // SAFETY: the map is read only. Another process could still change or truncate the file while it is mapped;
+    // `weights` states the condition that this does not happen, as every engine that maps weights must.
     match unsafe { memmap2::Mmap::map(&file) } {
         Ok(map) => {
             check_is_fetched(&map)?;
             Ok(Storage::Mapped(map))
         }
-        // An empty file cannot be mapped; whoever reads it reports that.
+        // An empty file cannot be mapped. Its reader reports the error.
         Err(_) if file.metadata().is_ok_and(|metadata| metadata.len() == 0) => {
             Ok(Storage::Owned(Vec::new()))
         }

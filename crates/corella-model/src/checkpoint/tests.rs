@@ -1,4 +1,4 @@
-//! Tests of folders that load, and of every way in which one can be broken.
+//! Tests of valid folders, and of all kinds of broken ones.
 
 mod head;
 
@@ -403,7 +403,7 @@ fn a_pointer_of_git_lfs_says_that_it_is_one() {
     );
 }
 
-/// A device never ends, and a pipe that has no writer answers nothing.
+/// A device never ends, and a pipe without a writer never answers.
 #[test]
 fn files_that_are_not_regular_are_not_read() {
     let folder = Folder::new("regular");
@@ -680,7 +680,7 @@ fn indexes_that_are_broken() {
     );
 }
 
-/// Whatever is damaged, the result is an error or a checkpoint, never a panic.
+/// Any damage gives an error or a checkpoint, never a panic.
 #[test]
 fn random_damage_does_not_panic() {
     let configuration = with(json!({ "rope_scaling": { "rope_type": "linear", "factor": 2 } }));
@@ -699,7 +699,7 @@ fn random_damage_does_not_panic() {
         ];
         let damaged = (random(0) % 3) as usize;
         let file = &mut files[damaged];
-        // Only the header of the weights is damaged: the rest is numbers, all of which are valid.
+        // Only the header of the weights is damaged: the rest are numbers, all of which are valid.
         let len = if damaged == 1 {
             header_len
         } else {

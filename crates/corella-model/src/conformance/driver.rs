@@ -11,7 +11,7 @@ use corella_core::{
 use crate::generator::mix;
 use crate::{BatchBuilder, Executor, ExecutorError, PageForm, TokenMask};
 
-/// A request to play: its prompt, and what to generate.
+/// A request to play: its prompt, and the parameters of its output.
 #[derive(Clone, Debug)]
 pub struct Script {
     pub prompt: Vec<TokenId>,
@@ -21,7 +21,7 @@ pub struct Script {
     pub masked_until_min_tokens: Vec<TokenId>,
 }
 
-/// How to schedule several scripts at once.
+/// The schedule of several concurrent scripts.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The largest number of prefill tokens of one sequence in one step.
@@ -49,15 +49,14 @@ pub struct Sequence {
     pub script: Script,
     /// The prompt, and the output that has returned.
     pub tokens: Vec<TokenId>,
-    /// The number of positions whose KV is in the pages, or will be once the steps in flight are
-    /// done.
+    /// The number of positions whose KV is in the pages, including steps in flight.
     pub num_computed: usize,
     /// The page table of each KV group. Entries without a page are behind its window.
     pub tables: Vec<Vec<Option<u32>>>,
     pub samples: Vec<Sample>,
-    /// Those of the prompt, if the script asks for them.
+    /// The log-probabilities of the prompt, if the script asks for them.
     pub logprobs: Vec<PromptLogprob>,
-    /// The one of the prompt, if the script asks for it; then it draws nothing.
+    /// The hidden state of the prompt, if the script asks for it. It then draws no token.
     pub hidden_state: Option<HiddenState>,
     num_asked: usize,
     last_asked_step: u64,
@@ -69,7 +68,7 @@ pub struct Driver {
     pub batch: BatchBuilder,
     page_size: usize,
     groups: Vec<KvGroup>,
-    /// Whether sequences keep pages that fell out of a window, for others to share.
+    /// Whether sequences keep pages behind their windows, so that others can share them.
     pub keeps_pages: bool,
     next_step: u64,
     free_pages: VecDeque<u32>,
@@ -82,13 +81,13 @@ pub struct Driver {
 /// A step in flight.
 struct Inflight {
     step: u64,
-    /// The slots that have a sample, with the largest number of additional ones behind drafts.
+    /// The slots with a sample, with the most additional ones behind drafts.
     asked: Vec<(SlotId, usize)>,
-    /// Where the spans of the slots start.
+    /// The starts of the slots' spans.
     starts: Vec<(SlotId, u32)>,
 }
 
-/// What pages behind a window are overwritten with: finite, and no key or value of any model.
+/// The content that overwrites pages behind a window: finite, and no key or value of any model.
 const OVERWRITTEN: u8 = 0x44;
 
 impl Driver {
@@ -113,7 +112,7 @@ impl Driver {
         self.page_size
     }
 
-    /// Makes pages be taken in pseudo-random order from now on.
+    /// Takes pages in pseudo-random order from now on.
     pub fn shuffle_pages(&mut self) {
         self.shuffle = Some(1);
     }
@@ -137,7 +136,7 @@ impl Driver {
                     live.insert(index as u32, self.begin(index as u32, script));
                 }
             }
-            // Every other round goes backwards, because the order of spans must not matter either.
+            // Every other round is reversed, because the order of spans must not matter either.
             let mut order: Vec<&mut Sequence> = live.values_mut().collect();
             if round % 2 == 1 {
                 order.reverse();
@@ -167,9 +166,9 @@ impl Driver {
         self.begin_from(slot, script, &[], &script.prompt, 0)
     }
 
-    /// Begins a sequence that has come as far as `tokens`. The KV of the first `num_cached` is in the
-    /// pages of `tables`, one for each KV group or none, whose last ones may lack rows that are to be
-    /// copied or computed. The executor is not given pages behind a window.
+    /// Begins a sequence at the end of `tokens`. The KV of the first `num_cached` is in the pages of `tables`, one for
+    /// each KV group or none. Their last pages may lack rows that are to be copied or computed. The executor is not
+    /// given pages behind a window.
     pub fn begin_from(
         &mut self,
         slot: u32,
@@ -247,14 +246,14 @@ impl Driver {
         }
     }
 
-    /// Notes that the next step draws a token for the sequence, and possibly more behind drafts.
+    /// Records that the next step draws a token for the sequence, and possibly more behind drafts.
     pub fn ask(&mut self, sequence: &mut Sequence, num_drafts: usize) {
         sequence.num_asked += 1;
         sequence.last_asked_step = self.next_step;
         self.asked.push((SlotId(sequence.slot), num_drafts));
     }
 
-    /// Takes as many pages of each KV group as `num_positions` positions need.
+    /// Takes the pages of each KV group for `num_positions` positions.
     pub fn take_pages(&mut self, sequence: &mut Sequence, num_positions: usize) {
         let num_pages = num_positions.div_ceil(self.page_size);
         for (group, table) in sequence.tables.iter_mut().enumerate() {
@@ -279,8 +278,7 @@ impl Driver {
         self.groups[group].first_page_read(position as u32, page_size) as usize
     }
 
-    /// Gives back the pages that no query of a sequence reads any more. The next to have them is
-    /// somebody who overwrites them.
+    /// Gives back the pages that no query of a sequence reads any more. Their next owner overwrites them.
     fn give_back(&mut self, sequence: &mut Sequence) {
         let steps = self.inflight.iter().flat_map(|step| &step.starts);
         let starts = steps.filter(|(slot, _)| *slot == SlotId(sequence.slot));
@@ -301,7 +299,7 @@ impl Driver {
         let kv = self.executor.kv_pages();
         let bytes = vec![OVERWRITTEN; kv.geometry().layer_bytes()];
         for layer in 0..kv.geometry().num_layers {
-            // SAFETY: no step in flight or to come reads the page.
+            // SAFETY: neither a step in flight nor a later one reads the page.
             unsafe { kv.write(layer, &[PageId(page)], PageForm::Native, &bytes) };
         }
     }
@@ -326,14 +324,14 @@ impl Driver {
         let layers = 0..kv.geometry().num_layers;
         let read = |layer| {
             let mut bytes = vec![0; pages.len() * kv.geometry().layer_bytes()];
-            // SAFETY: no step is in flight, and the driver does nothing else meanwhile.
+            // SAFETY: no step is in flight, and the driver submits none meanwhile.
             unsafe { kv.read(layer, &pages, form, &mut bytes) };
             bytes
         };
         layers.map(read).collect()
     }
 
-    /// Writes what `read_pages` has read, into pages that no slot has.
+    /// Writes the result of `read_pages` into pages of no slot.
     pub fn write_pages(&self, pages: &[u32], form: PageForm, layers: &[Vec<u8>]) {
         let kv = self.executor.kv_pages();
         let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
@@ -366,7 +364,7 @@ impl Driver {
         });
     }
 
-    /// The one that is submitted next.
+    /// The next step to submit.
     pub fn next_step(&self) -> StepId {
         StepId(self.next_step)
     }
@@ -389,8 +387,8 @@ impl Driver {
         self.next_step += 1;
     }
 
-    /// Waits for the oldest step in flight, and hands its samples to the sequences that asked for
-    /// them. Returns the slots for which nothing was drawn.
+    /// Waits for the oldest step in flight, and passes its samples to the sequences that asked for them. Returns the
+    /// slots without a draw.
     pub fn receive<'a>(
         &mut self,
         sequences: impl IntoIterator<Item = &'a mut Sequence>,
@@ -410,7 +408,7 @@ impl Driver {
                 sequence.hidden_state = Some(state);
             }
             let samples = by_slot.remove(&SlotId(sequence.slot)).unwrap_or_default();
-            // The step has also computed the rows of the drafts that held.
+            // The step has also computed the rows of accepted drafts.
             let num_held = samples.len().saturating_sub(1);
             sequence.num_computed += num_held;
             sequence.num_asked += num_held;
@@ -480,8 +478,8 @@ impl Driver {
 }
 
 impl Sequence {
-    /// Makes the span that computes the tokens `start..end` yield log-probabilities of the prompt, if
-    /// the script asks for them.
+    /// Makes the span that computes the tokens `start..end` return log-probabilities of the prompt, if the script asks
+    /// for them.
     fn ask_for_logprobs(&self, start: usize, end: usize, batch: &mut BatchBuilder) {
         let prompt = &self.script.prompt;
         let positions = start as u32 + 1..prompt.len().min(end + 1) as u32;
@@ -495,7 +493,7 @@ impl Sequence {
         self.tables.iter().flatten().copied().flatten()
     }
 
-    /// The first `num_pages` pages of each KV group, all of which the sequence has kept.
+    /// The first `num_pages` pages of each KV group. The sequence has kept all of them.
     pub fn first_pages(&self, num_pages: usize) -> Vec<Vec<u32>> {
         let first = |table: &Vec<Option<u32>>| {
             let pages = table[..num_pages].iter().copied();

@@ -6,8 +6,8 @@ use super::driver::{Driver, Plan, Script};
 use super::{NUM_LOGPROBS, Suite};
 
 impl Suite<'_> {
-    /// A prompt's log-probabilities do not depend on chunks, pages, steps in flight or other requests,
-    /// they change no draw, and they are those of a draw at the same place.
+    /// A prompt's log-probabilities do not depend on chunks, pages, steps in flight or other requests, they change no
+    /// draw, and they equal those of a draw at the same position.
     pub(super) fn prompts_are_scored_as_draws_are(&self, expected: &[Vec<Sample>]) {
         let mut scripts = self.scripts();
         for script in &mut scripts {

@@ -1,4 +1,4 @@
-//! Conformance rules about recurrent states that are kept, for requests that begin alike.
+//! Conformance rules about kept recurrent states, for requests with a common prefix.
 
 use corella_core::SnapshotId;
 
@@ -6,11 +6,11 @@ use super::driver::{Driver, Script, Sequence};
 use super::{SamplingParams, Suite, assert_same};
 use crate::PageForm;
 
-/// The place that a rule keeps a state in.
+/// The place of the state that a rule keeps.
 const PLACE: u32 = 7;
 
 impl Suite<'_> {
-    /// A request goes on from the state behind another's tokens, after that one is gone, too.
+    /// A request continues from the state behind another's tokens, also after that one has ended.
     pub fn kept_states_equal_computed_ones(&self) {
         let page = self.page_size;
         for num_pages in [1, 2, 3, 64_usize.div_ceil(page), 150 / page] {
@@ -24,7 +24,7 @@ impl Suite<'_> {
             keep_behind(&mut driver, &mut first, num_cached);
             driver.finish(&mut first);
             assert_same("whose state was kept", &expected[0], &first.samples);
-            // The state is as it was after another request has gone on from it.
+            // The state is unchanged after another request has continued from it.
             for slot in [1, 2] {
                 let mut next = go_on(&mut driver, slot, &follower, &first, num_cached);
                 driver.finish(&mut next);
@@ -34,8 +34,7 @@ impl Suite<'_> {
         }
     }
 
-    /// A state is restored while the request that it was kept of goes on, and overwritten in the step that
-    /// restores it.
+    /// A state is restored while its request continues, and overwritten in the step that restores it.
     pub fn states_are_kept_while_others_run(&self) {
         let num_cached = 2 * self.page_size;
         let (leader, follower) = self.leader_and_follower(num_cached);
@@ -63,8 +62,8 @@ impl Suite<'_> {
         );
     }
 
-    /// A request goes on in another executor, from pages and states that were read out and written there. A prompt may
-    /// end anywhere.
+    /// A request continues in another executor, from pages and states that were copied there. A prompt may end
+    /// anywhere.
     pub fn states_can_be_moved(&self) {
         for num_cached in [1, 5, self.page_size, 31, 64, 67, 150] {
             let (leader, follower) = self.leader_and_follower(num_cached);
@@ -133,7 +132,7 @@ fn keep_behind(driver: &mut Driver, sequence: &mut Sequence, num_tokens: usize) 
     driver.step(&mut [sequence]);
 }
 
-/// Begins a sequence behind tokens of another, with its pages and the state that was kept.
+/// Begins a sequence behind tokens of another, with its pages and the kept state.
 fn go_on(
     driver: &mut Driver,
     slot: u32,

@@ -156,7 +156,7 @@ impl Suite<'_> {
             .with_bias(bias.map(|token| (token, 0.5)).collect())
     }
 
-    /// Checks what may be drawn against masks that are made by hand before each draw.
+    /// Checks the allowed tokens against masks that are made by hand before each draw.
     pub fn rules_are_masks_that_are_kept(&self) {
         let kinds = [
             SamplingParams::GREEDY,
@@ -169,7 +169,7 @@ impl Suite<'_> {
         for (seed, kind) in (30..).zip(kinds) {
             let free = self.script(seed, self.page_size + 2, kind);
             let drawn = token_ids(&self.alone(&free));
-            // All tokens that the model draws by itself are banned somewhere.
+            // Each token that the model draws by itself is banned at some position.
             let allowed = |token| token != drawn[0];
             let pairs: Vec<_> = drawn.windows(2).map(<[_]>::to_vec).collect();
             let vocabulary = 0..self.vocab_size as TokenId;
@@ -239,7 +239,7 @@ impl Suite<'_> {
             let (of_drawn, _) = { sums }
                 .find(|sum| sum.1 == token)
                 .expect("it has a probability");
-            // Log-probabilities are rounded, so that two tokens that are as close may change places.
+            // Log-probabilities are rounded, so that two tokens with nearly equal ones may change places.
             assert!(
                 best - of_drawn < 1e-4,
                 "token {token} has {of_drawn}, another {best}"

@@ -1,4 +1,4 @@
-//! Pages that others read while steps run, and bring to another executor.
+//! Pages that are read while steps run, and copied to another executor.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -13,16 +13,16 @@ use crate::{KvGeometry, KvPages, LayerProgress, PageConversion, PageForm};
 
 /// Longer than any step of the suite.
 const LONG: Duration = Duration::from_secs(300);
-/// Looks at a layer before it is waited for, which nearly no step outlasts.
+/// The most polls of a layer before it is waited for. Nearly no step outlasts them.
 const MAX_LOOKS: u32 = 1_000_000;
 
 impl Suite<'_> {
-    /// While a step computes its other layers, one that is done is what it will be when the step has
-    /// returned. Few rows are soon stored, so there are several steps to be too early in.
+    /// While a step computes its other layers, a finished layer equals its state after the step. Few rows are stored
+    /// quickly, so several steps give early reads a chance.
     pub fn finished_layers_stay_as_they_are(&self) {
         let script = self.script(21, LONG_PROMPT, SamplingParams::GREEDY);
         let beside = self.script(22, self.page_size + 1, SamplingParams::GREEDY);
-        // A core is left for whoever reads.
+        // One core is left for the reader.
         let mut driver = self.driver();
         driver.shuffle_pages();
         driver.keeps_pages = true;
@@ -56,7 +56,7 @@ impl Suite<'_> {
         assert_same("read by others", &self.alone(&script), &sequence.samples);
     }
 
-    /// What a transport makes known of the memory has all pages in it.
+    /// The regions that a transport announces contain all pages.
     pub fn pages_lie_in_their_regions(&self) {
         let kv = self.driver().executor.kv_pages();
         let regions = kv.regions().into_iter().map(addresses);
@@ -77,7 +77,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Pages read out and written elsewhere, in another executor and in the same, by either form.
+    /// Pages copied out and written, in another executor and in the same, in either form.
     pub fn pages_can_be_moved(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let index = scripts.len() - 1;
@@ -93,9 +93,9 @@ impl Suite<'_> {
         }
     }
 
-    /// The canonical form, converted, goes on in an executor with pages of another size. Where that one
-    /// keeps its elements in the same order, it also puts out the same bits. Where it does not, its
-    /// attention may add up in another order, so that only what its pages hold is compared.
+    /// The canonical form, converted, continues in an executor with pages of another size. If that one keeps its
+    /// elements in the same order, its output has the same bits. Otherwise its attention may add up in another order,
+    /// so that only the content of its pages is compared.
     pub fn pages_of_another_size_go_on(&self, expected: &[Vec<Sample>]) {
         let scripts = self.scripts();
         let index = scripts.len() - 1;
@@ -125,8 +125,7 @@ impl Suite<'_> {
         }
     }
 
-    /// A driver whose pages hold the prompt, but not its last token, in any order: a table of each KV
-    /// group.
+    /// A driver whose pages hold the prompt without its last token, in any order: a table of each KV group.
     fn prefill(&self, script: &Script) -> (Driver, Vec<Vec<u32>>) {
         let mut source = self.driver();
         source.keeps_pages = true;
@@ -150,7 +149,7 @@ fn addresses(memory: NonNull<[u8]>) -> Range<usize> {
 fn read_layers(kv: &dyn KvPages, step: StepId, pages: &[u32]) -> Vec<Vec<u8>> {
     let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
     let read = |layer| {
-        // To be there at once: who is woken up may come late. Odd layers are waited for.
+        // Polls even layers, because a woken thread may come late, and waits for odd ones.
         let is_polled = layer % 2 == 0;
         let mut looks = 0..if is_polled { MAX_LOOKS } else { 0 };
         while kv.num_layers_done(step) <= layer && looks.next().is_some() {
@@ -167,14 +166,14 @@ fn read_layers(kv: &dyn KvPages, step: StepId, pages: &[u32]) -> Vec<Vec<u8>> {
             "layer {layer} of step {step} is ready and must count as done"
         );
         let mut bytes = vec![0; pages.len() * kv.geometry().layer_bytes()];
-        // SAFETY: the layer is done, and no other step is in flight until these are compared.
+        // SAFETY: the layer is done, and no other step is in flight until the bytes are compared.
         unsafe { kv.read(layer, &pages, PageForm::Native, &mut bytes) };
         bytes
     };
     (0..kv.geometry().num_layers).map(read).collect()
 }
 
-/// What a page table's pages hold, layer by layer.
+/// The contents of a page table's pages, layer by layer.
 type Layers = Vec<Vec<u8>>;
 
 fn read_tables(driver: &Driver, tables: &[Vec<u32>], form: PageForm) -> Vec<Layers> {
@@ -211,7 +210,7 @@ fn write_tables(target: &mut Driver, form: PageForm, contents: &[Layers]) -> Vec
     tables
 }
 
-/// What comes behind a prompt of which all but the last token is in these pages.
+/// The output behind a prompt with all tokens except the last in these pages.
 fn continue_in(target: &mut Driver, script: &Script, tables: &[Vec<u32>]) -> Vec<Sample> {
     let num_cached = script.prompt.len() - 1;
     let mut moved = target.begin_from(1, script, tables, &script.prompt, num_cached);

@@ -1,4 +1,4 @@
-//! Conformance rules about speculation: drafts change nothing but the number of steps.
+//! Conformance rules about speculation: drafts change only the number of steps.
 
 use corella_core::{Sample, TokenId};
 
@@ -6,7 +6,7 @@ use super::driver::{Driver, Script, Sequence};
 use super::{NUM_TOKENS, SamplingParams, Suite, assert_same};
 use crate::generator::mix;
 
-/// Which drafts are right.
+/// The right drafts.
 #[derive(Clone, Copy, Debug)]
 enum Guesses {
     All,
@@ -57,8 +57,8 @@ impl Suite<'_> {
                 if coming.is_empty() {
                     continue;
                 }
-                // The draw behind the last draft is a token too, so there is one draft less than
-                // tokens to come.
+                // The draw behind the last draft is a token too, so the drafts are one fewer than
+                // the tokens to come.
                 let num_drafts = max_drafts.min(coming.len() - 1);
                 let drafts = self.drafts(&coming[..num_drafts], guesses);
                 driver.advance_with_drafts(sequence, &drafts);
@@ -113,7 +113,7 @@ impl Suite<'_> {
         }
     }
 
-    /// Checks that a mask applies to one draw, so that nothing is drawn behind it.
+    /// Checks that a mask applies to one draw, so that no token is drawn behind it.
     fn a_mask_is_for_one_draw(&self, expected: &[Vec<Sample>]) {
         let (script, expected) = (&self.scripts()[0], &expected[0]);
         let everything: Vec<TokenId> = (0..self.vocab_size as TokenId).collect();
@@ -147,8 +147,7 @@ impl Suite<'_> {
 }
 
 impl Driver {
-    /// Makes the next step compute all known tokens of the sequence, and as many of the drafts as
-    /// hold.
+    /// Makes the next step compute all known tokens of the sequence, and the drafts that hold.
     fn advance_with_drafts(&mut self, sequence: &mut Sequence, drafts: &[TokenId]) {
         let (start, end) = (sequence.num_computed, sequence.tokens.len());
         self.take_pages(sequence, end + drafts.len());

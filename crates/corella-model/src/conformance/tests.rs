@@ -1,4 +1,4 @@
-//! The mock passes the suite, and an executor with any one fault does not.
+//! The mock passes the suite, and an executor with any one fault fails it.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -68,7 +68,7 @@ fn the_mock_passes_with_recurrent_layers() {
     }
 }
 
-/// An executor that reads more than the windows that it answers with.
+/// An executor that reads more than its declared windows.
 struct TooWide(MockExecutor);
 
 impl Executor for TooWide {
@@ -112,7 +112,7 @@ impl Executor for TooWide {
     }
 }
 
-/// Pages behind a window are others' by then.
+/// Pages behind a window belong to others by then.
 #[test]
 fn who_reads_behind_a_window_is_found() {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
@@ -135,16 +135,16 @@ struct Broken {
 
 #[derive(Clone, Copy)]
 enum Fault {
-    /// Changes the batch that the mock gets.
+    /// Changes the mock's batch.
     Batch(fn(&mut Batch)),
-    /// Changes the last log-probability by one unit in the last place, where the condition holds.
+    /// Changes the last log-probability by one unit in the last place, if the condition holds.
     Rounding(fn(&Batch, usize) -> bool),
     Output(fn(&mut BatchOutput)),
     LostMasks,
-    /// Drops masks that allow everything.
+    /// Drops masks that allow all tokens.
     ForgottenMasks,
     SwallowedFailures,
-    /// Goes on drawing behind a draft that does not hold.
+    /// Keeps drawing behind a draft that does not hold.
     TrustedDraft,
     Pages(PagesFault),
 }
@@ -251,7 +251,7 @@ impl Executor for Broken {
     }
 }
 
-/// The mock's pages, with one thing broken.
+/// The mock's pages with one fault.
 struct BrokenPages {
     pages: Arc<dyn KvPages>,
     fault: PagesFault,
@@ -264,13 +264,13 @@ enum PagesFault {
     ChangeLater,
     NeverReady,
     NotCounted,
-    /// Nothing is read.
+    /// Reads copy no bytes.
     Empty,
-    /// As if there were no other form.
+    /// Ignores the other form.
     NativeOnly,
-    /// The last layer is that before it.
+    /// The last layer is the one before it.
     LastLayer,
-    /// The last byte of the last page is said to be outside.
+    /// The last byte of the last page is outside of the region.
     ShortRegion,
 }
 
@@ -315,7 +315,7 @@ unsafe impl KvPages for BrokenPages {
             PagesFault::LastLayer if is_last => (layer - 1, form),
             _ => (layer, form),
         };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.pages.read(layer, pages, form, out) };
         let is_other_thread = std::thread::current().id() != self.owner;
         if self.fault == PagesFault::ChangeLater && is_other_thread {
@@ -400,7 +400,7 @@ fn whatever_is_broken_is_found() {
             "lies outside the regions",
             Fault::Pages(PagesFault::ShortRegion),
         ),
-        // What comes of it depends on the bytes.
+        // The result depends on the bytes.
         ("slot 1 reads token", Fault::Pages(PagesFault::NativeOnly)),
         ("fails its step", Fault::SwallowedFailures),
         (
@@ -489,7 +489,7 @@ fn whatever_is_broken_is_found() {
             "with 1 drafts",
             Fault::Rounding(|batch, _| batch.spans.iter().any(|span| span.num_drafts > 0)),
         ),
-        // This executor believes all drafts.
+        // This executor accepts all drafts.
         (
             "a token is drawn behind each draft that holds",
             Fault::Batch(|batch| batch.spans.iter_mut().for_each(|span| span.num_drafts = 0)),

@@ -1,4 +1,4 @@
-//! What a GGUF file says of a model besides its shape.
+//! The configuration in a GGUF file besides the model's shape.
 
 use super::GgufFile;
 use super::metadata::Metadata;

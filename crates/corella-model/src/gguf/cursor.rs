@@ -54,14 +54,14 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// Takes a length and as many bytes of text. The inner result is an error if they are not
+    /// Takes a length and that many bytes of text. The inner result is an error if they are not
     /// UTF-8.
     pub fn text(&mut self, what: &str) -> Result<Result<&'a str, std::str::Utf8Error>, String> {
         let len = self.u64(what)?;
         Ok(std::str::from_utf8(self.take(len, what)?))
     }
 
-    /// Checks that the file has room for `count` things of at least `min_bytes` bytes each.
+    /// Checks that the file has room for `count` entries of at least `min_bytes` bytes each.
     pub fn check_count(&self, count: u64, min_bytes: u64, what: &str) -> Result<(), String> {
         match count.checked_mul(min_bytes) {
             Some(bytes) if bytes <= self.remaining() as u64 => Ok(()),

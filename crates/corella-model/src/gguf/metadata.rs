@@ -53,7 +53,7 @@ enum Kind {
 const MAX_KEYS: u64 = 1 << 16;
 /// The smallest entry: the length of a key, one byte of key, a type and a value.
 const MIN_KEY_BYTES: u64 = 8 + 1 + 4 + 1;
-/// How deep arrays may be nested.
+/// The most levels of nested arrays.
 const MAX_DEPTH: usize = 4;
 const WHAT: &str = "the metadata";
 
@@ -261,7 +261,7 @@ impl Metadata {
     }
 }
 
-/// What is wrong: with the file, or with the value of one key.
+/// The defect: of the file, or of the value of one key.
 enum Problem {
     File(String),
     Value(String),
@@ -373,7 +373,7 @@ impl Kind {
         }
     }
 
-    /// Decodes a value of this type from as many bytes as it has.
+    /// Decodes a value of this type from its bytes.
     fn value(self, bytes: &[u8]) -> Value {
         let mut wide = [0; 8];
         wide[..bytes.len()].copy_from_slice(bytes);

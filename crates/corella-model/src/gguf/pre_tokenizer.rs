@@ -1,5 +1,5 @@
-//! Pre-tokenizers, which split text before merges apply. A GGUF file only names its pre-tokenizer,
-//! so they are defined here. `tests/gguf/make_pre_tokenizer.py` has llama.cpp split texts by each name.
+//! Pre-tokenizers, which split text before merges apply. A GGUF file only names its pre-tokenizer, so the definitions
+//! are here. `tests/gguf/make_pre_tokenizer.py` makes llama.cpp split texts by each name.
 
 use serde_json::{Value, json};
 
@@ -9,14 +9,14 @@ use crate::CheckpointError;
 /// A pre-tokenizer and its family's settings.
 pub struct PreTokenizer {
     names: &'static [&'static str],
-    /// Each splits the pieces that those before it have left. Every match is a piece, and so is the
-    /// text between matches.
+    /// Each expression splits the pieces of the previous ones. Every match is a piece, and so is the text between
+    /// matches.
     expressions: &'static [&'static str],
     /// Whether text is first normalised to composed characters (NFC).
     pub composes: bool,
-    /// Whether a word that is a token stays whole, whatever the merges.
+    /// Whether a word that is a token stays whole, regardless of the merges.
     pub ignores_merges: bool,
-    /// Whether a BOS token is added if the file does not say.
+    /// Whether a BOS token is added if the file does not set it.
     pub adds_bos: bool,
 }
 
@@ -284,7 +284,7 @@ const SPARK: &str = concat!(
 const BLOOM: &str = r" ?[^(\s|.,!?\u{2026}\u{3002}\u{ff0c}\u{3001}\u{964}\u{6d4}\u{60c})]+";
 
 impl PreTokenizer {
-    /// The pre-tokenizer that a file names.
+    /// The pre-tokenizer named in a file.
     pub fn of(metadata: &Metadata) -> Result<&'static Self, CheckpointError> {
         let found = match metadata.try_text(KEY)? {
             Some(name) => KNOWN.iter().find(|known| known.names.contains(&name)),
@@ -297,7 +297,7 @@ impl PreTokenizer {
         })
     }
 
-    /// The pre-tokenizer as tokenizer.json describes it.
+    /// The pre-tokenizer in the form of tokenizer.json.
     pub fn json(&self) -> Value {
         let split = |expression: &&str| {
             json!({

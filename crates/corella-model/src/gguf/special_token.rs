@@ -1,4 +1,4 @@
-//! The special tokens of a GGUF file: which tokens begin and end a sequence.
+//! The special tokens of a GGUF file, which begin and end a sequence.
 
 use corella_core::TokenId;
 
@@ -26,7 +26,8 @@ pub fn token_types(
     Ok(types)
 }
 
-/// Tokens by which makers of models end an answer, and which converters may not mark as such.
+/// Tokens with which makers of models end an answer, and which converters may not mark as end
+/// tokens.
 const ENDS: [&str; 12] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -42,7 +43,7 @@ const ENDS: [&str; 12] = [
     "<eos>",
 ];
 
-/// Every token that ends an answer. Those that the file marks come first.
+/// Every token that ends an answer. Tokens marked in the file come first.
 pub fn end_token_ids(metadata: &Metadata) -> Result<Vec<TokenId>, CheckpointError> {
     let tokens = metadata.texts(TOKENS)?;
     let types = token_types(metadata, tokens.len())?;
@@ -61,7 +62,7 @@ pub fn end_token_ids(metadata: &Metadata) -> Result<Vec<TokenId>, CheckpointErro
     Ok(ids)
 }
 
-/// The token that `tokenizer.ggml.{name}_token_id` names.
+/// The token of `tokenizer.ggml.{name}_token_id`.
 pub fn special_token(
     metadata: &Metadata,
     name: &str,

@@ -21,7 +21,7 @@ impl GgufFile {
         open: impl Fn(&Path) -> Result<GgufFile, CheckpointError>,
     ) -> Result<Self, CheckpointError> {
         let count = self.split_number(COUNT)?.unwrap_or(0);
-        // Some converters write these keys for a file that is whole.
+        // Some converters write these keys for an unsplit file.
         if count <= 1 {
             return Ok(self);
         }
@@ -109,18 +109,17 @@ impl GgufFile {
     }
 }
 
-/// The end of the name of a part, counted from 1.
+/// The suffix of the name of a part, counted from 1.
 fn ending(number: usize, count: usize) -> String {
     format!("-{number:05}-of-{count:05}.gguf")
 }
 
-/// The name of the model in a GGUF file with this name, of which the file may be the first part; `None`
-/// for files of other kinds.
+/// The name of the model in a GGUF file with this name, which may be the first part; `None` for other kinds of files.
 pub fn gguf_model_name(file_name: &str) -> Option<&str> {
     name_of_first_part(file_name).or_else(|| file_name.strip_suffix(".gguf"))
 }
 
-/// The name of a model whose part has this name; `None` if it is not the name of the first part.
+/// The name of a model whose first part has this name; `None` for other names.
 pub fn name_of_first_part(file_name: &str) -> Option<&str> {
     let count = file_name.strip_suffix(".gguf")?.rsplit_once("-of-")?.1;
     let count = count.parse().ok()?;
@@ -135,7 +134,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// The parts that belong to one of them; `None` if its name is not that of a part.
+    /// The parts that belong to one of them; `None` if its name is not a part's.
     fn of(path: &'a Path, count: usize) -> Option<Self> {
         let file_name = path.file_name()?.to_str()?;
         let name = (1..=count).find_map(|number| file_name.strip_suffix(&ending(number, count)))?;
@@ -166,7 +165,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/gguf")
     }
 
-    /// A copy of the parts that the gguf package made of tests/gguf/qwen3-f16.gguf.
+    /// A copy of the parts that the gguf package made from tests/gguf/qwen3-f16.gguf.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -187,7 +186,7 @@ mod tests {
             self.0.join(format!("qwen3-f16{ending}"))
         }
 
-        /// Replaces the number of a part or of parts, which has 16 bits.
+        /// Replaces the number of a part or the number of parts, which has 16 bits.
         fn set(&self, number: usize, key: &str, value: u16) {
             let path = self.part(number);
             let mut bytes = fs::read(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of files that others wrote, and of files that are wrong in every way.
+//! Tests of files of other writers, and of all kinds of broken files.
 
 mod attention;
 
@@ -23,7 +23,7 @@ fn open(bytes: &[u8]) -> Result<GgufFile, String> {
     })
 }
 
-/// Reads everything that serving a file needs.
+/// Reads all fields and tensors that serving a file needs.
 fn read_all(bytes: &[u8]) -> Result<(), String> {
     let file = open(bytes)?;
     let all = || {
@@ -46,7 +46,7 @@ fn read_all(bytes: &[u8]) -> Result<(), String> {
 fn blocks_of_every_type_have_their_values() {
     let file = open(&committed("blocks.gguf")).unwrap();
     for format in BlockFormat::ALL {
-        // F32 has no block values to compare with: it is stored as it is.
+        // F32 is stored unchanged, so it has no block values to compare with.
         let Some(values) = file.numbers(&format!("{}.values", format.name())).unwrap() else {
             assert_eq!(format, BlockFormat::F32);
             continue;
@@ -138,7 +138,7 @@ fn blocks_stay_reachable_behind_the_weights() {
     );
 }
 
-/// The rows are longer than what is dequantised at once, and not a multiple of it.
+/// The rows are longer than the values that are dequantised at once, and not a multiple of them.
 #[test]
 fn long_rows_are_whole() {
     const LEN: usize = 2080;
@@ -160,7 +160,7 @@ fn long_rows_are_whole() {
     }
 }
 
-/// RoPE rotates rows 0 and 4 of a head of 8 together, wherever the file stores them.
+/// RoPE rotates rows 0 and 4 of a head of 8 together, in either order of the file.
 #[test]
 fn interleaved_rows_are_told_apart() {
     let file = Arc::new(Storage::Owned(
@@ -187,7 +187,7 @@ fn interleaved_rows_are_told_apart() {
     }
 }
 
-/// The contents of a file, which a test may spoil.
+/// The contents of a file, which a test may damage.
 #[derive(Clone)]
 struct TestFile {
     version: u32,
@@ -368,7 +368,7 @@ fn a_file_cut_anywhere_is_refused() {
     }
 }
 
-/// Whatever the bytes, there is an answer and no panic.
+/// Any bytes give an answer, without a panic.
 #[test]
 fn damaged_bytes_never_panic() {
     let whole = TestFile::new().bytes();

@@ -204,8 +204,7 @@ impl<'a> Vocabulary<'a> {
         added.collect()
     }
 
-    /// Describes which tokens are added before and after a text, if the caller asks for special
-    /// tokens.
+    /// The tokens that are added before and after a text, if the caller asks for special tokens.
     fn post_processor(&self, adds_bos: bool) -> Result<Value, CheckpointError> {
         let token = |name: &str, default: bool| {
             let key = format!("tokenizer.ggml.add_{name}_token");
@@ -226,7 +225,7 @@ impl<'a> Vocabulary<'a> {
     }
 }
 
-/// Whether a token is one of those with which converters fill the rows of the embedding that have none.
+/// Whether converters added the token to fill an unused row of the embedding.
 fn is_filler(token: &str, kind: TokenType) -> bool {
     kind == TokenType::Unused && token.starts_with("[PAD")
 }

@@ -1,4 +1,4 @@
-//! Which tensors a layer has.
+//! The tensors of layers.
 
 use super::*;
 use crate::{Activation, AttentionSpec, ExpertScoring, ExpertSpec, RotarySpec, SharedExpert};

@@ -1,4 +1,4 @@
-//! The mock's face to the engine: steps are submitted, sampled, and returned when their time is over.
+//! The mock's interface to the engine: steps are submitted, sampled, and returned when their time is over.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! What the mock says of prompts: log-probabilities and hidden states.
+//! The mock's results for prompts: log-probabilities and hidden states.
 
 use std::ops::Range;
 
@@ -8,8 +8,7 @@ use super::{MockExecutor, row_index, slot_mut};
 use crate::{SpanPool, score};
 
 impl MockExecutor {
-    /// Adds a span's hidden states to its slot's sum, if that is wanted, and returns the one that the
-    /// span yields.
+    /// Adds a span's hidden states to its slot's sum, if wanted, and returns the span's own one.
     pub(super) fn pool_span(&mut self, span: &Span) -> Result<Option<HiddenState>, String> {
         let slot = slot_mut(&mut self.slots, span.slot)?;
         let end = span.start as usize + span.tokens.len();
@@ -43,7 +42,7 @@ impl MockExecutor {
         }
     }
 
-    /// The log-probabilities of a slot's tokens at `positions`, by the rows before them.
+    /// The log-probabilities of a slot's tokens at `positions`, from the rows before them.
     pub(super) fn score_span(
         &mut self,
         span: &Span,

@@ -1,4 +1,4 @@
-//! The recurrent states of a mock executor: what they were computed from.
+//! The recurrent states of a mock executor, which record their tokens.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +13,7 @@ pub(crate) struct Snapshots {
     states: Mutex<Vec<Option<State>>>,
 }
 
-/// The number of tokens, 1 for an undefined state, and the hash of the tokens.
+/// The number of tokens, 1 for a void state, and the hash of the tokens.
 const RECORD_BYTES: usize = 16;
 
 #[derive(Clone, Copy, Debug)]
@@ -32,7 +32,7 @@ impl Snapshots {
         }
     }
 
-    /// The states for other nodes, if the model has any.
+    /// The states for other nodes; `None` for a model without recurrent layers.
     pub fn records(&self) -> Option<&dyn StateRecords> {
         self.has_states.then_some(self)
     }
@@ -41,7 +41,7 @@ impl Snapshots {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks that a slot starts with the state behind its cached tokens. Returns whether that is undefined.
+    /// Checks that a slot starts with the state behind its cached tokens. Returns whether that state is void.
     pub fn restore(&self, start: &SlotStart, sequence: &Sequence) -> Result<bool, String> {
         let (slot, num_tokens) = (start.slot, sequence.tokens.len());
         let Some(id) = start.snapshot else {

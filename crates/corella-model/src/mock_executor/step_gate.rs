@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::StepWaker;
 
-/// A gate that steps pass one by one when they return. Everything else about a step happens in its time: the gate
-/// holds back only its output. A new gate is open, and clones are the same gate.
+/// A gate that steps pass one by one when they return. It holds back only a step's output; all other parts of a step
+/// keep their time. A new gate is open, and clones are the same gate.
 #[derive(Clone, Default)]
 pub struct StepGate(Arc<Gate>);
 
@@ -18,7 +18,7 @@ struct Gate {
 
 #[derive(Default)]
 struct State {
-    /// How many steps may pass; `None` while the gate is open.
+    /// The number of steps that may pass; `None` while the gate is open.
     num_free: Option<u64>,
     wakers: Vec<StepWaker>,
 }
@@ -29,7 +29,7 @@ impl StepGate {
         self.lock().num_free = Some(0);
     }
 
-    /// Lets so many steps pass, beyond those that may pass already.
+    /// Lets `num_steps` further steps pass.
     pub fn let_through(&self, num_steps: u64) {
         self.change(|num_free| *num_free = num_free.map(|free| free + num_steps));
     }
@@ -57,7 +57,7 @@ impl StepGate {
         }
     }
 
-    /// Adds what is called whenever a step may pass that could not before.
+    /// Adds a waker that is called whenever a held step may pass.
     pub(super) fn add_waker(&self, waker: StepWaker) {
         self.lock().wakers.push(waker);
     }

@@ -1,4 +1,4 @@
-//! When the mock's steps begin and end by the wall clock, as its cost model says.
+//! The begin and the end of the mock's steps by the wall clock, from its cost model.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::{Fault, MockConfig};
 
 /// The time of the pipeline's stages.
 pub(super) struct StepClock {
-    /// When the last step leaves the last stage.
+    /// The time at which the last step leaves the last stage.
     busy_until: Instant,
 }
 
@@ -51,7 +51,7 @@ impl StepClock {
 }
 
 impl StepTime {
-    /// When a step has the keys and values of a layer: they come evenly over its time.
+    /// The time at which a step has the keys and values of a layer: they are spread evenly over its time.
     pub fn ready_at(&self, layer: usize) -> Instant {
         let num_left = self.num_layers - 1 - layer as u32;
         self.done_at - self.duration * num_left / self.num_layers
@@ -78,8 +78,8 @@ mod tests {
         }
     }
 
-    /// When the steps of one request are done that are submitted 0, 1, 2 and 50 ms after the start: the second
-    /// waits for the token of the first, and the third does not wait for the second's.
+    /// The end times of one request's steps that are submitted 0, 1, 2 and 50 ms after the start: the second waits for
+    /// the token of the first, and the third does not wait for the second's.
     fn ends(config: &MockConfig) -> Vec<Duration> {
         let start = Instant::now();
         let mut clock = StepClock::new(start);
@@ -104,7 +104,7 @@ mod tests {
         assert_eq!(ends(&config()), [10 * MS, 20 * MS, 30 * MS, 60 * MS]);
     }
 
-    /// A stage is free for the next step when it has handed its own on.
+    /// A stage is free for the next step when it has passed on its own.
     #[test]
     fn stages_work_on_steps_that_wait_for_no_token() {
         let mut config = config();

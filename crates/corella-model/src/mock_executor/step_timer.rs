@@ -20,7 +20,7 @@ impl StepTimer {
         Self(sender)
     }
 
-    /// Times come in order, as steps do.
+    /// Times come in order, as do steps.
     pub fn wake_at(&self, time: Instant) {
         // The thread lives as long as the timer.
         let _ = self.0.send(time);

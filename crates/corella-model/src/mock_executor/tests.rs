@@ -1,5 +1,4 @@
-//! Tests that the mock executor catches what it is meant to catch. The conformance suite covers the
-//! rest.
+//! Tests of the errors that the mock executor has to catch. The conformance suite covers the rest.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -77,7 +76,7 @@ fn a_prompt_is_scored_by_the_formula_in_chunks_and_whole() {
     }
 }
 
-/// Every kind of wrong batch, and the message with which it is refused.
+/// Every kind of wrong batch, and the message of its refusal.
 #[test]
 fn wrong_batches_fail_their_step_and_say_why() {
     type Build = fn(&mut BatchBuilder) -> &mut BatchBuilder;
@@ -263,7 +262,7 @@ fn faults_hit_their_step_and_the_executor_goes_on() {
     }
 }
 
-/// When that is, `step_time.rs` says.
+/// `step_time.rs` defines that time.
 #[test]
 fn a_step_returns_no_earlier_than_its_time() {
     let mut config = MockConfig::new(50, 8, 4);
@@ -336,7 +335,7 @@ fn drafts_that_are_not_drawn_are_gone() {
     batch.start(0, 3, &GREEDY).pages(0, 0, &[6, 2]);
     batch.span_with_drafts(0, 0, &[3, 1, 4], &[expected[0], wrong, 7]);
     assert_eq!(step(&mut mock, &mut batch).unwrap(), expected[..2]);
-    // The next span overwrites the drafts, and nobody reads what they left.
+    // The next span overwrites the drafts, and no query reads their rows.
     batch.span(0, 5, &[1], true);
     let error = step(&mut mock, &mut batch).unwrap_err();
     assert!(
@@ -420,7 +419,7 @@ fn a_slot_with_the_state_of_other_tokens_fails_its_step() {
         (|b| b.restore_state(3), "which is the state behind 5 others"),
         (|b| b.restore_state(1), "which holds no state"),
         (|b| b.restore_state(9), "which holds no state"),
-        // It is overwritten by a step that fails.
+        // A failed step overwrites it.
         (|b| b.restore_state(2), "a state that is undefined"),
     ];
     for (at, (build, reason)) in cases.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Quantised folders that must not load, and the errors that say why. The golden tests of the CPU
-//! executor check the values of those that load.
+//! Quantised folders that must not load, and their errors. The golden tests of the CPU executor
+//! check the values of valid ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -355,7 +355,7 @@ fn mxfp4_tensors_that_do_not_fit() {
     );
 }
 
-/// Whatever the configuration says, the result is an error or a checkpoint, never a panic.
+/// Any configuration gives an error or a checkpoint, never a panic.
 #[test]
 fn random_damage_does_not_panic() {
     for name in ["int4-g64-asymmetric", "int8", "gptq", "awq", "mxfp4"] {

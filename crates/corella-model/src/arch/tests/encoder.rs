@@ -1,4 +1,4 @@
-//! Tests of what config.json means for encoders.
+//! Tests of config.json for encoders.
 
 use std::fs;
 use std::path::Path;

@@ -3,8 +3,8 @@
 use super::*;
 use crate::RotaryScaling;
 
-/// Published files give the heads of layers without a window by two fields, and may have matrices of keys
-/// in layers that do not use them.
+/// Published files give the heads of layers without a window by two fields, and may have key matrices in layers that do
+/// not use them.
 #[test]
 fn gemma4_is_read_as_it_is_published() {
     let name = "gemma4-per-layer";
@@ -54,14 +54,14 @@ fn heads_of_gemma4_depend_on_the_type_of_the_layer() {
     });
     let (local, global) = ((2, 8, false), (1, 16, true));
     assert_eq!(heads, [local, global, local, local, global]);
-    // Without shared projections, the number of KV heads does not differ.
+    // Without shared projections, the number of KV heads is the same.
     let mut of_type = of_type;
     of_type["attention_k_eq_v"] = json!(false);
     let heads = of_layers(&spec("gemma4", of_type), |it| {
         (it.num_kv_heads, it.head_dim)
     });
     assert_eq!(heads[..2], [(2, 8), (2, 16)]);
-    // The last layer sees everything, whatever the list says.
+    // The last layer attends to all positions, regardless of the list.
     let found = spec(
         "gemma4",
         json!({ "layer_types": null, "rope_parameters": null }),
@@ -116,7 +116,7 @@ fn what_is_not_computed_of_gemma4_is_refused() {
         let refusal = parse(&config).unwrap_err();
         assert!(refusal.contains(why), "{field}: {refusal}");
     }
-    // The parts that see look both ways at images only.
+    // The vision parts have bidirectional attention for images only.
     let found = spec("gemma4", json!({ "use_bidirectional_attention": "vision" }));
     assert!(found.layers.iter().all(|layer| layer.attention.is_causal));
 }

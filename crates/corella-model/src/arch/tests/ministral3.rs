@@ -1,8 +1,8 @@
-//! Tests of Ministral 3, and of what is published with a part that sees.
+//! Tests of Ministral 3 and other multimodal models.
 
 use super::*;
 
-/// Published folders have the decoder beside what sees, in one of two layouts.
+/// Published folders have the decoder beside the vision part, in one of two layouts.
 #[test]
 fn ministral3_is_read_as_it_is_published() {
     let plain = Checkpoint::open(golden("ministral3")).unwrap();
@@ -40,7 +40,7 @@ fn ministral3_is_read_as_it_is_published() {
         let file = safetensors::serialize(all, None).unwrap();
         fs::write(folder.join("model.safetensors"), file).unwrap();
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        // Nothing says that the head is another matrix, but the file has one.
+        // No field declares a separate head, but the file has one.
         assert_eq!(checkpoint.config().spec, plain.config().spec);
         let (found, expected) = (checkpoint.weights().unwrap(), plain.weights().unwrap());
         assert_eq!(found.left_out, [other]);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Published folders of Qwen3.5 have the decoder beside what sees and what guesses, and all experts of a
-/// layer in two tensors.
+/// Published folders of Qwen3.5 have the decoder beside the vision part and the draft part, and all experts of a layer
+/// in two tensors.
 #[test]
 fn qwen3_5_is_read_as_it_is_published() {
     let plain = Checkpoint::open(golden("qwen3-5-moe")).unwrap();
@@ -110,7 +110,7 @@ fn layers_of_qwen3_5_are_recurrent_where_it_says_so() {
     }
 }
 
-/// The makers' own names for settings, and those of Transformers.
+/// The makers' own names of settings, and those of Transformers.
 #[test]
 fn lfm2_is_read_as_it_is_published() {
     let published = json!({ "block_ff_dim": 48, "intermediate_size": 7, "tie_embedding": false,
@@ -171,7 +171,7 @@ fn what_lfm2_does_not_have_is_refused_by_name() {
     }
 }
 
-/// Changes a copy of a model with a draft head, and returns why the head cannot be read.
+/// Changes a copy of a model with a draft head, and returns the error about the head.
 fn refused_head(
     name: &str,
     config: Value,
@@ -193,7 +193,7 @@ fn refused_head(
     fs::write(folder.join("model.safetensors"), file).unwrap();
     fs::write(folder.join("config.json"), json!(fields).to_string()).unwrap();
     let mut checkpoint = Checkpoint::open(&folder).unwrap();
-    // The model is read without its head, whatever that is.
+    // Without its head, the model is still read.
     assert!(checkpoint.weights().is_ok());
     let refused = checkpoint.add_draft_head();
     let refused = refused.and_then(|()| checkpoint.weights().map(|_| ()));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What `tests/golden/make_head.py` has seen Transformers do.
+/// The observed behaviour of Transformers, from `tests/golden/make_head.py`.
 #[test]
 fn the_head_is_the_one_in_the_files() {
     let folder = Folder::new("head");
@@ -26,7 +26,7 @@ fn the_head_is_the_one_in_the_files() {
     };
     let (tied, own, none) = ((true, false), (true, true), (false, false));
     assert_eq!(check(Some(true), None, false), tied);
-    // A copy is no head of its own, whatever its type.
+    // A copy of any type is no separate head.
     assert_eq!(check(Some(true), Some(Dtype::BF16), true), tied);
     assert_eq!(check(Some(true), Some(Dtype::F32), true), tied);
     assert_eq!(check(Some(true), Some(Dtype::BF16), false), own);
@@ -58,7 +58,7 @@ fn a_tied_matrix_may_have_the_name_of_the_head() {
     );
 }
 
-/// Tensors that have one value everywhere, which 16 bits can hold.
+/// Tensors with one value everywhere, which 16 bits can hold.
 fn filled(tensors: &BTreeMap<&str, (Dtype, Vec<usize>, f32)>) -> Vec<u8> {
     let data = tensors.values().map(|(dtype, shape, value)| {
         let bytes = value.to_le_bytes();
