@@ -264,7 +264,7 @@ fn draw_from_all(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> T
         .map(|index| vector::sum(cut.block(&weights, index, &mut buffer)))
         .collect();
     let mut rest = u * sums.iter().sum::<f64>();
-    // Rounding may leave a remainder at the end of the last block; then its last token is drawn.
+    // Rounding may leave a remainder at the end of the last block. Its last token is then drawn.
     let last_block = sums.iter().rposition(|&sum| sum > 0.0).unwrap_or(0);
     let chosen = sums[..last_block].iter().position(|&sum| {
         let reached = rest < sum;
@@ -287,7 +287,7 @@ fn draw_from_all(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> T
     drawn as TokenId
 }
 
-/// Draws from the tokens that top-k leaves, which are few enough to sort.
+/// Draws from the tokens of top-k, which are few enough to sort.
 fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) -> TokenId {
     let weight = |logit: f32| f64::from(exp((logit - max) / params.temperature));
     let mut kept = leading(logits, params.top_k as usize);
@@ -311,7 +311,7 @@ fn draw_from_leading(logits: &[f32], max: f32, params: &SamplingParams, u: f64) 
         rest -= weight(logit);
         rest < 0.0
     });
-    // Only rounding can lead past the end, because `u` is below 1.
+    // Only rounding can pass the end, because `u` is below 1.
     reached.unwrap_or(&kept[num_kept - 1]).0
 }
 
@@ -322,8 +322,8 @@ fn by_rank(a: &(TokenId, f32), b: &(TokenId, f32)) -> Ordering {
         .then(a.0.cmp(&b.0))
 }
 
-/// The `count` most likely tokens in order, without sorting the rest: logits below the `count`-th
-/// best so far are skipped, and the candidates are cut to `count` whenever there are twice as many.
+/// The `count` most likely tokens in order, without sorting the rest: logits below the `count`-th best so far are
+/// skipped, and the candidates are cut to `count` whenever their number has doubled.
 fn leading(logits: &[f32], count: usize) -> Vec<(TokenId, f32)> {
     let count = count.min(logits.len());
     if count == 0 {

@@ -1,5 +1,5 @@
-//! What sentence-transformers' files in a model's folder say: how hidden states are pooled, what is behind
-//! that, and the prompts that texts begin with.
+//! sentence-transformers' files in a model's folder: the pooling of hidden states, the layers behind it, and the
+//! prompts before texts.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,22 @@ use crate::json_object::{self, JsonObject};
 use crate::vector_head::HeadFile;
 use crate::{CheckpointError, ClassHead, HeadActivation, HeadStep, VectorHead};
 
-/// How a model's hidden states become vectors and scores.
+/// The conversion of a model's hidden states to vectors and scores.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SentenceConfig {
-    /// `None` if the folder does not say it.
+    /// `None` if the folder does not set it.
     pub pooling: Option<Pooling>,
-    /// What is behind the pooled hidden state, except for the last norm.
+    /// The layers behind the pooled hidden state, except for the last norm.
     pub head: VectorHead,
-    /// Whether the length of a vector is made 1 in the end; `None` if the folder does not say it.
+    /// Whether vectors are normalised to the length 1 at the end; `None` if the folder does not set it.
     pub is_normalised: Option<bool>,
-    /// What is written before a text, by its name.
+    /// The texts before a text, by their names.
     pub prompts: BTreeMap<String, String>,
-    /// The name of the prompt of requests that name none.
+    /// The name of the default prompt.
     pub default_prompt: Option<String>,
-    /// The most tokens of a text for which the model was made, where that is less than its positions.
+    /// The most tokens of a text for which the model was made, if fewer than its positions.
     pub max_len: Option<usize>,
-    /// What makes scores of classes; `None` for models that have none.
+    /// The scores of classes; `None` for models without them.
     pub classes: Option<ClassHead>,
     /// Whether a decoder that scores pairs begins a reply behind them.
     pub adds_generation_prompt: bool,
@@ -108,7 +108,7 @@ impl SentenceConfig {
                 }
                 "Normalize" => self.head.push(HeadStep::Normalise),
                 "LogitScore" => self.classes = Some(logit_score(checkpoint, path)?),
-                // Nothing is dropped when a model is used.
+                // Dropout has no effect at inference.
                 "Dropout" => {}
                 other => {
                     return Err(refuse(format!(
@@ -118,7 +118,7 @@ impl SentenceConfig {
                 }
             }
         }
-        // Requests may want vectors cut before their length is made 1, or as they are.
+        // Requests may ask for vectors that are cut before they are normalised, or unnormalised.
         let is_normalised = self.head.steps().last() == Some(&HeadStep::Normalise);
         if is_normalised {
             self.head.pop();
@@ -144,7 +144,7 @@ impl SentenceConfig {
     }
 }
 
-/// The scores of a decoder that answers whether texts fit by one token or another.
+/// The scores of a decoder that answers with one of two tokens whether texts fit.
 fn logit_score(checkpoint: &Checkpoint, path: &str) -> Result<ClassHead, CheckpointError> {
     const YES: &str = "true_token_id";
     const NO: &str = "false_token_id";
@@ -171,7 +171,7 @@ fn logit_score(checkpoint: &Checkpoint, path: &str) -> Result<ClassHead, Checkpo
     })
 }
 
-/// Reads a file whose content is an object, if there is one.
+/// Reads a file whose content is an object, if present.
 fn with_object(
     checkpoint: &Checkpoint,
     name: &str,
@@ -185,7 +185,7 @@ fn with_object(
     read(&JsonObject::new(&label, &fields))
 }
 
-/// The older names of poolings, each a field that is true or false, in the order in which they count.
+/// The older names of poolings, each a boolean field, in the order of precedence.
 const MODES: [(&str, &str); 6] = [
     ("pooling_mode_cls_token", "cls"),
     ("pooling_mode_max_tokens", "max"),

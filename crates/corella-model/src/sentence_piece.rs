@@ -21,7 +21,7 @@ pub enum TokenType {
     Unknown,
     /// A token that a user's text never contains.
     Control,
-    /// A text that is one token wherever it occurs.
+    /// A text that is one token in any context.
     UserDefined,
     Unused,
     Byte,
@@ -41,24 +41,24 @@ impl TokenType {
     }
 }
 
-/// How a text is divided into pieces.
+/// The division of a text into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Division {
-    /// Characters are merged wherever the result is a piece, that with the highest score first.
+    /// Characters are merged into pieces, the piece with the highest score first.
     Merges,
-    /// The division with the highest sum of scores is taken.
+    /// The division with the highest sum of scores.
     BestSum,
 }
 
-/// A vocabulary, and what happens to a text before it is divided.
+/// A vocabulary, and the changes of a text before its division.
 pub struct SentencePiece<'a> {
     pub pieces: Vec<Piece<'a>>,
     pub division: Division,
-    /// Whether characters that are no pieces become bytes.
+    /// Whether characters outside of the pieces become bytes.
     pub byte_fallback: bool,
-    /// A table of characters that are replaced by others, as SentencePiece compiles it.
+    /// A table of replaced characters, in SentencePiece's compiled form.
     pub charsmap: &'a [u8],
-    /// Whether spaces at both ends are removed, and several together become one.
+    /// Whether spaces at both ends are removed, and runs of spaces become one.
     pub removes_spaces: bool,
     pub added_space: AddedSpace,
 }
@@ -69,7 +69,7 @@ pub struct Piece<'a> {
     pub kind: TokenType,
 }
 
-/// Where a space is added, so that a word at the beginning is the same word as within a text.
+/// The place of an added space, so that a word at the beginning is the same as within a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddedSpace {
     None,
@@ -79,13 +79,13 @@ pub enum AddedSpace {
     Section,
 }
 
-/// What stands for a space within pieces.
+/// The replacement of a space within pieces.
 const SPACE: &str = "▁";
-/// A score for pieces that a text never becomes: less than any division without them.
+/// A score for pieces that a text never becomes: below any division without them.
 const NEVER: f64 = -1000.0;
 
 impl SentencePiece<'_> {
-    /// Makes tokenizer.json. The vocabulary has those pieces of which `is_kept` is true.
+    /// Makes tokenizer.json. The vocabulary has the pieces for which `is_kept` is true.
     pub fn tokenizer_json(
         &self,
         added_tokens: Value,
@@ -199,7 +199,7 @@ impl SentencePiece<'_> {
                 }
             }
         }
-        // Equal scores are ordered as Transformers' converter does.
+        // Equal scores have the order of Transformers' converter.
         merges.sort_by(|(a, a_left, a_right), (b, b_left, b_right)| {
             let num_chars = |text: &str| Reverse(text.chars().count());
             let by_length = (num_chars(a_left), num_chars(a_right))

@@ -1,5 +1,5 @@
-//! The state of each running request: sampling parameters, tokens and page tables. Executors keep it
-//! from the batches that they are given.
+//! The state of each running request: sampling parameters, tokens and page tables. Executors maintain it from their
+//! batches.
 
 use std::sync::Arc;
 
@@ -10,25 +10,25 @@ use corella_core::{
     StepId, TokenId, Yield,
 };
 
-/// The state of one running request. `A` is an adapter as the executor keeps it.
+/// The state of one running request. `A` is the executor's form of an adapter.
 pub struct Slot<A> {
     pub params: SamplingParams,
     pub adapter: Option<Arc<A>>,
     num_prompt_tokens: u32,
     min_tokens: u32,
     masked_until_min_tokens: Arc<[TokenId]>,
-    /// Every token whose KV is in the pages, or will be after the current step. It may end in
-    /// drafts that were not drawn, until the request's next span overwrites them.
+    /// Every token whose KV is in the pages, or will be after the current step. It may end in rejected drafts until the
+    /// request's next span overwrites them.
     history: Vec<TokenId>,
     /// The page table of each KV group.
     tables: Vec<SlotTable>,
     /// The newest token drawn for this request, and the step that drew it.
     last_drawn: Option<(StepId, TokenId)>,
-    /// The hidden states so far, on the last pipeline stage and if their mean is wanted.
+    /// The hidden states so far, on the last pipeline stage and only for a mean.
     pub mean: MeanPool,
 }
 
-/// The pages of a slot in one KV group. Those behind the group's window may be other slots' by now.
+/// The pages of a slot in one KV group. Pages behind the group's window may belong to other slots by now.
 struct SlotTable {
     group: KvGroup,
     page_size: u32,
@@ -68,7 +68,7 @@ impl SlotTable {
         Ok(())
     }
 
-    /// Checks that everything is there that a span reads and writes.
+    /// Checks that all pages that a span reads and writes are present.
     fn check(&self, slot: SlotId, start: u32, end: usize) -> Result<(), String> {
         let end_page = self.first + self.pages.len();
         if end > end_page * self.page_size as usize {
@@ -87,7 +87,7 @@ impl SlotTable {
         Ok(())
     }
 
-    /// What a span that starts at a position reads and writes, once it was checked.
+    /// The pages that a checked span from `start` on reads and writes.
     fn read_from(&self, start: u32) -> PageTable<'_> {
         let first = self.group.first_page_read(start, self.page_size) as usize;
         PageTable::new(first, &self.pages[first - self.first..])
@@ -95,8 +95,8 @@ impl SlotTable {
 }
 
 impl<A> Slot<A> {
-    /// The page tables of all KV groups, as far as a span reads and writes them. The span, which
-    /// starts at `start`, was appended before.
+    /// The page tables of all KV groups, restricted to the pages that a span reads and writes. The span, which starts
+    /// at `start`, was appended before.
     pub fn tables(&self, start: u32) -> impl Iterator<Item = PageTable<'_>> {
         self.tables.iter().map(move |table| table.read_from(start))
     }
@@ -105,8 +105,8 @@ impl<A> Slot<A> {
         &self.history
     }
 
-    /// Takes up a token that no step has computed, so that a draft can be drawn behind it. The slot's next
-    /// span overwrites it.
+    /// Appends a token that no step has computed, so that a draft can be drawn behind it. The slot's next span
+    /// overwrites it.
     pub fn take_up(&mut self, position: usize, token: TokenId) {
         self.history.truncate(position);
         self.history.push(token);
@@ -133,7 +133,7 @@ impl<A> Slot<A> {
     }
 }
 
-/// The limits that a batch is checked against, because the kernels do not check it.
+/// The limits for checks of a batch, because the kernels do not check it.
 #[derive(Clone, Debug)]
 pub struct SlotLimits {
     pub max_num_seqs: u32,
@@ -153,16 +153,16 @@ pub trait AdapterSource<A>: Send + Sync {
 pub struct Slots<A> {
     limits: SlotLimits,
     slots: Vec<Option<Slot<A>>>,
-    /// The adapters that requests may name, if there can be any.
+    /// The adapters that requests may name, if supported.
     adapters: Option<Arc<dyn AdapterSource<A>>>,
     /// Recent failed steps, which a later step may still name as the source of a token.
     failed_steps: Vec<StepId>,
-    /// Whether this account learns which tokens were drawn before steps that compute them are planned.
-    /// In a pipeline, only the first and the last stage do.
+    /// Whether this account learns drawn tokens before steps that compute them are planned. In a pipeline, only the
+    /// first and the last stage do.
     knows_drawn: bool,
 }
 
-/// Larger than the number of steps that can be in flight.
+/// Larger than the most steps in flight.
 const MAX_FAILED_STEPS: usize = 16;
 
 impl<A> Slots<A> {
@@ -195,7 +195,7 @@ impl<A> Slots<A> {
         started(&mut self.slots, slot)
     }
 
-    /// Notes that a step has failed, so that tokens it should have drawn are replaced by token 0.
+    /// Records that a step has failed, so that token 0 replaces the tokens that it should have drawn.
     pub fn note_failed(&mut self, step: StepId) {
         if self.failed_steps.len() == MAX_FAILED_STEPS {
             self.failed_steps.remove(0);
@@ -203,8 +203,8 @@ impl<A> Slots<A> {
         self.failed_steps.push(step);
     }
 
-    /// Keeps the histories as long as if the step had succeeded, because steps in flight behind it
-    /// continue there. What those compute for its requests is discarded.
+    /// Keeps the histories as if the step had succeeded, because steps in flight behind it continue there. Their
+    /// results for its requests are discarded.
     pub fn handle_step_failed(&mut self, batch: &Batch) {
         self.note_failed(batch.step);
         for span in &batch.spans {
@@ -217,8 +217,8 @@ impl<A> Slots<A> {
         }
     }
 
-    /// Applies a batch's releases, starts and page tables. All entries are applied even if one is
-    /// impossible, because the others belong to requests that go on.
+    /// Applies a batch's releases, starts and page tables. All entries are applied even if one is impossible, because
+    /// the others belong to requests that continue.
     pub fn apply(&mut self, batch: &Batch) -> Result<(), String> {
         let mut result = Ok(());
         for slot in &batch.released {
@@ -323,7 +323,7 @@ impl<A> Slots<A> {
                 InputToken::Known(token) => token,
                 InputToken::FromStep { step, slot: from } if from == id => match slot.last_drawn {
                     Some((drawn_in, token)) if drawn_in == step => token,
-                    // The request has ended already, and nobody reads what this span computes.
+                    // The request has already ended, and the span's result is dropped.
                     _ if failed_steps.contains(&step) || !knows_drawn => 0,
                     _ => return Err(format!("step {step} drew no token for slot {id}")),
                 },
@@ -343,7 +343,7 @@ impl<A> Slots<A> {
     }
 }
 
-/// Checks which log-probabilities a span yields.
+/// Checks the log-probabilities that a span returns.
 fn check_scores(span: &Span, vocab_size: usize) -> Result<(), String> {
     let Yield::Logprobs {
         positions, next, ..

@@ -1,9 +1,9 @@
-//! The hidden state of a sequence that one span computes, for poolings that sum nothing.
+//! The hidden state of a sequence that one span computes, for poolings without sums.
 
 use corella_core::{HiddenState, Pooling};
 
-/// Takes the hidden states of a span one by one, in the order of their positions. The first token and
-/// the largest values need a span that begins at position 0; without it there is no state.
+/// Takes the hidden states of a span one by one, in the order of their positions. The first token and the largest
+/// values need a span that begins at position 0; otherwise the result is `None`.
 #[derive(Clone, Debug)]
 pub struct SpanPool {
     pooling: Pooling,
@@ -34,7 +34,7 @@ impl SpanPool {
         }
     }
 
-    /// `None` if the span began behind the states that are wanted.
+    /// `None` if the span began behind the wanted states.
     pub fn pooled(&self) -> Option<HiddenState> {
         (!self.state.is_empty()).then(|| self.state[..].into())
     }

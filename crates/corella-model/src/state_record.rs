@@ -1,4 +1,4 @@
-//! Recurrent states that others read and write while the executor runs.
+//! Recurrent states that other threads read and write while the executor runs.
 
 use std::fmt;
 
@@ -8,15 +8,15 @@ use corella_core::SnapshotId;
 /// fingerprint of models with recurrent layers.
 pub(crate) const RECORD_VERSION: u32 = 1;
 
-/// The recurrent states in an executor's snapshots. A snapshot has a record for each recurrent layer, which holds what
-/// the layer needs to go on behind a number of tokens. Records depend on the model and that number only, so executors
-/// with other limits, pipeline stages or options have the same.
+/// The recurrent states in an executor's snapshots. A snapshot has a record for each recurrent layer, with the layer's
+/// state behind a number of tokens. Records depend only on the model and that number, so executors with other limits,
+/// pipeline stages or options have the same.
 ///
 /// Layers are counted among the recurrent ones of the model.
 pub trait StateRecords: Send + Sync {
     fn num_layers(&self) -> u32;
 
-    /// The bytes of a layer's record behind so many tokens.
+    /// The bytes of a layer's record behind `num_tokens` tokens.
     fn num_bytes(&self, layer: u32, num_tokens: u32) -> usize;
 
     /// Copies a layer's record out of a snapshot, which must be behind `num_tokens` tokens. The step that takes the
@@ -29,7 +29,7 @@ pub trait StateRecords: Send + Sync {
         out: &mut [u8],
     ) -> Result<(), StateError>;
 
-    /// The reverse of `read`. The core has reserved the snapshot for what is written here: no step in flight names it.
+    /// The inverse of `read`. The core has reserved the snapshot for this write: no step in flight names it.
     fn write(
         &self,
         layer: u32,
@@ -38,26 +38,26 @@ pub trait StateRecords: Send + Sync {
         bytes: &[u8],
     ) -> Result<(), StateError>;
 
-    /// The bytes of the largest record behind so many tokens.
+    /// The bytes of the largest record behind `num_tokens` tokens.
     fn max_bytes(&self, num_tokens: u32) -> usize {
         let layers = 0..self.num_layers();
         let bytes = layers.map(|layer| self.num_bytes(layer, num_tokens));
         bytes.max().unwrap_or(0)
     }
 
-    /// The first layer from `layer` on that has a record behind so many tokens.
+    /// The first layer from `layer` on with a record behind `num_tokens` tokens.
     fn next_layer(&self, layer: u32, num_tokens: u32) -> Option<u32> {
         (layer..self.num_layers()).find(|&layer| self.num_bytes(layer, num_tokens) > 0)
     }
 
-    /// The bytes of all records behind so many tokens.
+    /// The bytes of all records behind `num_tokens` tokens.
     fn total_bytes(&self, num_tokens: u32) -> usize {
         let layers = 0..self.num_layers();
         { layers.map(|layer| self.num_bytes(layer, num_tokens)) }.sum()
     }
 }
 
-/// Why a state cannot be read or written.
+/// The reason for which a state cannot be read or written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateError(pub String);
 

@@ -1,29 +1,28 @@
-//! Puts together what a step returns, from the draws, scores and hidden states of its rows.
+//! Assembles the result of a step from the draws, scores and hidden states of its rows.
 
 use corella_core::{BatchOutput, HiddenState, PromptLogprob, Sample, SlotId, StepId, TokenId};
 
 use crate::step_rows::{StepPool, StepSample, StepScore};
 
-/// The output of a step while it is put together: scores and hidden states first, then draws, each in
-/// the order of the step's rows.
+/// The output of a step during assembly: scores and hidden states first, then draws, each in the order of the step's
+/// rows.
 pub struct StepOutput {
     output: BatchOutput,
     missing: Vec<Missing>,
-    /// How many of those are scores or hidden states. Draws of their slots are not told.
+    /// The number of scores and hidden states among them. Draws of their slots are not reported.
     num_unscored: usize,
-    /// The last token that counts; none if no draw behind it can count.
+    /// The last token that counts; `None` if no draw behind it can count.
     last_drawn: Option<TokenId>,
 }
 
-/// A span that yields less than it should.
+/// A span with an incomplete result.
 struct Missing {
     row: usize,
     slot: SlotId,
     reason: String,
 }
 
-/// The token that stands where none was drawn: a step that was planned ahead may compute it for a
-/// request that ends here.
+/// Replaces an undrawn token: a step that was planned ahead may compute it for a request that ends here.
 pub const NOTHING_DRAWN: TokenId = 0;
 
 impl StepOutput {
@@ -42,7 +41,7 @@ impl StepOutput {
         }
     }
 
-    /// Adds the log-probability of a prompt's token, or why there is none.
+    /// Adds the log-probability of a prompt's token, or the reason for its absence.
     pub fn add_score(&mut self, score: &StepScore, scored: Result<PromptLogprob, String>) {
         let slot = score.slot;
         match scored {
@@ -57,8 +56,7 @@ impl StepOutput {
         }
     }
 
-    /// Adds the hidden state that a span yields. There is none if a step that computed a part of it
-    /// has failed.
+    /// Adds the hidden state of a span. `None` if a step that computed a part of it has failed.
     pub fn add_hidden_state(&mut self, span: &StepPool, state: Option<HiddenState>) {
         let reason = match state {
             Some(state) if state.iter().all(|value| value.is_finite()) => {
@@ -76,8 +74,8 @@ impl StepOutput {
         self.num_unscored = self.missing.len();
     }
 
-    /// Adds a draw, with which a mask ends the draws of its span. Returns the token that the slot has
-    /// drawn; `None` if the draw does not count, because a draft before it was not drawn.
+    /// Adds a draw. A mask ends the draws of its span. Returns the token that the slot has drawn; `None` if the draw
+    /// does not count, because a draft before it was not drawn.
     pub fn add_draw(
         &mut self,
         place: &StepSample,
@@ -125,7 +123,7 @@ mod tests {
 
     use super::*;
 
-    /// What the rows of a span draw, its drafts, whether it is masked, and what it must yield.
+    /// The draws of a span's rows, its drafts, whether it is masked, and its expected result.
     type Span = (
         Vec<Result<TokenId, &'static str>>,
         Vec<TokenId>,

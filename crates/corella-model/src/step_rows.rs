@@ -1,4 +1,4 @@
-//! The rows of a step, and what is wanted of them: draws, log-probabilities, hidden states.
+//! The rows of a step, and their results: draws, log-probabilities, hidden states.
 
 use std::ops::Range;
 
@@ -44,7 +44,7 @@ pub struct StepScore {
     /// The row before the token.
     pub row: usize,
     pub token: TokenId,
-    /// The number of alternatives that are wanted beside it.
+    /// The number of alternatives to report.
     pub num_top: usize,
 }
 
@@ -52,11 +52,11 @@ pub struct StepScore {
 #[derive(Clone, Debug)]
 pub struct StepPool {
     pub slot: SlotId,
-    /// The rows that are wanted: one or all.
+    /// The wanted rows: one or all.
     pub rows: Range<usize>,
-    /// The position of the first of them.
+    /// The position of the first wanted row.
     pub position: usize,
-    /// What the span yields. `None` if its rows are only added to the slot's sum.
+    /// The span's result. `None` if its rows are only added to the slot's sum.
     pub yields: Option<Pooling>,
 }
 
@@ -68,9 +68,8 @@ impl StepRows {
         self.pooled.clear();
     }
 
-    /// Adds a batch's spans to a cleared account, and their tokens to the histories of their slots.
-    /// `on_span` is called with the slot of each span, behind which its rows have been added, and with
-    /// these rows.
+    /// Adds a batch's spans to a cleared account, and their tokens to the histories of their slots. Calls `on_span` for
+    /// each span after its rows have been added, with its slot and these rows.
     pub fn add_spans<A>(
         &mut self,
         batch: &Batch,

@@ -1,13 +1,13 @@
-//! How a checkpoint stores the matrices that dense layers multiply, and which format keeps them.
+//! The stored form of the matrices of dense layers, and the formats that keep it.
 
 use crate::{
     DType, DecoderWeights, GroupFormat, LayerInput, LayerWeights, Tensor, TensorRole, WeightFormat,
 };
 
-/// How a checkpoint stores a matrix.
+/// The stored form of a matrix.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredMatrix {
-    /// The type of its elements, or that to which its integers are decoded.
+    /// The type of its elements, or the type to which its integers are decoded.
     pub dtype: DType,
     /// Whether the checkpoint stores fewer bits, from which the elements are computed.
     pub is_quantised: bool,
@@ -26,7 +26,7 @@ impl StoredMatrix {
         }
     }
 
-    /// The groups that are kept if no format is wanted.
+    /// The groups that are kept by default.
     pub fn kept_groups(&self) -> Option<GroupFormat> {
         let is_long = |groups: &GroupFormat| groups.group_len >= 128 && !self.has_int8_rows;
         self.groups
@@ -45,9 +45,9 @@ impl From<&Tensor> for StoredMatrix {
     }
 }
 
-/// The matrices of a checkpoint that dense layers multiply.
+/// The stored matrices of dense layers.
 pub struct StoredMatrices {
-    /// The matrices of layers, without those of experts.
+    /// The matrices of layers, without the experts' matrices.
     pub layers: Vec<StoredMatrix>,
     pub experts: Vec<StoredMatrix>,
     pub head: StoredMatrix,
@@ -74,8 +74,8 @@ impl StoredMatrices {
         stored
     }
 
-    /// The format of integers that keeps matrices as they are stored, or nearly so; the smallest if
-    /// there are several. `None` if matrices of the layers stay floats.
+    /// The format of integers that keeps matrices in their stored form, or nearly so; the smallest
+    /// of several. `None` if matrices of the layers stay floats.
     pub fn integer_format(&self) -> Option<WeightFormat> {
         let of_layers = || self.layers.iter().chain(&self.experts);
         let group_len = |bits| {
@@ -96,8 +96,7 @@ impl StoredMatrices {
 }
 
 impl DecoderWeights {
-    /// The format that is nearest to what the checkpoint stores. If it stores several, this is the
-    /// smallest.
+    /// The format nearest to the stored one. Of several, this is the smallest.
     pub fn stored_format(&self) -> WeightFormat {
         let head = self.lm_head.as_ref().unwrap_or(&self.embed);
         let integers = StoredMatrices::new(&self.layers, head).integer_format();

@@ -1,4 +1,4 @@
-//! Named, typed views of a checkpoint's bytes. Nothing is copied until an executor packs it.
+//! Named, typed views of a checkpoint's bytes. They are not copied until an executor packs them.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -29,7 +29,7 @@ impl DType {
         }
     }
 
-    /// As users write it.
+    /// The name in options.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -57,7 +57,7 @@ impl KvFormat {
         }
     }
 
-    /// As users write it.
+    /// The name in options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Float(dtype) => dtype.name(),
@@ -105,7 +105,7 @@ impl WeightFormat {
         !matches!(self, Self::Float(_))
     }
 
-    /// As users write it, without the length of groups.
+    /// The name in options, without the length of groups.
     pub fn name(self) -> &'static str {
         match self {
             Self::Float(dtype) => dtype.name(),
@@ -134,7 +134,7 @@ impl WeightFormat {
     pub const INT8_GROUPED: Self = Self::Int8Grouped { group_len: 128 };
 }
 
-/// Where a tensor's bytes are.
+/// The place of a tensor's bytes.
 pub enum Storage {
     Mapped(memmap2::Mmap),
     Static(&'static [u8]),
@@ -150,7 +150,7 @@ pub enum Storage {
 }
 
 impl Storage {
-    /// All bytes. Those of quantised tensors are computed on first use and then kept.
+    /// All bytes. Bytes of quantised tensors are computed on first use and then kept.
     pub fn bytes(&self) -> &[u8] {
         match self {
             Self::Mapped(map) => map,
@@ -163,14 +163,14 @@ impl Storage {
         }
     }
 
-    /// Releases the memory of mapped bytes, which are read from the file again if they are needed.
+    /// Releases the memory of mapped bytes, which are read from the file again when needed.
     pub fn release(&self, range: Range<usize>) {
         match self {
             #[cfg(unix)]
             Self::Mapped(map) => {
                 let advice = memmap2::UncheckedAdvice::DontNeed;
                 // SAFETY: the map is shared and read only, so a released page is read again from
-                // the file with the same bytes. A failure changes nothing.
+                // the file with the same bytes. A failure leaves the map unchanged.
                 let _ = unsafe { map.unchecked_advise_range(advice, range.start, range.len()) };
             }
             Self::Blocks(blocks) => blocks.release(),
@@ -245,7 +245,7 @@ impl Tensor {
         }
     }
 
-    /// The blocks that the checkpoint stores, if this is a tensor of a GGUF file that is not plain.
+    /// The stored blocks, for a tensor of a GGUF file in a block format.
     pub fn blocks(&self) -> Option<&BlockTensor> {
         match &*self.storage {
             Storage::Blocks(blocks) => Some(blocks),
@@ -262,7 +262,7 @@ impl Tensor {
         }
     }
 
-    /// The format of the integers and scales that the checkpoint stores, if it does.
+    /// The format of the stored integers and scales, if any.
     pub fn group_format(&self) -> Option<GroupFormat> {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.group_format(),
@@ -271,8 +271,8 @@ impl Tensor {
         }
     }
 
-    /// Whether the checkpoint stores 8-bit integers with per-channel scales, which executors use as
-    /// they are.
+    /// Whether the checkpoint stores 8-bit integers with per-channel scales, which executors use
+    /// unchanged.
     pub fn has_int8_rows(&self) -> bool {
         let Storage::Packed(packed) = &*self.storage else {
             return false;
@@ -290,7 +290,7 @@ impl Tensor {
         }
     }
 
-    /// A vector in f32 whose elements are made of these.
+    /// A vector in f32 with converted elements.
     pub(crate) fn converted(&self, conversion: fn(f32) -> f32) -> Self {
         Self {
             range: 0..self.shape.iter().product::<usize>() * DType::F32.size(),
@@ -303,7 +303,7 @@ impl Tensor {
         }
     }
 
-    /// The bytes that the checkpoint's files have of this tensor.
+    /// The bytes of this tensor in the checkpoint's files.
     pub fn stored_bytes(&self) -> usize {
         match &*self.storage {
             Storage::Blocks(blocks) => blocks.stored_bytes(),
@@ -313,7 +313,7 @@ impl Tensor {
         }
     }
 
-    /// Checks the shape, and that all bytes are there. `Err` names the tensor.
+    /// Checks the shape, and that all bytes are present. `Err` names the tensor.
     pub fn check_shape(&self, name: impl Display, shape: &[usize]) -> Result<(), String> {
         let num_bytes = shape.iter().product::<usize>() * self.dtype.size();
         if self.shape != shape || self.num_bytes() != num_bytes {
@@ -326,31 +326,32 @@ impl Tensor {
         Ok(())
     }
 
-    /// Releases the tensor's memory where possible; to be called once it has been packed.
+    /// Releases the tensor's memory where possible. Call it after packing.
     pub fn release(&self) {
         self.storage.release(self.range.clone());
     }
 }
 
-/// What the layers' own inputs are made of. A row has those of all layers, one after the other.
+/// The sources of the layers' own inputs. A row has the inputs of all layers, one after the other.
 #[derive(Clone)]
 pub struct PerLayerWeights {
-    /// What is looked up, `[token][layer][element]`.
+    /// The looked-up half, `[token][layer][element]`.
     pub table: Tensor,
     /// The projection of embeddings.
     pub projection: Tensor,
-    /// The norm of what is projected, which all layers share.
+    /// The norm of the projected half, which all layers share.
     pub norm: Tensor,
 }
 
-/// The weights of a draft head. Its embedding and its output head are those of the model.
+/// The weights of a draft head. It shares the model's embedding and output head.
 #[derive(Clone)]
 pub struct DraftHeadWeights {
     /// The norm of a token's embedding.
     pub embedding_norm: Tensor,
-    /// The norm of the hidden state of the token before, which has the model's final norm already.
+    /// The norm of the previous token's hidden state, which already has the model's final norm.
     pub hidden_norm: Tensor,
-    /// What makes the layer's input of both, `[hidden_size, 2 * hidden_size]`, the embedding first.
+    /// The projection of both to the layer's input, `[hidden_size, 2 * hidden_size]`, the embedding
+    /// first.
     pub join: Tensor,
     pub layer: LayerWeights,
     /// The norm before the output head.
@@ -368,12 +369,12 @@ pub struct DecoderWeights {
     pub norm_bias: Option<Tensor>,
     /// The output head; `None` if it is tied to the embedding.
     pub lm_head: Option<Tensor>,
-    /// What only encoders have; empty for a decoder.
+    /// The weights of encoders only; empty for a decoder.
     pub encoder: EncoderWeights,
-    /// Where the layers' own inputs come from, if they have any.
+    /// The sources of the layers' own inputs, if any.
     pub per_layer: Option<PerLayerWeights>,
-    /// The draft head, if it was asked for.
+    /// The draft head, if requested.
     pub draft_head: Option<DraftHeadWeights>,
-    /// The names of tensors that belong to other parts of the model, such as one that sees.
+    /// The names of tensors of other parts of the model, such as vision.
     pub left_out: Vec<String>,
 }

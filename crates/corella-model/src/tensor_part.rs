@@ -1,19 +1,19 @@
-//! Where a tensor lies in what a file stores: alone, among the rows of others, or in another order.
+//! The place of a tensor in a stored one: alone, among the rows of others, or in another order.
 
 use std::ops::Range;
 
 use crate::arch::{Layout, Stored};
 use crate::{LayerSpec, LayerTensor, Mlp, RecurrentSpec, RowOrder, TensorSpec};
 
-/// Which rows of what a file stores make up a tensor.
+/// The stored rows that make up a tensor.
 pub struct Part {
-    /// With the matrices of all experts in one tensor, their number.
+    /// The number of experts, if one tensor has the matrices of all.
     pub num_experts: Option<usize>,
     /// The first row.
     pub first: usize,
-    /// The number of rows from there on among which the tensor's are.
+    /// The number of stored rows from there on that contain the tensor's.
     pub num_taken: usize,
-    /// The number of rows of the tensor that is stored, of one expert.
+    /// The number of rows of the stored tensor, of one expert.
     pub num_rows: usize,
     pub order: RowOrder,
     /// The order of the columns.
@@ -106,8 +106,8 @@ impl Part {
     }
 }
 
-/// The order in which the rows of a tensor are stored: those of queries and keys may have another
-/// than the one in which they are rotated here.
+/// The stored order of a tensor's rows: rows of queries and keys may be stored in another order than the one of
+/// rotation.
 pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
     use LayerTensor::{DeltaO, K, KNorm, Q, QNorm};
     if layer.recurrent.is_some() {
@@ -118,7 +118,7 @@ pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> Row
     }
     let attention = &layer.attention;
     let is_rotated = matches!(tensor.owner().unwrap_or(tensor), Q | K | QNorm | KNorm);
-    // Converters turn the rows of layers without RoPE, too.
+    // Converters also reorder the rows of layers without RoPE.
     let rotary = attention.rotary.as_ref();
     let num_dims = rotary.map_or(attention.head_dim, |rotary| rotary.num_dims);
     if is_rotated && (layout.rotates_neighbours || num_dims < attention.head_dim) {
@@ -132,7 +132,7 @@ pub fn row_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> Row
     }
 }
 
-/// The order in which value heads of gated delta networks are stored, in rows or columns of a tensor.
+/// The stored order of value heads of gated delta networks, in rows or columns of a tensor.
 fn value_head_order(tensor: LayerTensor, layer: &LayerSpec, layout: &Layout) -> RowOrder {
     use LayerTensor::*;
     let Some(RecurrentSpec::GatedDelta(spec)) = &layer.recurrent else {

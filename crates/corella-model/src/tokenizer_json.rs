@@ -1,9 +1,9 @@
-//! Members of tokenizer.json that are made for tokenizers of other forms.
+//! Members of tokenizer.json for tokenizers of other forms.
 
 use corella_core::TokenId;
 use serde_json::{Map, Value, json};
 
-/// An added token, which is found in a text as it stands.
+/// An added token, which is found verbatim in a text.
 pub fn added_token(id: TokenId, content: &str, special: bool) -> Value {
     json!({
         "id": id,
@@ -16,7 +16,7 @@ pub fn added_token(id: TokenId, content: &str, special: bool) -> Value {
     })
 }
 
-/// What adds tokens before and after a text, if the caller asks for special tokens.
+/// The part that adds tokens before and after a text, if the caller asks for special tokens.
 pub fn post_processor(before: Option<(&str, TokenId)>, after: Option<(&str, TokenId)>) -> Value {
     if before.is_none() && after.is_none() {
         return Value::Null;

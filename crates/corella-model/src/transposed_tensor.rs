@@ -21,8 +21,8 @@ pub struct TransposedTensor {
 }
 
 impl TransposedTensor {
-    /// Makes the tensor of `outputs` of a matrix with the shape `[num_inputs, num_stored]`, or of those
-    /// of them that `order` names.
+    /// Makes the tensor of `outputs` of a matrix with the shape `[num_inputs, num_stored]`, or of the outputs in
+    /// `order`.
     pub fn tensor(
         file: Arc<Storage>,
         range: Range<usize>,

@@ -1,8 +1,8 @@
-//! What is behind the pooled hidden state of a text: a few small matrices and norms, for vectors of another
-//! length or scores of classes.
+//! The layers behind the pooled hidden state of a text: a few small matrices and norms, for vectors of another length
+//! or scores of classes.
 //!
-//! A vector goes through them once for each text, so they are computed by itself and in f32, whatever the
-//! format of the layers is. Sums have one order.
+//! A vector goes through them once for each text, so they are computed separately and in f32, for any format of the
+//! layers. Sums have one order.
 
 use crate::checkpoint::Checkpoint;
 use crate::decoder_weights::FileTensor;
@@ -43,7 +43,7 @@ pub enum HeadActivation {
     Silu,
 }
 
-/// The tensors of a head, by the file that has them.
+/// The tensors of a head, by their file.
 pub enum HeadFile<'a> {
     /// The model's own files.
     Model,
@@ -59,7 +59,7 @@ impl VectorHead {
         self.steps.is_empty()
     }
 
-    /// The length of what becomes of a vector of `len` elements.
+    /// The length of the output for a vector of `len` elements.
     pub fn output_len(&self, len: usize) -> usize {
         self.steps.iter().fold(len, |len, step| match step {
             HeadStep::Dense { bias, .. } => bias.len(),
@@ -87,7 +87,7 @@ impl VectorHead {
         self.steps.push(step);
     }
 
-    /// Reads a matrix for vectors of `len` elements. It may have a bias.
+    /// Reads a matrix for vectors of `len` elements, perhaps with a bias.
     pub(crate) fn push_dense(
         &mut self,
         (checkpoint, file): (&Checkpoint, &HeadFile<'_>),
@@ -112,7 +112,7 @@ impl VectorHead {
         Ok(())
     }
 
-    /// Reads a norm of vectors of `len` elements. It may have a bias.
+    /// Reads a norm of vectors of `len` elements, perhaps with a bias.
     pub(crate) fn push_norm(
         &mut self,
         (checkpoint, file): (&Checkpoint, &HeadFile<'_>),
@@ -158,7 +158,7 @@ impl HeadStep {
     }
 }
 
-/// Makes the length of a vector 1. A vector of zeros stays as it is.
+/// Normalises a vector to the length 1. A vector of zeros stays unchanged.
 fn normalise(vector: &mut [f32]) {
     let sum: f64 = vector.iter().map(|&x| f64::from(x).powi(2)).sum();
     if sum > 0.0 {
@@ -169,7 +169,7 @@ fn normalise(vector: &mut [f32]) {
     }
 }
 
-/// Sixteen sums side by side, which compilers compute by vectors.
+/// Sixteen parallel sums, which compilers vectorise.
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut sums = [0.0; LANES];
@@ -185,7 +185,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl HeadActivation {
-    /// The function that a class of PyTorch or a name of Transformers stands for.
+    /// The function of a class of PyTorch or a name of Transformers.
     pub(crate) fn named(name: &str) -> Option<Self> {
         let class = name.rsplit('.').next().unwrap_or(name);
         Some(match class.to_ascii_lowercase().as_str() {
@@ -278,7 +278,7 @@ impl HeadFile<'_> {
         Ok((values, shape))
     }
 
-    /// The bias of a matrix or a norm; zeros if it has none.
+    /// The bias of a matrix or a norm; zeros if absent.
     fn bias(
         &self,
         checkpoint: &Checkpoint,

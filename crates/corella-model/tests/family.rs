@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use corella_model::{Checkpoint, DecoderSpec, DecoderWeights, FeedForward, GroupedRow, Tensor};
 
-/// Families whose files say everything that their folders say.
+/// Families whose files are as complete as their folders.
 const WHOLE: [&str; 21] = [
     "ernie4-5",
     "ernie4-5-moe",
@@ -42,7 +42,7 @@ fn a_gguf_file_has_what_its_folder_has() {
         let file = Checkpoint::open(&path).unwrap();
         let folder = Checkpoint::open(tests.join("golden").join(&name)).unwrap();
         let architecture = match &*name {
-            // The files of this family say that they are Llama.
+            // The files of this family declare Llama.
             "mistral" => "LlamaForCausalLM",
             _ => folder.config().architecture.name(),
         };
@@ -94,7 +94,7 @@ fn a_gguf_file_has_what_its_folder_has() {
     }
 }
 
-/// The experts of gpt-oss are 4-bit floats in both, which llama.cpp's converter has put in another order.
+/// The experts of gpt-oss are 4-bit floats in both, which llama.cpp's converter has reordered.
 #[test]
 fn mxfp4_blocks_of_a_file_are_those_of_its_folder() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
@@ -133,8 +133,8 @@ fn limit_gates(spec: &mut DecoderSpec, limit: Option<f32>) {
     }
 }
 
-/// A spec without what GGUF files cannot say of these models: which layers have windows or RoPE, scales
-/// of attention that differ from those of the published models, and the limit of gates.
+/// A spec without the parts that GGUF files cannot express for these models: the layers with windows or RoPE, scales of
+/// attention that differ from the published models', and the limit of gates.
 fn without_layer_types(spec: &DecoderSpec) -> DecoderSpec {
     let mut spec = spec.clone();
     for layer in &mut spec.layers {

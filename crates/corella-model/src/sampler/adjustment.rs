@@ -1,10 +1,10 @@
-//! What a request changes about logits before a token is drawn: masks, token rules, penalties.
+//! A request's changes of logits before a draw: masks, token rules, penalties.
 
 use corella_core::{TokenId, TokenRules};
 
 use super::SampleRequest;
 
-/// Changes the logits in the order of vLLM: what must not be drawn, biases, penalties.
+/// Changes the logits in the order of vLLM: bans, biases, penalties.
 pub fn adjust(logits: &mut [f32], request: &SampleRequest<'_>, counts: &mut TokenCounts) {
     let params = request.params;
     mask(logits, request);
@@ -60,8 +60,8 @@ fn forbid(logits: &mut [f32], token: TokenId) {
     }
 }
 
-/// How often each token of a history occurs. The counters of a whole vocabulary are kept from draw to
-/// draw, all zero in between, because most draws would touch only a few of them.
+/// The number of occurrences of each token in a history. The counters of a whole vocabulary are kept from draw to draw,
+/// all zero in between, because most draws touch only a few of them.
 #[derive(Debug, Default)]
 pub struct TokenCounts(Vec<u32>);
 
@@ -81,7 +81,7 @@ impl TokenCounts {
         }
         for &token in request.history {
             let count = counts.get_mut(token as usize).map_or(0, std::mem::take);
-            // A token's first occurrence has taken its count.
+            // A token's first occurrence has cleared its count.
             if count == 0 {
                 continue;
             }

@@ -1,11 +1,11 @@
-//! How likely a known token is, for log-probabilities of prompts.
+//! The probability of a known token, for log-probabilities of prompts.
 
 use corella_core::{PromptLogprob, TokenId};
 
 use super::{SampleError, finite_max, log_probabilities};
 
-/// Says how likely `token` is by the logits of the position before it, and which `num_top` tokens are
-/// most likely there. No mask, penalty or temperature has a part in it.
+/// Gives the log-probability of `token` from the logits of the position before it, and the `num_top` most likely tokens
+/// there. Masks, penalties and temperature do not apply.
 pub fn score(logits: &[f32], token: TokenId, num_top: usize) -> Result<PromptLogprob, SampleError> {
     let max = finite_max(logits)?;
     let (before, rest) = logits.split_at(token as usize);

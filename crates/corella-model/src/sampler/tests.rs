@@ -1,4 +1,4 @@
-//! Compares the sampler with naive statements of what it must do.
+//! Compares the sampler with naive implementations of its rules.
 
 use std::sync::Arc;
 
@@ -473,7 +473,7 @@ fn what_was_drawn_before_changes_nothing() {
         ..params(1.0)
     };
     let mut sampler = Sampler::new();
-    // Larger and smaller vocabularies in turn, with histories that know tokens beyond them.
+    // Larger and smaller vocabularies in turn, with histories that have tokens beyond them.
     for (seed, len) in [(1, 30), (2, 500), (3, 40), (4, 41), (5, 500)] {
         let history: Vec<TokenId> = (0..60).map(|i| (i * i * seed as u32) % 45).collect();
         let request = SampleRequest {
@@ -486,7 +486,7 @@ fn what_was_drawn_before_changes_nothing() {
     }
 }
 
-/// What rules must make of logits, said for each token alone.
+/// The expected logits under rules, computed for each token alone.
 fn ruled_by_hand(logits: &[f32], rules: &TokenRules, output: &[TokenId]) -> Vec<f32> {
     let ruled = |(token, &logit): (usize, &f32)| {
         let token = token as TokenId;

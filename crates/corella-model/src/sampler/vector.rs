@@ -1,12 +1,12 @@
 //! The arithmetic of the sampler: loops over many logits, with the same bits on every machine.
 //!
-//! Lanes are summed separately and then in order, so that the sum does not depend on how many of
-//! them an instruction takes. Wider instructions are chosen at run time; they execute the same
-//! operations, and Rust never fuses them.
+//! Lanes are summed separately and then in order, so that the sum does not depend on the width of
+//! an instruction. Wider instructions are chosen at run time; they execute the same operations, and
+//! Rust never fuses them.
 
 const LANES: usize = 16;
 
-/// Compiles a function a second time for AVX2, and calls the version that the machine can run.
+/// Compiles a function a second time for AVX2, and calls the version that the machine supports.
 macro_rules! dispatch {
     ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? $body:block) => {
         $(#[$doc])*

@@ -1,4 +1,4 @@
-//! The tokenizer of a folder that has a `tokenizer.model` and no tokenizer.json.
+//! The tokenizer of a folder with a `tokenizer.model` and without a tokenizer.json.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ pub const MODEL_FILE: &str = "tokenizer.model";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const ADDED_FILE: &str = "added_tokens.json";
 
-/// Makes tokenizer.json of a `tokenizer.model` with its name, and of the content of tokenizer_config.json and
+/// Makes tokenizer.json from a `tokenizer.model` with its name, and from the content of tokenizer_config.json and
 /// added_tokens.json.
 pub fn folder_tokenizer(
     (label, bytes): (String, &[u8]),
@@ -32,7 +32,7 @@ pub fn folder_tokenizer(
     let config = Config(JsonObject::new(CONFIG_FILE, &config));
     let added = config.added_tokens(&added)?;
 
-    // The configuration may call a token otherwise than the model, and then it is right.
+    // If the configuration names a token differently from the model, the configuration counts.
     let pieces = &mut file.vocabulary.pieces;
     for (&id, token) in &added {
         if let Some(piece) = pieces.get_mut(id as usize) {
@@ -64,7 +64,7 @@ pub fn folder_tokenizer(
         let id = id_of(&text)?;
         Some((text, id as TokenId))
     };
-    // Transformers adds a BOS token unless it is told not to, and an EOS token only if it is told to.
+    // Transformers adds a BOS token by default, and an EOS token only on request.
     let (adds_bos, adds_eos) = (
         config.flag("add_bos_token", true)?,
         config.flag("add_eos_token", false)?,
@@ -110,7 +110,7 @@ struct Config<'a>(JsonObject<'a>);
 /// A token that configuration files add to the vocabulary or describe.
 struct AddedToken {
     content: String,
-    /// What is said of it besides.
+    /// Its other members.
     fields: Map<String, Value>,
 }
 
@@ -129,7 +129,7 @@ impl Config<'_> {
         text.map(str::to_owned)
     }
 
-    /// The tokens of added_tokens.json, and those of `added_tokens_decoder`, which say more.
+    /// The tokens of added_tokens.json, and those of `added_tokens_decoder`, which has more fields.
     fn added_tokens(
         &self,
         added: &Map<String, Value>,

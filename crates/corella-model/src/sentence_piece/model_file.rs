@@ -3,7 +3,7 @@
 use super::protobuf::{Message, Value};
 use super::{AddedSpace, Division, Piece, SentencePiece, TokenType};
 
-/// What a `tokenizer.model` says.
+/// The content of a `tokenizer.model`.
 pub struct ModelFile<'a> {
     pub vocabulary: SentencePiece<'a>,
     pub bos_id: Option<usize>,
@@ -11,7 +11,7 @@ pub struct ModelFile<'a> {
 }
 
 impl<'a> ModelFile<'a> {
-    /// Reads a file. `Err` says what is wrong with it.
+    /// Reads a file. `Err` describes its defect.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, String> {
         let mut file = Self {
             vocabulary: SentencePiece {
@@ -67,7 +67,7 @@ impl<'a> ModelFile<'a> {
     }
 
     fn read_trainer(&mut self, bytes: &[u8]) -> Result<(), String> {
-        // An id of -1 says that there is no such token.
+        // An id of -1 means that the token does not exist.
         let id = |number: u64| usize::try_from(number as i64).ok();
         for field in Message::new(bytes) {
             match field.map_err(|problem| format!("trainer_spec: {problem}"))? {

@@ -12,7 +12,7 @@ pub enum Value<'a> {
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message, in the order in which they are stored. An error ends them.
+/// The fields of a message, in their stored order. An error ends them.
 pub struct Message<'a> {
     bytes: &'a [u8],
 }
