@@ -17,7 +17,7 @@ use crate::model_name::{is_commit, is_lower_hex};
 use crate::selection::{self, FolderWeights, INDEX, SINGLE, Selection, gguf_models};
 use crate::{Digest, HubError, ModelName};
 
-/// The shortest beginning of a commit hash that names the commit.
+/// The shortest valid prefix of a commit hash.
 const MIN_COMMIT_LEN: usize = 7;
 
 const PREFIX: &str = "models--";
@@ -30,16 +30,16 @@ pub struct Cache {
 /// A model in the cache, as `corella list` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedModel {
-    /// By which `corella serve` finds it.
+    /// The name with which `corella serve` finds it.
     pub name: ModelName,
     pub commit: String,
     /// Bytes of its files. Models of one repository may share some.
     pub num_bytes: u64,
-    /// Whether all files that it needs are there.
+    /// Whether all required files are present.
     pub is_complete: bool,
 }
 
-/// What a deletion freed.
+/// The files and bytes that a deletion freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
     pub num_files: usize,
@@ -63,7 +63,7 @@ impl Cache {
         }
     }
 
-    /// All models that were fetched, by this program or by others, in the order of their names.
+    /// All models that this program or others have fetched, in the order of their names.
     pub fn models(&self) -> Result<Vec<CachedModel>, HubError> {
         let mut models = Vec::new();
         for folder in names_in(&self.folder)? {
@@ -107,12 +107,12 @@ impl Repository {
         fs::create_dir_all(&blobs).map_err(HubError::disk("create", &blobs))
     }
 
-    /// The commit that a revision means as far as the cache knows.
+    /// The commit of a revision in the cache's record.
     pub fn commit(&self, revision: &str) -> Result<Option<String>, HubError> {
         let path = self.folder.join("refs").join(revision);
         match fs::read_to_string(&path) {
             Ok(commit) if is_commit(commit.trim()) => return Ok(Some(commit.trim().to_owned())),
-            // A file that another program wrote otherwise is as good as none.
+            // An invalid file of another program counts as missing.
             Ok(_) => {}
             Err(error) if is_absent(&error) => {}
             Err(error) => return Err(HubError::disk("read", &path)(error)),
@@ -128,7 +128,7 @@ impl Repository {
         Ok(first.filter(|_| commits.next().is_none()))
     }
 
-    /// Notes which commit a branch or tag means now.
+    /// Records the present commit of a branch or tag.
     pub fn set_commit(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if revision == commit || self.commit(revision)?.as_deref() == Some(commit) {
             return Ok(());
@@ -142,7 +142,7 @@ impl Repository {
         written.map_err(HubError::disk("write", &path))
     }
 
-    /// Puts a file that is in the cache at its path in a snapshot.
+    /// Links a cached file to its path in a snapshot.
     pub fn link(&self, commit: &str, path: &str, digest: &Digest) -> Result<(), HubError> {
         let link = self.file(commit, path);
         if link.exists() {
@@ -150,8 +150,8 @@ impl Repository {
         }
         let folder = link.parent().unwrap_or(&self.folder);
         fs::create_dir_all(folder).map_err(HubError::disk("create", folder))?;
-        // Relative, so that the cache may be moved: out of the path's folders, the commit's and that of
-        // snapshots.
+        // Relative, so that the cache may be moved: it leads out of the path's folders, the commit's and the snapshots'
+        // folder.
         let up = "../".repeat(path.split('/').count() + 1);
         let target = format!("{up}blobs/{}", digest.as_str());
         match fs::remove_file(&link) {
@@ -161,20 +161,20 @@ impl Repository {
             _ => {}
         }
         match make_link(&target, &self.blob(digest), &link) {
-            // Another process was quicker.
+            // Another process has made the link.
             Err(error) if error.kind() == ErrorKind::AlreadyExists && link.exists() => Ok(()),
             done => done.map_err(HubError::disk("link", &link)),
         }
     }
 
-    /// The paths of a snapshot whose files are there, in order.
+    /// The paths of a snapshot's present files, in order.
     pub fn paths(&self, commit: &str) -> Result<Vec<String>, HubError> {
         let mut paths = Vec::new();
         let mut folders = vec![String::new()];
         while let Some(folder) = folders.pop() {
             let on_disk = self.file(commit, &folder);
             for name in names_in(&on_disk)? {
-                // Metadata is that of the link's target, so a link to nothing is left out.
+                // Metadata belongs to the link's target, so a dangling link is left out.
                 match fs::metadata(on_disk.join(&name)) {
                     Ok(metadata) if metadata.is_dir() => folders.push(format!("{folder}{name}/")),
                     Ok(_) => paths.push(format!("{folder}{name}")),
@@ -186,7 +186,7 @@ impl Repository {
         Ok(paths)
     }
 
-    /// The files of a model, if all that it needs are in the snapshot.
+    /// The files of a model, if all required ones are in the snapshot.
     pub fn complete(
         &self,
         commit: &str,
@@ -226,7 +226,7 @@ impl Repository {
         Ok(commits)
     }
 
-    /// The revisions that mean each commit.
+    /// The revisions of each commit.
     fn revisions(&self) -> Result<BTreeMap<String, BTreeSet<String>>, HubError> {
         let mut revisions: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut folders = vec![String::new()];
@@ -297,7 +297,7 @@ impl Repository {
         Ok(models)
     }
 
-    /// Deletes a repository, one revision of it, or one GGUF model. `None` if there is no such thing.
+    /// Deletes a repository, one revision of it, or one GGUF model. `None` if it is not in the cache.
     pub fn remove(&self, name: &ModelName) -> Result<Option<Removed>, HubError> {
         let before = self.blob_sizes()?;
         if before.is_empty() && self.commits()?.is_empty() {
@@ -364,7 +364,7 @@ impl Repository {
         remove_folder(&self.snapshot(commit))
     }
 
-    /// Deletes the blobs that no link of a snapshot leads to, begun ones included.
+    /// Deletes the blobs without a link in a snapshot, including partial ones.
     fn remove_unused_blobs(&self) -> Result<(), HubError> {
         let mut used = BTreeSet::new();
         for commit in self.commits()? {
@@ -408,13 +408,13 @@ fn make_link(target: &str, _blob: &Path, link: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(target, link)
 }
 
-/// Where links need rights that users lack, the file itself stands in the snapshot.
+/// Copies the file itself into the snapshot where links need rights that users lack.
 #[cfg(not(unix))]
 fn make_link(_target: &str, blob: &Path, link: &Path) -> io::Result<()> {
     fs::rename(blob, link)
 }
 
-/// The names in a folder, in order; none if there is no folder.
+/// The names in a folder, in order; empty for a missing folder.
 fn names_in(folder: &Path) -> Result<Vec<String>, HubError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -1,5 +1,5 @@
-//! Asks the hub. Every request goes through [`Client::get`], which follows redirects and decides where
-//! the token is sent; [`Client::retried`] repeats what failed for a reason that may pass.
+//! Requests to the hub. Every request uses [`Client::get`], which follows redirects and decides where the token is
+//! sent; [`Client::retried`] repeats requests after transient failures.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::{FetchEvent, HubConfig, HubError, ModelName, Observer};
 const MAX_REDIRECTS: usize = 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Attempts in a row that brought nothing, after which a request is given up.
+/// The most attempts in a row without progress before a request is given up.
 pub const MAX_ATTEMPTS: u32 = 5;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// A hub that asks for a longer pause is not waited for.
+/// A longer requested pause is an error.
 const MAX_PAUSE: Duration = Duration::from_secs(120);
 
 const MAX_LISTING_BYTES: u64 = 64 << 20;
@@ -32,9 +32,9 @@ pub struct Client {
     token: Option<String>,
 }
 
-/// Why an attempt failed.
+/// The failure of an attempt.
 pub enum Failure {
-    /// It may succeed when it is repeated, after this pause if the hub asked for one.
+    /// A transient failure. The hub may have asked for this pause before the next attempt.
     Passing {
         reason: String,
         pause: Option<Duration>,
@@ -57,7 +57,7 @@ impl Failure {
     }
 }
 
-/// The commit that a revision means now, and the files of that commit.
+/// The present commit of a revision, and its files.
 pub struct Listing {
     pub commit: String,
     pub files: Vec<RemoteFile>,
@@ -99,7 +99,7 @@ impl Client {
         })
     }
 
-    /// Lists a repository. A revision that is a branch may mean another commit each time.
+    /// Lists a repository. A branch may have another commit each time.
     pub fn listing(&self, name: &ModelName, observer: Observer<'_>) -> Result<Listing, HubError> {
         let (repository, revision) = (&name.repository, name.revision_or_main());
         let address = format!(
@@ -234,7 +234,7 @@ impl Client {
         Err(HubError::Refused(refusal).into())
     }
 
-    /// What a refusal means, by the codes in which the hub says it.
+    /// The error for a refusal, from the hub's error codes.
     fn refusal(
         &self,
         status: StatusCode,
@@ -303,7 +303,7 @@ impl Client {
         }
     }
 
-    /// Repeats an attempt as long as it fails for a reason that may pass.
+    /// Repeats an attempt while its failures are transient.
     pub fn retried<T>(
         &self,
         observer: Observer<'_>,
@@ -319,19 +319,19 @@ impl Client {
     }
 }
 
-/// Counts attempts that brought nothing.
+/// Counts attempts without progress.
 #[derive(Default)]
 pub struct Retries {
     num_failed: u32,
 }
 
 impl Retries {
-    /// Forgets earlier failures, because something arrived.
+    /// Forgets earlier failures, because data arrived.
     pub fn reset(&mut self) {
         self.num_failed = 0;
     }
 
-    /// Waits before the next attempt, or says why there is none.
+    /// Waits before the next attempt, or returns the reason against one.
     pub fn pause_after(
         &mut self,
         failure: Failure,
@@ -373,7 +373,7 @@ fn shown(address: &str) -> &str {
     address.split(['?', '#']).next().unwrap_or(address)
 }
 
-/// The authorities that are trusted: those of a file that the user names, else those of the system.
+/// The trusted authorities: from the user's file, or else the system's.
 fn root_certificates(config: &HubConfig) -> Result<Vec<Certificate<'static>>, HubError> {
     let found = match &config.ca_file {
         Some(file) => rustls_native_certs::load_certs_from_paths(Some(file), None),

@@ -1,5 +1,5 @@
-//! Fetches one file into the cache: continues what an earlier attempt left, and lets nothing into the
-//! cache whose size or checksum is not what the hub listed.
+//! Fetches one file into the cache: resumes an earlier attempt, and admits only files with the listed size and
+//! checksum.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -17,7 +17,7 @@ use crate::{Digest, FetchEvent, HubError, ModelName, Observer};
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Bytes that an attempt must bring, so that it does not count as one that brought nothing.
+/// The least number of bytes that counts as progress.
 const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 
 /// A file to fetch.
@@ -27,13 +27,13 @@ pub struct Download<'a> {
     pub commit: &'a str,
     pub file: &'a RemoteFile,
     pub observer: Observer<'a>,
-    /// Set when another download failed, so that this one need not go on.
+    /// Set when another download failed, so that this one can stop.
     pub is_stopped: &'a AtomicBool,
 }
 
 impl Download<'_> {
-    /// Writes the file to `part`, behind what is there already, and moves it to `blob` when it is
-    /// whole and right. The caller holds the file's lock.
+    /// Writes the file to `part`, behind its present content, and moves it to `blob` when it is complete and verified.
+    /// The caller holds the file's lock.
     pub fn run(&self, part: &Path, blob: &Path) -> Result<(), HubError> {
         let mut part = Part::open(part, self.file)?;
         self.tell_received(part.len);
@@ -59,7 +59,7 @@ impl Download<'_> {
                 return part.finish(blob);
             }
             self.restart(&mut part)?;
-            // What was continued may not have been the beginning of this file.
+            // The resumed part may not have been the beginning of this file.
             if !(is_continued && std::mem::take(&mut may_start_again)) {
                 part.discard()?;
                 return Err(HubError::Corrupt(format!(
@@ -101,7 +101,7 @@ impl Download<'_> {
             }
             _ => {
                 if part.len > 0 {
-                    // A server that does not know ranges sends the whole file.
+                    // A server without support for ranges sends the whole file.
                     self.restart(part)?;
                 }
                 answer.body().content_length()
@@ -171,7 +171,7 @@ fn content_range(answer: &Response<Body>) -> Option<(u64, Option<u64>)> {
     Some((start.parse().ok()?, total.parse().ok()))
 }
 
-/// What has arrived of a file, on disk.
+/// The arrived part of a file, on disk.
 struct Part {
     path: PathBuf,
     file: File,
@@ -182,7 +182,7 @@ struct Part {
 }
 
 impl Part {
-    /// Opens what an earlier attempt left, and reads it for the checksum.
+    /// Opens the part of an earlier attempt, and reads it for the checksum.
     fn open(path: &Path, remote: &RemoteFile) -> Result<Self, HubError> {
         let file = File::options()
             .create(true)
@@ -253,7 +253,7 @@ impl Part {
     }
 
     fn finish(self, blob: &Path) -> Result<(), HubError> {
-        // After a power cut, a name in the cache must not stand for content that never reached the disk.
+        // After a power cut, no name in the cache may stand for content that never reached the disk.
         self.file
             .sync_data()
             .map_err(HubError::disk("write", &self.path))?;

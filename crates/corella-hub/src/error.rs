@@ -1,4 +1,4 @@
-//! Why a model cannot be had, in words for the person who asked for it.
+//! The errors about models, for the user who asked for one.
 
 use std::fmt;
 use std::io;
@@ -6,15 +6,16 @@ use std::path::Path;
 
 #[derive(Debug)]
 pub enum HubError {
-    /// The name is none, or names nothing in the model's repository.
+    /// The name is malformed, or has no match in the model's repository.
     Name(String),
-    /// The hub says that there is no such model or revision, or that this user may not have it.
+    /// The hub reports that the model or revision does not exist, or that this user may not read
+    /// it.
     Refused(String),
     /// The hub was not reached, or failed.
     Unreachable(String),
-    /// What the hub sent is not what it had announced.
+    /// The hub's data differ from its announcement.
     Corrupt(String),
-    /// The model is not in the cache, and nothing may be fetched.
+    /// The model is not in the cache, and fetching is disabled.
     Offline(String),
     Disk(String, io::Error),
 }

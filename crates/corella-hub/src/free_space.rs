@@ -1,8 +1,8 @@
-//! How much space a disk has, so that a model that does not fit is refused before it is fetched.
+//! The free space of a disk, so that a model that does not fit is refused before it is fetched.
 
 use std::path::Path;
 
-/// Bytes that this user may still write where `path` is; `None` if the system does not say.
+/// Bytes that this user may still write at `path`; `None` if unknown.
 #[cfg(unix)]
 pub fn free_bytes(path: &Path) -> Option<u64> {
     use std::ffi::CString;
@@ -11,7 +11,7 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
 
     let path = CString::new(path.as_os_str().as_bytes()).ok()?;
     let mut stats = MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `path` ends with a zero, and `stats` has room for what the call writes.
+    // SAFETY: `path` ends with a zero, and `stats` has room for the result of the call.
     let status = unsafe { libc::statvfs(path.as_ptr(), stats.as_mut_ptr()) };
     if status != 0 {
         return None;

@@ -1,4 +1,4 @@
-//! A model by its name: from the cache if it is there, else from the hub.
+//! A model by its name: from the cache if present, else from the hub.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,18 +19,17 @@ use crate::{CachedModel, FetchEvent, HubError, ModelName, Observer, Removed};
 pub struct HubConfig {
     /// The hub's address, such as `https://huggingface.co`.
     pub endpoint: String,
-    /// What proves to the hub who asks.
+    /// The credential for the hub.
     pub token: Option<String>,
     /// The cache's folder, which need not exist.
     pub cache: PathBuf,
     /// Certificates in PEM format to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// Whether nothing is fetched.
+    /// Whether fetching is disabled.
     pub is_offline: bool,
-    /// Files that are fetched at once.
+    /// The number of files to fetch at once.
     pub num_parallel: usize,
-    /// A connection on which nothing arrives for so long is given up, and the fetch continued on
-    /// another.
+    /// A connection without data for this time is given up, and the fetch continued on another.
     pub read_timeout: Duration,
 }
 
@@ -39,13 +38,13 @@ pub struct Hub {
     cache: Cache,
 }
 
-/// A model that is in the cache.
+/// A model in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
-    /// The folder of the model, or its GGUF file, or the first part of that.
+    /// The folder of the model, or its GGUF file, or the first part of a split one.
     pub path: PathBuf,
     pub commit: String,
-    /// Files that were fetched just now.
+    /// Newly fetched files.
     pub num_fetched: usize,
     /// Bytes of all files of the model.
     pub num_bytes: u64,
@@ -59,8 +58,7 @@ impl Hub {
         Self { config, cache }
     }
 
-    /// The model as it is in the cache, without asking the hub whether there is a newer one; from the
-    /// hub if it is not there or not whole.
+    /// The model in the cache, without asking the hub for a newer one; from the hub if missing or incomplete.
     pub fn resolve(&self, name: &ModelName, observer: Observer<'_>) -> Result<Fetched, HubError> {
         match self.find(name)? {
             Some(found) => Ok(found),
@@ -68,7 +66,7 @@ impl Hub {
         }
     }
 
-    /// The model in the cache, if it is there as a whole.
+    /// The model in the cache, if complete.
     pub fn find(&self, name: &ModelName) -> Result<Option<Fetched>, HubError> {
         let repository = self.cache.repository(&name.repository);
         let Some(commit) = repository.commit(name.revision_or_main())? else {
@@ -88,7 +86,7 @@ impl Hub {
         }))
     }
 
-    /// Fetches what the hub has now and the cache has not.
+    /// Fetches the hub's present files that the cache lacks.
     pub fn fetch(&self, name: &ModelName, observer: Observer<'_>) -> Result<Fetched, HubError> {
         if self.config.is_offline {
             return Err(HubError::Offline(format!(
@@ -111,7 +109,7 @@ impl Hub {
             observer,
         };
         fetch.repository.create()?;
-        // Weights come last: a snapshot that has them has all that comes before.
+        // Weights come last: a snapshot with weights has all other files.
         let (small, large) = match selection {
             Selection::Gguf(parts) => (Vec::new(), parts),
             Selection::Folder { small, weights } => match weights {
@@ -131,7 +129,7 @@ impl Hub {
         };
         let mut num_fetched = fetch.files(&small)?;
         num_fetched += fetch.files(&large)?;
-        // Only now the revision means this commit: an interrupted fetch leaves the old model whole.
+        // The revision changes only now: an interrupted fetch leaves the old model whole.
         fetch
             .repository
             .set_commit(name.revision_or_main(), &commit)?;
@@ -153,13 +151,13 @@ impl Hub {
         self.cache.models()
     }
 
-    /// Deletes a model, one revision of it, or one of its GGUF files. `None` if it is not there.
+    /// Deletes a model, one revision of it, or one of its GGUF files. `None` if it is not in the cache.
     pub fn remove(&self, name: &ModelName) -> Result<Option<Removed>, HubError> {
         self.cache.repository(&name.repository).remove(name)
     }
 }
 
-/// What to load: the GGUF file, or the folder.
+/// The path to load: the GGUF file, or the folder.
 fn model_path(repository: &Repository, commit: &str, files: &[String]) -> PathBuf {
     match files.first() {
         Some(first) if first.ends_with(".gguf") => repository.file(commit, first),
@@ -191,8 +189,8 @@ impl Fetch<'_> {
         paths.iter().map(listed).collect()
     }
 
-    /// Fetches those of the files that are not there, some at a time, and says how many those were.
-    /// After the first error, none is begun.
+    /// Fetches the missing ones of the files, some at a time, and returns their number. After the first error, no
+    /// further fetch begins.
     fn files(&self, paths: &[String]) -> Result<usize, HubError> {
         let files = self.listed(paths)?;
         let is_missing = |file: &&RemoteFile| {
@@ -200,7 +198,7 @@ impl Fetch<'_> {
             !self.repository.blob(&file.digest).exists() && !in_snapshot.exists()
         };
         let mut missing: Vec<_> = files.iter().copied().filter(is_missing).collect();
-        // The largest file takes longest, so it is begun first.
+        // The largest file takes longest, so it starts first.
         missing.sort_by_key(|file| std::cmp::Reverse(file.num_bytes));
         self.check_space(&missing)?;
         if !missing.is_empty() {

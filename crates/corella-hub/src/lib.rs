@@ -1,9 +1,9 @@
-//! Models by name: fetches them from the Hugging Face hub into the hub's own cache, where other
-//! programs find them, and finds there what others fetched.
+//! Models by name: fetches them from the Hugging Face hub into the hub's own cache, which other
+//! programs share.
 //!
-//! [`ModelName`] is what a user types, [`Hub`] does the work. Files are chosen by
-//! `selection.rs`, fetched and checked by `download.rs`, and kept by `cache.rs` in
-//! the layout of the Python package `huggingface_hub`.
+//! [`ModelName`] is the user's text, [`Hub`] does the work. `selection.rs` chooses files,
+//! `download.rs` fetches and checks them, and `cache.rs` keeps them in the layout of the Python
+//! package `huggingface_hub`.
 
 mod cache;
 mod client;
@@ -25,16 +25,16 @@ pub use listing::Digest;
 pub use model_name::ModelName;
 pub use short_name::short_names;
 
-/// What happens while a model is fetched, for whoever shows it. Events come from several threads.
+/// An event of a fetch, for display. Events come from several threads.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FetchEvent<'a> {
-    /// These many bytes have to come; sent again when an index has told of further files.
+    /// The total to fetch; sent again when an index has listed further files.
     Planned { num_files: usize, num_bytes: u64 },
     /// Bytes arrived and were written.
     Received { num_bytes: u64 },
-    /// Bytes that were counted as received are not usable, and come again.
+    /// Bytes that were counted as received are not usable, and are fetched again.
     Discarded { num_bytes: u64 },
-    /// A request failed and is made again after a pause.
+    /// A request failed and is repeated after a pause.
     Retrying { reason: &'a str, pause_s: f64 },
     /// Another process fetches this file, and this one waits for it.
     Waiting { path: &'a str },

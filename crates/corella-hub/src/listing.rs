@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 use crate::model_name::{is_lower_hex, is_safe_path};
 
-/// What a file's content must have. Its text is the name of the file's blob in the cache.
+/// The checksum of a file's content. Its text is the name of the file's blob in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Digest {
     /// SHA-256 of the content: files in the hub's large file storage.
@@ -54,8 +54,8 @@ impl Digest {
 }
 
 impl TreeEntry {
-    /// The file, or `None` if the entry is none. An entry whose path would lead out of a folder, or
-    /// without a digest, is an error: the reason is returned.
+    /// The file, or `None` for another kind of entry. An entry whose path would lead out of a
+    /// folder, or without a digest, is an error: the reason is returned.
     pub fn into_file(self) -> Result<Option<RemoteFile>, String> {
         if self.kind != "file" {
             return Ok(None);

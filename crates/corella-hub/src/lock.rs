@@ -1,4 +1,4 @@
-//! Lets one process at a time fetch a file, with the locks that `huggingface_hub` takes.
+//! Lets one process at a time fetch a file, with the locks of `huggingface_hub`.
 
 use std::fs::{self, File, TryLockError};
 use std::path::Path;

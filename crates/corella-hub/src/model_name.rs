@@ -5,9 +5,9 @@ use std::fmt;
 use crate::HubError;
 use crate::short_name::{repository_of, tags_of};
 
-/// `OWNER/MODEL`, then `:FILE` for one of its GGUF files, by quantisation or by name, and `@REVISION`
-/// for a branch, a tag or a commit. The last two may come in either order. A name of Ollama's library, such as `qwen3:0.6b`,
-/// is that of its maker's repository.
+/// `OWNER/MODEL`, then `:FILE` for one of its GGUF files, by quantisation or by name, and `@REVISION` for a branch, a
+/// tag or a commit. The last two may come in either order. A name of Ollama's library, such as `qwen3:0.6b`, means its
+/// maker's repository.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ModelName {
     /// `OWNER/MODEL`.
@@ -17,7 +17,7 @@ pub struct ModelName {
     pub revision: Option<String>,
 }
 
-/// Prefixes that other programs use or that come with an address copied from a browser.
+/// Prefixes of other programs, and of addresses copied from a browser.
 const PREFIXES: [&str; 5] = [
     "https://huggingface.co/",
     "https://hf.co/",
@@ -33,8 +33,8 @@ impl ModelName {
     /// The branch of a name without a revision.
     pub const MAIN: &'static str = "main";
 
-    /// Whether `text` has the form of a name: exactly one slash in OWNER/MODEL, and none of what only
-    /// paths have. Such a text may still be the path of a folder.
+    /// Whether `text` has the form of a name: exactly one slash in OWNER/MODEL, and no character that only paths have.
+    /// Such a text may still be the path of a folder.
     pub fn has_form(text: &str) -> bool {
         Self::parse(text).is_ok()
     }
@@ -142,7 +142,7 @@ pub(crate) fn is_safe_path(path: &str) -> bool {
         && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// Whether a revision is a whole commit hash, which never means anything else later.
+/// Whether a revision is a full commit hash, whose meaning never changes.
 pub(crate) fn is_commit(revision: &str) -> bool {
     revision.len() == 40 && is_lower_hex(revision)
 }

@@ -1,4 +1,4 @@
-//! Which files of a repository Corella needs: those of a Hugging Face folder, or one GGUF model.
+//! The files of a repository that Corella needs: a Hugging Face folder's, or one GGUF model's.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ pub const CONFIG: &str = "config.json";
 pub const INDEX: &str = "model.safetensors.index.json";
 pub const SINGLE: &str = "model.safetensors";
 
-/// What a folder may have beside its weights. `config.json` is the only one that every folder has.
+/// A folder's files beside its weights. Only `config.json` is required.
 const BESIDE_WEIGHTS: [&str; 12] = [
     CONFIG,
     "generation_config.json",
@@ -21,7 +21,7 @@ const BESIDE_WEIGHTS: [&str; 12] = [
     "special_tokens_map.json",
     "chat_template.jinja",
     "additional_chat_templates/tool_use.jinja",
-    // How sentence-transformers makes vectors of texts.
+    // sentence-transformers' settings for vectors of texts.
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
@@ -38,17 +38,16 @@ fn is_of_module(path: &str) -> bool {
     is_number && (file == CONFIG || file == SINGLE)
 }
 
-/// The quantisation that is taken if several are there and none is named, as elsewhere.
+/// The default of several quantisations, as in other programs.
 const DEFAULT_QUANTISATION: &str = "Q4_K_M";
 
-/// What some names have before the quantisation, for formats that differ from layer to layer.
+/// The mark of quantisations whose formats differ from layer to layer, before the quantisation in a name.
 const MARK: &str = "UD-";
 
 /// The files of one model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// A Hugging Face folder: what stands beside the weights, and the weights as far as they are
-    /// known before the index is read.
+    /// A Hugging Face folder: the files beside the weights, and the weights known before the index is read.
     Folder {
         small: Vec<String>,
         weights: FolderWeights,
@@ -60,7 +59,7 @@ pub enum Selection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FolderWeights {
     Single,
-    /// The files that `model.safetensors.index.json` names.
+    /// The files in `model.safetensors.index.json`.
     Indexed,
 }
 
@@ -128,8 +127,8 @@ pub struct GgufModel {
     num_parts: Option<u32>,
 }
 
-/// The GGUF models among the paths of a repository, in order. Vision encoders and importance
-/// matrices, which are GGUF files too, are none.
+/// The GGUF models among the paths of a repository, in order. Vision encoders and importance matrices, which are GGUF
+/// files too, are excluded.
 pub fn gguf_models(paths: &[&str]) -> Vec<GgufModel> {
     let mut models: Vec<_> = paths
         .iter()
@@ -158,7 +157,7 @@ impl GgufModel {
         })
     }
 
-    /// The quantisation in the name, such as `Q4_K_M` or `UD-Q4_K_XL`, as it is written there.
+    /// The quantisation in the name, such as `Q4_K_M` or `UD-Q4_K_XL`, in its original spelling.
     pub fn quantisation(&self) -> Option<&str> {
         let name = self.stem.rsplit('/').next().unwrap_or(&self.stem);
         let is_start = |at: usize| at == 0 || b"-._".contains(&name.as_bytes()[at - 1]);
@@ -173,7 +172,7 @@ impl GgufModel {
         Some(&name[start..])
     }
 
-    /// What to write behind the colon.
+    /// The text behind the colon in a name.
     pub fn short_name(&self) -> &str {
         self.quantisation().unwrap_or(&self.path)
     }
@@ -196,7 +195,7 @@ impl GgufModel {
     }
 }
 
-/// Splits the name of a part into that of the model, the number of the part and that of all.
+/// Splits the name of a part into the model's name, the part's number and the number of parts.
 fn split_part(stem: &str) -> Option<(&str, u32, u32)> {
     const MAX_PARTS: u32 = 4096;
     let (rest, total) = stem.rsplit_once("-of-")?;
@@ -211,7 +210,7 @@ fn split_part(stem: &str) -> Option<(&str, u32, u32)> {
         .then_some((model, part, total))
 }
 
-/// Whether a text is nothing but the name of a quantisation or a number format.
+/// Whether a text consists only of the name of a quantisation or a number format.
 fn is_quantisation(text: &str) -> bool {
     let text = text.to_ascii_uppercase();
     let is_word = |text: &str| {
@@ -228,8 +227,7 @@ fn is_quantisation(text: &str) -> bool {
             .any(digit_behind)
 }
 
-/// The models that `wanted` names: by path or file name, by quantisation, or by one whose name begins
-/// with the mark of another way of quantising (`UD-`).
+/// The models that `wanted` names: by path or file name, by quantisation, or by a quantisation behind the mark `UD-`.
 fn choose<'a>(models: &'a [GgufModel], wanted: &str) -> Vec<&'a GgufModel> {
     let chosen = |is_meant: &dyn Fn(&GgufModel) -> bool| -> Vec<&'a GgufModel> {
         models.iter().filter(|model| is_meant(model)).collect()
@@ -261,7 +259,7 @@ fn files(models: &[&GgufModel]) -> String {
     paths.join(", ")
 }
 
-/// The files that an index distributes the tensors over, in order.
+/// The files over which an index distributes the tensors, in order.
 pub fn shards(index: &[u8]) -> Result<Vec<String>, String> {
     #[derive(Deserialize)]
     struct Index {

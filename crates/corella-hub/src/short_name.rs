@@ -1,6 +1,6 @@
 //! Names without an owner: Ollama's, such as `qwen3:0.6b`, and a repository's own, such as `Qwen3-0.6B`.
 
-/// A family of Ollama's library: its name, and the repository of each size. The first is the one without a tag.
+/// A family of Ollama's library: its name, and the repository of each size. The first size is the default.
 struct Family {
     name: &'static str,
     sizes: &'static [(&'static str, &'static str)],
@@ -172,7 +172,7 @@ const FAMILIES: [Family; 23] = [
     },
 ];
 
-/// The repository that a name without an owner means: `family`, `family:size` or `family:latest` of Ollama's library, or the
+/// The repository of a name without an owner: `family`, `family:size` or `family:latest` of Ollama's library, or the
 /// repository's own name in any case.
 pub fn repository_of(text: &str) -> Option<&'static str> {
     let lower = text.to_ascii_lowercase();
@@ -195,7 +195,7 @@ pub fn repository_of(text: &str) -> Option<&'static str> {
     })
 }
 
-/// The sizes of a family, if `text` is of one.
+/// The sizes of a family, if `text` names one.
 pub fn tags_of(text: &str) -> Option<Vec<&'static str>> {
     let lower = text.to_ascii_lowercase();
     let name = lower.split(':').next().unwrap_or_default();

@@ -1,13 +1,13 @@
-//! Addresses: what belongs to the same origin, where a redirect leads, and how names are written.
+//! Addresses: their origins, the targets of redirects, and the encoding of names.
 
 use crate::HubError;
 
-/// Scheme, host and port, as far as the `//` and the first `/` behind it.
+/// Scheme, host and port: the text before the first `/` behind the `//`.
 pub fn origin(address: &str) -> Option<String> {
     let (scheme, rest) = address.split_once("://")?;
     let scheme = scheme.to_ascii_lowercase();
     let authority = rest.split(['/', '?', '#']).next()?.to_ascii_lowercase();
-    // What stands before an `@` is a user, not a host.
+    // The text before an `@` is a user, not a host.
     let host = authority.rsplit('@').next()?;
     let default_port = match scheme.as_str() {
         "https" => ":443",
