@@ -1,5 +1,5 @@
-//! The one thread that enters Python by itself: it hands items to callbacks, so that the threads that serve
-//! requests never wait for Python's lock.
+//! The only thread that enters Python by itself: it passes items to callbacks, so that the threads that serve requests
+//! never wait for Python's lock.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::job::Item;
 
-/// Waits until somebody asks for something to be handed over.
+/// Waits until the first delivery.
 static COURIER: Mutex<State> = Mutex::new(State::Asleep);
 
 enum State {
@@ -17,14 +17,14 @@ enum State {
     Awake {
         sender: Sender<Message>,
         thread: JoinHandle<()>,
-        /// The process that has the thread. A fork has a copy of this state, and no thread.
+        /// The process of the thread. A fork has a copy of this state, and no thread.
         process: u32,
     },
     Stopped,
 }
 
 impl State {
-    /// Forgets the thread of a process that this one is a fork of.
+    /// Forgets the thread of the parent process in a fork.
     fn leave_fork(&mut self) {
         if let Self::Awake { process, .. } = self
             && *process != std::process::id()
@@ -39,14 +39,14 @@ enum Message {
     Stop,
 }
 
-/// Each job has at most one that waits, so their number is bounded by that of the jobs.
+/// Each job has at most one waiting delivery, so the number of jobs bounds theirs.
 pub struct Delivery {
     pub callback: Py<PyAny>,
     /// `None` at the end of a job.
     pub item: Option<Item>,
 }
 
-/// Calls the callback with the item, soon. Does nothing after [`stop`].
+/// Calls the callback with the item, soon. Has no effect after [`stop`].
 pub fn deliver(delivery: Delivery) {
     let mut state = COURIER.lock().unwrap_or_else(PoisonError::into_inner);
     state.leave_fork();
@@ -68,12 +68,12 @@ pub fn deliver(delivery: Delivery) {
         }
     }
     if let State::Awake { sender, .. } = &*state {
-        // It fails if the thread has found that Python has ended, and then nobody waits.
+        // It fails if the thread has found that Python has ended, and then no caller waits.
         let _ = sender.send(Message::Deliver(delivery));
     }
 }
 
-/// Ends the thread, and waits for it. To be called before Python ends, without holding its lock.
+/// Ends the thread, and waits for it. Call it before Python ends, without holding its lock.
 pub fn stop() {
     let mut state = COURIER.lock().unwrap_or_else(PoisonError::into_inner);
     state.leave_fork();

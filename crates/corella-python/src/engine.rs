@@ -1,4 +1,4 @@
-//! A model that is loaded, with the threads that answer requests.
+//! A loaded model, with the threads that answer requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,10 @@ use tokio::runtime::{Handle, Runtime};
 
 use crate::job::Job;
 
-/// How long Python may not have looked for signals while it waits.
+/// The longest time that Python waits without checking for signals.
 pub const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What the engine and its jobs have in common.
+/// The state that the engine and its jobs share.
 pub struct Shared {
     /// `None` only while it is dropped.
     threads: Option<Threads>,
@@ -26,7 +26,7 @@ pub struct Shared {
     process: u32,
 }
 
-/// What is of use only where its threads are.
+/// State that is only useful in the process of its threads.
 struct Threads {
     server: LocalServer,
     runtime: Runtime,
@@ -55,7 +55,7 @@ impl Shared {
         &self.handle
     }
 
-    /// Why nothing can be asked or awaited in this process, if it is a fork of the one that loaded the model.
+    /// The reason for which this process cannot ask or await, if it is a fork of the one that loaded the model.
     pub fn why_elsewhere(&self) -> Option<&'static str> {
         (self.process != std::process::id()).then_some(
             "this LLM was loaded before the process forked, and its threads are in the other process: load \
@@ -67,7 +67,7 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         match self.threads.take() {
-            // Nothing there can stop threads that a fork does not have, and they may hold locks in it for ever.
+            // A fork cannot stop threads that it does not have, and they may hold locks for ever.
             Some(threads) if self.why_elsewhere().is_some() => std::mem::forget(threads),
             // A plain drop would wait, with Python's lock held, for threads that read requests.
             Some(threads) => threads.runtime.shutdown_background(),
@@ -83,7 +83,7 @@ pub struct Engine {
 
 #[pymethods]
 impl Engine {
-    /// Loads the model that `keywords`, a JSON object, name. Signals are handled meanwhile.
+    /// Loads the model in `keywords`, a JSON object. Signals are handled meanwhile.
     #[new]
     fn new(py: Python<'_>, keywords: &str) -> PyResult<Self> {
         let keywords = serde_json::from_str(keywords);
@@ -91,13 +91,13 @@ impl Engine {
             keywords.map_err(|error| PyValueError::new_err(error.to_string()))?;
         let (sender, mut loaded) = channel();
         let load = move || {
-            // Who was interrupted waits no longer, and the model is dropped.
+            // An interrupted caller no longer waits, and the model is dropped.
             let _ = sender.send(Shared::load(&keywords));
         };
         let thread = std::thread::Builder::new().name("corella-load".to_owned());
         thread.spawn(load)?;
         loop {
-            // Another thread may wait for it, but not two of them.
+            // Another thread may wait for it, but only one.
             let loaded = &mut loaded;
             match py.detach(move || loaded.recv_timeout(SIGNAL_INTERVAL)) {
                 Ok(Ok(shared)) => {
@@ -131,13 +131,13 @@ impl Engine {
         self.shared.server().has_chat_template
     }
 
-    /// What runs, in one line.
+    /// The engine's configuration, in one line.
     #[getter]
     fn summary(&self) -> &str {
         &self.shared.server().summary
     }
 
-    /// How many requests the engine has, waiting or running. A fork has none.
+    /// The number of the engine's requests, waiting or running; 0 in a fork.
     #[getter]
     fn num_live_requests(&self) -> usize {
         match self.shared.why_elsewhere() {
@@ -146,7 +146,7 @@ impl Engine {
         }
     }
 
-    /// Posts each body to an endpoint. Items are answers, in the order in which they come.
+    /// Posts each body to an endpoint. Items are answers, in the order of their arrival.
     fn answer_all(&self, path: String, bodies: Vec<String>) -> PyResult<Job> {
         self.check()?;
         Ok(Job::answer_all(self.shared.clone(), path, bodies))
@@ -187,7 +187,7 @@ impl Engine {
     /// Ends every request and stops the engine.
     fn close(&self, py: Python<'_>) {
         self.shared.is_closed.store(true, Ordering::SeqCst);
-        // In a fork there is nothing to stop.
+        // A fork has no engine to stop.
         if self.shared.why_elsewhere().is_none() {
             py.detach(|| self.shared.server().engine.shutdown());
         }

@@ -1,4 +1,4 @@
-//! What the engine has been asked to do: a source of items.
+//! A job of the engine: a source of items.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use tokio::time::timeout;
 use crate::courier::{self, Delivery};
 use crate::engine::{SIGNAL_INTERVAL, Shared};
 
-/// Items that wait for Python, which then holds up whoever makes them.
+/// The most items that wait for Python. Beyond them the producer waits.
 const MAX_UNREAD_ITEMS: usize = 64;
 
 /// An answer or a part of one.
 pub struct Item {
-    /// Which of the requests it belongs to.
+    /// The index of its request.
     index: usize,
-    /// The HTTP status: 200 for answers and events. 0 says that `body` is why there is no answer.
+    /// The HTTP status: 200 for answers and events. With 0, `body` is the reason for a missing answer.
     status: u16,
     /// JSON.
     body: Vec<u8>,
@@ -42,7 +42,7 @@ impl Item {
 /// One call of Python. Dropping it aborts its requests.
 #[pyclass(frozen, module = "corella._corella")]
 pub struct Job {
-    /// Keeps the engine and its threads as long as somebody may wait for them.
+    /// Keeps the engine and its threads while a caller may wait for them.
     shared: Arc<Shared>,
     task: AbortHandle,
     items: Arc<Mutex<mpsc::Receiver<Item>>>,
@@ -77,13 +77,13 @@ impl Job {
         }
     }
 
-    /// What a fork gets: it would wait for ever for threads that it does not have.
+    /// The item for a fork, which would otherwise wait for ever for threads that it does not have.
     fn fork_failure(&self) -> Option<Item> {
         let reason = self.shared.why_elsewhere()?;
         Some(Item::failure(0, reason.to_owned()))
     }
 
-    /// A fork leaves the task alone: a thread that it does not have may hold a lock of the runtime for ever.
+    /// A fork does not abort the task: a thread that it does not have may hold a lock of the runtime for ever.
     fn abort(&self) {
         if self.shared.why_elsewhere().is_none() {
             self.task.abort();
@@ -114,7 +114,7 @@ impl Job {
     /// Calls `callback` with the next item, from another thread.
     fn deliver_next(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         if let Some(item) = self.fork_failure() {
-            // There is no other thread.
+            // A fork has no other thread.
             callback.call1(py, (item.into_tuple(py),))?;
             return Ok(());
         }
@@ -126,7 +126,7 @@ impl Job {
         Ok(())
     }
 
-    /// Aborts what has not been answered.
+    /// Aborts unanswered requests.
     fn cancel(&self) {
         self.abort();
     }
@@ -146,7 +146,7 @@ async fn receive(items: &Mutex<mpsc::Receiver<Item>>) -> Option<Item> {
     items.lock().await.recv().await
 }
 
-/// Answers some requests at a time, and sends answers as they come.
+/// Answers some requests at a time, and sends answers in the order of their arrival.
 async fn answer_all(
     client: PatientClient,
     path: String,
@@ -205,7 +205,7 @@ async fn stream(client: PatientClient, path: String, body: String, sender: mpsc:
                     status: refusal.status,
                     body: refusal.body,
                 };
-                // Nobody listens any more if it fails, here and below.
+                // It fails if the receiver has gone, here and below.
                 let _ = sender.send(item).await;
                 return Ok(());
             }

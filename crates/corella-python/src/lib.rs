@@ -1,5 +1,5 @@
-//! The part of the Python package that is written in Rust. The package's own modules, in `python/corella`, give
-//! it its interface: this one takes requests as JSON and hands back what the server's API answers.
+//! The Rust part of the Python package. The package's own modules, in `python/corella`, have the interface: this part
+//! takes requests as JSON and returns the answers of the server's API.
 
 mod courier;
 mod engine;
@@ -11,7 +11,7 @@ use getrandom as _;
 
 use pyo3::prelude::*;
 
-/// Ends the process when the command has.
+/// Ends the process after the command.
 #[pyfunction]
 fn run_command(py: Python<'_>, words: Vec<OsString>) {
     py.detach(|| -> () { corella::run_command(words) });
@@ -29,7 +29,7 @@ fn keywords() -> Vec<(String, &'static str)> {
     keywords.map(|(name, of)| (name, kind(of))).collect()
 }
 
-/// Lets no thread of this module enter Python any more.
+/// Bars the threads of this module from entering Python.
 #[pyfunction]
 fn stop_courier(py: Python<'_>) {
     py.detach(courier::stop);
