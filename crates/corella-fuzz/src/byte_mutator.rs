@@ -5,8 +5,8 @@ use crate::Random;
 /// The longest run that one change adds.
 const MAX_ADDED: usize = 4096;
 
-/// Makes a few changes: bits, numbers of all widths, and runs that are removed, repeated or foreign.
-/// `other` is an input of the same kind. Places near the beginning are likelier, since headers are there.
+/// Makes a few changes: bits, numbers of all widths, and runs that are removed, repeated or foreign. `other` is an
+/// input of the same kind. Places near the beginning are likelier, because headers are there.
 pub fn mutate_bytes(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
     for _ in 0..1 + random.magnitude_below(6) {
         mutate_once(random, bytes, other);
@@ -50,7 +50,7 @@ fn place(random: &mut Random, len: usize) -> usize {
     }
 }
 
-/// Writes a number at which sizes and counts go wrong, or a neighbour of the one that is there.
+/// Writes a number at which sizes and counts fail, or a neighbour of the present one.
 fn overwrite_number(random: &mut Random, bytes: &mut [u8]) {
     let width = random.pick(&[1, 2, 4, 8]);
     let Some(field) = bytes.get_mut(..width) else {

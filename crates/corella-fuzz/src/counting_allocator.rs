@@ -1,10 +1,10 @@
-//! An allocator that knows how much memory is held, and ends the process before a parser takes all of it.
+//! An allocator that counts the allocated memory, and ends the process before a parser takes all of it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, which counts. A test binary that has targets sets it as `#[global_allocator]`.
+/// The system's allocator with a count. A test binary with targets sets it as `#[global_allocator]`.
 pub struct CountingAllocator;
 
 static HELD: AtomicUsize = AtomicUsize::new(0);
@@ -12,18 +12,17 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(usize::MAX);
 
 impl CountingAllocator {
-    /// The bytes that are held now.
+    /// The allocated bytes.
     pub fn held() -> usize {
         HELD.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that were held since the last call.
+    /// The peak of allocated bytes since the last call.
     pub fn take_peak() -> usize {
         PEAK.swap(Self::held(), Ordering::Relaxed)
     }
 
-    /// From now on an allocation that would let more than `most` bytes be held fails, which ends the
-    /// process.
+    /// Limits the allocated bytes to `most`. An allocation beyond that fails, which ends the process.
     pub fn hold_at_most(most: usize) {
         MOST.store(most, Ordering::Relaxed);
     }
@@ -34,7 +33,7 @@ impl CountingAllocator {
             .saturating_add(added);
         if held > MOST.load(Ordering::Relaxed) {
             HELD.fetch_sub(added, Ordering::Relaxed);
-            // Nothing that allocates is done here.
+            // No allocation is allowed here.
             let _ = writeln!(
                 io::stderr(),
                 "corella-fuzz: {added} bytes more would be {held} in all"
@@ -46,8 +45,8 @@ impl CountingAllocator {
     }
 }
 
-// SAFETY: every call is passed on to the system's allocator as it is; a null pointer says that there is no
-// memory, as the trait has it.
+// SAFETY: every call is passed unchanged to the system's allocator. A null pointer means out of memory, as in the
+// trait's contract.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         if !Self::may_add(layout.size()) {

@@ -1,4 +1,4 @@
-//! Changes of JSON that keep it JSON: values of other kinds, sizes and places.
+//! Changes of JSON that keep it valid: values of other kinds, sizes and places.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use crate::{Random, mutate_text};
 
 const MAX_DEPTH: usize = 120;
 
-/// Makes a few changes, each at a random place. `words` are strings that mean something in the notation.
+/// Makes a few changes, each at a random place. `words` are strings with a meaning in the notation.
 pub fn mutate_json(random: &mut Random, value: &mut Value, words: &[&str]) {
     for _ in 0..1 + random.magnitude_below(5) {
         let donor = random.below(num_nodes(value));
@@ -17,7 +17,7 @@ pub fn mutate_json(random: &mut Random, value: &mut Value, words: &[&str]) {
     }
 }
 
-/// The number of values within a value, itself among them.
+/// The number of values within a value, including itself.
 fn num_nodes(value: &Value) -> usize {
     let mut open = vec![value];
     let mut count = 0;
@@ -32,7 +32,7 @@ fn num_nodes(value: &Value) -> usize {
     count
 }
 
-/// The value whose number is `index` in the order of [`num_nodes`].
+/// The value with the number `index` in the order of [`num_nodes`].
 fn node(value: &mut Value, index: usize) -> Option<&mut Value> {
     let mut open = vec![value];
     let mut rest = index;
@@ -81,7 +81,7 @@ fn mutate_array(random: &mut Random, items: &mut Vec<Value>, donor: Value) {
         0 if at < items.len() => drop(items.remove(at)),
         1 if at < items.len() => {
             let item = items[at].clone();
-            // Repeated large items would make the input large without making it odd.
+            // Repeated large items would make the input large but not unusual.
             let times = match num_nodes(&item) {
                 0..16 => 1 + random.magnitude_below(1000),
                 _ => 1,

@@ -1,11 +1,11 @@
-//! Pseudorandom numbers: a seed and a case are the only sources of chance.
+//! Pseudorandom numbers: a seed and a case are the only sources of randomness.
 
 /// The generator SplitMix64 (Steele, Lea, Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The numbers of one case, which are unlike those of its neighbours.
+    /// The numbers of one case, independent of its neighbours.
     pub fn new(seed: u64, case: u64) -> Self {
         let mut random = Self(seed);
         random.0 = random.next_u64().wrapping_add(case);
@@ -28,7 +28,7 @@ impl Random {
         }
     }
 
-    /// A number below `bound`, of which small ones are as likely as large ones, by magnitude.
+    /// A number below `bound`, whose magnitude is evenly distributed.
     pub fn magnitude_below(&mut self, bound: usize) -> usize {
         let bits = usize::BITS - bound.leading_zeros();
         let bits = self.below(bits as usize + 1);

@@ -1,4 +1,4 @@
-//! A parser under attack: which inputs it gets, for how long, and what it may not do.
+//! A parser under test: its inputs, its time, and its bans.
 
 use std::any::Any;
 use std::panic::{self, AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,7 +10,7 @@ use std::{env, fs, process, thread};
 
 use crate::{CountingAllocator, Random};
 
-/// What a parser made of an input.
+/// A parser's result for an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Accepted,
@@ -26,7 +26,7 @@ impl<T, E> From<&Result<T, E>> for Verdict {
     }
 }
 
-/// A parser, and what it may hold.
+/// A parser, and its limit of memory.
 pub struct Target {
     name: &'static str,
     base_bytes: usize,
@@ -34,21 +34,21 @@ pub struct Target {
     watches_threads: bool,
 }
 
-/// Seconds for each target where `CORELLA_FUZZ_SECONDS` does not say otherwise.
+/// The default seconds for each target, without `CORELLA_FUZZ_SECONDS`.
 const SECONDS: f64 = 1.0;
-/// The longest that one input may take, on a machine that does other things as well.
+/// The longest time for one input, on a machine with other load.
 const MAX_CASE_TIME: Duration = Duration::from_secs(60);
-/// How much above a target's bound the process is ended instead of the test.
+/// The margin above a target's limit at which the process is ended instead of the test.
 const RESERVE_BYTES: usize = 1 << 30;
 
-/// Targets share the count of memory, so that only one runs at a time.
+/// Targets share the count of memory, so only one runs at a time.
 static RUNNING: Mutex<()> = Mutex::new(());
 
-/// Panics of all threads, once somebody counts them.
+/// Panics of all threads, once a target counts them.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
 impl Target {
-    /// A target that may hold `base_bytes`, and `bytes_per_byte` for each byte of its input.
+    /// A target with the limit `base_bytes`, plus `bytes_per_byte` for each byte of its input.
     pub fn new(name: &'static str, base_bytes: usize, bytes_per_byte: usize) -> Self {
         Self {
             name,
@@ -74,12 +74,11 @@ impl Target {
         }
     }
 
-    /// Parses each input of the corpus as it is, which must be accepted, and then changed ones until time
-    /// is up.
+    /// Parses each input of the corpus unchanged, which must be accepted, and then changed ones until time is up.
     ///
     /// # Panics
-    /// When the parser panics, or held too much memory; the message says how to repeat the case. A
-    /// case that does not end ends the process.
+    /// When the parser panics, or exceeds its memory; the message has the command that repeats the case. A case that
+    /// does not end ends the process.
     pub fn run<I: Clone + AsRef<[u8]>>(
         &self,
         corpus: &[I],
@@ -161,7 +160,7 @@ impl Target {
         report
     }
 
-    /// Parses one input; returns also the most bytes that were held meanwhile.
+    /// Parses one input, and also returns the peak of allocated bytes.
     fn measure<I: AsRef<[u8]>>(
         &self,
         input: &I,
@@ -200,13 +199,13 @@ impl Target {
 
     fn keep(&self, case: u64, input: &[u8]) -> PathBuf {
         let path = env::temp_dir().join(format!("corella-fuzz-{}-{case}", self.name));
-        // The seed and the number are enough to make it again.
+        // The seed and the number suffice to recreate it.
         let _ = fs::write(&path, input);
         path
     }
 }
 
-/// How a case is repeated.
+/// The command that repeats a case.
 fn again(name: &str, seed: u64, case: u64) -> String {
     format!("{name}: CORELLA_FUZZ_SEED={seed} CORELLA_FUZZ_CASE={case} repeats this case")
 }

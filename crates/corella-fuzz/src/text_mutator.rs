@@ -2,7 +2,7 @@
 
 use crate::Random;
 
-/// Characters that are several bytes, end lines, are invisible, or end texts elsewhere.
+/// Characters of several bytes, line ends, invisible ones, and ones that end texts in other notations.
 const CHARACTERS: [char; 14] = [
     '\0',
     '\n',

@@ -1,4 +1,4 @@
-//! What nodes of a cluster say to each other about cached blocks: frames, some with a list behind them.
+//! Messages of a cluster's nodes about cached blocks: frames, some with a list behind them.
 
 use std::future::poll_fn;
 use std::io::{Read, Write};
@@ -25,12 +25,12 @@ const SOURCE: u64 = 7;
 const LOADER: u64 = 8;
 const FINGERPRINT: u128 = 0x5eed;
 const NUM_BLOCKS: u32 = 5;
-/// How long the answer to an altered message is listened for. It does not matter whether there is one.
+/// The time to listen for an answer to an altered message, which may not come.
 const SILENCE: Duration = Duration::from_millis(50);
-/// Ends a test to which a node gives no answer that has to come.
+/// The time after which a missing mandatory answer ends a test.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// A node that has some blocks cached.
+/// A node with some cached blocks.
 struct Source {
     engine: Engine,
     node: Arc<SourceNode>,
@@ -103,7 +103,7 @@ impl Source {
         }
     }
 
-    /// What nodes say that load, each in a connection of its own.
+    /// The messages of loading nodes, each in a connection of its own.
     fn corpus(&self) -> Vec<Vec<u8>> {
         let hello = Frame::Hello(Hello::new(LOADER, FINGERPRINT, &self.geometry)).encode();
         let key = LoadKey {
@@ -125,7 +125,7 @@ impl Source {
                 layers: 0..3,
                 heads: 0..self.geometry.num_kv_heads,
             },
-            // Short, so that what a changed message leaves behind is soon gone.
+            // Short, so that the state of a changed message soon expires.
             lease_us: 100_000,
             credit: 16,
         }));
@@ -147,7 +147,7 @@ impl Source {
         ]
     }
 
-    /// Says what the script says, and listens until nothing more comes for so long.
+    /// Sends the script, and listens until no data comes for `patience`.
     fn talk(&self, script: &[u8], patience: Duration) -> Verdict {
         let behind_hello = script.get(FRAME_BYTES..).unwrap_or_default();
         if let Some((frame, payload)) = behind_hello.split_first_chunk()
@@ -165,7 +165,7 @@ impl Source {
         while let Ok(len @ 1..) = (&stream).read(&mut buffer) {
             num_bytes += len;
             assert!(num_bytes < 1 << 20, "more than there is to send");
-            // The greeting comes in any case.
+            // The greeting always comes.
             if num_bytes > FRAME_BYTES {
                 wait_for(SILENCE);
             }

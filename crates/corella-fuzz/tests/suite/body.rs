@@ -54,7 +54,7 @@ impl Server {
         let scheduler = SchedulerConfig::new(256, 16, MAX_MODEL_LEN);
         let mut mock = MockConfig::new(vocab_size, scheduler.num_pages, scheduler.page_size);
         let hidden_size = mock.hidden_size;
-        // What is drawn is text, without which grammars could not be followed.
+        // Draws are text. Otherwise grammars could not be followed.
         mock.drawable = (0..vocab_size as TokenId)
             .filter(|id| !tokenizer.is_special(*id))
             .collect();
@@ -86,7 +86,7 @@ impl Server {
     }
 
     /// # Panics
-    /// When the answer says that the server is to blame, or is none of its API.
+    /// When the answer is a server error, or not part of its API.
     fn ask(&self, input: &Input) -> Verdict {
         let (status, body) = self.runtime.block_on(async {
             let response = self.client.post(input.path, input.body.clone()).await;
@@ -218,7 +218,7 @@ fn corpus() -> Vec<Input> {
             json!({"messages": messages, "add_generation_prompt": true}),
         ),
         Input::new("/detokenize", json!({"tokens": [1, 2, 3]})),
-        // The built-in model's template reads no tools, so that this is refused; changed ones may be taken.
+        // The built-in model's template reads no tools, so that this is refused; changed ones may be accepted.
         Input::new(
             "/tokenize",
             json!({"messages": messages, "tools": null, "x": weather}),
@@ -277,7 +277,7 @@ fn body() {
     Target::new("body", 128 << 20, 4000).run(&inputs, mutate, |input| server.ask(input));
 }
 
-/// What an answer must look like, from callers: no answer may end with an error of the server because of it.
+/// Constraints on answers from callers: none may cause a server error.
 #[test]
 fn constrained_body() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! What nodes of a cluster send each other: messages of sessions over gRPC, and frames of KV connections.
+//! Messages of a cluster's nodes: sessions over gRPC, and frames of KV connections.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -32,9 +32,9 @@ use tonic::{Request, Status};
 const PREFILL: u64 = 7;
 const DECODE: u64 = 8;
 const FINGERPRINT: u128 = 0x5eed;
-/// How long the answer to an altered message is listened for. It does not matter whether there is one.
+/// The time to listen for an answer to an altered message, which may not come.
 const SILENCE: Duration = Duration::from_millis(50);
-/// Ends a test to which a node gives no answer that has to come.
+/// The time after which a missing mandatory answer ends a test.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A message in protocol buffers, written field by field.
@@ -123,7 +123,7 @@ fn hello() -> Message {
         .bytes(16, b"host")
 }
 
-/// What a prefill node says to a decode node for one request.
+/// A prefill node's messages to a decode node for one request.
 fn session() -> Stream {
     let key = Message::default()
         .bytes(1, &77u128.to_be_bytes())
@@ -167,7 +167,7 @@ fn session() -> Stream {
     ])
 }
 
-/// Sends and takes messages as bytes.
+/// Sends and receives messages as bytes.
 #[derive(Clone, Copy, Default)]
 struct Raw;
 
@@ -279,7 +279,7 @@ impl Decode {
         }
     }
 
-    /// Opens a stream, and says what the script says.
+    /// Opens a stream, and sends the script.
     fn talk(&self, script: &Stream, patience: Duration) -> Verdict {
         self.runtime.block_on(async {
             let (sender, receiver) = mpsc::channel(16);
@@ -307,7 +307,7 @@ impl Decode {
 #[test]
 fn session_messages() {
     let node = Decode::start();
-    // The node is there, and answers.
+    // The node is up, and answers.
     assert_eq!(node.talk(&session(), PATIENCE), Verdict::Accepted);
     let mutate = |random: &mut Random, stream: &mut Stream| {
         let mut messages = std::mem::take(&mut stream.messages);
@@ -326,7 +326,7 @@ fn session_messages() {
         node.talk(stream, if is_valid { PATIENCE } else { SILENCE })
     });
     assert_eq!(node.talk(&session(), PATIENCE), Verdict::Accepted);
-    // What hostile streams reserved is given back.
+    // Reservations of hostile streams are given back.
     wait_until("no request is left", || {
         node.engine.stats().num_live_requests == 0
     });
@@ -366,7 +366,7 @@ impl Sender {
         let PeerAddress::Tcp(address) = address.expect("a free port") else {
             panic!("TCP was asked for");
         };
-        // SAFETY: nothing changes these pages.
+        // SAFETY: these pages are never changed.
         unsafe { sender.store(*key, 32) }.expect("there is room");
         sender.add_pages(key, &[PageTable::whole(vec![PageId(1), PageId(2)])]);
         sender.handle_rows_readable(key, 0..2, 32);
@@ -378,7 +378,7 @@ impl Sender {
         }
     }
 
-    /// Says what the script says, and listens until nothing more comes for so long.
+    /// Sends the script, and listens until no data comes for `patience`.
     fn talk(&self, script: &[u8], patience: Duration) -> Verdict {
         for frame in script.chunks_exact(FRAME_BYTES) {
             let _ = Frame::decode(frame.try_into().expect("a frame"));

@@ -1,4 +1,4 @@
-//! Valid inputs, from the goldens of this repository, and a folder to put changed ones into.
+//! Valid inputs, from the goldens of this repository, and a folder for changed ones.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ pub fn text(relative: &str) -> String {
     String::from_utf8(bytes(relative)).expect("a text")
 }
 
-/// A file of a folder, changed, and the folder whose other files are as they were.
+/// A changed file of a folder, and the folder with its other, unchanged files.
 #[derive(Clone)]
 pub struct FileInput {
     pub folder: &'static str,

@@ -1,4 +1,4 @@
-//! Constraints that callers write: JSON schemas, regular expressions, and grammars in Lark's notation.
+//! Constraints of callers: JSON schemas, regular expressions, and grammars in Lark's notation.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::corpus;
 
-/// A constraint as it stands in a request.
+/// A constraint in the form of a request.
 #[derive(Clone)]
 struct Input {
     text: String,

@@ -1,4 +1,4 @@
-//! What a hub, or whoever is in its place, answers to somebody who asks for a model.
+//! A hub's answers, or an impostor's, to a client that asks for a model.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -19,7 +19,7 @@ const CONTENT: &str = "{}";
 const GIT_SHA1: &str = "9e26dfeeb6e641a33dae4961196235bdb965b21b";
 const SHA256: &str = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a";
 
-/// The answers to the two questions about a repository.
+/// The answers to the two requests about a repository.
 #[derive(Clone, PartialEq)]
 struct Answers {
     revision: Vec<u8>,
@@ -53,7 +53,7 @@ fn valid() -> Answers {
 fn answer(stream: TcpStream, answers: &Answers) -> std::io::Result<()> {
     let mut lines = BufReader::new(&stream).lines();
     let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
-    // What comes behind the first line is read, so that closing does not reset the connection.
+    // The lines behind the first are read, so that closing does not reset the connection.
     for line in lines {
         if line?.is_empty() {
             break;
@@ -86,7 +86,7 @@ fn hub_listing() {
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             let answers = served.lock().expect("nobody panics with it").clone();
-            // A client may leave in the middle.
+            // A client may leave early.
             let _ = answer(stream, &answers);
         }
     });
@@ -104,7 +104,7 @@ fn hub_listing() {
             read_timeout: Duration::from_secs(5),
         });
         let fetched = hub.fetch(&name, &|_| {});
-        // Nothing is written beside the cache.
+        // No file is written outside of the cache.
         let beside =
             |folder: &str| fs::read_dir(scratch.path().join(folder)).map_or(0, Iterator::count);
         assert!(beside("") <= 1 && beside("deep") <= 1);

@@ -1,4 +1,4 @@
-//! Targets: the parsers of Corella that meet bytes from outside.
+//! Targets: the parsers of Corella that read external bytes.
 
 mod block;
 mod body;

@@ -41,7 +41,7 @@ fn read_rows(weights: &DecoderWeights) {
     }
 }
 
-/// Changes the bytes of a safetensors file, or what its header says.
+/// Changes the bytes of a safetensors file, or the content of its header.
 fn mutate_safetensors(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
     let header = |bytes: &[u8]| -> Option<(usize, Value)> {
         let (len, rest) = bytes.split_first_chunk::<8>()?;
@@ -193,7 +193,7 @@ fn index() {
     );
 }
 
-/// Reads a GGUF file, and what is made from its metadata, which some have no tokenizer in.
+/// Reads a GGUF file, and the files made from its metadata, in which some have no tokenizer.
 fn read_gguf(path: &Path) -> Result<(), CheckpointError> {
     let checkpoint = Checkpoint::open(path)?;
     if let Ok(Some(json)) = checkpoint.file("tokenizer.json") {
@@ -230,7 +230,7 @@ fn gguf() {
 
 /// Reads a folder's tokenizer, which is made from SentencePiece's file.
 fn read_sentence_piece(folder: &Path) -> Result<(), String> {
-    // The folder is none of a model, so that its files are read as those of an adapter's would be.
+    // The folder has no model, so that its files are read like an adapter's.
     let checkpoint = Checkpoint::open(folder).map_err(|error| error.to_string())?;
     let json = checkpoint
         .file("tokenizer.json")
@@ -299,7 +299,7 @@ fn adapter() {
                 .iter()
                 .position(|(folder, _)| *folder == input.folder);
             let model = models[at.expect("a folder of the list")].config();
-            // One changed file is left beside the other, which is as it was.
+            // One changed file is placed beside the other, unchanged one.
             let folder = scratch.folder(input);
             let verdict = Verdict::from(&Adapter::open(&folder, model));
             let whole = FileInput::new(input.folder, input.name);

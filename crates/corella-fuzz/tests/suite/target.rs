@@ -1,4 +1,4 @@
-//! What a target sees: panics, memory, and that cases repeat.
+//! The detections of a target: panics, memory, and the repetition of cases.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ fn mutate(random: &mut Random, input: &mut Vec<u8>) {
     mutate_bytes(random, input, b"other");
 }
 
-/// What `run` says when it fails.
+/// The message of a failed `run`.
 fn failure(target: Target, parse: impl Fn(&Vec<u8>) -> Verdict) -> String {
     let corpus = [b"a valid input".to_vec()];
     let run = || target.run(&corpus, mutate, parse);
@@ -45,7 +45,7 @@ fn a_panic_of_another_thread_is_seen() {
 
 #[test]
 fn memory_without_proportion_is_seen() {
-    // A parser that believes a number of its input.
+    // A parser that trusts a number of its input.
     let said = failure(Target::new("memory", 4096, 2), |input| {
         let len = input.get(..2).map_or(0, |len| usize::from(len[0]) << 12);
         Verdict::from(

@@ -1,4 +1,4 @@
-//! Chat templates, which come with models, and what callers put into them.
+//! Chat templates, which come with models, and their input from callers.
 
 use corella_fuzz::{Random, Target, Verdict, mutate_json, mutate_text};
 use corella_text::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TextError};
@@ -63,7 +63,7 @@ fn messages() -> Vec<Value> {
     ]
 }
 
-/// `raise_exception`, with which templates refuse conversations, is no refusal of the template.
+/// `raise_exception`, with which templates refuse conversations, does not refuse the template.
 fn render(input: &Input) -> Verdict {
     match try_render(input) {
         Ok(_) | Err(TextError::TemplateRaised(_)) => Verdict::Accepted,
@@ -90,7 +90,7 @@ fn try_render(input: &Input) -> Result<String, TextError> {
     template.render_within(chat, limit)
 }
 
-/// The templates that take this conversation.
+/// The templates that accept this conversation.
 fn corpus() -> Vec<Input> {
     let input = |name: &str| Input {
         source: source(name),
@@ -110,8 +110,8 @@ fn source(name: &str) -> String {
     ))
 }
 
-/// Whoever chooses a model chooses its template, which may be hostile nevertheless. The engine lets an
-/// operator repeat a text up to 100 MB.
+/// The operator who chooses a model chooses its template, which may still be hostile. The engine lets an operator
+/// repeat a text up to 100 MB.
 #[test]
 fn template() {
     let other = source("tools");

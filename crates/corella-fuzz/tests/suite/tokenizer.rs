@@ -1,4 +1,4 @@
-//! tokenizer.json, as folders bring it.
+//! tokenizer.json from folders.
 
 use corella_fuzz::{CountingAllocator, Random, Target, Verdict};
 use corella_text::{EncodeLimit, Tokenizer};
@@ -8,7 +8,7 @@ use crate::model::mutate_json_bytes;
 
 const TEXT: &str = "A fox — Füchse 😀 \u{200b}\n\n  in <|end|> the   snow.\tx\0y";
 
-/// Tokenises and decodes, whatever comes of it.
+/// Tokenises and decodes, ignoring the results.
 pub fn use_tokenizer(tokenizer: &Tokenizer) {
     let limit = EncodeLimit {
         max_tokens: 1000,
@@ -66,7 +66,7 @@ fn tokenizer_json() {
     );
 }
 
-/// Words of letters that are never the same twice: nothing of them stays in any thread when their tokenizer is dropped.
+/// Words of letters that never repeat: no thread keeps any of them when their tokenizer is dropped.
 #[test]
 fn words_without_end() {
     let json = corpus::bytes("crates/corella-text/tests/golden/byte_level_tokenizer.json");

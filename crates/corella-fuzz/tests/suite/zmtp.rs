@@ -1,9 +1,9 @@
-//! What a ZeroMQ peer says to the publisher of KV events.
+//! A ZeroMQ peer's messages to the publisher of KV events.
 
 use corella_fuzz::{Target, Verdict, mutate_bytes};
 use corella_server::zmtp::{FrameBuffer, ZmtpError, check_greeting, command, socket_type};
 
-/// A greeting, what the peer is, a subscription in both of its forms, a ping, and a request for missed batches.
+/// A greeting, the peer's type, a subscription in both of its forms, a ping, and a request for missed batches.
 fn valid() -> Vec<u8> {
     let mut bytes = vec![0; 64];
     bytes[0] = 0xff;
@@ -16,7 +16,7 @@ fn valid() -> Vec<u8> {
     bytes
 }
 
-/// Reads all that has come, in pieces of `piece` bytes. The number of frames.
+/// Reads the arrived bytes, in pieces of `piece` bytes. Returns the number of frames.
 fn read(bytes: &[u8], piece: usize) -> Result<usize, ZmtpError> {
     let mut buffer = FrameBuffer::default();
     let mut has_greeted = false;
