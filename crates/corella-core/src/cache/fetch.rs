@@ -442,7 +442,7 @@ impl Fetches {
     }
 
     /// # Panics
-    /// Panics when the bookkeeping contradicts itself.
+    /// When the bookkeeping contradicts itself.
     pub fn check_invariants(&self, kv: &KvCache) {
         let num_pages: usize = self.by_id.values().map(|f| f.reserved.num_pages()).sum();
         assert_eq!(num_pages, self.num_pages, "pages of fetches");

@@ -318,7 +318,7 @@ impl Holds {
     }
 
     /// # Panics
-    /// Panics when the bookkeeping contradicts itself.
+    /// When the bookkeeping contradicts itself.
     pub fn check_invariants(&self, num_exporting_pages: usize) {
         let num_pages: usize = self.by_request.values().map(|hold| hold.pages.len()).sum();
         assert_eq!(num_pages, self.num_pages, "held pages");

@@ -334,7 +334,7 @@ impl PageForecast {
     }
 
     /// # Panics
-    /// Panics when the sums differ from the requests, or a request ends outside of its cohort's window.
+    /// When the sums differ from the requests, or a request ends outside of its cohort's window.
     pub fn check_invariants<'a>(&self, requests: impl Iterator<Item = (&'a Contribution, usize)>) {
         let mut again = Self::new(
             self.page_size as u32,

@@ -250,7 +250,7 @@ impl Spills {
     }
 
     /// # Panics
-    /// Panics when the bookkeeping contradicts itself.
+    /// When the bookkeeping contradicts itself.
     pub fn check_invariants(
         &self,
         max_pages: u32,
