@@ -1,4 +1,4 @@
-//! What masks cost: follows each schema of a file with random tokens, and prints the time per mask.
+//! The cost of masks: follows each schema of a file with random tokens, and prints the time per mask.
 //!
 //! ```sh
 //! cargo run --release -p corella-text --example mask_cost -- MODEL/tokenizer.json tests/schemas/schemas.jsonl
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use corella_text::{GrammarCompiler, GrammarSource, GrammarState, Tokenizer};
 
-/// An answer to a schema without bounds is left here.
+/// An answer to an unbounded schema ends here.
 const MAX_TOKENS: usize = 100;
 
 fn main() {
@@ -41,7 +41,7 @@ fn main() {
     report("masks", masks);
 }
 
-/// Draws tokens that are allowed, all equally likely.
+/// Draws allowed tokens, all equally likely.
 fn follow(mut answer: GrammarState, seed: u64, masks: &mut Vec<Duration>) {
     let mut state = seed;
     for _ in 0..MAX_TOKENS {

@@ -1,7 +1,7 @@
-//! Renders conversations, for `tests/golden/compare_templates.py`, which compares them with what Jinja2 prints.
+//! Renders conversations, for `tests/golden/compare_templates.py`, which compares them with Jinja2's output.
 //!
-//! Reads JSON lines. `{"template": SOURCE}` sets the template; any other line is a conversation, and its prompt, or why
-//! it has none, is printed as `{"text": …}` or `{"error": …}`.
+//! Reads JSON lines. `{"template": SOURCE}` sets the template. Any other line is a conversation, and its prompt, or its
+//! error, is printed as `{"text": …}` or `{"error": …}`.
 
 use std::io::{BufRead, Write};
 

@@ -1,4 +1,4 @@
-//! GPT-2's byte alphabet: the character that stands for each byte in a byte-level vocabulary.
+//! GPT-2's byte alphabet: the character of each byte in a byte-level vocabulary.
 //!
 //! A printable Latin-1 character stands for its own byte. The other bytes, in order, have the
 //! characters from U+0100 on.

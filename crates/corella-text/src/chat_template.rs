@@ -1,5 +1,4 @@
-//! Chat templates: messages to a prompt, by a Jinja template that must give the same text as in
-//! Transformers.
+//! Chat templates: a Jinja template turns messages into a prompt, with the same text as in Transformers.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,30 +24,29 @@ use crate::{python_json, python_text};
 const FUEL: u64 = 20_000_000;
 
 const DEFAULT: &str = "default";
-/// The name of the template for conversations with tools, in checkpoints that have several.
+/// The name of the template for conversations with tools, in checkpoints with several.
 const TOOL_USE: &str = "tool_use";
-/// The file of that template, in folders that Transformers has saved.
+/// The file of that template, in folders saved by Transformers.
 pub const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 
-/// A chat template, or the set of named ones that some checkpoints have.
+/// A chat template, or the named templates of a checkpoint.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// The template of conversations without tools, as it was given.
+    /// The original template of conversations without tools.
     source: String,
     special: SpecialTokens,
     /// Variables of conversations that do not set them.
     default_kwargs: Map<String, Json>,
     has_tool_use: bool,
-    /// Whether it needs the arguments of calls as text, once that was asked.
+    /// Whether it needs the arguments of calls as text, after the first query.
     needs_text_arguments: OnceLock<bool>,
-    /// The roles that it takes, once that was asked.
+    /// The accepted roles, after the first query.
     role_support: OnceLock<RoleSupport>,
-    /// The turns that it takes, once that was asked.
+    /// The accepted turns, after the first query.
     turn_support: OnceLock<TurnSupport>,
 }
 
-/// Special tokens, which templates know by these names. An absent one is undefined and prints
-/// nothing.
+/// Special tokens, under their names in templates. An absent one is undefined and prints nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
     pub bos_token: Option<String>,
@@ -63,7 +61,7 @@ pub struct ChatInput<'a> {
     pub messages: &'a [Json],
     /// The list of tools. Templates see absent tools as `none`.
     pub tools: Option<&'a Json>,
-    /// Whether the prompt ends with what opens the assistant's answer.
+    /// Whether the prompt ends with the opening of the assistant's answer.
     pub add_generation_prompt: bool,
     /// Whether the prompt ends within the last message, so that the model continues it.
     pub continue_final_message: bool,
@@ -71,16 +69,16 @@ pub struct ChatInput<'a> {
     pub kwargs: Option<&'a Map<String, Json>>,
 }
 
-/// What rendering one conversation may cost, besides the steps of the template engine.
+/// The cost limits of rendering one conversation, besides the steps of the template engine.
 #[derive(Clone, Copy)]
 pub struct RenderLimit<'a> {
     pub max_bytes: usize,
-    /// Called while the template prints. Returns true when nobody wants the prompt any more.
+    /// Called while the template prints. Returns true when the prompt is no longer wanted.
     pub is_abandoned: &'a dyn Fn() -> bool,
 }
 
 impl RenderLimit<'_> {
-    /// No limit, for conversations of the person who runs the program.
+    /// No limit, for conversations of the program's own user.
     pub const NONE: RenderLimit<'static> = RenderLimit {
         max_bytes: usize::MAX,
         is_abandoned: &|| false,
@@ -92,9 +90,8 @@ impl ChatTemplate {
         Self::with_named([(DEFAULT, source)], special)
     }
 
-    /// The chat template of a checkpoint folder: `chat_template.jinja` if there is that file, otherwise
-    /// `chat_template` of tokenizer_config.json, and `None` if it has neither. `tool_use_jinja` is the content of
-    /// `TOOL_USE_FILE`.
+    /// The chat template of a checkpoint folder: `chat_template.jinja` if present, otherwise `chat_template` of
+    /// tokenizer_config.json, and `None` without both. `tool_use_jinja` is the content of `TOOL_USE_FILE`.
     pub fn from_tokenizer_config(
         tokenizer_config_json: &[u8],
         chat_template_jinja: Option<&[u8]>,
@@ -165,13 +162,13 @@ impl ChatTemplate {
         })
     }
 
-    /// Sets variables that conversations have unless they set them otherwise.
+    /// Sets default variables of conversations.
     pub fn with_default_kwargs(mut self, kwargs: Map<String, Json>) -> Self {
         self.default_kwargs = kwargs;
         self
     }
 
-    /// The template of conversations without tools, as it was given. Some is rewritten before it is rendered.
+    /// The original template of conversations without tools. Parts of it are rewritten before rendering.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -186,8 +183,8 @@ impl ChatTemplate {
         self.has_tool_use || self.reads("tools")
     }
 
-    /// The name by which `chat_template_kwargs` switch thinking on or off, if the template reads one of
-    /// those that are common.
+    /// The name by which `chat_template_kwargs` switch thinking on or off, if the template reads one of the common
+    /// names.
     pub fn thinking_switch(&self) -> Option<&'static str> {
         const SWITCHES: [&str; 5] = [
             "enable_thinking",
@@ -199,7 +196,7 @@ impl ChatTemplate {
         SWITCHES.into_iter().find(|name| self.reads(name))
     }
 
-    /// How the model writes calls of tools and reasoning, as far as the template shows it.
+    /// The model's format of tool calls and reasoning, as far as the template shows it.
     pub fn reply_format(&self) -> ReplyFormat {
         let named = [TOOL_USE, DEFAULT].into_iter();
         let templates = named.filter_map(|name| self.environment.get_template(name).ok());
@@ -209,9 +206,8 @@ impl ChatTemplate {
         ReplyFormat::of_template(&sources)
     }
 
-    /// Whether the arguments of a call in an earlier message must be JSON within a string. Most templates
-    /// write an object as JSON; some join strings, and fail on an object. A call that is rendered
-    /// in both ways tells.
+    /// Whether the arguments of a call in an earlier message must be JSON within a string. Most templates write an
+    /// object as JSON; some join strings, and fail on an object. Rendering a call in both ways shows which.
     pub fn needs_text_arguments(&self) -> bool {
         const KEY: &str = "probe_key";
         let writes = |arguments: Json| {
@@ -240,12 +236,12 @@ impl ChatTemplate {
         })
     }
 
-    /// The roles that the template takes.
+    /// The roles that the template accepts.
     pub fn role_support(&self) -> RoleSupport {
         *self.role_support.get_or_init(|| RoleSupport::of(self))
     }
 
-    /// The turns that the template takes behind each other, and how it takes thoughts.
+    /// The turns that the template accepts in sequence, and its handling of thoughts.
     pub fn turn_support(&self) -> TurnSupport {
         *self.turn_support.get_or_init(|| TurnSupport::of(self))
     }
@@ -267,8 +263,7 @@ impl ChatTemplate {
         self.render_within(input, RenderLimit::NONE)
     }
 
-    /// Like `render`, but stops as soon as the template has printed too much or nobody wants the
-    /// prompt.
+    /// Like `render`, but stops as soon as the template has printed too much or the prompt is no longer wanted.
     pub fn render_within(&self, input: ChatInput, limit: RenderLimit) -> Result<String, TextError> {
         if input.continue_final_message && input.add_generation_prompt {
             return Err(TextError::ContinueFinalMessage(
@@ -301,7 +296,7 @@ impl ChatTemplate {
                 .render_captured_to(self.context(&input), &mut writer)
                 .map(drop)
         };
-        // The engine has panicked for valid templates before: version 3.0 did where one reversed an empty list.
+        // The engine can panic for valid templates: version 3.0 did when one reversed an empty list.
         let rendered = catch_unwind(AssertUnwindSafe(render)).map_err(|_| {
             TextError::TemplateRender("the template engine failed in it".to_owned())
         })?;
@@ -351,7 +346,7 @@ impl ChatTemplate {
 struct PromptWriter<'a> {
     prompt: Vec<u8>,
     limit: RenderLimit<'a>,
-    /// Why the template was stopped.
+    /// The reason for which the template was stopped.
     refusal: Option<TextError>,
 }
 
@@ -394,7 +389,7 @@ fn value_of(json: &Json) -> Value {
     }
 }
 
-/// A template engine set up as Transformers sets up Jinja2.
+/// A template engine with the settings of Jinja2 in Transformers.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     let syntax = SyntaxConfig::builder()
@@ -461,7 +456,7 @@ fn raised(error: &Error) -> Option<&str> {
     None
 }
 
-/// Describes an error in one line: what is wrong, and where in the template.
+/// Describes an error in one line: the error, and its place in the template.
 fn reason(error: &Error) -> String {
     let what = match error.detail() {
         Some(detail) => format!("{}: {detail}", error.kind()),
@@ -473,11 +468,11 @@ fn reason(error: &Error) -> String {
     }
 }
 
-/// Stands for the end of a message that is continued. A template that trims contents takes the space from its end.
+/// Marks the end of a message that is continued. A template that trims contents removes the space from its end.
 const END_MARK: &str = "corella_message_ends_here ";
 
-/// The conversation with the mark behind the last message's text, by which its end is found in the prompt, as Transformers
-/// does it: a search for the text itself would find it in what the template writes behind it.
+/// The conversation with the mark behind the last message's text. The mark shows the message's end in the prompt, as in
+/// Transformers: a search for the text itself could find it in the template's text behind it.
 fn with_end_mark(messages: &[Json]) -> Result<Vec<Json>, TextError> {
     let mut messages = messages.to_vec();
     let Some(last) = messages.last_mut() else {
@@ -506,7 +501,7 @@ fn with_end_mark(messages: &[Json]) -> Result<Vec<Json>, TextError> {
     Ok(messages)
 }
 
-/// Ends the prompt where the mark is.
+/// Ends the prompt at the mark.
 fn cut_at_end_mark(mut rendered: String) -> Result<String, TextError> {
     let Some(end) = rendered.rfind(END_MARK.trim_end()) else {
         return Err(TextError::ContinueFinalMessage(

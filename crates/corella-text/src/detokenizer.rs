@@ -1,16 +1,16 @@
-//! The detokenizer: token ids to text, one at a time. Only whole characters come out, and nothing
-//! is decoded twice.
+//! The detokenizer: token ids to text, one at a time. Only whole characters are returned, and no token is decoded
+//! twice.
 
 use crate::tokenizer::Tokenizer;
 
 /// Turns tokens into text as they arrive. Joined together, the pieces equal the decoded whole.
 ///
-/// Work and memory for a token do not depend on how many came before: at most three bytes of an
-/// unfinished character are kept.
+/// Work and memory for a token do not depend on the number of earlier ones: at most three bytes of an unfinished
+/// character are kept.
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
-    /// Special tokens that are part of the text all the same.
+    /// Special tokens that stay in the text.
     kept: Vec<u32>,
     is_first: bool,
     num_strippable: usize,
@@ -46,8 +46,7 @@ impl Detokenizer {
         detokenizer
     }
 
-    /// Keeps the tokens with these texts in the text, even if they are special. They are what a reply's
-    /// parts are told by.
+    /// Keeps the tokens with these texts in the text, even if they are special. The parts of a reply are found by them.
     pub fn keeping(mut self, markers: &[&str]) -> Self {
         let ids = markers
             .iter()
@@ -81,7 +80,7 @@ impl Detokenizer {
         }
         let start = out.len();
         if std::mem::take(&mut self.is_first) && pieces.decoder().minds_first() {
-            // This happens once for each text, so it may allocate.
+            // This happens once per text, so it may allocate.
             let token = self.tokenizer.id_to_token(id).unwrap_or_default();
             let mut first = Vec::new();
             pieces.decoder().append(&token, true, &mut first);

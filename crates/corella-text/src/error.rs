@@ -4,21 +4,21 @@ use std::fmt;
 
 /// An error about text.
 ///
-/// `Tokenizer*` and `TemplateSyntax` concern whoever chose the model files. The others belong to
-/// one request and become its 400.
+/// `Tokenizer*` and `TemplateSyntax` concern the person who chose the model files. The others
+/// belong to one request and become its 400.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TextError {
     /// tokenizer.json cannot be used.
     TokenizerFile(String),
-    /// tokenizer.json names a decoder that this crate does not know how to stream.
+    /// tokenizer.json names a decoder that this crate cannot stream.
     TokenizerDecoder(String),
     /// The text cannot be tokenized.
     Encode(String),
     /// The text has more tokens than allowed: at least this many.
     TooManyTokens { at_least: usize },
-    /// The text has a stretch that cannot be cut and is longer than can be tokenised at once.
+    /// The text has an indivisible stretch that is too long for tokenising at once.
     WordTooLong { max_bytes: usize },
-    /// Nobody waits for the result any more.
+    /// The result is no longer wanted.
     Abandoned,
     /// tokenizer_config.json cannot be used.
     TokenizerConfig(String),
@@ -28,11 +28,11 @@ pub enum TextError {
     TemplateRaised(String),
     /// The template failed on this conversation.
     TemplateRender(String),
-    /// The template took more steps than a conversation may cost.
+    /// The template exceeded the steps of a conversation.
     TemplateTooExpensive,
     /// The template printed more than allowed.
     PromptTooLarge { max_bytes: usize },
-    /// `continue_final_message` cannot be honoured.
+    /// `continue_final_message` cannot be applied.
     ContinueFinalMessage(String),
 }
 

@@ -3,8 +3,8 @@
 
 use crate::tokenizer::Tokenizer;
 
-/// The special tokens by which a model was taught to fill in the middle. All families here are given the
-/// prefix first, then the suffix, and continue with the middle.
+/// The special tokens with which a model was trained to fill in the middle. All families here get the prefix first,
+/// then the suffix, and continue with the middle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FillInMiddle {
     before_prefix: &'static str,
@@ -14,7 +14,7 @@ pub struct FillInMiddle {
     ends: &'static [&'static str],
 }
 
-/// The tokens of each family, as the model cards write them.
+/// The tokens of each family, from the model cards.
 const FAMILIES: [FillInMiddle; 4] = [
     // Qwen 2.5 Coder and Qwen 3, CodeGemma.
     FillInMiddle {
@@ -36,7 +36,7 @@ const FAMILIES: [FillInMiddle; 4] = [
         before_middle: "<fim_middle>",
         ends: &["<fim_pad>", "<file_sep>", "<|endoftext|>"],
     },
-    // DeepSeek Coder and DeepSeek V3, in which the hole stands between the two.
+    // DeepSeek Coder and DeepSeek V3, in which the hole is between the two.
     FillInMiddle {
         before_prefix: "<｜fim▁begin｜>",
         before_suffix: "<｜fim▁hole｜>",
@@ -53,20 +53,21 @@ const FAMILIES: [FillInMiddle; 4] = [
 ];
 
 impl FillInMiddle {
-    /// The tokens of the family whose special tokens the vocabulary has, if it has any.
+    /// The tokens of the family whose special tokens are in the vocabulary, if any.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let has = |token| tokenizer.token_to_id(token).is_some();
         { FAMILIES.into_iter() }.find(|family| family.markers().into_iter().all(has))
     }
 
-    /// The text that a model continues with what is between `prefix` and `suffix`.
+    /// The prompt that a model continues with the text between `prefix` and `suffix`.
     pub fn prompt(&self, prefix: &str, suffix: &str) -> String {
         let [before_prefix, before_suffix, before_middle] = self.markers();
         [before_prefix, prefix, before_suffix, suffix, before_middle].concat()
     }
 
-    /// Parts of other files, each a name and a text, as they precede the prompt. With tokens for it, the parts are those of
-    /// a repository, as Qwen 2.5 Coder and StarCoder 2 have seen them; without, they are told apart by a line.
+    /// Parts of other files, each a name and a text, before the prompt. If the vocabulary has tokens for it, they are
+    /// the files of a repository, as in the training of Qwen 2.5 Coder and StarCoder 2; otherwise a line separates
+    /// them.
     pub fn other_files(&self, tokenizer: &Tokenizer, files: &[(&str, &str)]) -> String {
         const REPOSITORY: [&str; 3] = ["<|repo_name|>", "<repo_name>", "<reponame>"];
         const SEPARATORS: [&str; 3] = ["<|file_sep|>", "<|file_separator|>", "<file_sep>"];
@@ -93,7 +94,7 @@ impl FillInMiddle {
         text
     }
 
-    /// The tokens that end a middle beside the model's end tokens: those that cannot be part of one.
+    /// The tokens that end a middle beside the model's end tokens, because they cannot be part of one.
     pub fn end_token_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let markers = self.markers();
         let ends = markers.iter().chain(self.ends);

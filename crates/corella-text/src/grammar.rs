@@ -1,4 +1,4 @@
-//! Grammars compiled for a vocabulary: which tokens may come next in an answer.
+//! Grammars compiled for a vocabulary: the tokens that may come next in an answer.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,12 +16,12 @@ use crate::recent_cache::RecentCache;
 use crate::schema::compiled_schema;
 use crate::{GrammarSource, Tokenizer};
 
-/// Compiles grammars for one vocabulary, by llguidance: derivatives of regular expressions in an
-/// Earley parser, walked over a prefix tree of the vocabulary.
+/// Compiles grammars for one vocabulary, with llguidance: derivatives of regular expressions in an Earley parser,
+/// walked over a prefix tree of the vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocab_size: usize,
-    /// By the grammar as JSON, in which the order of a schema's properties counts: answers have it too.
+    /// By the grammar as JSON, in which the order of a schema's properties counts: answers follow it.
     cache: RecentCache<Arc<str>, Grammar>,
 }
 
@@ -35,53 +35,52 @@ pub struct Grammar {
     vocab_size: usize,
 }
 
-/// An answer that a grammar allows, as far as it has come.
+/// An allowed answer so far.
 pub struct GrammarState {
     matcher: Matcher,
     vocab_size: usize,
 }
 
-/// Why a grammar cannot be used.
+/// The reason for which a grammar cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrammarError {
-    /// Where in a JSON schema, as a path of keys (`properties.age`). Empty at its root, and for
-    /// grammars of other kinds, whose reason names line and column where that is known.
+    /// The place in a JSON schema, as a path of keys (`properties.age`). Empty at its root, and for other kinds of
+    /// grammars, whose reason names line and column where known.
     pub place: String,
     pub reason: String,
-    /// The part of a composed grammar that is wrong, if it is one of them alone.
+    /// The wrong part of a composed grammar, if the error lies in one alone.
     pub(crate) part: Option<usize>,
 }
 
-/// The largest grammar. What compiling one may cost is also limited by llguidance: by the size of the
-/// compiled grammar, and by steps of its lexer.
+/// The largest grammar. llguidance also limits the cost of compiling: by the size of the compiled grammar, and by steps
+/// of its lexer.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
-/// What a compiled grammar takes grows with its source, so the sources of all that are kept are bounded;
-/// with `GRAMMAR_BYTES` for each, there are some hundred at most.
+/// The memory of a compiled grammar grows with its source, so the sources of all cached ones are bounded; with
+/// `GRAMMAR_BYTES` for each, the cache holds some hundred at most.
 const MAX_CACHED_BYTES: usize = 2 * MAX_SOURCE_BYTES;
 const GRAMMAR_BYTES: usize = 4 << 10;
-/// How deep brackets may be nested. Parsers of regular expressions and of Lark's notation recurse.
+/// The deepest nesting of brackets. Parsers of regular expressions and of Lark's notation recurse.
 const MAX_NESTING: usize = 200;
-/// Compiling recurses as deep as definitions refer to each other, which `MAX_SOURCE_BYTES` limits.
+/// Compiling recurses along chains of definitions, which `MAX_SOURCE_BYTES` limits.
 const COMPILE_STACK_BYTES: usize = 256 << 20;
-/// The whitespace between two parts of JSON: a space or two, or one line break and 31 levels of two
-/// spaces. A model that has lost its way would otherwise write line after line of nothing.
+/// The whitespace between two parts of JSON: a space or two, or one line break and 31 levels of two spaces. Otherwise a
+/// confused model could write empty lines for ever.
 const JSON_WHITESPACE: &str = r"[\x20\x09]{1,2}|\x0D?\x0A[\x20\x09]{0,62}";
 /// llguidance packs the length of a token in 10 bits.
 const MAX_TOKEN_BYTES: usize = 1 << 10;
 
 impl GrammarCompiler {
-    /// Reads the vocabulary: the tokens of the tokenizer that the model, which has `vocab_size`
-    /// tokens, has as well. Takes some tenths of a second with 150,000 tokens.
+    /// Reads the vocabulary: the tokenizer's tokens among the model's `vocab_size`. Takes some tenths of a second with
+    /// 150,000 tokens.
     ///
     /// # Errors
-    /// Why llguidance cannot use the vocabulary.
+    /// The reason for which llguidance cannot use the vocabulary.
     pub fn new(tokenizer: &Tokenizer, vocab_size: usize) -> Result<Self, String> {
         let vocab_size = vocab_size.min(tokenizer.vocab_size());
         let mut words: Vec<_> = (0..vocab_size as u32)
             .map(|id| word(tokenizer, id))
             .collect();
-        // Where an answer may end is said apart from its tokens, so the end has a token of its own
-        // here, behind those of the model.
+        // The end of an answer is separate from its tokens, so the end has a token of its own here, behind the model's.
         let end = words.len() as u32;
         words.push(special_word("<end of the answer>"));
         let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
@@ -102,11 +101,11 @@ impl GrammarCompiler {
         })
     }
 
-    /// Compiles a grammar, which takes milliseconds, and a tenth of a second at most for large ones;
-    /// those used last are kept.
+    /// Compiles a grammar, which takes milliseconds, and at most a tenth of a second for large ones. Recently used
+    /// grammars are cached.
     ///
     /// # Errors
-    /// What is wrong with the grammar, or that it is too large.
+    /// The defect of the grammar, or its excessive size.
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
         let key = serde_json::to_string(source);
         let key: Arc<str> = key
@@ -135,10 +134,10 @@ impl GrammarCompiler {
         Ok(grammar)
     }
 
-    /// Compiles what [`Grammar::source`] has said of a grammar, perhaps in another process.
+    /// Compiles a grammar from [`Grammar::source`], perhaps of another process.
     ///
     /// # Errors
-    /// It is no such source, or none that this vocabulary can follow.
+    /// The source is malformed, or this vocabulary cannot follow it.
     pub fn compile_again(&self, source: &str) -> Result<Grammar, GrammarError> {
         let source = serde_json::from_str(source);
         self.compile(&source.map_err(|error| GrammarError::at_root(error.to_string()))?)
@@ -164,7 +163,7 @@ impl GrammarCompiler {
         })
     }
 
-    /// The first error that a part has by itself, or that of the whole.
+    /// The first error of a single part, or else of the whole.
     fn error_of_part(&self, composed: &ComposedGrammar, reason: String) -> GrammarError {
         let errors = composed
             .parts
@@ -182,7 +181,7 @@ impl GrammarCompiler {
             .unwrap_or_else(|| GrammarError::at_root(reason))
     }
 
-    /// The reason, if there is one, is a sentence or a few lines.
+    /// The reason for a failure is a sentence or a few lines.
     fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, String> {
         let parser = self.factory.create_parser(grammar);
         let parser = parser.map_err(|error| caller_reason(&error.to_string()))?;
@@ -230,13 +229,12 @@ impl fmt::Debug for Grammar {
 }
 
 impl Grammar {
-    /// What it was compiled from, as [`GrammarCompiler::compile_again`] reads it.
+    /// Its source, for [`GrammarCompiler::compile_again`].
     pub fn source(&self) -> &Arc<str> {
         &self.source
     }
 
-    /// The beginning of an answer. It has memory of its own, so that nothing that goes wrong in one
-    /// answer reaches another.
+    /// The beginning of an answer. It has memory of its own, so that no failure of one answer affects another.
     pub fn start(&self) -> GrammarState {
         let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
         GrammarState {
@@ -247,7 +245,7 @@ impl Grammar {
 }
 
 impl GrammarState {
-    /// Takes the next token of the answer.
+    /// Appends the next token of the answer.
     ///
     /// # Errors
     /// The token is not allowed, or the grammar takes too many steps.
@@ -256,8 +254,8 @@ impl GrammarState {
         pushed.map_err(|error| caller_reason(&error.to_string()))
     }
 
-    /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. There are none behind
-    /// a whole answer that nothing can follow.
+    /// The tokens that may come next, as bits: bit `t % 32` of word `t / 32`. Empty behind a complete answer that no
+    /// token can follow.
     ///
     /// # Errors
     /// The grammar takes too many steps, or too much memory.
@@ -289,8 +287,8 @@ impl GrammarState {
     }
 }
 
-/// What a token writes. Special tokens have a mark that no text has, so that only a grammar that names
-/// them allows them.
+/// The bytes of a token. Special tokens have a mark that no text has, so that only a grammar that names them allows
+/// them.
 fn word(tokenizer: &Tokenizer, id: u32) -> Vec<u8> {
     let bytes = match tokenizer.is_special(id) {
         true => tokenizer.id_to_token(id).map(|name| special_word(&name)),
@@ -308,7 +306,7 @@ fn special_word(name: &str) -> Vec<u8> {
     word
 }
 
-/// The grammar with its schemas as llguidance follows them.
+/// The grammar with its schemas rewritten for llguidance.
 fn compiled_source(source: &GrammarSource) -> Result<GrammarSource, GrammarError> {
     match source {
         GrammarSource::JsonSchema(schema) => compiled_schema(schema).map(GrammarSource::JsonSchema),
@@ -361,7 +359,7 @@ fn single(source: &GrammarSource) -> GrammarWithLexer {
             GrammarWithLexer::from_lark(format!("start: {}", texts.join(" | ")))
         }
         GrammarSource::Lark(lark) => GrammarWithLexer::from_lark(lark.clone()),
-        // Compositions are made here, and none is part of another.
+        // Compositions are made here, and never nested.
         GrammarSource::Composed(composed) => GrammarWithLexer::from_lark(composed.start.clone()),
     }
 }
@@ -392,7 +390,7 @@ fn check_size(source: &GrammarSource) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// Why a regular expression cannot be compiled before it is known to be one.
+/// The reason against compiling a regular expression, before it is parsed.
 pub(crate) fn nesting_error(regex: &str) -> Option<String> {
     (nesting(regex) > MAX_NESTING).then(too_nested)
 }
@@ -401,7 +399,7 @@ fn too_nested() -> String {
     format!("its brackets are nested more than {MAX_NESTING} deep")
 }
 
-/// The bytes of a grammar, and how deep brackets are nested in what is parsed of it.
+/// The bytes of a grammar, and the nesting of brackets in its parsed parts.
 fn size(source: &GrammarSource) -> (usize, usize) {
     match source {
         GrammarSource::JsonObject => (0, 0),
@@ -415,7 +413,7 @@ fn size(source: &GrammarSource) -> (usize, usize) {
     }
 }
 
-/// How deep brackets are nested at most.
+/// The deepest nesting of brackets.
 fn nesting(text: &str) -> usize {
     let (mut depth, mut deepest, mut is_escaped) = (0usize, 0, false);
     for byte in text.bytes() {

@@ -2,12 +2,11 @@
 
 use serde_json::{Map, Value};
 
-/// How many parts of a schema are compiled by themselves in search of an error.
+/// The most parts of a schema that are compiled alone in search of an error.
 const MAX_TRIES: usize = 64;
 
-/// The path to the innermost part of `schema` that fails by itself for the same reason. `error_of`
-/// compiles a part and says why it does not. References of parts into the definitions of the whole
-/// still lead there.
+/// The path to the innermost part of `schema` that fails alone for the same reason. `error_of` compiles a part and
+/// returns its error. References of parts into the definitions of the whole stay valid.
 pub(crate) fn place_of_error(
     schema: &Value,
     reason: &str,
@@ -27,8 +26,8 @@ pub(crate) fn place_of_error(
     path.join(".")
 }
 
-/// The schemas directly inside a schema, with the path to each. Definitions come first, because a schema
-/// that refers to one fails as it does.
+/// The schemas directly inside a schema, with their paths. Definitions come first, because a schema that refers to a
+/// wrong one fails, too.
 fn parts(schema: &Value) -> Vec<(String, &Value)> {
     let Some(fields) = schema.as_object() else {
         return Vec::new();

@@ -1,16 +1,16 @@
-//! Why a grammar cannot be used, in words for the caller who wrote it. llguidance speaks of its own
-//! options and parts.
+//! The errors of grammars, worded for their caller. llguidance's own messages name its options and
+//! parts.
 
 use crate::schema::LOOK_AROUND;
 
-/// The reason behind llguidance's message of one or a few lines.
+/// The reason in llguidance's message of one or a few lines.
 pub(crate) fn caller_reason(error: &str) -> String {
-    // Its state stands behind the reason, and a backtrace behind that of a panic.
+    // llguidance's state follows the reason, and a backtrace follows a panic's.
     let error = error.split("\n<").next().unwrap_or_default().trim();
     if error.starts_with("panic: ") {
         return "it cannot be compiled: make it simpler".to_owned();
     }
-    // The place of an error in a schema is found apart from it.
+    // The place of an error in a schema is found separately.
     let error = error
         .split("\n  while processing ")
         .next()
@@ -35,7 +35,7 @@ pub(crate) fn caller_reason(error: &str) -> String {
     format!("{place}{reason}")
 }
 
-/// The place that Lark's parser puts in front of an error, such as `at 2(7): `.
+/// The place that Lark's parser puts before an error, such as `at 2(7): `.
 fn lark_place(error: &str) -> (&str, &str) {
     let Some(end) = error.find(": ") else {
         return ("", error);
@@ -54,7 +54,8 @@ pub(crate) fn without_place(reason: &str) -> String {
     lark_place(reason).1.to_owned()
 }
 
-/// A regular expression is wrong. Its parser draws a picture of where, which has several lines.
+/// The reason for a wrong regular expression. Its parser draws a picture of the place, which has
+/// several lines.
 fn regex_reason(error: &str) -> Option<String> {
     if error.contains("look-around") {
         return Some(LOOK_AROUND.to_owned());

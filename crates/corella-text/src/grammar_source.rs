@@ -1,9 +1,9 @@
-//! What a caller may ask an answer to look like.
+//! The constraints that callers may put on an answer.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// A constraint on the whole text of an answer, as the caller wrote it.
+/// A constraint on the whole text of an answer, in the caller's form.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub enum GrammarSource {
     /// Any JSON object.
@@ -20,7 +20,7 @@ pub enum GrammarSource {
     Composed(ComposedGrammar),
 }
 
-/// A grammar in Lark's notation that refers to others: `@part0` stands for the first of them.
+/// A grammar in Lark's notation that refers to others: `@part0` is the first of them.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct ComposedGrammar {
     pub(crate) start: String,

@@ -1,4 +1,4 @@
-//! Tests, filters and functions of Jinja2 that the template engine has with other answers, or not at all.
+//! Tests, filters and functions of Jinja2 that differ in the template engine, or are missing.
 
 use minijinja::value::{Kwargs, Rest, StringInput, Tuple, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters, tests};
@@ -13,7 +13,7 @@ use crate::python_text::python_str;
 use crate::template_expression::{CONCATENATION, CONTAINMENT, REMAINDER, SAFE_SUM, SLICED};
 use crate::template_source::ITERATED;
 
-/// Filters of the engine whose first argument goes through `$convert`, and whose result through `$finish`.
+/// Filters of the engine whose first argument passes through `$convert`, and whose result through `$finish`.
 macro_rules! add_filters {
     ($environment:ident, $convert:ident, $finish:expr, $($name:ident),*) => {$(
         {
@@ -93,12 +93,12 @@ pub fn add_builtins(environment: &mut Environment<'static>) {
     environment.add_function("cycler", |items: Rest<Value>| cycler(items.0));
 }
 
-/// Whether Python's `iter` takes it: `none` it does not, and a name without a value it does.
+/// Whether Python's `iter` accepts it: it rejects `none`, and accepts an undefined name.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && (value.is_undefined() || value.try_iter().is_ok())
 }
 
-/// Whether it has a length and items: strings and mappings, too.
+/// Whether it has a length and items; true for strings and mappings.
 fn is_sequence(value: &Value) -> bool {
     let kinds = [
         ValueKind::String,
@@ -110,7 +110,7 @@ fn is_sequence(value: &Value) -> bool {
     kinds.contains(&value.kind()) || is_iterable && value.len().is_some() && !is_unindexed(value)
 }
 
-/// A whole number, or the default, 0, where Python's `int` and `float` fail. A name without a value is an error.
+/// A whole number, or the default, 0, where Python's `int` and `float` fail. An undefined name is an error.
 fn int(
     value: &Value,
     default: Option<Value>,
@@ -156,7 +156,7 @@ fn default_of(given: Option<Value>, usual: Value, named: &Kwargs) -> Result<Valu
     }
 }
 
-/// Digits in a base, with the prefix that Python knows for it.
+/// Digits in a base, with Python's prefix for it.
 fn whole_number(text: &str, base: u32) -> Option<i128> {
     let text = text.trim();
     let (is_negative, digits) = match text.strip_prefix(['-', '+']) {
@@ -174,7 +174,7 @@ fn whole_number(text: &str, base: u32) -> Option<i128> {
         Some(start) if start.eq_ignore_ascii_case(prefix) => &digits[prefix.len()..],
         _ => digits,
     };
-    // Single underscores stand between digits.
+    // Single underscores may separate digits.
     let groups = || digits.split('_');
     let is_digits = |group: &str| !group.is_empty() && group.chars().all(|c| c.is_digit(base));
     if !groups().all(is_digits) {
@@ -193,7 +193,7 @@ fn number_of(value: &Value) -> Option<f64> {
     }
 }
 
-/// How many runs of letters, digits and underscores there are.
+/// The number of runs of letters, digits and underscores.
 fn wordcount(value: &Value) -> usize {
     let text = value.to_string();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -201,7 +201,7 @@ fn wordcount(value: &Value) -> usize {
     words.filter(|word| !word.is_empty()).count()
 }
 
-/// What a loop or a filter goes over. Python iterates over the characters of a string, and not over `none`, flags and
+/// The iterable of a loop or a filter. Python iterates over the characters of a string, but not over `none`, flags and
 /// numbers.
 fn iterated(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
@@ -227,7 +227,7 @@ fn indexed(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// A text or a generator gives a text or a list. All else gives a generator.
+/// A text or a generator gives a text or a list. Other values give a generator.
 fn reverse(value: Value) -> Result<Value, Error> {
     let is_text = value.kind() == ValueKind::String;
     let is_finite = !is_generator(&value);
@@ -238,7 +238,7 @@ fn reverse(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The same where Jinja2 takes everything that is false for an empty list.
+/// The same where Jinja2 treats every false value as an empty list.
 fn iterated_if_any(value: Value) -> Result<Value, Error> {
     match value.is_true() {
         true => iterated(value),
@@ -246,7 +246,7 @@ fn iterated_if_any(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The text that filters of text read in other values.
+/// The text that text filters read in other values.
 fn text_of(value: Value) -> Result<Value, Error> {
     Ok(match value.kind() {
         ValueKind::String => value,
@@ -254,7 +254,7 @@ fn text_of(value: Value) -> Result<Value, Error> {
     })
 }
 
-/// Values that can be sliced. `none`, a name without a value, and generators cannot.
+/// Values that can be sliced. `none`, undefined names, and generators cannot.
 fn sliced(value: Value) -> Result<Value, Error> {
     match value.is_none() || value.is_undefined() || is_unindexed(&value) {
         true => Err(Error::new(
@@ -309,7 +309,7 @@ fn replace(
     Value::from(python_str(value)).call_method(state, "replace", &args)
 }
 
-/// The engine's filter, with floats and lists as Python writes them.
+/// The engine's filter, with floats and lists in Python's notation.
 fn join(
     state: &mut State,
     value: Value,
@@ -414,7 +414,7 @@ fn concatenation(left: &Value, right: &Value) -> String {
     python_str(left) + &python_str(right)
 }
 
-/// `text | format(…)`: the values stand behind each other, or by name.
+/// `text | format(…)`: the values are positional or named.
 fn format_filter(text: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     let args = args.into_values();
     let (positional, named): (&[Value], Kwargs) = from_args(&args)?;
@@ -433,7 +433,7 @@ fn format_filter(text: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error
     formatted(&python_str(text), &values).map(Value::from)
 }
 
-/// `left % right`: formats a string, or is the rest of a division.
+/// `left % right`: formats a string, or computes a remainder.
 fn remainder(left: Value, right: Value) -> Result<Value, Error> {
     if let Some(text) = left.as_str() {
         return formatted(text, &right).map(Value::from);
@@ -476,7 +476,7 @@ fn plain_number(value: &Value) -> Option<f64> {
     }
 }
 
-/// `left + right`, of which one is marked as safe. The other one is escaped.
+/// `left + right` with one side marked as safe. The other one is escaped.
 fn safe_sum(left: &Value, right: &Value) -> Result<Value, Error> {
     let mut sum = String::new();
     for part in [left, right] {
@@ -499,7 +499,7 @@ fn escape(value: &Value) -> Value {
     }
 }
 
-/// HTML as the package MarkupSafe writes it.
+/// HTML escapes in the form of the package MarkupSafe.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,5 +1,5 @@
 //! Text for a language model: tokenizer, chat templates, incremental detokenizer, stop strings, and
-//! what replies consist of.
+//! the parts of replies.
 
 mod added_token;
 mod byte_alphabet;

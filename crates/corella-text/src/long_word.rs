@@ -1,9 +1,9 @@
-//! Finds places where a long word may be cut without changing its tokens.
+//! Finds positions where a long word may be cut without changing its tokens.
 //!
-//! Byte-pair encoding joins neighbours as long as the result is in the vocabulary. Two characters
-//! that are neighbours in no token are never joined, so the text on either side of them has the
-//! same tokens as on its own. SentencePiece vocabularies like that of Llama 2, for which a whole
-//! text is one word, can be cut before nearly every space.
+//! Byte-pair encoding joins neighbours while the result is in the vocabulary. Two characters that
+//! are neighbours in no token are never joined, so the text on either side of them has the same
+//! tokens as on its own. SentencePiece vocabularies like Llama 2's, for which a whole text is one
+//! word, can be cut before nearly every space.
 
 use std::collections::HashSet;
 
@@ -17,12 +17,12 @@ pub(crate) struct CutPoints {
     characters: HashSet<char>,
 }
 
-/// The least length of a piece. It must exceed that of any token, because a model may look for a
-/// whole word in the vocabulary.
+/// The least length of a piece. It must exceed the length of any token, because a model may look
+/// for a whole word in the vocabulary.
 const PIECE_BYTES: usize = 4096;
 
 impl CutPoints {
-    /// `None` if the model does more than join neighbours.
+    /// `None` if the model does more than joining neighbours.
     pub(crate) fn new(model: &tokenizers::Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(bpe) = model.get_model() else {
             return None;

@@ -1,8 +1,8 @@
 //! The normalizer of a tokenizer, which changes a text before it is split, for the kinds that need
 //! little memory.
 //!
-//! The `tokenizers` crate also records where each byte came from, which takes sixteen bytes for
-//! each and is not needed here.
+//! The `tokenizers` crate also records the origin of each byte, which takes sixteen bytes for each
+//! and is not needed here.
 
 use std::borrow::Cow;
 
@@ -94,8 +94,8 @@ fn nfc(text: &str) -> String {
     out
 }
 
-/// The most bytes of a text that can become one byte of its normalised form. `None` if there is no
-/// such limit, or if it is not known.
+/// The most bytes of a text that can become one byte of its normalised form. `None` if unlimited or
+/// unknown.
 pub(crate) fn max_shrinkage(json: &Value) -> Option<usize> {
     match json["type"].as_str() {
         None if json.is_null() => Some(1),
@@ -147,7 +147,7 @@ mod tests {
             "ÄÖ",
         ];
         let nfc = Normalizer::new(&json!({"type": "NFC"})).expect("NFC is not known");
-        // Each stride makes the chunks end somewhere else.
+        // Each stride makes the chunks end elsewhere.
         for stride in 1..parts.len() {
             let text: String = (0..4000).map(|i| parts[i * stride % parts.len()]).collect();
             assert!(text.len() > 2 * CHUNK_BYTES);

@@ -2,10 +2,10 @@
 //!
 //! The `tokenizers` crate decodes a list of tokens at once, and a token's text may depend on its
 //! neighbours (`▁` at the start, byte tokens, halves of a character). Decoding everything again for
-//! each new token takes O(n), or a guess of how much context is enough. But the decoder of every
-//! generating model is a function of the token, of whether it is the first, and of a final reading
-//! of the joined bytes as UTF-8. That function is kept here. A decoder of any other kind is refused
-//! when the file is read.
+//! each new token takes O(n), or a guess of the needed context. But the decoder of every generating
+//! model is a function of the token, of whether it is the first, and of a final reading of the
+//! joined bytes as UTF-8. That function is kept here. Other decoders are refused when the file is
+//! read.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ impl PieceTable {
             .chain(added_tokens.keys())
             .max()
             .map_or(0, |&largest| largest as usize + 1);
-        // A file of a few bytes must not make this allocate gigabytes.
+        // A small file must not make this allocate gigabytes.
         if len > 16 * (vocab.len() + added_tokens.len()) + 65_536 {
             return Err(TextError::TokenizerFile(format!(
                 "the largest token id, {}, is far beyond the {} tokens",
@@ -121,7 +121,7 @@ impl PieceTable {
 /// The decoder of tokenizer.json, applied to one token at a time.
 pub(crate) struct PieceDecoder {
     steps: Vec<Step>,
-    /// A character that is removed from the start of the whole text, and at most how many of it.
+    /// A character that is removed from the start of the whole text, and the most removals.
     strip_start: Option<(char, usize)>,
 }
 
@@ -138,15 +138,15 @@ enum Step {
         content: String,
     },
     ByteFallback,
-    /// Joins tokens by spaces, unless they go on with a word (BERT).
+    /// Joins tokens by spaces, unless they continue a word (BERT).
     WordPiece {
         prefix: String,
-        /// Whether spaces before punctuation are taken away.
+        /// Whether spaces before punctuation are removed.
         cleanup: bool,
     },
 }
 
-/// What WordPiece's cleanup replaces, in this order.
+/// The replacements of WordPiece's cleanup, in this order.
 const CLEANUP: [(&str, &str); 11] = [
     (" .", "."),
     (" ?", "?"),
@@ -175,7 +175,7 @@ impl PieceDecoder {
             steps: Vec::new(),
             strip_start: None,
         };
-        // After the tokens have been fused into one text, no decoder sees single tokens any more.
+        // After the tokens have been fused into one text, no decoder sees single tokens.
         let mut fused = false;
         for json in decoders {
             let kind = json["type"].as_str().unwrap_or("without a type");
@@ -229,7 +229,7 @@ impl PieceDecoder {
         self.strip_start
     }
 
-    /// Whether a token may have another text when it is the first.
+    /// Whether a token may have another text in the first position.
     pub(crate) fn minds_first(&self) -> bool {
         self.steps.iter().any(|step| {
             matches!(
@@ -312,8 +312,7 @@ fn byte_token(token: &str) -> Option<u8> {
     u8::from_str_radix(digits, 16).ok()
 }
 
-/// Appends the bytes that the characters stand for, or the token itself if it has any other
-/// character.
+/// Appends the bytes of the characters, or the token itself if it has any other character.
 fn append_byte_level(token: &str, out: &mut Vec<u8>) {
     let start = out.len();
     for c in token.chars() {

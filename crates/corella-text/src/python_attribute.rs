@@ -1,12 +1,12 @@
-//! `value.name`: Python looks for a method of a mapping before Jinja2 looks for a member of that name. So `schema.items` is
-//! never the member `items` of a JSON schema.
+//! `value.name`: Python looks up a method of a mapping before Jinja2 looks up a member of that name. So `schema.items`
+//! is never the member `items` of a JSON schema.
 
 use std::sync::Arc;
 
 use minijinja::value::{Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// The function that stands for `value.name` with one of these names.
+/// The function that replaces `value.name` for these names.
 pub const ATTRIBUTE: &str = "corella_attribute";
 
 /// The methods of Python's `dict`.
@@ -24,10 +24,10 @@ pub const MAPPING_METHODS: [&str; 11] = [
     "values",
 ];
 
-/// Methods that change a value. Transformers forbids them, so Jinja2 finds nothing by their names.
+/// Methods that change a value. Transformers forbids them, so Jinja2 does not find them.
 const CHANGING_METHODS: [&str; 5] = ["clear", "pop", "popitem", "setdefault", "update"];
 
-/// A method that is not called. It is true, and prints as Python prints it but for the address.
+/// An uncalled method. It is true, and prints as in Python, except for the address.
 #[derive(Debug)]
 struct Method {
     value: Value,
@@ -63,7 +63,7 @@ pub fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
     Ok(Value::from_object(Method { value, name }))
 }
 
-/// The filter `attr`, which does not find the members of a mapping.
+/// The filter `attr`, which ignores the members of a mapping.
 pub fn attribute_only(value: &Value, name: &Value) -> Result<Value, Error> {
     let name = name.as_str().unwrap_or_default();
     if value.is_undefined() {
@@ -75,17 +75,17 @@ pub fn attribute_only(value: &Value, name: &Value) -> Result<Value, Error> {
     }
 }
 
-/// Whether it is a mapping, and none of the engine's objects that look like one.
+/// Whether it is a mapping, and not one of the engine's similar objects.
 fn is_mapping(value: &Value) -> bool {
     value.kind() == ValueKind::Map && !has_type(value, &["Namespace", "Macro", "Loop", "Module"])
 }
 
-/// Whether it can be called: a function, a macro, or a name without a value, of which only the call fails.
+/// Whether it can be called: a function, a macro, or an undefined name, of which only the call fails.
 pub fn is_callable(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Plain | ValueKind::Undefined) || has_type(value, &["Macro"])
 }
 
-/// Whether it is an object of the engine with such a type.
+/// Whether it is an object of the engine with one of these types.
 fn has_type(value: &Value, names: &[&str]) -> bool {
     let Some(object) = value.as_object() else {
         return false;

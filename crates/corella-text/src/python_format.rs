@@ -1,11 +1,11 @@
-//! `text % values`, as Python formats it.
+//! Python's `text % values`.
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
 use crate::python_text::{python_repr, python_str};
 
-/// The widest field. A wider one would fill the memory.
+/// The widest field, so that fields cannot fill the memory.
 const MAX_WIDTH: usize = 1000;
 
 /// One `%…` of the text.
@@ -77,7 +77,7 @@ pub fn formatted(text: &str, given: &Value) -> Result<String, Error> {
     }
     out.push_str(rest);
     if let Given::Positional { values, num_taken } = &values {
-        // One list or mapping may be left over.
+        // One list or mapping may stay unused.
         let is_container =
             !given.is_tuple() && matches!(given.kind(), ValueKind::Map | ValueKind::Seq);
         if *num_taken < values.len() && !is_container {
@@ -124,7 +124,7 @@ fn read_field(rest: &mut &str, values: &mut Given<'_>) -> Result<(Field, char), 
         let precision = read_number(rest, values)?.unwrap_or(0);
         field.precision = Some(bounded(precision.max(0))?);
     }
-    // C's sizes mean nothing.
+    // C's sizes have no effect.
     *rest = rest.strip_prefix(['h', 'l', 'L']).unwrap_or(rest);
     let conversion = rest
         .chars()
@@ -237,7 +237,7 @@ fn converted(field: &Field, conversion: char, value: Option<&Value>) -> Result<S
     }
 }
 
-/// The integer that Python's `int` makes of a number.
+/// Python's `int` of a number.
 fn whole(value: &Value) -> Option<i128> {
     if value.kind() == ValueKind::Bool {
         return Some(i128::from(value.is_true()));

@@ -1,5 +1,5 @@
-//! Values that Python iterates over and that are no lists: generators, which most filters of Jinja2 return, and the views of
-//! a mapping. Neither has items by index, nor a JSON form.
+//! Iterable values of Python that are no lists: generators, which most filters of Jinja2 return, and the views of a
+//! mapping. Neither has items by index, nor a JSON form.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use crate::python_text::python_str;
 
-/// Gives its items once. It is true even without any, and has no length.
+/// Gives its items once. It is true even when empty, and has no length.
 #[derive(Debug)]
 pub struct Generator {
     items: Vec<Value>,
@@ -96,12 +96,12 @@ pub fn is_generator(value: &Value) -> bool {
     value.downcast_object_ref::<Generator>().is_some()
 }
 
-/// Whether it can be iterated over, and has no items by index.
+/// Whether it is iterable without items by index.
 pub fn is_unindexed(value: &Value) -> bool {
     is_generator(value) || value.downcast_object_ref::<View>().is_some()
 }
 
-/// The value, or a list of the items that a generator still has.
+/// The value, or a list of a generator's remaining items.
 pub fn listed(value: Value) -> Value {
     match value.downcast_object_ref::<Generator>() {
         Some(generator) => std::iter::from_fn(|| generator.next()).collect(),
@@ -114,7 +114,7 @@ pub fn generated(list: Value) -> Result<Value, Error> {
     Ok(Generator::value(list.try_iter()?.collect()))
 }
 
-/// The error for an operation that a generator or a view lacks.
+/// The error for an operation that generators and views lack.
 pub fn check_indexed(value: &Value, what: &'static str) -> Result<(), Error> {
     match is_unindexed(value) {
         true => Err(Error::new(ErrorKind::InvalidOperation, what)),

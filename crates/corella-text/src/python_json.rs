@@ -8,8 +8,8 @@ use minijinja::{Error, ErrorKind, Value};
 
 use crate::python_iterable::check_indexed;
 
-/// The deepest nesting that is written. Deeper values cannot come from a request, because the
-/// reader of its JSON has a limit of its own.
+/// The deepest nesting in the output. Deeper values cannot come from a request, because the reader
+/// of its JSON has a limit of its own.
 const MAX_DEPTH: usize = 256;
 
 /// The filter `tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.

@@ -1,4 +1,4 @@
-//! Python's methods of values: minijinja-contrib's, and others that templates use.
+//! Python's methods of values: minijinja-contrib's, and others used by templates.
 
 use minijinja::value::{Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -6,7 +6,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 use crate::python_iterable::View;
 use crate::python_string::string_method;
 
-/// Calls a method of a value that the engine itself does not know.
+/// Calls a method of a value that the engine does not have.
 pub fn python_method(
     state: &mut State,
     value: &Value,

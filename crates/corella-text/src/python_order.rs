@@ -1,18 +1,18 @@
-//! `left < right` and the like. Python orders numbers, texts and lists among each other, and fails for all else.
+//! `left < right` and the like. Python orders numbers, texts and lists among each other, and fails for other values.
 
 use std::cmp::Ordering;
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
-/// The function that stands for `left < right`, with the operator as its second argument.
+/// The function that replaces `left < right`, with the operator as its second argument.
 pub const ORDER: &str = "corella_order";
 pub const OPERATORS: [&str; 4] = ["<", ">", "<=", ">="];
 
-/// Lists within lists that are compared. Requests have no deeper ones.
+/// The deepest nesting of compared lists. Requests have no deeper ones.
 const MAX_DEPTH: usize = 256;
 
-/// Whether `left` stands before `right`, or as `operator` says otherwise.
+/// Whether `left` and `right` are in the order of `operator`.
 pub fn is_in_order(left: &Value, operator: &str, right: &Value) -> Result<bool, Error> {
     let ordering = compared(left, right, 0)?;
     Ok(match operator {
@@ -36,7 +36,7 @@ fn compared(left: &Value, right: &Value, depth: usize) -> Result<Ordering, Error
         let reason = format!("{} and {} have no order", left.kind(), right.kind());
         return Err(Error::new(ErrorKind::InvalidOperation, reason));
     }
-    // The first items that differ decide, and else the length.
+    // The first different items decide, and otherwise the length.
     let mut pairs = left.try_iter()?.zip(right.try_iter()?);
     match pairs.find(|(left, right)| left != right) {
         Some((left, right)) => compared(&left, &right, depth + 1),

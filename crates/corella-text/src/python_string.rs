@@ -1,4 +1,4 @@
-//! Python's methods of strings that the template engine has not, or has with fewer arguments.
+//! Python's methods of strings that the template engine lacks, or has with fewer arguments.
 
 use minijinja::value::{Kwargs, Tuple, from_args};
 use minijinja::{Error, ErrorKind, Value};
@@ -6,7 +6,7 @@ use minijinja::{Error, ErrorKind, Value};
 use crate::python_iterable::is_generator;
 use crate::python_text::is_printable;
 
-/// The widest text that a method fills up. A wider one would fill the memory.
+/// The widest padded text, so that a method cannot fill the memory.
 const MAX_WIDTH: usize = 1000;
 
 pub fn string_method(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
@@ -210,8 +210,8 @@ pub fn lines(text: &str) -> Vec<(&str, &str)> {
     lines
 }
 
-/// The text from one character up to another, which count from the end if they are negative, and how many characters
-/// stand before it. `None` if it would begin behind its end.
+/// The text between two characters, which count from the end if negative, and the number of characters before it.
+/// `None` if it would begin behind its end.
 fn ranged(text: &str, start: Option<i64>, end: Option<i64>) -> (usize, Option<&str>) {
     let len = text.chars().count();
     let place = |at: i64| {
@@ -229,7 +229,7 @@ fn ranged(text: &str, start: Option<i64>, end: Option<i64>) -> (usize, Option<&s
     (start, Some(&text[byte(start)..byte(end)]))
 }
 
-/// The arguments `part`, `start` and `end`: where the range begins, the range, and the part.
+/// The arguments `part`, `start` and `end`: the begin of the range, the range, and the part.
 fn within<'t>(
     text: &'t str,
     args: &'t [Value],
@@ -301,7 +301,7 @@ fn filled_up(text: &str, method: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(format!("{before}{text}{after}")))
 }
 
-/// Fills with zeros, behind a sign.
+/// Pads with zeros, behind a sign.
 fn zero_filled(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (width,): (i64,) = from_args(args)?;
     let missing = bounded(width)?.saturating_sub(text.chars().count());
@@ -346,7 +346,7 @@ fn with_spaces(text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(out))
 }
 
-/// Digits of any script. Rust knows them among the numbers only, of which superscripts and fractions are none.
+/// Digits of any script. Rust only classifies them as numbers, which include superscripts and fractions.
 fn is_decimal(text: &str) -> bool {
     let is_digit = |c: char| {
         let has_other_form =

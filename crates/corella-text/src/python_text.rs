@@ -1,5 +1,5 @@
-//! What Python's `str` and `repr` make of values, where the template engine prints them differently: floats with an exponent,
-//! and characters in lists that are not printable.
+//! Python's `str` and `repr` of values, where the template engine prints them differently: floats with an exponent, and
+//! unprintable characters in lists.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use minijinja::{Error, Output, State, Value};
 use crate::python_iterable::iterable_str;
 use crate::python_json::python_float;
 
-/// Values nested deeper than requests can be are printed by the engine.
+/// The engine prints values nested deeper than requests can be.
 const MAX_DEPTH: usize = 256;
 
 /// The text of `{{ value }}`.
@@ -131,8 +131,8 @@ fn write_string(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Python's `str.isprintable`: neither a separator other than the space, nor a control or format character. Rust's
-/// escapes know the latter, and combining characters besides, which Python prints.
+/// Python's `str.isprintable`: neither a separator other than the space, nor a control or format character. Rust
+/// escapes the latter, and also combining characters, which Python prints.
 pub fn is_printable(c: char) -> bool {
     if c == ' ' || c.is_ascii_graphic() {
         return true;
@@ -144,8 +144,8 @@ pub fn is_printable(c: char) -> bool {
     !is_escaped || is_mark(c)
 }
 
-/// Whether `escape_debug` escapes a character only because it combines with the one before it. A base before it settles
-/// that: the whole text is escaped then only if the character is not printable.
+/// Whether `escape_debug` escapes a character only because it combines with the previous one. A base before it decides:
+/// the whole text is then escaped only if the character is not printable.
 fn is_mark(c: char) -> bool {
     let mut text = String::from("a");
     text.push(c);

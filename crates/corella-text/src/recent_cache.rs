@@ -1,4 +1,4 @@
-//! Keeps what was used last, within a bound.
+//! A cache of the most recent entries, within a bound.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -6,9 +6,9 @@ use std::hash::Hash;
 use std::mem;
 use std::sync::{Mutex, PoisonError};
 
-/// A cache in two generations. What is found or kept belongs to the younger one; when that has half of
-/// the room, it becomes the older one, and what nobody has used since the last time is dropped. Thus
-/// nothing is moved in a list at each use, and what is used again and again always stays.
+/// A cache in two generations. A found or added entry belongs to the younger one. When that has half of the room, it
+/// becomes the older one, and entries without a use since the last change are dropped. So no use moves entries in a
+/// list, and an entry in constant use always stays.
 pub(crate) struct RecentCache<K, V> {
     generations: Mutex<[Generation<K, V>; 2]>,
     max_weight: usize,
@@ -51,7 +51,7 @@ impl<K: Eq + Hash, V: Clone> RecentCache<K, V> {
         Some(value)
     }
 
-    /// Keeps what was not found, unless it has more than half of the room.
+    /// Adds an entry after a miss, unless it has more than half of the room.
     pub(crate) fn keep(&self, key: K, value: V, weight: usize) {
         let mut generations = self
             .generations
@@ -133,7 +133,7 @@ mod tests {
             ["c", "d", "e"].map(|name| cache.find(name)),
             [None, Some(2), Some(2)]
         );
-        // The same key again adds nothing.
+        // The same key again adds no weight.
         cache.keep("e", 3, 9);
         assert_eq!(cache.find("e"), Some(2));
     }

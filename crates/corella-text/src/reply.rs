@@ -1,8 +1,8 @@
-//! Reads a reply as it grows: reasoning, text and calls of tools, without the markup between them.
+//! Reads a growing reply: reasoning, text and calls of tools, without the markup between them.
 //!
-//! A parser takes pieces of text as the detokenizer gives them, and tells what has become certain. It
-//! holds back no more than what may still turn out to be markup, or the beginning of a call whose name is
-//! not complete. However the text is cut, the parts joined together are the same.
+//! A parser takes pieces of text from the detokenizer, and returns the parts that are certain. It holds back only text
+//! that may still prove to be markup, or the beginning of a call whose name is not complete. The joined parts do not
+//! depend on the division of the text.
 
 mod call_grammar;
 mod call_object;
@@ -55,11 +55,11 @@ pub use tool_set::ToolSet;
 
 use crate::reply_part::ReplyPart;
 
-/// What is known of a reply before it begins.
+/// The context of a reply before it begins.
 #[derive(Clone, Debug, Default)]
 pub struct ReplyContext {
     pub format: ReplyFormat,
-    /// The tools that were offered. Without any, calls are not looked for.
+    /// The offered tools. Without any, calls are not detected.
     pub tools: Option<Arc<ToolSet>>,
     /// Whether the prompt ends within the reasoning.
     pub within_reasoning: bool,
@@ -73,9 +73,9 @@ pub struct ReplyContext {
 pub struct ReplyParser {
     think: Option<ThinkReader>,
     calls: Box<dyn CallReader>,
-    /// The end of what was pushed, until it is known whether it is reasoning.
+    /// The end of the pushed text, until it is known whether it is reasoning.
     unsorted: String,
-    /// What is not reasoning and was not read yet.
+    /// Unread text that is not reasoning.
     unread: String,
     out: PartList,
     reasoning_count: ReasoningCount,
@@ -114,13 +114,13 @@ impl ReplyParser {
         }
     }
 
-    /// Adds text and returns what it made certain.
+    /// Adds text and returns the parts that are now certain.
     pub fn push(&mut self, text: &str) -> Vec<ReplyPart> {
         self.read(text, false);
         self.out.take()
     }
 
-    /// Adds the text of one more token, which may be empty, and returns what it made certain.
+    /// Adds the text of one more token, which may be empty, and returns the parts that are now certain.
     pub fn push_token(&mut self, text: &str) -> Vec<ReplyPart> {
         let before = self.stage();
         let parts = self.push(text);
@@ -128,8 +128,7 @@ impl ReplyParser {
         parts
     }
 
-    /// How many of the tokens so far the model has thought with, the markup around its thoughts
-    /// included.
+    /// The number of reasoning tokens so far, including the markup around them.
     pub fn num_reasoning_tokens(&self) -> u32 {
         self.reasoning_count.num_tokens()
     }
@@ -141,7 +140,7 @@ impl ReplyParser {
         }
     }
 
-    /// Returns the text that was held back. Call it once, after the last text.
+    /// Returns the held-back text. Call it once, after the last text.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
         self.read("", true);
         self.out.finish();

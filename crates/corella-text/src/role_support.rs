@@ -1,11 +1,11 @@
-//! The roles that a chat template supports, and their places. Templates reject unknown roles or drop them silently, so short
-//! conversations with marks are rendered to find out.
+//! The roles that a chat template supports, and their places. Templates reject unknown roles or drop them silently, so
+//! short conversations with marks are rendered as a test.
 
 use serde_json::{Value, json};
 
 use crate::chat_template::{ChatInput, ChatTemplate};
 
-/// The roles that a template takes, besides the system prompt, the user and the assistant.
+/// The roles that a template accepts, besides the system prompt, the user and the assistant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoleSupport {
     /// `developer`, OpenAI's newer name for the system prompt.
@@ -16,7 +16,7 @@ pub struct RoleSupport {
     pub takes_late_system: bool,
     /// Roles of any name.
     pub takes_any_role: bool,
-    /// Several calls in one message of the assistant. True as well where it writes no calls at all.
+    /// Several calls in one message of the assistant. True as well if it writes no calls at all.
     pub takes_calls_together: bool,
 }
 
@@ -41,7 +41,7 @@ pub fn takes_role(template: &ChatTemplate, role: &str) -> bool {
         || shows(&["user", "assistant", role])
 }
 
-/// Whether a message with so many calls is rendered, with the name of each.
+/// Whether a message with `num_calls` calls is rendered, with the name of each.
 fn shows_calls(template: &ChatTemplate, num_calls: usize) -> bool {
     let name = |index: usize| format!("probe{index}call");
     let arguments = match template.needs_text_arguments() {

@@ -1,4 +1,4 @@
-//! A caller's JSON schema, said in the keywords that llguidance follows.
+//! A caller's JSON schema in the keywords that llguidance follows.
 
 mod closed_object;
 mod look_around;
@@ -10,11 +10,11 @@ use serde_json::Value;
 pub(crate) use self::look_around::LOOK_AROUND;
 use crate::GrammarError;
 
-/// The schema as it is compiled. It allows the same answers, or fewer: objects have no members that it does not
-/// name, unless it speaks of others, and a look-ahead may be said without one.
+/// The schema for compilation. It allows the same answers, or fewer: objects have only the members that it names,
+/// unless it mentions others, and a look-ahead may be replaced.
 ///
 /// # Errors
-/// A reference that leads back to itself, or a pattern that cannot be said otherwise.
+/// A reference that leads back to itself, or a pattern that cannot be rewritten.
 pub(crate) fn compiled_schema(schema: &Value) -> Result<Value, GrammarError> {
     reference_cycle::check(schema)?;
     rewrite::rewritten(schema).map(closed_object::closed)

@@ -1,8 +1,8 @@
-//! Stop strings: finds them in a growing text, and says how much of its end may still become one.
+//! Stop strings: finds them in a growing text, and the part of its end that may still become one.
 //!
-//! This is an Aho–Corasick automaton. Its state is the longest end of the text that begins some
-//! stop string, so the depth of the state is exactly the number of bytes to hold back, however the
-//! text is cut into pieces.
+//! This is an Aho–Corasick automaton. Its state is the longest suffix of the text that begins some
+//! stop string, so the depth of the state is exactly the number of bytes to hold back, in any
+//! division of the text.
 
 /// The stop strings of a request, ready to search. Empty strings never match.
 pub struct StopStrings {
@@ -16,7 +16,7 @@ struct Node {
     /// The node of the longest proper suffix of this node's string that is in the tree.
     fallback: u32,
     depth: u32,
-    /// The index of the stop string that ends here; of several, the first in the request.
+    /// The index of the stop string that ends here; the first of several in the request.
     stop: Option<u32>,
 }
 
@@ -127,8 +127,8 @@ pub(crate) struct StopMatch {
 
 impl StopStrings {
     /// Continues the search in `text[from..]`. The match that ends first wins; of matches that end
-    /// together, the one listed first, as in vLLM. `text[..from]` must hold at least what is held
-    /// back.
+    /// together, the first in the list, as in vLLM. `text[..from]` must include the held-back
+    /// bytes.
     pub(crate) fn search(
         &self,
         state: &mut StopState,

@@ -28,7 +28,7 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// Formats a time. Unknown directives stay as they are.
+/// Formats a time. Unknown directives stay unchanged.
 pub fn strftime(format: &str, now: SystemTime) -> String {
     let mut out = String::with_capacity(format.len() + 16);
     Civil::new(now).write(format, &mut out);
@@ -147,7 +147,7 @@ impl Civil {
             'n' => out.push('\n'),
             't' => out.push('\t'),
             '%' => out.push('%'),
-            // Python prints nothing for a time without a zone.
+            // Python prints an empty text for a time without a zone.
             'Z' | 'z' => {}
             other => {
                 out.push('%');
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// The expected texts are those of Python 3.11 for the same seconds in UTC.
+    /// The expected texts come from Python 3.11 for the same seconds in UTC.
     #[test]
     fn prints_what_python_prints() {
         let format = "%Y-%m-%d %H:%M:%S|%A, %B %-d|%y %j %I %p %a %-m %-H %w %u|%% %f|%c|%e %h|%-I";

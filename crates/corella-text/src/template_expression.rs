@@ -1,25 +1,25 @@
-//! Expressions of templates with operators that mean something else to the template engine than to Jinja2. They become
-//! calls of functions:
+//! Expressions of templates with operators that differ between the template engine and Jinja2. They become calls of
+//! functions:
 //!
 //! * `a % b` formats, if `a` is a string.
 //! * `a ~ b` writes floats as Python does.
 //! * `a + b` escapes the other one, if `a` or `b` is marked as safe.
-//! * `a[b:c]` fails where `a` is `none` or has no value.
+//! * `a[b:c]` fails if `a` is `none` or undefined.
 //! * `a.items`, not called, is the method of a mapping (`python_attribute`).
 //! * `a < b` fails where Python has no order (`python_order`).
-//! * `a in b` fails where Python's does: nothing is in `none`, and only text in a text.
+//! * `a in b` fails as in Python: `none` contains nothing, and a text contains only text.
 
 use crate::python_attribute::{ATTRIBUTE, MAPPING_METHODS};
 use crate::python_order::{OPERATORS, ORDER};
 
-/// The functions that stand for the operators.
+/// The functions that replace the operators.
 pub const REMAINDER: &str = "corella_remainder";
 pub const CONCATENATION: &str = "corella_concatenation";
 pub const SAFE_SUM: &str = "corella_safe_sum";
 pub const CONTAINMENT: &str = "corella_containment";
 pub const SLICED: &str = "corella_sliced";
 
-/// The most brackets within each other. The engine refuses more.
+/// The deepest nesting of brackets. The engine refuses more.
 const MAX_DEPTH: usize = 100;
 
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ fn is_string(text: &str) -> bool {
     text.starts_with(['\'', '"'])
 }
 
-/// The tokens up to `close`, and where that ends. Within brackets it is none.
+/// The tokens up to `close`, and its end. A `close` within brackets does not count.
 pub fn tokens_until<'s>(text: &'s str, close: &str) -> Option<(Vec<Token<'s>>, usize)> {
     const OPERATORS: [&str; 6] = ["==", "!=", "<=", ">=", "//", "**"];
     let mut tokens = Vec::new();
@@ -108,12 +108,12 @@ fn number_len(text: &str) -> usize {
     len
 }
 
-/// The expression with calls in place of operators; `None` if there is nothing to replace, or if this is no expression.
+/// The expression with calls in place of operators; `None` if it needs no replacement, or is not an expression.
 pub fn rewritten(tokens: &[Token<'_>]) -> Option<String> {
     rewrite(tokens, Parser::expression)
 }
 
-/// The same where commas may make a tuple of it.
+/// The same where commas may make a tuple.
 pub fn rewritten_tuple(tokens: &[Token<'_>]) -> Option<String> {
     rewrite(tokens, Parser::tuple)
 }
@@ -147,10 +147,10 @@ fn rewrite<'t>(
 
 const SAFE_FILTERS: [&str; 4] = ["safe", "escape", "e", "forceescape"];
 
-/// An expression as it is written anew.
+/// A rewritten expression.
 struct Node {
     text: String,
-    /// Whether it is a string that is marked as safe.
+    /// Whether it is a string marked as safe.
     is_safe: bool,
 }
 
@@ -221,7 +221,7 @@ impl<'t> Parser<'t> {
         Some(node)
     }
 
-    /// The operators of each level, which bind more and more.
+    /// The operators of each level, in increasing precedence.
     fn binary(&mut self, level: usize) -> Option<Node> {
         const LEVELS: [&[&str]; 8] = [
             &["or"],
@@ -333,7 +333,7 @@ impl<'t> Parser<'t> {
         }
     }
 
-    /// The expressions between brackets, up to the closing one, with commas.
+    /// The expressions between brackets, up to the closing one, separated by commas.
     fn listed(
         &mut self,
         close: &str,
@@ -412,7 +412,7 @@ impl<'t> Parser<'t> {
         })
     }
 
-    /// Filters and tests, which bind more than every operator.
+    /// Filters and tests, which bind tighter than every operator.
     fn filters(&mut self, mut node: Node) -> Option<Node> {
         loop {
             if self.takes("|") {

@@ -1,9 +1,9 @@
-//! Rewrites the source of a chat template where the template engine would print something else than Jinja2:
+//! Rewrites the source of a chat template where the template engine's output would differ from Jinja2's:
 //!
 //! * `{% generation %}`, which marks the assistant's tokens for training, prints its body.
 //! * The line break behind `{% raw %}` stays.
-//! * `for` does not take `none` for an empty list, and knows the last character of a string.
-//! * Some operators are called as functions (`template_expression`).
+//! * `for` does not treat `none` as an empty list, and recognises the last character of a string.
+//! * Some operators become function calls (`template_expression`).
 
 use crate::template_expression::{Token, is_name, rewritten, rewritten_tuple, tokens_until};
 
@@ -21,7 +21,7 @@ pub fn rewritten_source(source: &str) -> String {
             "{%" => push_statement(rest, &mut out),
             _ => push_expression(rest, &mut out),
         };
-        // The engine reports a tag that does not end.
+        // The engine reports an unclosed tag.
         let Some(len) = len else { break };
         if rest.starts_with("{#") {
             out.push_str(&rest[..len]);
@@ -157,7 +157,7 @@ fn rewritten_set(inner: &str, rest: &[Token<'_>]) -> Option<String> {
     Some(format!("set {} = {value}", slice(inner, &rest[..equals])?))
 }
 
-/// The text of these tokens as it was written.
+/// The original text of these tokens.
 fn slice<'s>(inner: &'s str, tokens: &[Token<'s>]) -> Option<&'s str> {
     let (first, last) = (tokens.first()?, tokens.last()?);
     Some(&inner[first.start..last.start + last.text.len()])

@@ -4,7 +4,7 @@ use crate::detokenizer::Detokenizer;
 use crate::stop_string::{StopState, StopStrings};
 use crate::tokenizer::Tokenizer;
 
-/// What one token added to the text.
+/// The effect of one token on the text.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct TextDelta {
     /// The new text. It may be empty in the middle of a character, or while a stop string may be
@@ -19,7 +19,7 @@ pub struct TextStream {
     detokenizer: Detokenizer,
     stop: StopStrings,
     include_stop: bool,
-    /// The number of further tokens for which stop strings do not count.
+    /// The number of further tokens during which stop strings are ignored.
     num_unstoppable: u32,
     state: StopState,
     /// The end of the text, which may be the beginning of a stop string.
@@ -58,7 +58,7 @@ impl TextStream {
         }
     }
 
-    /// Treats stop strings that are complete within the first `min_tokens` tokens as ordinary text.
+    /// Treats stop strings that end within the first `min_tokens` tokens as ordinary text.
     pub fn with_min_tokens(mut self, min_tokens: u32) -> Self {
         self.num_unstoppable = min_tokens;
         self
@@ -82,7 +82,7 @@ impl TextStream {
         }
     }
 
-    /// Returns what was held back, unless a stop string ended the text. Call it once, after the
+    /// Returns the held-back text, unless a stop string ended the text. Call it once, after the
     /// last token.
     pub fn finish(&mut self) -> String {
         if self.stopped.is_some() {
@@ -102,7 +102,7 @@ impl TextStream {
         self.stopped
     }
 
-    /// Takes the settled text out of `held`, after searching `held[from..]` for stop strings.
+    /// Removes the settled text from `held`, after searching `held[from..]` for stop strings.
     fn release(&mut self, mut from: usize, may_stop: bool) -> String {
         if self.stop.is_empty() {
             return std::mem::take(&mut self.held);

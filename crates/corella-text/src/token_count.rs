@@ -1,4 +1,5 @@
-//! Counts the tokens of a tokenizer.json without making a tokenizer of it, which takes much longer.
+//! Counts the tokens of a tokenizer.json without constructing the tokenizer, which takes much
+//! longer.
 
 use std::fmt;
 
@@ -7,7 +8,7 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::error::TextError;
 
-/// How many ids a tokenizer has.
+/// The number of a tokenizer's ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenCount {
     /// One more than the largest id of the vocabulary without added tokens.
@@ -43,7 +44,7 @@ impl TokenCount {
             .map_err(|error| TextError::TokenizerFile(error.to_string()))?;
         let added = file.added_tokens.iter().map(|token| token.id);
         let vocabulary = file.model.vocab.0;
-        // A token may be in the vocabulary and be added, too.
+        // A token may be both in the vocabulary and added.
         let num_added = added.map(|id| id.saturating_add(1)).max();
         Ok(Self {
             num_vocabulary_ids: vocabulary,

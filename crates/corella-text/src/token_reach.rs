@@ -1,4 +1,4 @@
-//! How much text one token can stand for.
+//! The most text of one token.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,7 @@ use crate::byte_alphabet::char_of_byte;
 use crate::normalizer::max_shrinkage;
 
 /// The most bytes of a text that can become one token: a text longer than n times that has more
-/// than n tokens. `None` if tokens can stand for any amount of text, or if that is not known.
+/// than n tokens. `None` if unlimited or unknown.
 pub(crate) fn max_bytes_per_token(
     model: &tokenizers::Tokenizer,
     vocab: &HashMap<String, u32>,
@@ -29,8 +29,8 @@ pub(crate) fn max_bytes_per_token(
         true => vocab.contains_key(char_of_byte(byte).encode_utf8(&mut [0; 4]) as &str),
         false => bpe.byte_fallback && vocab.contains_key(&format!("<0x{byte:02X}>")),
     });
-    // Otherwise characters that are not in the vocabulary might be dropped, or many of them become
-    // one token.
+    // Otherwise characters outside of the vocabulary might be dropped, or many of them become one
+    // token.
     let counts_unknown = bpe.unk_token.is_some() && !bpe.fuse_unk;
     if !has_all_bytes && !counts_unknown {
         return None;
@@ -40,14 +40,14 @@ pub(crate) fn max_bytes_per_token(
         false => token.len(),
     };
     let longest = vocab.keys().map(num_bytes).max()?;
-    // An unknown token stands for one character.
+    // An unknown token represents one character.
     let mut max_bytes = longest.max(char::MAX.len_utf8()) * shrinkage;
     for token in model
         .get_added_vocabulary()
         .get_added_tokens_decoder()
         .values()
     {
-        // Such a token includes the spaces beside it, however many.
+        // Such a token includes the spaces beside it, in any number.
         if token.lstrip || token.rstrip {
             return None;
         }

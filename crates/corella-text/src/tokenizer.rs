@@ -1,4 +1,4 @@
-//! The tokenizer: text to token ids and back, as a Hugging Face tokenizer.json says.
+//! The tokenizer of a Hugging Face tokenizer.json: text to token ids and back.
 
 use std::panic::catch_unwind;
 use std::sync::{Arc, OnceLock};
@@ -29,15 +29,14 @@ struct Inner {
     /// `None` for kinds of tokenizers that have to tokenise a text as a whole.
     words: Option<Words>,
     max_bytes_per_token: Option<usize>,
-    /// Worked out when the first word needs it.
+    /// Computed for the first word that needs it.
     cut_points: OnceLock<Option<CutPoints>>,
 }
 
-/// What is needed to tokenise word by word.
+/// The parts for tokenising word by word.
 struct Words {
     splitter: WordSplitter,
-    /// The tokens of sections that are long and were used last: of those behind another section, and of
-    /// those that begin a text.
+    /// The tokens of recently used long sections: sections behind another one, and sections at the beginning of a text.
     kept: [RecentCache<Box<str>, Arc<[u32]>>; 2],
     known: WordCache,
     /// The special tokens at the beginning and at the end of a prompt.
@@ -45,16 +44,16 @@ struct Words {
     suffix: Vec<u32>,
 }
 
-/// What tokenising one text may cost.
+/// The cost limits of tokenising one text.
 #[derive(Clone, Copy)]
 pub struct EncodeLimit<'a> {
     pub max_tokens: usize,
-    /// Called between words. Returns true when nobody wants the tokens any more.
+    /// Called between words. Returns true when the tokens are no longer wanted.
     pub is_abandoned: &'a dyn Fn() -> bool,
 }
 
 impl EncodeLimit<'_> {
-    /// No limit, for texts of the person who runs the program.
+    /// No limit, for texts of the program's own user.
     pub const NONE: EncodeLimit<'static> = EncodeLimit {
         max_tokens: usize::MAX,
         is_abandoned: &|| false,
@@ -65,15 +64,15 @@ impl EncodeLimit<'_> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct EncodedPair {
     pub tokens: Vec<u32>,
-    /// Where the second text begins, for tokenizers that tell the texts apart (`token_type_ids`).
+    /// The beginning of the second text, for tokenizers that distinguish the texts (`token_type_ids`).
     pub second_text: Option<u32>,
 }
 
-/// The longest piece that is tokenised at once: a word that cannot be cut, or a whole text where
-/// words are not known. Tokenising takes some 500 bytes of memory for each byte, and the regular
-/// expressions that find words give up after a million steps.
+/// The longest piece that is tokenised at once: an indivisible word, or a whole text if words are unknown. Tokenising
+/// takes some 500 bytes of memory for each byte, and the regular expressions that find words give up after a million
+/// steps.
 const MAX_WORD_BYTES: usize = 1 << 20;
-/// Words from this length on are cut, if there is a place to cut them.
+/// Words from this length on are cut, if possible.
 const LONG_WORD_BYTES: usize = 16 << 10;
 /// Shorter sections are tokenised as fast as they are found.
 const MIN_KEPT_BYTES: usize = 256;
@@ -122,8 +121,8 @@ impl Tokenizer {
         self.encode_within(text, add_special_tokens, EncodeLimit::NONE)
     }
 
-    /// Like `encode`, but stops as soon as there are too many tokens or nobody wants them. A text
-    /// that is too long for the limit whatever it says is refused at once.
+    /// Like `encode`, but stops as soon as it has too many tokens or the result is no longer wanted. A text whose
+    /// length alone exceeds the limit is refused at once.
     pub fn encode_within(
         &self,
         text: &str,
@@ -142,7 +141,7 @@ impl Tokenizer {
         }
     }
 
-    /// The most bytes of a text that can become one token, if there is a limit.
+    /// The most bytes of a text that can become one token, if bounded.
     pub fn max_bytes_per_token(&self) -> Option<usize> {
         self.inner.max_bytes_per_token
     }
@@ -181,8 +180,8 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Appends the tokens of what is between two added tokens. Those of a long section are kept: requests
-    /// have the same instructions, tools and first messages again and again.
+    /// Appends the tokens of the text between two added tokens. The tokens of a long section are kept: requests repeat
+    /// the same instructions, tools and first messages.
     fn encode_section(
         &self,
         words: &Words,
@@ -273,7 +272,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Tokenises two texts as one prompt, with the special tokens that the tokenizer has between them.
+    /// Tokenises two texts as one prompt, with the tokenizer's special tokens between them.
     pub fn encode_pair(
         &self,
         (first, second): (&str, &str),
@@ -317,7 +316,7 @@ impl Tokenizer {
         self.inner.pieces.len()
     }
 
-    /// The number of tokens, and how many of them are special.
+    /// The number of tokens, and of special ones among them.
     pub fn num_tokens(&self) -> (usize, usize) {
         let pieces = &self.inner.pieces;
         let ids = || 0..pieces.len() as u32;
@@ -352,7 +351,7 @@ impl Tokenizer {
         self.inner.model.token_to_id(token)
     }
 
-    /// The token as the vocabulary spells it (`Ġthe`, `▁the`, `<0x0A>`).
+    /// The token in the spelling of the vocabulary (`Ġthe`, `▁the`, `<0x0A>`).
     pub fn id_to_token(&self, id: u32) -> Option<String> {
         self.inner.model.id_to_token(id)
     }

@@ -1,28 +1,28 @@
-//! The turns that a chat template takes behind each other, and how it takes thoughts. Short conversations with marks are
-//! rendered to find out.
+//! The sequences of turns that a chat template accepts, and its handling of thoughts. Short conversations with marks
+//! are rendered as a test.
 
 use serde_json::{Value, json};
 
 use crate::chat_template::{ChatInput, ChatTemplate};
 
-/// What a template takes of the turns that clients send.
+/// The turns of clients that a template accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TurnSupport {
     /// Two messages of the user behind each other.
     pub takes_users_together: bool,
-    /// A message of the user behind what a tool has said. True as well where it writes no results of tools.
+    /// A message of the user behind a tool's result. True as well if it writes no results of tools.
     pub takes_user_behind_result: bool,
-    /// Ids of calls that are not nine letters and digits. True as well where it writes no results of tools.
+    /// Ids of calls that are not nine letters and digits. True as well if it writes no results of tools.
     pub takes_long_call_ids: bool,
     pub thoughts: ThoughtSupport,
 }
 
-/// What a template reads as the thoughts behind a call.
+/// The form of thoughts behind a call in a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThoughtSupport {
-    /// `reasoning_content`, or nothing.
+    /// `reasoning_content`, or none.
     Usual,
-    /// `thinking`, as gpt-oss.
+    /// `thinking`, as in gpt-oss.
     Thinking {
         /// Whether a message with calls may have text, too.
         beside_text: bool,

@@ -1,8 +1,8 @@
-//! The tokens of short words, which texts repeat again and again.
+//! The tokens of short words, which texts repeat often.
 //!
 //! The package `tokenizers` has a cache of its own in each thread, of 10,000 words of up to 255 bytes with 32 bytes for
-//! each of these: some 80 MB a thread for a client who wants that, and nothing frees them when the model is unloaded.
-//! This one has a bound in bytes, is shared by all threads, and goes with its tokenizer.
+//! each of these: a client can make it grow to some 80 MB per thread, and unloading the model does not free them. This
+//! one has a bound in bytes, is shared by all threads, and is dropped with its tokenizer.
 
 use std::sync::Arc;
 
@@ -11,15 +11,15 @@ use tokenizers::{AddedToken, Result, Trainer};
 
 use crate::recent_cache::RecentCache;
 
-/// Longer words are rarely met again.
+/// Longer words rarely repeat.
 const MAX_WORD_BYTES: usize = 32;
 /// Overhead of an entry: two boxes, a weight, and the table's free room.
 const ENTRY_BYTES: usize = 128;
 const NUM_SHARDS: usize = 16;
-/// Enough for some 16,000 words, in two generations.
+/// Room for some 16,000 words, in two generations.
 const SHARD_BYTES: usize = (2 << 20) / NUM_SHARDS;
 
-/// Threads that look at the same time mostly look into different shards.
+/// Concurrent threads mostly look into different shards.
 pub(crate) struct WordCache([RecentCache<Box<str>, Arc<[u32]>>; NUM_SHARDS]);
 
 impl WordCache {
@@ -58,8 +58,8 @@ pub(crate) fn resize_package_cache(
     Ok(())
 }
 
-/// A trainer that teaches nothing: only trainers may change a model in its place, and a copy takes a large vocabulary
-/// a tenth of a second.
+/// A trainer without an effect: only trainers may change a model in place, and copying a large vocabulary takes a tenth
+/// of a second.
 struct CacheResizer(usize);
 
 impl Trainer for CacheResizer {

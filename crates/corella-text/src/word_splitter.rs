@@ -1,5 +1,5 @@
-//! Splits a text into the words that the vocabulary's model then splits into tokens: one after the
-//! other, and the same ones as the `tokenizers` crate.
+//! Splits a text into the words that the vocabulary's model then splits into tokens: one after the other, and the same
+//! as the `tokenizers` crate.
 //!
 //! The crate splits a whole text before the first word is tokenised, and keeps hundreds of bytes
 //! for each of its bytes. Here the caller may stop after any word.
@@ -13,10 +13,10 @@ use crate::byte_alphabet::char_of_byte;
 use crate::normalizer::Normalizer;
 
 pub(crate) struct WordSplitter {
-    /// Added tokens that are looked for in the text as it is.
+    /// Added tokens that are matched in the original text.
     raw_tokens: AddedTokens,
     normalizer: Normalizer,
-    /// Added tokens that are looked for in the normalised text.
+    /// Added tokens that are matched in the normalised text.
     normalized_tokens: AddedTokens,
     pre_tokenizers: Vec<PreTokenizer>,
 }
@@ -30,14 +30,14 @@ enum PreTokenizer {
         prepend: Prepend,
         split: bool,
     },
-    /// Replaces each byte by the character of the byte alphabet that stands for it.
+    /// Replaces each byte by its character in the byte alphabet.
     ByteLevel,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Prepend {
     Never,
-    /// Only before a section that begins the text.
+    /// Only before a section at the beginning of the text.
     First,
     Always,
 }
@@ -54,7 +54,7 @@ const GPT2_PATTERN: &str =
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 impl WordSplitter {
-    /// `None` for a tokenizer that splits texts in ways not known here.
+    /// `None` for a tokenizer with unknown ways to split texts.
     pub(crate) fn new(model: &tokenizers::Tokenizer) -> Option<Self> {
         let normalizer = serde_json::to_value(model.get_normalizer()).ok()?;
         let pre_tokenizer = serde_json::to_value(model.get_pre_tokenizer()).ok()?;
@@ -83,14 +83,14 @@ impl WordSplitter {
         })
     }
 
-    /// Splits a text at the added tokens that are looked for in it as it is. What is between them is
-    /// tokenised by itself.
+    /// Splits a text at the added tokens that are matched in its original form. The texts between them are tokenised
+    /// separately.
     pub(crate) fn sections<'a>(&'a self, text: &'a str) -> impl Iterator<Item = Section<'a>> {
         self.raw_tokens.sections(text)
     }
 
-    /// Passes the parts of a section to `sink` in order, until it returns an error. `is_start` says that
-    /// the section begins the caller's text.
+    /// Passes the parts of a section to `sink` in order, until it returns an error. `is_start` means that the section
+    /// begins the caller's text.
     pub(crate) fn split<E>(
         &self,
         section: &str,
@@ -110,7 +110,7 @@ impl WordSplitter {
 }
 
 fn append_pre_tokenizers(json: &Value, pre_tokenizers: &mut Vec<PreTokenizer>) -> Option<()> {
-    // A further pre-tokenizer would see characters that stand for bytes.
+    // A further pre-tokenizer would see characters in place of bytes.
     if matches!(pre_tokenizers.last(), Some(PreTokenizer::ByteLevel)) {
         return None;
     }
@@ -159,7 +159,7 @@ fn regex(pattern: SplitPattern) -> Option<PreTokenizer> {
     Some(PreTokenizer::Regex(Box::new(split)))
 }
 
-/// Splits a text by the given pre-tokenizers. `is_start` says that it begins the caller's text.
+/// Splits a text by the given pre-tokenizers. `is_start` means that it begins the caller's text.
 fn split_words<E>(
     pre_tokenizers: &[PreTokenizer],
     text: &str,

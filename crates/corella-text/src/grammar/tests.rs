@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::*;
 
-/// Tokens 0 to 255 are bytes; behind them are some longer ones and a special one.
+/// Tokens 0 to 255 are bytes, followed by some longer ones and a special one.
 fn tokenizer() -> Tokenizer {
     let mut vocab = serde_json::Map::new();
     let mut merges = Vec::new();
@@ -47,7 +47,8 @@ fn is_allowed(state: &mut GrammarState, token: u32) -> bool {
     words[token as usize / 32] >> (token % 32) & 1 == 1
 }
 
-/// How many bytes of `text` the grammar takes, byte by byte, and whether the text may end there.
+/// The number of bytes of `text` that the grammar accepts, byte by byte, and whether the text may
+/// end there.
 fn take(grammar: &Grammar, text: &str) -> (usize, bool) {
     let mut state = grammar.start();
     for (at, byte) in text.bytes().enumerate() {
@@ -98,7 +99,7 @@ fn each_kind_of_grammar_takes_its_texts_and_no_others() {
     assert!(!accepts(&lark, "hi ada"));
 }
 
-/// As Pydantic and Ollama's clients write schemas, without `additionalProperties`.
+/// Schemas of Pydantic and Ollama's clients have no `additionalProperties`.
 #[test]
 fn members_that_a_schema_does_not_name_are_not_drawn() {
     let base =
@@ -152,7 +153,7 @@ fn longer_tokens_are_allowed_where_their_bytes_are() {
     for token in [256, 262, 257, 260, u32::from(b'}')] {
         assert!(is_allowed(&mut state, token), "{token}");
         assert!(!state.may_end().expect("it has not failed"));
-        // Nothing but a grammar that names it allows a special token.
+        // Only a grammar that names a special token allows it.
         assert!(!is_allowed(&mut state, 264));
         state.push(token).expect("it is allowed");
     }
@@ -267,7 +268,7 @@ fn bad_grammars_of_other_kinds_are_told() {
     }
 }
 
-/// Such an expression is not written out before an answer follows it.
+/// Such an expression is expanded only while an answer follows it.
 #[test]
 fn a_large_repetition_is_followed_within_the_limits() {
     let source = GrammarSource::Regex("((a{1000}){1000}){1000}".to_owned());
@@ -303,7 +304,7 @@ fn long_chains_of_definitions_do_no_harm() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a caller sends is compiled or refused.
+    /// Any source of a caller is compiled or refused.
     #[test]
     fn no_source_makes_it_panic(text in "\\PC{0,80}", lark in "(start: |[a-z]+: |\"[a-z]*\"|/[a-z(\\[*]*/|\\||\\n| ){0,20}") {
         let compiler = compiler();
@@ -357,14 +358,14 @@ fn the_order_of_properties_counts() {
     }
 }
 
-/// Texts that Zod's pattern takes and llguidance's format refuses.
+/// Texts that Zod's pattern accepts and llguidance's format refuses.
 const STRICTER: [(&str, &str); 3] = [
     ("duration", "\"PT2H3M4.5S\""),
     ("duration", "\"PT0,5S\""),
     ("hostname", "\"a.org.\""),
 ];
 
-/// Zod says which values its schemas take (`tests/schemas/make_zod.mjs`).
+/// Zod's own verdicts on values of its schemas (`tests/schemas/make_zod.mjs`).
 #[test]
 fn schemas_of_zod_are_followed() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/schemas/zod.jsonl");
@@ -387,7 +388,7 @@ fn schemas_of_zod_are_followed() {
     }
 }
 
-/// A caller can change a schema, and none of the options of a library.
+/// A caller can change a schema, but no option of a library.
 #[test]
 fn reasons_speak_of_the_schema() {
     let compiler = compiler();

@@ -1,4 +1,4 @@
-//! Calls of tools as grammars, in each format: the markup word for word, and arguments by the schema.
+//! Calls of tools as grammars, in each format: the markup verbatim, and arguments by the schema.
 
 use serde_json::{Map, Value, json};
 
@@ -8,8 +8,7 @@ use crate::GrammarError;
 use crate::grammar_source::GrammarSource;
 
 impl GrammarWriter {
-    /// The calls of a reply: one, or several behind each other where the format and the request have
-    /// that.
+    /// The calls of a reply: one, or several where the format and the request allow it.
     pub(crate) fn calls(
         &mut self,
         context: &ReplyContext,
@@ -41,7 +40,7 @@ impl GrammarWriter {
         Ok(format!("{begin} call {more} {end}"))
     }
 
-    /// What is before all calls, between two, and behind all. Without a separator there is one call.
+    /// The text before all calls, between two, and behind all. Without a separator only one call is allowed.
     fn around_calls(&self, format: CallFormat) -> (String, Option<String>, String) {
         let (begin, separator, end) = match format {
             CallFormat::Hermes | CallFormat::Qwen3Coder => ("", Some("\n"), ""),
@@ -66,7 +65,7 @@ impl GrammarWriter {
         (self.text(begin), separator, self.text(end))
     }
 
-    /// A call of the tool `name`. `rule` is what names of its rules begin with.
+    /// A call of the tool `name`. `rule` is the prefix of its rules' names.
     fn call(
         &mut self,
         format: CallFormat,
@@ -121,8 +120,8 @@ impl GrammarWriter {
     }
 }
 
-/// The schema of a call's arguments, which are an object. A tool without a schema has no parameters. Where
-/// a schema lists properties and does not speak of others, a call has no others.
+/// The schema of a call's arguments, which are an object. A tool without a schema has no parameters. If a schema lists
+/// properties and does not mention others, a call has no others.
 pub(crate) fn arguments_schema(schema: &Value) -> Value {
     let mut members = match schema {
         Value::Object(members) => members.clone(),

@@ -1,22 +1,22 @@
-//! A call as a JSON object with a name and arguments, read while it arrives.
+//! A call as a JSON object with a name and arguments, read during its arrival.
 
 use serde_json::Value;
 
 use super::json_extent::JsonExtent;
 use super::part_list::PartList;
 
-/// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. Arguments may also be
-/// called `parameters`, and be JSON within a string.
+/// Reads `{"name": …, "arguments": {…}}`, in any order and among other members. The arguments may also be named
+/// `parameters`, and be JSON within a string.
 pub(crate) struct CallObject {
     state: State,
     extent: JsonExtent,
-    /// The member that is read, with its quotes.
+    /// The current member's key, with its quotes.
     key: String,
     /// A value that is only understood as a whole.
     value: String,
-    /// What was read before the name was known.
+    /// The text before the name was known.
     raw: String,
-    /// Arguments that were written before the name.
+    /// Arguments before the name.
     early: String,
     is_started: bool,
     has_arguments: bool,
@@ -29,7 +29,7 @@ enum State {
     KeyRest,
     Colon,
     Value,
-    /// Further bytes of a value, which are passed on as they come if `is_passed`.
+    /// Further bytes of a value, which are passed on immediately if `is_passed`.
     ValueRest(Member, IsPassed),
 }
 
@@ -45,7 +45,7 @@ enum Member {
 pub(crate) enum Progress {
     More,
     Done,
-    /// This is something else than a call: what was read so far.
+    /// The text read so far is not a call.
     NotACall(String),
 }
 
@@ -63,8 +63,8 @@ impl CallObject {
         }
     }
 
-    /// Reads more of the object, and returns how many bytes of `text` belong to it. Nothing is told to
-    /// `out` before there is a name that `accepts`.
+    /// Reads more of the object, and returns the number of its bytes in `text`. `out` gets no part before a name that
+    /// `accepts`.
     pub(crate) fn read(
         &mut self,
         text: &str,
@@ -131,7 +131,7 @@ impl CallObject {
             }
             if !goes_on {
                 return match self.is_started {
-                    // The caller skips the rest, since a part of this call has been told.
+                    // The caller skips the rest, because a part of this call has been returned.
                     true => {
                         out.end_call();
                         (at, Progress::Done)
@@ -147,7 +147,7 @@ impl CallObject {
         (text.len(), Progress::More)
     }
 
-    /// What was read, if no call has begun.
+    /// The text read so far, if no call has begun.
     pub(crate) fn unread(&mut self) -> String {
         std::mem::take(&mut self.raw)
     }
@@ -172,7 +172,7 @@ impl CallObject {
         }
     }
 
-    /// Takes a complete value. Returns false if this is no call.
+    /// Takes a complete value. Returns false if this is not a call.
     fn end_value(
         &mut self,
         member: Member,

@@ -1,4 +1,4 @@
-//! What every format of calls has to do.
+//! The interface of all formats of calls.
 
 use std::sync::Arc;
 
@@ -9,18 +9,18 @@ use super::tool_set::ToolSet;
 
 /// Finds calls in a growing text.
 pub(crate) trait CallReader: Send {
-    /// Reads from the beginning of `text`, which is what no earlier step has read, and returns how many
-    /// bytes it has read. `None` asks for more text: the reader cannot say yet what `text` is.
-    /// `at_end` says that there is no more; what remains after `None` is then dropped.
+    /// Reads from the beginning of `text`, which no earlier step has read, and returns the number of bytes read. `None`
+    /// asks for more text: the reader cannot classify `text` yet. `at_end` means that no more follows; the rest after
+    /// `None` is then dropped.
     fn step(&mut self, text: &str, at_end: bool, out: &mut PartList) -> Option<usize>;
 
-    /// Where in the reply it is. Most formats mark reasoning apart from calls.
+    /// Its place in the reply. Most formats mark reasoning separately from calls.
     fn stage(&self) -> Stage {
         Stage::Answer
     }
 }
 
-/// Reads replies without calls: everything is text.
+/// Reads replies without calls: all of it is text.
 pub(crate) struct PlainReader;
 
 impl CallReader for PlainReader {
@@ -30,8 +30,8 @@ impl CallReader for PlainReader {
     }
 }
 
-/// Tells the text before the first of `tags`, or as much as is part of no tag. Returns how many bytes were
-/// read, the tag's included, and the place of the tag in the list.
+/// Returns the text before the first of `tags`, or the part that belongs to no tag. Returns the number of bytes read,
+/// including the tag, and the index of the tag in the list.
 pub(crate) fn read_text(
     text: &str,
     tags: &[&str],
@@ -51,19 +51,19 @@ pub(crate) fn read_text(
     }
 }
 
-/// The tools that were offered, if any were.
+/// The offered tools, if any.
 pub(crate) type OfferedTools = Option<Arc<ToolSet>>;
 
-/// The most bytes of a name. A longer one is text that looks like markup.
+/// The most bytes of a name. A longer one is text that resembles markup.
 const MAX_NAME_BYTES: usize = 256;
 
-/// Whether a model may have meant this as the name of a tool.
+/// Whether this can be the name of a tool.
 pub(crate) fn is_name(text: &str) -> bool {
     let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
     !text.is_empty() && text.len() <= MAX_NAME_BYTES && text.chars().all(is_part)
 }
 
-/// Whether more text can still make a name of this.
+/// Whether more text can still make this a name.
 pub(crate) fn may_become_name(text: &str) -> bool {
     let text = text.trim();
     text.is_empty() || is_name(text)

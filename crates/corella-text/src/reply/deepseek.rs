@@ -1,5 +1,5 @@
-//! Calls as DeepSeek V3 and R1 write them, with a type, a name and a fenced block of JSON, and as V3.1
-//! does, with a name and JSON.
+//! Calls in the format of DeepSeek V3 and R1, with a type, a name and a fenced block of JSON, and of V3.1, with a name
+//! and JSON.
 
 use super::call_reader::{CallReader, is_name, read_text};
 use super::json_extent::JsonExtent;
@@ -25,7 +25,7 @@ enum State {
     Text,
     /// Among calls, between two.
     Calls,
-    /// Before the separator: the type or the name so far.
+    /// Before the separator, with the type or the name so far.
     Head(String),
     /// Behind the separator, with the name so far.
     Name(String),

@@ -1,4 +1,4 @@
-//! Calls as Gemma 4 writes them: `<|tool_call>call:name{key:<|"|>text<|"|>,…}<tool_call|>`, one behind the other.
+//! Calls in the format of Gemma 4: `<|tool_call>call:name{key:<|"|>text<|"|>,…}<tool_call|>`, one behind the other.
 
 use super::call_reader::{CallReader, is_name, may_become_name, read_text};
 use super::gemma4_arguments::{Gemma4Arguments, QUOTE};
@@ -7,7 +7,7 @@ use super::tag::{Beginning, Sight, begins_with, find_tag};
 
 pub(crate) const CALL: &str = "<|tool_call>";
 pub(crate) const CALL_END: &str = "<tool_call|>";
-/// The texts of tokens that calls are read by.
+/// The texts of tokens that mark calls.
 pub(crate) const TAGS: [&str; 3] = [CALL, CALL_END, QUOTE];
 const OUTSIDE: [&str; 2] = [CALL, CALL_END];
 
@@ -74,7 +74,7 @@ impl CallReader for Gemma4Reader {
                         Some(settled + CALL_END.len())
                     }
                     None if may_become_name(name) => (settled > 0).then_some(settled),
-                    // This is no call, and is not lost.
+                    // This is no call, and becomes text.
                     _ => {
                         out.text(head);
                         self.state = State::Text;

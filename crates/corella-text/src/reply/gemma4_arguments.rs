@@ -1,5 +1,5 @@
-//! Arguments as Gemma 4 writes them: `{city:<|"|>Paris<|"|>,days:3,units:[<|"|>c<|"|>]}`. Keys have no quotes,
-//! and those of strings are a token of their own. They become JSON while they arrive.
+//! Arguments in the format of Gemma 4: `{city:<|"|>Paris<|"|>,days:3,units:[<|"|>c<|"|>]}`. Keys have no quotes, and
+//! the quotes of strings are a token of their own. They are converted to JSON during their arrival.
 
 use serde_json::Value;
 
@@ -8,11 +8,11 @@ use super::json_extent::JsonExtent;
 use super::json_writer::{JsonWriter, json_of_bare};
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
-/// What is around a string.
+/// The quotes of a string.
 pub(crate) const QUOTE: &str = "<|\"|>";
-/// What a key or a value may begin with.
+/// The possible beginnings of a key or a value.
 const BEGINNINGS: [&str; 8] = [QUOTE, CALL_END, "{", "[", "}", "]", "\"", ","];
-/// What may be behind a value without quotes.
+/// The possible ends of a value without quotes.
 const BARE_ENDS: [&str; 4] = [",", "}", "]", CALL_END];
 const KEY_ENDS: [&str; 5] = [":", ",", "}", "]", CALL_END];
 
@@ -50,7 +50,7 @@ impl Gemma4Arguments {
         }
     }
 
-    /// Returns the JSON of what was read since the last call.
+    /// Returns the JSON read since the last call.
     pub(crate) fn take(&mut self) -> String {
         self.json.take()
     }
@@ -59,7 +59,7 @@ impl Gemma4Arguments {
         matches!(self.state, State::Done)
     }
 
-    /// Reads from the beginning of `text`, and returns how many bytes it has read; `None` if it needs more.
+    /// Reads from the beginning of `text`, and returns the number of bytes read; `None` if it needs more.
     pub(crate) fn step(&mut self, text: &str) -> Option<usize> {
         match &mut self.state {
             State::Key | State::Value => self.begin(text),
@@ -150,10 +150,10 @@ impl Gemma4Arguments {
         }
     }
 
-    /// Reads what a key or a value begins with.
+    /// Reads the beginning of a key or a value.
     fn begin(&mut self, text: &str) -> Option<usize> {
         let is_key = matches!(self.state, State::Key);
-        // Behind a key, a comma stands for a value that is missing.
+        // Behind a key, a comma means a missing value.
         let skips_commas = is_key || !self.json.is_in_object();
         let rest = text.trim_start_matches(|c: char| c.is_whitespace() || skips_commas && c == ',');
         let len = text.len() - rest.len();
@@ -199,7 +199,7 @@ impl Gemma4Arguments {
                 };
                 return Some(len);
             }
-            // Brackets in the place of a key say nothing.
+            // Brackets in place of a key have no meaning.
             _ if is_key => {}
             bracket => {
                 self.json.open(bracket == "{");

@@ -1,6 +1,6 @@
-//! Gemma 4's calls as grammars. Keys have no quotes, and those of strings are a token of their own, so that a
-//! schema is followed value by value. What cannot be followed in this notation is JSON, which the parser of the
-//! format reads, too.
+//! Gemma 4's calls as grammars. Keys have no quotes, and the quotes of strings are a token of their own, so that a
+//! schema is followed value by value. Values that this notation cannot follow are JSON, which the parser of the format
+//! reads, too.
 
 use serde_json::{Value, json};
 
@@ -14,13 +14,13 @@ use super::tagged_call::{
 };
 use crate::grammar_source::GrammarSource;
 
-/// How deep values may be within each other in this notation.
+/// The deepest nesting of values in this notation.
 const MAX_DEPTH: usize = 8;
-/// The most items of an array whose number is bounded in this notation.
+/// The most items of a bounded array in this notation.
 const MAX_ITEMS: u64 = 64;
 const ANY: &str = "gemma4_any";
 
-/// The tool whose arguments are written.
+/// The tool of the arguments.
 struct Arguments<'a> {
     tool: &'a str,
     /// The whole schema of the tool.
@@ -31,9 +31,9 @@ struct Arguments<'a> {
 /// A value among the arguments.
 #[derive(Clone)]
 struct Place {
-    /// Where its schema is.
+    /// The path of its schema.
     path: String,
-    /// What names of its rules begin with.
+    /// The prefix of its rules' names.
     rule: String,
     depth: usize,
 }
@@ -166,7 +166,7 @@ impl GrammarWriter {
             return Some(format!("{quote} {quote}"));
         }
         let is_special = self.is_special(QUOTE);
-        // The end belongs to the terminal if it is text, so that it is where it is first seen.
+        // A textual end belongs to the terminal, so that the first occurrence ends it.
         let (min_len, end) = match is_special {
             true => (1, String::new()),
             false => (0, Value::from(QUOTE).to_string()),
@@ -246,7 +246,7 @@ impl GrammarWriter {
         Some(format!("\"[\" ({rule} {more}){optional} \"]\""))
     }
 
-    /// Any value. Its rules are written once.
+    /// Any value. Its rules are written only once.
     fn gemma4_any(&mut self) -> String {
         if self.writes_once(ANY) {
             let place = Place {

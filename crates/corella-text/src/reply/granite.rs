@@ -1,5 +1,5 @@
-//! Calls as Granite 3 writes them: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`. Granite 3.1 begins the list with
-//! `<tool_call>`, which is text to its tokenizer.
+//! Calls in the format of Granite 3: `<|tool_call|>[{"name": …, "arguments": {…}}, …]`. Granite 3.1 begins the list
+//! with `<tool_call>`, which is text to its tokenizer.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, read_text};
@@ -56,7 +56,7 @@ impl CallReader for GraniteReader {
                 let (state, num_read) = match rest.chars().next()? {
                     '[' => (State::List, 1),
                     '{' => (object(false), 0),
-                    // This is no call, and is not lost.
+                    // This is no call, and becomes text.
                     _ => (State::Text, 0),
                 };
                 self.state = state;

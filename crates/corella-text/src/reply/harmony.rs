@@ -1,4 +1,4 @@
-//! Replies as gpt-oss writes them (OpenAI's harmony format): messages with a channel each, where
+//! Replies in the format of gpt-oss (OpenAI's harmony format): messages with a channel each, where
 //! `analysis` is reasoning, `final` is text, and a message with a recipient is a call.
 
 use super::call_reader::{CallReader, is_name};
@@ -16,10 +16,10 @@ const RETURN: &str = "<|return|>";
 
 pub(crate) const TAGS: [&str; 7] = [START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN];
 
-/// What may end a message. A model may forget the end, and begin the next.
+/// The possible ends of a message. A model may forget the end, and begin the next.
 const BODY_ENDS: [&str; 5] = [END, CALL, RETURN, START, CHANNEL];
 
-/// The recipients that are tools of the caller have this before their name.
+/// The prefix of recipients that are tools of the caller.
 const FUNCTIONS: &str = "functions.";
 
 pub(crate) struct HarmonyReader {
@@ -31,7 +31,8 @@ pub(crate) struct HarmonyReader {
 enum State {
     /// Before the first header, or between messages.
     Between,
-    /// The header so far. The prompt ends with `<|start|>assistant`, so the first may begin within.
+    /// The header so far. The prompt ends with `<|start|>assistant`, so the first one may begin
+    /// inside.
     Header(String),
     Body(Body),
 }

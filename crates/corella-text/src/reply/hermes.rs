@@ -1,4 +1,4 @@
-//! Calls as Hermes and Qwen write them: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
+//! Calls in the format of Hermes and Qwen: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, read_text};
@@ -56,7 +56,7 @@ impl CallReader for HermesReader {
                 }
             },
             State::AfterObject => {
-                // Models sometimes close a bracket too many.
+                // Models sometimes write one closing bracket too many.
                 let rest = text.trim_start_matches(|c: char| c.is_whitespace() || c == '}');
                 let len = text.len() - rest.len();
                 match begins_with(rest, &TAGS) {

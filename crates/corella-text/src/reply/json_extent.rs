@@ -1,7 +1,6 @@
-//! Finds where a JSON value ends while it arrives in pieces.
+//! Finds the end of a JSON value during its arrival in pieces.
 
-/// Reads one value. It counts brackets and knows strings, and does not check anything else: what a
-/// model wrote reaches the caller as it is.
+/// Reads one value. It only counts brackets and recognises strings: the model's text reaches the caller unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct JsonExtent {
     depth: usize,
@@ -11,8 +10,8 @@ pub(crate) struct JsonExtent {
 }
 
 impl JsonExtent {
-    /// Reads more of the value, from its first byte on. Returns how many bytes of `text` belong to it,
-    /// and whether it is complete. A number is complete when something else follows it.
+    /// Reads more of the value, from its first byte on. Returns the number of its bytes in `text`, and whether it is
+    /// complete. A number is complete when another character follows it.
     pub(crate) fn read(&mut self, text: &str) -> (usize, bool) {
         for (at, byte) in text.bytes().enumerate() {
             if self.in_string {

@@ -1,4 +1,4 @@
-//! JSON that is written piece by piece, while what it is made of arrives in another notation.
+//! JSON that is written piece by piece, during the arrival of its source in another notation.
 
 use serde_json::Value;
 
@@ -15,12 +15,12 @@ struct Container {
 }
 
 impl JsonWriter {
-    /// Returns what was written since the last call.
+    /// Returns the text written since the last call.
     pub(crate) fn take(&mut self) -> String {
         std::mem::take(&mut self.json)
     }
 
-    /// How many objects and arrays are open.
+    /// The number of open objects and arrays.
     pub(crate) fn depth(&self) -> usize {
         self.open.len()
     }
@@ -52,14 +52,14 @@ impl JsonWriter {
         }
     }
 
-    /// Begins a member of an object. Its value has to follow.
+    /// Begins a member of an object. Its value must follow.
     pub(crate) fn key(&mut self, key: &str) {
         self.separate();
         self.json += &Value::from(key).to_string();
         self.json += ": ";
     }
 
-    /// Writes a value that is JSON already.
+    /// Writes a value in JSON.
     pub(crate) fn value(&mut self, json: &str) {
         self.begin_item();
         self.json += json;
@@ -80,7 +80,7 @@ impl JsonWriter {
         self.json.push('"');
     }
 
-    /// Continues a value that is JSON already.
+    /// Continues a value in JSON.
     pub(crate) fn raw(&mut self, json: &str) {
         self.json += json;
     }
@@ -100,7 +100,7 @@ impl JsonWriter {
     }
 }
 
-/// The JSON of a value without quotes: a constant as JSON or Python writes it, a number, or else a string.
+/// The JSON of a value without quotes: a constant of JSON or Python, a number, or else a string.
 pub(crate) fn json_of_bare(text: &str) -> String {
     let text = text.trim();
     match text {
@@ -112,7 +112,7 @@ pub(crate) fn json_of_bare(text: &str) -> String {
     if let Ok(Value::Number(_)) = serde_json::from_str(text) {
         return text.to_owned();
     }
-    // Numbers that only JSON does not allow: 07, +1, .5 and 1.
+    // Numbers that JSON does not allow: 07, +1, .5 and 1.
     if let Ok(number) = text.parse::<i64>() {
         return number.to_string();
     }

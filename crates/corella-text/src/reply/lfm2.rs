@@ -1,5 +1,5 @@
-//! Calls as LFM2 writes them: `<|tool_call_start|>[name(key='text', …), …]<|tool_call_end|>`, a list of calls in
-//! Python. Where its prompt says so, the model writes objects in JSON instead.
+//! Calls in the format of LFM2: `<|tool_call_start|>[name(key='text', …), …]<|tool_call_end|>`, a list of calls in
+//! Python. If its prompt asks for it, the model writes objects in JSON instead.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, OfferedTools, is_name, may_become_name, read_text};
@@ -10,7 +10,7 @@ use super::tag::{Beginning, Sight, begins_with, find_tag};
 pub(crate) const BLOCK: &str = "<|tool_call_start|>";
 pub(crate) const BLOCK_END: &str = "<|tool_call_end|>";
 pub(crate) const TAGS: [&str; 2] = [BLOCK, BLOCK_END];
-/// What may be behind the name of a tool.
+/// The possible texts behind the name of a tool.
 const NAME_ENDS: [&str; 4] = ["(", BLOCK_END, BLOCK, "]"];
 
 pub(crate) struct Lfm2Reader {
@@ -44,7 +44,7 @@ impl Lfm2Reader {
         };
     }
 
-    /// Whether this may be the beginning of a list whose first call is of a tool that was offered.
+    /// Whether this may be the beginning of a list whose first call names an offered tool.
     fn may_be_list(&self, text: &str) -> bool {
         let Some(calls) = text.strip_prefix('[') else {
             return false;
@@ -94,7 +94,7 @@ impl CallReader for Lfm2Reader {
                         Some(settled + 1)
                     }
                     None if may_become_name(name) => (settled > 0).then_some(settled),
-                    // This is no call, and is not lost.
+                    // This is no call, and becomes text.
                     _ => {
                         out.text(name);
                         self.state = State::Text;

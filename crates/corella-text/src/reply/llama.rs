@@ -1,5 +1,5 @@
-//! Calls as Llama 3 writes them: the whole reply is `{"name": …, "parameters": {…}}`, or several of
-//! these with semicolons between them, perhaps after `<|python_tag|>`.
+//! Calls in the format of Llama 3: the whole reply is `{"name": …, "parameters": {…}}`, or several
+//! of these with semicolons between them, perhaps after `<|python_tag|>`.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, OfferedTools, read_text};
@@ -14,7 +14,7 @@ pub(crate) struct LlamaReader {
 }
 
 enum State {
-    /// Nothing but white space was read.
+    /// Only white space was read.
     Start,
     Text,
     /// In a call, which may have any name if it is `marked` as one.
@@ -68,7 +68,7 @@ impl CallReader for LlamaReader {
             }
             State::Call { object, marked } => {
                 let (tools, marked) = (&self.tools, *marked);
-                // Without a mark this may be JSON that the user asked for, so it must name a tool.
+                // Without a mark this may be JSON that the user requested, so it must name a tool.
                 let is_offered = |name: &str| tools.as_ref().is_some_and(|set| set.contains(name));
                 match object.read(text, out, &|name| marked || is_offered(name)) {
                     (_, Progress::More) if text.is_empty() => {

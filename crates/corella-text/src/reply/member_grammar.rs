@@ -14,8 +14,8 @@ pub(crate) struct Members<'s> {
 }
 
 impl<'s> Members<'s> {
-    /// The members of an object of which nothing else is said; `None` if a schema says more, or if one of the
-    /// names cannot be written without quotes.
+    /// The members of an object without further conditions; `None` if a schema has more, or if a name cannot be written
+    /// without quotes.
     pub(crate) fn of(schema: &'s Value, may_be_key: impl Fn(&str) -> bool) -> Option<Self> {
         let known = |key: &str| OBJECT_KEYWORDS.contains(&key) || is_annotation(key);
         if unknown_keyword(schema, known).is_some() || schema["additionalProperties"].is_object() {
@@ -43,8 +43,8 @@ impl<'s> Members<'s> {
 }
 
 impl GrammarWriter {
-    /// Adds rules for members in their order, and returns how to refer to them. A member that is not required
-    /// may be missing.
+    /// Adds rules for members in their order, and returns the reference to them. A member that is not required may be
+    /// missing.
     pub(crate) fn members(
         &mut self,
         rule: &str,
@@ -74,7 +74,7 @@ impl GrammarWriter {
     }
 }
 
-/// Whether all references of a schema lead to definitions, so that a part of it can be read with these alone.
+/// Whether all references of a schema lead to definitions, so that a part of it needs only these.
 pub(crate) fn refers_to_definitions(schema: &Value) -> bool {
     match schema {
         Value::Object(members) => members.iter().all(|(key, value)| match value {
@@ -91,7 +91,7 @@ pub(crate) fn refers_to_definitions(schema: &Value) -> bool {
     }
 }
 
-/// The alternatives of a schema that says nothing else.
+/// The alternatives of a schema without further conditions.
 pub(crate) fn alternatives<'s>(root: &'s Value, schema: &'s Value) -> Option<&'s [Value]> {
     let schema = resolved(root, schema);
     let keyword = ALTERNATIVES

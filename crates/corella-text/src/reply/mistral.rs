@@ -1,5 +1,5 @@
-//! Calls as Mistral's models write them: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and in newer
-//! ones `[TOOL_CALLS]name[ARGS]{…}`, perhaps with `[CALL_ID]id` behind the name.
+//! Calls in the format of Mistral's models: `[TOOL_CALLS][{"name": …, "arguments": {…}}, …]`, and in newer ones
+//! `[TOOL_CALLS]name[ARGS]{…}`, perhaps with `[CALL_ID]id` behind the name.
 
 use super::call_object::{CallObject, Progress};
 use super::call_reader::{CallReader, is_name, may_become_name, read_text};
@@ -8,7 +8,7 @@ use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
 const CALLS: [&str; 1] = ["[TOOL_CALLS]"];
-/// What may follow a name: its id, or its arguments, which may also begin without a tag.
+/// The possible texts behind a name: its id, or its arguments, perhaps without a tag.
 const AFTER_NAME: [&str; 3] = ["[CALL_ID]", "[ARGS]", "{"];
 const CALL_ID: usize = 0;
 const ARGS: usize = 1;
@@ -28,7 +28,7 @@ enum State {
     },
     Name,
     Id,
-    /// Before the arguments of a call that was begun.
+    /// Before the arguments of a begun call.
     BeforeArguments,
     Arguments(JsonExtent),
     /// Behind a call, where another may follow.

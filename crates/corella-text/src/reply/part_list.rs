@@ -15,9 +15,9 @@ pub(crate) struct PartList {
     /// White space at the end of the reasoning, which is dropped if the reasoning ends there.
     reasoning_space: String,
     has_reasoning: bool,
-    /// Whether white space that comes next belongs to the markup before it.
+    /// Whether the next white space belongs to the markup before it.
     follows_markup: bool,
-    /// Whether the call that was begun last has arguments.
+    /// Whether the newest call has arguments.
     has_arguments: bool,
 }
 
@@ -59,7 +59,7 @@ impl PartList {
         }
     }
 
-    /// Ends a stretch of reasoning. If another follows, a line break is between them.
+    /// Ends a stretch of reasoning. A line break separates it from the next one.
     pub(crate) fn end_reasoning(&mut self) {
         self.reasoning_space.clear();
         if self.has_reasoning {
@@ -92,7 +92,7 @@ impl PartList {
         self.space.push_str(space);
     }
 
-    /// Ends a stretch of text. If another follows, a line break is between them.
+    /// Ends a stretch of text. A line break separates it from the next one.
     pub(crate) fn end_text(&mut self) {
         if !self.follows_markup {
             self.space.clear();
@@ -113,7 +113,7 @@ impl PartList {
         self.num_calls += 1;
     }
 
-    /// Adds to the arguments of the call that was begun last.
+    /// Adds to the arguments of the newest call.
     pub(crate) fn arguments(&mut self, json: &str) {
         let call = self.num_calls.saturating_sub(1);
         self.has_arguments |= !json.is_empty();
@@ -129,14 +129,14 @@ impl PartList {
         }
     }
 
-    /// Ends the call that was begun last. A call without arguments has empty ones.
+    /// Ends the newest call. A call without arguments has empty ones.
     pub(crate) fn end_call(&mut self) {
         if !self.has_arguments {
             self.arguments("{}");
         }
     }
 
-    /// Adds the white space that no call followed.
+    /// Adds the held-back white space, because no call follows it.
     pub(crate) fn finish(&mut self) {
         let space = std::mem::take(&mut self.space);
         if !self.follows_markup && !space.is_empty() {

@@ -1,22 +1,22 @@
-//! Arguments as calls in Python have them: `city='Paris', days=3, units=['c', None])`. They become JSON while they
-//! arrive.
+//! Arguments of calls in Python: `city='Paris', days=3, units=['c', None])`. They are converted to JSON during their
+//! arrival.
 //!
-//! Chat templates write strings without escaping quotes in them, and so do models. A quote ends a string only where
-//! what follows it can follow a value.
+//! Chat templates write strings without escaping quotes in them, and so do models. A quote ends a string only if the
+//! text behind it can follow a value.
 
 use super::json_writer::{JsonWriter, json_of_bare};
 use super::lfm2::BLOCK_END;
 use super::python_string::{Escape, Quote, Unescaped, unescape};
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 
-/// What is behind a value without quotes, or ends it by beginning another.
+/// The possible texts behind a value without quotes.
 const BARE_ENDS: [&str; 6] = [",", ")", "]", "}", ":", BLOCK_END];
 const NAME_ENDS: [&str; 11] = ["=", ":", ",", ")", "(", "[", "{", "'", "\"", "]", BLOCK_END];
 
 /// Reads the arguments of one call, from behind its bracket.
 pub(crate) struct PythonArguments {
     json: JsonWriter,
-    /// What an argument without a name is written to. Nothing says which parameter it is for.
+    /// The discarded JSON of an argument without a name, whose parameter is unknown.
     unnamed: Option<JsonWriter>,
     state: State,
 }
@@ -24,7 +24,7 @@ pub(crate) struct PythonArguments {
 enum State {
     /// Before an argument, or the end of the call.
     Argument,
-    /// The name of an argument, or a value that has none.
+    /// The name of an argument, or a value without a name.
     Name(String),
     /// Before a value, or the end of an array.
     Value,
@@ -34,16 +34,16 @@ enum State {
     Key,
     Text(Quote, Place),
     Bare(String, Place),
-    /// Behind what may be a key.
+    /// Behind a possible key.
     Colon(Place, Scalar),
     Done,
 }
 
-/// Where a string or a value without quotes is.
+/// The place of a string or a value without quotes.
 #[derive(Clone, Debug, PartialEq)]
 enum Place {
     Value,
-    /// First behind a curly bracket, with what was read of it if it is a string.
+    /// First behind a curly bracket, with the text of a string so far.
     First(String),
     Key(String),
 }
@@ -51,7 +51,7 @@ enum Place {
 /// A complete value that may be a key.
 enum Scalar {
     Text,
-    /// As the model has written it.
+    /// The model's own text.
     Bare(String),
 }
 
@@ -66,7 +66,7 @@ impl PythonArguments {
         }
     }
 
-    /// Returns the JSON of what was read since the last call.
+    /// Returns the JSON read since the last call.
     pub(crate) fn take(&mut self) -> String {
         self.json.take()
     }
@@ -79,7 +79,7 @@ impl PythonArguments {
         self.unnamed.as_mut().unwrap_or(&mut self.json)
     }
 
-    /// Whether what is read is an argument itself, and not a part of one.
+    /// Whether the value being read is an argument itself, and not a part of one.
     fn is_argument(&mut self) -> bool {
         self.writer().depth() == 1
     }
@@ -96,14 +96,14 @@ impl PythonArguments {
         };
     }
 
-    /// Ends what the model has left open.
+    /// Ends all open objects and arrays.
     fn end_all(&mut self) {
         self.unnamed = None;
         self.json.close_all();
         self.state = State::Done;
     }
 
-    /// Reads from the beginning of `text`, and returns how many bytes it has read; `None` if it needs more.
+    /// Reads from the beginning of `text`, and returns the number of bytes read; `None` if it needs more.
     pub(crate) fn step(&mut self, text: &str, at_end: bool) -> Option<usize> {
         match &mut self.state {
             State::Argument => self.argument(text),
@@ -114,7 +114,7 @@ impl PythonArguments {
                 };
                 name.push_str(&text[..settled]);
                 match end {
-                    // A colon is meant in the same way.
+                    // A colon has the same meaning.
                     Some("=" | ":") => {
                         self.json.key(name.trim());
                         self.state = State::Value;
@@ -150,7 +150,7 @@ impl PythonArguments {
                     Place::Value => {
                         self.writer().value(&json_of_bare(&value));
                         self.end_value();
-                        // A colon behind a value means nothing.
+                        // A colon behind a value has no meaning.
                         let skipped = usize::from(end == Some(":"));
                         Some(settled + skipped)
                     }
@@ -173,7 +173,7 @@ impl PythonArguments {
     }
 
     fn argument(&mut self, text: &str) -> Option<usize> {
-        // Brackets that nothing has opened say nothing.
+        // Unmatched closing brackets have no meaning.
         let is_nothing = |c: char| c.is_whitespace() || matches!(c, ',' | ']' | '}');
         let rest = text.trim_start_matches(is_nothing);
         let len = text.len() - rest.len();
@@ -194,7 +194,7 @@ impl PythonArguments {
         }
     }
 
-    /// Reads what a value or a key begins with.
+    /// Reads the beginning of a value or a key.
     fn begin(&mut self, text: &str) -> Option<usize> {
         let is_argument = self.is_argument();
         let is_key = matches!(self.state, State::Key);
@@ -229,7 +229,7 @@ impl PythonArguments {
                 self.writer().close();
                 self.end_value();
             }
-            // A value is missing.
+            // The value is missing.
             ',' | ')' | ']' | '}' if is_argument || self.is_member() && !is_key => {
                 self.writer().value("null");
                 self.end_value();
@@ -260,7 +260,7 @@ impl PythonArguments {
         Some(len + 1)
     }
 
-    /// Whether a value of a dictionary comes next, or one of its keys.
+    /// Whether the next value is a member of a dictionary, or one of its keys.
     fn is_member(&mut self) -> bool {
         self.writer().is_in_object() && !matches!(self.state, State::Key)
     }
@@ -306,7 +306,7 @@ impl PythonArguments {
         (at > 0).then_some(at)
     }
 
-    /// Reads what follows something that may be a key.
+    /// Reads the text behind a possible key.
     fn colon(&mut self, text: &str, at_end: bool) -> Option<usize> {
         let rest = text.trim_start();
         let len = text.len() - rest.len();
@@ -345,7 +345,7 @@ impl PythonArguments {
     }
 }
 
-/// Whether a quote ends its string, going by what follows it. `None` if more text decides.
+/// Whether a quote ends its string, judged by the text behind it. `None` if more text decides.
 fn closes(behind: &str, is_argument: bool, is_unnamed: bool, at_end: bool) -> Option<bool> {
     let unknown = at_end.then_some(true);
     let next = behind.trim_start();
@@ -358,7 +358,7 @@ fn closes(behind: &str, is_argument: bool, is_unnamed: bool, at_end: bool) -> Op
         return Some(next.starts_with([',', ':', ')', ']', '}']));
     }
     if let Some(rest) = next.strip_prefix(')') {
-        // Behind a call there is another one, the end of the list, or nothing.
+        // Behind a call comes another one, the end of the list, or the end of the text.
         return match begins_with(rest.trim_start(), &[BLOCK_END, ",", "]"]) {
             Beginning::Tag(_) => Some(true),
             Beginning::Undecided => unknown,
@@ -372,7 +372,7 @@ fn closes(behind: &str, is_argument: bool, is_unnamed: bool, at_end: bool) -> Op
     if is_unnamed || rest.starts_with(')') {
         return Some(true);
     }
-    // Behind an argument there is another one, which has a name.
+    // Behind an argument comes another one, which has a name.
     let is_of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.');
     let behind_name = rest.trim_start_matches(is_of_name);
     let has_name = behind_name.len() < rest.len();

@@ -8,8 +8,8 @@ use super::tagged_call::{resolved, with_definitions};
 use crate::grammar_source::GrammarSource;
 
 impl GrammarWriter {
-    /// A call in Python; `None` if the schema says more than which arguments there are. Arguments come in the
-    /// order of the schema.
+    /// A call in Python; `None` if the schema has conditions beyond its arguments. Arguments follow the order of the
+    /// schema.
     pub(crate) fn python_call(&mut self, rule: &str, name: &str, schema: &Value) -> Option<String> {
         if schema.is_null() {
             return Some(self.text(&format!("{name}()")));

@@ -1,6 +1,6 @@
-//! Strings in Python's quotes, read while they arrive.
+//! Strings in Python's quotes, read during their arrival.
 
-/// The quotes of a string: which, and whether there are three.
+/// The quotes of a string: the character, and whether it is tripled.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Quote {
     mark: &'static str,
@@ -9,7 +9,7 @@ pub(crate) struct Quote {
 const QUOTES: [&str; 4] = ["'''", "\"\"\"", "'", "\""];
 
 impl Quote {
-    /// The quotes that a text begins with, and their length. `None` if more text decides.
+    /// The quotes at the beginning of a text, and their length. `None` if more text decides.
     pub(crate) fn of(text: &str) -> Option<(Self, usize)> {
         let num_same = text
             .bytes()
@@ -23,18 +23,18 @@ impl Quote {
     }
 }
 
-/// What a string goes on with.
+/// The next piece of a string.
 pub(crate) enum Unescaped {
-    /// So many bytes stand for themselves.
+    /// The number of literal bytes.
     Text(usize),
     Escape(Escape),
-    /// Quotes that may be its end, and their length.
+    /// Quotes that may end it, and their length.
     Quote(usize),
     Undecided,
 }
 
 pub(crate) struct Escape {
-    /// What it stands for.
+    /// The unescaped text.
     pub(crate) piece: String,
     pub(crate) len: usize,
 }
@@ -62,7 +62,7 @@ pub(crate) fn unescape(text: &str, quote: Quote) -> Unescaped {
     }
 }
 
-/// Reads an escape; `None` if more text decides. What is none stays as it is.
+/// Reads an escape; `None` if more text decides. Unknown escapes stay unchanged.
 fn escape(text: &str) -> Option<Escape> {
     let kind = text[1..].chars().next()?;
     let of = |piece: &str| {
@@ -93,7 +93,7 @@ fn escape(text: &str) -> Option<Escape> {
         None => return as_it_is(),
     };
     let mut number = code;
-    // JSON writes what is beyond 16 bits as two of these.
+    // JSON writes characters beyond 16 bits as two of these.
     if kind == 'u' && (0xD800..0xDC00).contains(&code) {
         let rest = &text[len..];
         if "\\u".starts_with(rest) {
@@ -113,7 +113,7 @@ fn escape(text: &str) -> Option<Escape> {
     })
 }
 
-/// A number of so many hexadecimal digits, if they are such. `None` if more text decides.
+/// A number of `num_digits` hexadecimal digits, if valid. `None` if more text decides.
 fn hex(text: &str, num_digits: usize) -> Option<Option<u32>> {
     let digits = text.bytes().take(num_digits);
     if !digits.clone().all(|byte| byte.is_ascii_hexdigit()) {

@@ -1,6 +1,5 @@
-//! Calls as Qwen3-Coder writes them, in tags: `<tool_call><function=name><parameter=key>value
-//! </parameter></function></tool_call>`. Values are not JSON, so the schema of the tool says what they
-//! are.
+//! Calls in the format of Qwen3-Coder, in tags: `<tool_call><function=name><parameter=key>value
+//! </parameter></function></tool_call>`. Values are not JSON, so the schema of the tool gives their types.
 
 use serde_json::Value;
 
@@ -9,7 +8,7 @@ use super::part_list::PartList;
 use super::tag::{Beginning, Sight, begins_with, find_tag};
 use super::tool_set::ToolSet;
 
-/// The model sometimes leaves out the outermost tag.
+/// The model sometimes omits the outermost tag.
 const OUTSIDE: [&str; 4] = ["<tool_call>", "</tool_call>", FUNCTION, FUNCTION_END];
 const FUNCTION: &str = "<function=";
 const FUNCTION_END: &str = "</function>";
@@ -23,7 +22,7 @@ pub(crate) struct QwenCoderReader {
     tools: OfferedTools,
     state: State,
     name: String,
-    /// The parameter that is read.
+    /// The current parameter.
     key: String,
     num_parameters: usize,
 }
@@ -36,7 +35,7 @@ enum State {
     /// In a function, between two parameters.
     Function,
     ParameterName,
-    /// A string, of which the line break that may belong to the markup is held back.
+    /// A string. A line break that may belong to the markup is held back.
     TextValue {
         is_first: bool,
         line_break: bool,
@@ -102,7 +101,7 @@ impl CallReader for QwenCoderReader {
                         Some(len + OUTSIDE[tag].len())
                     }
                     Beginning::Undecided => (len > 0).then_some(len),
-                    // This is no call, and is not lost.
+                    // This is no call, and becomes text.
                     Beginning::Other => {
                         self.state = State::Text;
                         Some(len)
@@ -193,17 +192,17 @@ impl CallReader for QwenCoderReader {
     }
 }
 
-/// Where the value of a parameter ends.
+/// The end of a parameter's value.
 enum ValueEnd {
     /// The first byte of the tag, and the length of the tag.
     At { start: usize, len: usize },
-    /// Not in the bytes before this one.
+    /// No end before this byte.
     Behind(usize),
 }
 
-/// Looks for the end of a value. The model sometimes leaves out `</parameter>`. The value then ends where the function
-/// does, or where another parameter of the tool begins. A value may have such tags in it, as files have: the end of a
-/// function counts only where nothing but the end of the call, the next call or the end of the reply follows.
+/// Looks for the end of a value. The model sometimes omits `</parameter>`. The value then ends with the function, or
+/// where another parameter of the tool begins. A value may contain such tags, as files do: the end of a function counts
+/// only before the end of the call, the next call or the end of the reply.
 fn value_end(
     text: &str,
     function: &str,
@@ -245,7 +244,7 @@ fn value_end(
     ValueEnd::Behind(text.len())
 }
 
-/// Whether one of `tags` follows, or nothing at all. `None` if more text decides.
+/// Whether one of `tags`, or the end of the text, follows. `None` if more text decides.
 fn follows(text: &str, tags: &[&str], at_end: bool) -> Option<bool> {
     match begins_with(text.trim_start(), tags) {
         Beginning::Tag(_) => Some(true),

@@ -1,6 +1,6 @@
-//! Counts the tokens with which a model thinks before it answers.
+//! Counts the tokens of a model's reasoning before its answer.
 
-/// Where in a reply a reader is.
+/// A reader's place in a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// In markup, or before it, that reasoning may follow.
@@ -9,16 +9,16 @@ pub(crate) enum Stage {
     Answer,
 }
 
-/// The number of tokens so far that are reasoning or the markup around it.
+/// The number of tokens so far that belong to reasoning or the markup around it.
 #[derive(Debug, Default)]
 pub(crate) struct ReasoningCount {
     num_tokens: u32,
-    /// Tokens of which the next ones will say whether they count.
+    /// Tokens that the next ones will classify.
     num_undecided: u32,
 }
 
 impl ReasoningCount {
-    /// Takes a token that has led from one stage to another, or to none.
+    /// Takes a token with the stages before and after it.
     pub(crate) fn push(&mut self, before: Stage, after: Stage) {
         match (before, after) {
             (Stage::Reasoning, _) | (_, Stage::Reasoning) => {

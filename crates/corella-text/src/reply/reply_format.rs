@@ -1,18 +1,18 @@
-//! The formats of replies: how they are named, and how a chat template shows which is meant.
+//! The formats of replies: their names, and their detection in a chat template.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::think::ThinkTags;
 
-/// How a model marks calls of tools and reasoning in its replies.
+/// The model's markup of tool calls and reasoning in its replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplyFormat {
     pub calls: Option<CallFormat>,
     pub reasoning: Option<ReasoningFormat>,
 }
 
-/// How a model writes calls of tools.
+/// The format of tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFormat {
     Hermes,
@@ -27,7 +27,7 @@ pub enum CallFormat {
     Lfm2,
 }
 
-/// How a model writes what it thinks before it answers.
+/// The format of reasoning before the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningFormat {
     /// `<think>…</think>`
@@ -41,7 +41,7 @@ pub enum ReasoningFormat {
 }
 
 impl ReplyFormat {
-    /// What the source of a chat template shows: it writes earlier replies as the model does.
+    /// The format in the source of a chat template, which writes earlier replies as the model does.
     pub(crate) fn of_template(source: &str) -> Self {
         Self {
             calls: CallFormat::of_template(source),
@@ -49,8 +49,7 @@ impl ReplyFormat {
         }
     }
 
-    /// The texts of tokens that the format is read by, which are kept in a reply even if they are
-    /// special.
+    /// The texts of tokens that mark the format, which are kept in a reply even if they are special.
     pub fn markers(&self) -> Vec<&'static str> {
         let calls: &[_] = match self.calls {
             Some(CallFormat::Hermes | CallFormat::Qwen3Coder) => &["<tool_call>", "</tool_call>"],
@@ -165,7 +164,7 @@ impl ReasoningFormat {
         }
     }
 
-    /// The tags around the reasoning, if the format has such.
+    /// The tags around the reasoning, if the format has any.
     pub(crate) fn tags(self) -> Option<ThinkTags> {
         match self {
             Self::Think => Some(ThinkTags::new("<think>", "</think>")),
@@ -179,7 +178,7 @@ impl ReasoningFormat {
         }
     }
 
-    /// Whether the model goes on with its reasoning where this text ends.
+    /// Whether this text ends within the reasoning.
     pub fn is_open_at_end(self, text: &str) -> bool {
         self.tags().is_some_and(|tags| match text.rfind(tags.open) {
             Some(open) => !text[open..].contains(tags.close),
@@ -187,13 +186,13 @@ impl ReasoningFormat {
         })
     }
 
-    /// Whether a prompt that asks for a new reply has ended the reasoning already, which was left out.
+    /// Whether a prompt for a new reply has already ended the reasoning, which was left out.
     pub fn is_closed_by(self, prompt: &str) -> bool {
         let prompt = prompt.trim_end();
         self.tags().is_some_and(|tags| prompt.ends_with(tags.close))
     }
 
-    /// Whether a prompt that asks for a new reply has opened the reasoning for it.
+    /// Whether a prompt for a new reply has opened its reasoning.
     pub fn is_opened_by(self, prompt: &str) -> bool {
         self.tags().is_some_and(|tags| {
             let prompt = prompt.trim_end();
@@ -203,7 +202,7 @@ impl ReasoningFormat {
     }
 }
 
-/// A name that no format has.
+/// An unknown name of a format.
 #[derive(Debug)]
 pub struct UnknownFormat {
     name: String,
@@ -232,7 +231,7 @@ fn unknown<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> UnknownForma
 impl FromStr for CallFormat {
     type Err = UnknownFormat;
 
-    /// Knows the names that vLLM has for the same formats, too.
+    /// Also accepts vLLM's names of the same formats.
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         match name {
             "hermes" | "qwen" | "qwen25" | "qwen3" => Ok(Self::Hermes),
@@ -253,7 +252,7 @@ impl FromStr for CallFormat {
 impl FromStr for ReasoningFormat {
     type Err = UnknownFormat;
 
-    /// Knows the names that vLLM has for the same formats, too.
+    /// Also accepts vLLM's names of the same formats.
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         match name {
             "think" | "deepseek_r1" | "deepseek_v3" | "qwen3" | "glm45" => Ok(Self::Think),

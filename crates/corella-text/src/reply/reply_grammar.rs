@@ -1,5 +1,5 @@
-//! The grammar of a whole reply: what the model may think first, and then the calls or the text that a
-//! request asks for. The parser of the same format reads every reply of the grammar back.
+//! The grammar of a whole reply: optional reasoning first, and then the calls or the text that a request asks for. The
+//! parser of the same format reads every reply of the grammar back.
 
 use std::fmt::Write;
 
@@ -10,7 +10,7 @@ use super::{CallFormat, ReasoningFormat, ReplyContext};
 use crate::grammar_source::{ComposedGrammar, GrammarSource};
 use crate::{Grammar, GrammarCompiler, GrammarError, Tokenizer};
 
-/// What a reply has to be behind what the model thinks. If both members are given, it is one of them.
+/// The required reply behind the reasoning. If both members are set, it is one of them.
 #[derive(Clone, Debug, Default)]
 pub struct WantedReply {
     pub calls: Option<WantedCalls>,
@@ -18,23 +18,23 @@ pub struct WantedReply {
     pub text: Option<GrammarSource>,
 }
 
-/// The calls that a reply has to make. Their arguments follow the schemas of their tools.
+/// The required calls of a reply. Their arguments follow the schemas of their tools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WantedCalls {
-    /// One call or more, of any tools that were offered.
+    /// One call or more, of any offered tools.
     Any,
     /// One call of this tool.
     One(String),
 }
 
-/// Why a wanted reply has no grammar.
+/// The reason for which a wanted reply has no grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplyGrammarError {
     pub origin: GrammarOrigin,
     pub error: GrammarError,
 }
 
-/// What a part of a reply's grammar was made from.
+/// The source of a part of a reply's grammar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GrammarOrigin {
     /// The grammar of its text.
@@ -46,11 +46,10 @@ pub enum GrammarOrigin {
 }
 
 impl GrammarCompiler {
-    /// Compiles the grammar of a reply to a conversation. `tokenizer` is the one whose vocabulary this
-    /// compiles for.
+    /// Compiles the grammar of a reply to a conversation. `tokenizer` has the vocabulary of this compiler.
     ///
     /// # Errors
-    /// Which of the wanted parts cannot be followed, and why. Calls without a known format cannot.
+    /// The wanted part that cannot be followed, and the reason. Calls need a known format.
     pub fn compile_reply(
         &self,
         tokenizer: &Tokenizer,
@@ -83,7 +82,7 @@ impl GrammarCompiler {
 }
 
 impl ReplyContext {
-    /// Whether the text of a reply may come behind something else, beside calls.
+    /// Whether the text of a reply may follow markup other than calls.
     fn has_markup_before_text(&self) -> bool {
         !self.past_reasoning && (self.format.reasoning.is_some() || self.is_harmony())
     }
@@ -106,11 +105,11 @@ pub(crate) struct GrammarWriter {
     /// The rules that several calls share.
     shared_rules: Vec<&'static str>,
     parts: Vec<GrammarSource>,
-    /// What each part was made from, and the place in that.
+    /// The source of each part, and the place in it.
     origins: Vec<(GrammarOrigin, String)>,
 }
 
-/// White space that models write between their reasoning and what follows.
+/// White space that models write behind their reasoning.
 const GAP: &str = r"/[ \n]{1,4}/?";
 
 impl GrammarWriter {
@@ -155,7 +154,7 @@ impl GrammarWriter {
         Ok(format!("{reasoning} ({})", answers.join(" | ")))
     }
 
-    /// What the model may think before it answers, and must end if the prompt has begun it.
+    /// The model's optional reasoning before its answer, which must end if the prompt has begun it.
     fn reasoning(&mut self, context: &ReplyContext) -> String {
         if context.past_reasoning {
             return String::new();
@@ -176,7 +175,7 @@ impl GrammarWriter {
         }
     }
 
-    /// Adds a rule for any text up to a marker, which belongs to it.
+    /// Adds a rule for any text up to and including a marker.
     fn until(&mut self, rule: &str, marker: &'static str) -> String {
         match self.is_special(marker) {
             true => {
@@ -196,7 +195,7 @@ impl GrammarWriter {
         self.special.iter().any(|(special, _)| *special == marker)
     }
 
-    /// Whether a rule that calls share has still to be written.
+    /// Whether a shared rule has still to be written.
     pub(crate) fn writes_once(&mut self, name: &'static str) -> bool {
         let is_new = !self.shared_rules.contains(&name);
         if is_new {
@@ -209,7 +208,7 @@ impl GrammarWriter {
         writeln!(self.rules, "{name}: {body}").expect("a string takes everything");
     }
 
-    /// Adds a grammar of its own, and returns how to refer to it.
+    /// Adds a grammar of its own, and returns the reference to it.
     pub(crate) fn part(
         &mut self,
         source: GrammarSource,
@@ -222,7 +221,7 @@ impl GrammarWriter {
         format!("@{name}")
     }
 
-    /// Exactly this text, with the tokens of special markers in their places.
+    /// Exactly this text, with special markers as tokens.
     pub(crate) fn text(&self, text: &str) -> String {
         let markers: Vec<_> = self.special.iter().map(|(marker, _)| *marker).collect();
         let mut terms = Vec::new();
@@ -238,7 +237,7 @@ impl GrammarWriter {
     }
 }
 
-/// A text as Lark's notation has it, which is JSON's; `None` if it is empty.
+/// A text in Lark's notation, which is JSON's; `None` if it is empty.
 pub(crate) fn literal(text: &str) -> Option<String> {
     (!text.is_empty()).then(|| Value::from(text).to_string())
 }

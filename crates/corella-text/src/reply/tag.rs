@@ -1,11 +1,11 @@
-//! Finds tags in a growing text, and says how much of its end may still become one.
+//! Finds tags in a growing text, and the part of its end that may still become one.
 
-/// What a text holds, as far as tags are concerned.
+/// The tags in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sight {
-    /// The first tag: the index of its first byte, and its place in the list of tags.
+    /// The first tag: the index of its first byte, and its index in the list of tags.
     Tag { start: usize, tag: usize },
-    /// There is no tag yet, and the bytes before this index are part of none.
+    /// No tag yet. The bytes before this index belong to none.
     Clear(usize),
 }
 
@@ -20,7 +20,7 @@ pub(crate) fn find_tag(text: &str, tags: &[&str]) -> Sight {
     Sight::Clear(text.len() - held.unwrap_or(0))
 }
 
-/// The length of the longest end of `text` that begins `tag`.
+/// The length of the longest suffix of `text` that is a prefix of `tag`.
 fn num_begun(text: &str, tag: &str) -> usize {
     let (text, tag) = (text.as_bytes(), tag.as_bytes());
     let longest = text.len().min(tag.len() - 1);
@@ -30,17 +30,17 @@ fn num_begun(text: &str, tag: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// How `text` begins.
+/// The beginning of `text`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Beginning {
-    /// With the tag at this place of the list.
+    /// The tag at this index of the list.
     Tag(usize),
-    /// Perhaps with a tag: more text decides.
+    /// Perhaps a tag: more text decides.
     Undecided,
     Other,
 }
 
-/// Says which of `tags` a text begins with.
+/// Returns the tag at the beginning of a text.
 pub(crate) fn begins_with(text: &str, tags: &[&str]) -> Beginning {
     match tags.iter().position(|tag| text.starts_with(tag)) {
         Some(tag) => Beginning::Tag(tag),

@@ -9,7 +9,7 @@ use crate::GrammarError;
 use crate::grammar::nesting_error;
 use crate::grammar_source::GrammarSource;
 
-/// The keywords of an object's schema that tags can follow, and those that say nothing about values.
+/// The keywords of an object's schema that tags can follow, and annotations.
 pub(crate) const OBJECT_KEYWORDS: [&str; 4] =
     ["type", "properties", "required", "additionalProperties"];
 pub(crate) const STRING_KEYWORDS: [&str; 7] = [
@@ -35,27 +35,26 @@ const ANNOTATIONS: [&str; 11] = [
     "$defs",
 ];
 pub(crate) const ALTERNATIVES: [&str; 2] = ["anyOf", "oneOf"];
-/// Where the schemas are that references lead to.
+/// The places of schemas that references lead to.
 pub(crate) const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 const END: &str = "</parameter>";
-/// How many references may lead to a schema.
+/// The longest chain of references to a schema.
 const MAX_REFERENCES: usize = 16;
-/// How many schemas a parameter may consist of, however they refer to each other.
+/// The most schemas of a parameter, including references.
 pub(crate) const MAX_SCHEMAS: usize = 256;
 
-/// A parameter whose grammar is written.
+/// The parameter of the current grammar.
 struct Parameter<'a> {
     tool: &'a str,
     /// The whole schema of the tool.
     root: &'a Value,
     place: String,
-    /// What names of its rules begin with.
+    /// The prefix of its rules' names.
     rule: String,
 }
 
 impl GrammarWriter {
-    /// A call in tags. Parameters come in the order of the schema, and those that are not required may
-    /// be missing.
+    /// A call in tags. Parameters follow the order of the schema, and optional ones may be missing.
     pub(crate) fn tagged_call(
         &mut self,
         rule: &str,
@@ -115,7 +114,7 @@ impl GrammarWriter {
         Ok(call + " " + &self.text("</function>\n</tool_call>"))
     }
 
-    /// Adds what a parameter may be, each with the end of its tag.
+    /// Adds the values of a parameter, each with the end of its tag.
     fn values(
         &mut self,
         parameter: &Parameter,
@@ -155,7 +154,7 @@ impl GrammarWriter {
     }
 }
 
-/// A schema with the definitions of the whole one, so that its references lead somewhere.
+/// A schema with the definitions of the whole one, so that its references stay valid.
 pub(crate) fn with_definitions(mut schema: Value, root: &Value) -> Value {
     if let Value::Object(members) = &mut schema {
         for key in DEFINITIONS {
@@ -176,7 +175,7 @@ pub(crate) fn unknown_keyword(schema: &Value, known: impl Fn(&str) -> bool) -> O
     keys.find(|key| !known(key)).map(String::as_str)
 }
 
-/// The schema that references lead to, and `allOf` with one member.
+/// The target of references, and of `allOf` with one member.
 pub(crate) fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value {
     for _ in 0..MAX_REFERENCES {
         let reference = schema["$ref"]
@@ -195,8 +194,8 @@ pub(crate) fn resolved<'s>(root: &'s Value, mut schema: &'s Value) -> &'s Value 
     schema
 }
 
-/// The strings that a schema allows, and whatever else it does. A schema that says nothing of types is
-/// read as strings, as the parser of the format reads it.
+/// The strings that a schema allows, and its other values. A schema without types is read as strings, as the parser of
+/// the format reads it.
 pub(crate) fn split_by_text(schema: &Value) -> (Option<Value>, Option<Value>) {
     let Some(members) = schema.as_object() else {
         return (Some(json!({"type": "string"})), None);
@@ -231,8 +230,8 @@ pub(crate) fn split_by_text(schema: &Value) -> (Option<Value>, Option<Value>) {
     }
 }
 
-/// A string without quotes and the end of its tag. Both are one terminal, so that the end is where it is
-/// first seen.
+/// A string without quotes and the end of its tag. Both are one terminal, so that the first occurrence of the end
+/// counts.
 fn text_grammar(schema: &Value) -> Result<String, String> {
     let known = |key: &str| STRING_KEYWORDS.contains(&key) || is_annotation(key);
     if let Some(key) = unknown_keyword(schema, known) {
@@ -253,8 +252,8 @@ fn text_grammar(schema: &Value) -> Result<String, String> {
     Ok(format!("start: VALUE\nVALUE: ({text}) {end}"))
 }
 
-/// What a string without quotes fulfils, as one terminal that does not hold `end`. It has at least
-/// `min_len` characters.
+/// The conditions of a string without quotes, as one terminal that does not contain `end`. It has at least `min_len`
+/// characters.
 pub(crate) fn text_conditions(schema: &Value, end: &str, min_len: u64) -> Result<String, String> {
     let bound = |key: &str| schema[key].as_u64();
     let min = bound("minLength").unwrap_or(0).max(min_len);
@@ -268,7 +267,7 @@ pub(crate) fn text_conditions(schema: &Value, end: &str, min_len: u64) -> Result
         if let Some(reason) = nesting_error(pattern) {
             return Err(reason);
         }
-        // A pattern is looked for anywhere in a string unless it says where.
+        // An unanchored pattern matches anywhere in a string.
         let begins = pattern.strip_prefix('^');
         let inner = begins.unwrap_or(pattern);
         let ends = { inner.strip_suffix('$') }.filter(|inner| !inner.ends_with('\\'));

@@ -9,9 +9,9 @@ use super::tag::{Beginning, Sight, begins_with, find_tag};
 pub(crate) struct ThinkTags {
     pub(crate) open: &'static str,
     pub(crate) close: &'static str,
-    /// What names the kind of reasoning behind its first tag. It may be missing.
+    /// The name of the reasoning behind its first tag. It may be missing.
     pub(crate) label: &'static str,
-    /// What begins something else, and so ends the reasoning without its last tag.
+    /// A text that begins another part, and so ends the reasoning without its last tag.
     pub(crate) end: Option<&'static str>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct ThinkReader {
 }
 
 enum State {
-    /// Nothing but white space was read.
+    /// Only white space was read.
     Start,
     /// Before the label.
     Opened,
@@ -41,7 +41,7 @@ enum State {
 }
 
 impl ThinkReader {
-    /// `within` says that the prompt has opened the reasoning already.
+    /// `within` means that the prompt has already opened the reasoning.
     pub(crate) fn new(tags: ThinkTags, within: bool) -> Self {
         let state = if within { State::Inside } else { State::Start };
         Self { tags, state }
@@ -55,8 +55,8 @@ impl ThinkReader {
         }
     }
 
-    /// Reads from the beginning of `text`. What is not reasoning is appended to `rest`. Returns how many
-    /// bytes it has read, and `None` if it needs more.
+    /// Reads from the beginning of `text`. Text outside of the reasoning is appended to `rest`. Returns the number of
+    /// bytes read, and `None` if it needs more.
     pub(crate) fn step(
         &mut self,
         text: &str,
@@ -94,7 +94,7 @@ impl ThinkReader {
                 match find_tag(text, &[self.tags.close, self.tags.open, end]) {
                     Sight::Tag { start, tag } => {
                         out.reasoning(&text[..start]);
-                        // Some models repeat the tag that the prompt ends with.
+                        // Some models repeat the last tag of the prompt.
                         if tag == 1 {
                             self.state = State::Opened;
                             return Some(start + self.tags.open.len());

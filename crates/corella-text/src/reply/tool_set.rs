@@ -1,4 +1,4 @@
-//! The tools that a model was offered: their names, and the types of their parameters.
+//! The offered tools of a model: their names, and the types of their parameters.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ pub struct ToolSet {
     parameters: BTreeMap<String, Value>,
 }
 
-/// How deep references and alternatives in a parameter's schema are followed.
+/// The most references and alternatives that are followed in a parameter's schema.
 const MAX_SCHEMA_DEPTH: usize = 8;
 
 impl ToolSet {
-    /// Makes a set of names and schemas. `Value::Null` is the schema of a tool that gives none.
+    /// Makes a set from names and schemas. `Value::Null` is the schema of a tool without one.
     pub fn new(tools: impl IntoIterator<Item = (String, Value)>) -> Self {
         Self {
             parameters: tools.into_iter().collect(),
@@ -36,14 +36,14 @@ impl ToolSet {
         schema.is_some_and(|schema| !schema["properties"][parameter].is_null())
     }
 
-    /// Whether a value that a model wrote without quotes is a string whatever it looks like.
+    /// Whether a value that a model wrote without quotes is always a string.
     pub(crate) fn is_text(&self, tool: &str, parameter: &str) -> bool {
         let types = self.types(tool, parameter);
         types.iter().all(|kind| *kind == "string")
     }
 
-    /// The JSON of a value that a model wrote without quotes: what it looks like, if the parameter may
-    /// be that, and otherwise a string.
+    /// The JSON of a value that a model wrote without quotes: its apparent type, if the parameter allows that, and
+    /// otherwise a string.
     pub(crate) fn json_of(&self, tool: &str, parameter: &str, text: &str) -> String {
         let types = self.types(tool, parameter);
         // Models that were trained on Python write its constants.
@@ -64,7 +64,7 @@ impl ToolSet {
         }
     }
 
-    /// The types that a parameter may have; none if nothing is known of it.
+    /// The types that a parameter may have; empty if unknown.
     fn types(&self, tool: &str, parameter: &str) -> Vec<&str> {
         let mut types = Vec::new();
         if let Some(root) = self.parameters.get(tool) {
@@ -98,7 +98,7 @@ fn collect_types<'s>(root: &'s Value, schema: &'s Value, depth: usize, types: &m
     }
 }
 
-/// The type of a value, as schemas name it.
+/// The type of a value, in the terms of schemas.
 fn type_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,5 +1,5 @@
-//! Closes objects: an answer has the members that the schema names, and no others, unless the schema speaks of others. A
-//! model would else invent members up to the limit of tokens.
+//! Closes objects: an answer has only the members that the schema names, unless the schema mentions others. Otherwise a
+//! model would invent members up to the limit of tokens.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -14,10 +14,10 @@ pub(super) fn closed(mut schema: Value) -> Value {
     schema
 }
 
-/// Keywords whose schemas describe the same value as the schema that has them.
+/// Keywords whose schemas describe the same value as the schema around them.
 const PARTS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
 
-/// How many places describe the members of a value together.
+/// The number of places that describe the members of a value together.
 fn num_sources(fields: &Map<String, Value>) -> usize {
     let of_all = fields.get("allOf").and_then(Value::as_array);
     let others = ["properties", "anyOf", "oneOf", "$ref"];
@@ -28,13 +28,13 @@ fn num_sources(fields: &Map<String, Value>) -> usize {
             .count()
 }
 
-/// The schema that a reference leads to.
+/// The schema of a reference.
 fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     root.pointer(reference.strip_prefix('#')?)
 }
 
-/// Notes the targets of references that describe a part of a value only: closed, they would exclude the members of the
-/// other parts.
+/// Records the targets of references that describe only a part of a value: closed, they would exclude the members of
+/// the other parts.
 fn find_parts(schema: &Value, root: &Value, is_part: bool, open: &mut BTreeSet<String>) {
     let Some(fields) = schema.as_object() else {
         return;
@@ -62,7 +62,7 @@ fn find_parts(schema: &Value, root: &Value, is_part: bool, open: &mut BTreeSet<S
     }
 }
 
-/// The schemas of other values within a value: members, items and definitions. Each with its place.
+/// The schemas of other values within a value: members, items and definitions, with their places.
 fn inner_schemas(fields: &Map<String, Value>) -> Vec<(String, &Value)> {
     let mut inner = Vec::new();
     for (keyword, value) in fields {
@@ -101,7 +101,7 @@ struct Closing {
 }
 
 impl Closing {
-    /// `place` is the reference by which the schema would be named.
+    /// `place` is the reference to the schema.
     fn close(&self, schema: &mut Value, place: &str, is_part: bool) {
         let Some(fields) = schema.as_object() else {
             return;
@@ -152,7 +152,7 @@ impl Closing {
         }
     }
 
-    /// The names of all members that a schema speaks of. `None` if it names none, or allows others.
+    /// The names of all members in a schema. `None` if it names none, or allows others.
     fn names(&self, schema: &Value) -> Option<Vec<String>> {
         let mut names = Names::default();
         let is_named = self.add_names(schema, &mut names)?;
@@ -198,12 +198,12 @@ impl Closing {
     }
 }
 
-/// Names of members in the order in which they were found.
+/// Names of members in the order of their discovery.
 #[derive(Default)]
 struct Names {
     list: Vec<String>,
     known: HashSet<String>,
-    /// The references that were followed, each once: definitions that refer to others twice would take exponential time.
+    /// The followed references, each once: definitions that refer to others twice would take exponential time.
     references: HashSet<String>,
 }
 

@@ -1,6 +1,5 @@
-//! Regular expressions with look-aheads, said without them. Validation libraries put what a text must
-//! or may not have in front of its form: `^(?!\.)(?!.*\.\.)[a-z.]+$`. Such a text matches each of
-//! several patterns, and those have no look-ahead.
+//! Regular expressions with look-aheads, rewritten without them. Validation libraries put conditions on a text before
+//! its form: `^(?!\.)(?!.*\.\.)[a-z.]+$`. Such a text matches each of several patterns without look-ahead.
 
 /// Advice for every other look-around.
 pub(crate) const LOOK_AROUND: &str = "the regular expression looks ahead or behind in a way that cannot be \
@@ -26,13 +25,13 @@ const KNOWN: [(&str, &str); 2] = [
     ),
 ];
 
-/// How long a text may be that a `(?!…)` rules out. Each of its characters is a case of its own.
+/// The longest text that a `(?!…)` may exclude. Each of its characters is a case of its own.
 const MAX_UNWANTED_CHARS: usize = 64;
 
-/// The patterns that a text has to match, all of them, to match `pattern`. `None` if it looks nowhere.
+/// The patterns that together equal `pattern`. `None` if it has no look-around.
 ///
 /// # Errors
-/// The pattern looks ahead or behind in another way. The text says how to change it.
+/// The pattern has another kind of look-around. The text explains the change.
 pub(crate) fn without_look_ahead(pattern: &str) -> Result<Option<Vec<String>>, String> {
     if !looks_around(pattern) {
         return Ok(None);
@@ -71,7 +70,7 @@ fn split(pattern: &str) -> Option<Vec<String>> {
         }
         rest = &inner[end + 1..];
     }
-    // A look-ahead belongs to the first case alone where a pattern has several.
+    // If a pattern has several cases, a look-ahead belongs only to the first.
     if looks_around(rest) || alternatives(rest).len() > 1 {
         return None;
     }
@@ -103,8 +102,8 @@ fn alternatives(pattern: &str) -> Vec<&str> {
     cases
 }
 
-/// The characters of a pattern that are neither escaped nor in a class, with their places and how many
-/// groups are open before them.
+/// The characters of a pattern that are neither escaped nor in a class, with their places and the number of groups open
+/// before them.
 struct Scan<'a> {
     chars: std::str::CharIndices<'a>,
     depth: usize,
@@ -155,8 +154,8 @@ struct Set {
     other: String,
 }
 
-/// A pattern of all texts that do not match `^case`, or `None` if that is not said easily. It may leave
-/// out texts of several lines, where `.` means less.
+/// A pattern of all texts that do not match `^case`, or `None` if that is too complex. It may exclude texts of several
+/// lines, where `.` matches less.
 fn unwanted(case: &str) -> Option<String> {
     let starts = [".*", ".*?", "[\\s\\S]*", "[\\S\\s]*", "[^]*"];
     let start = { starts.iter() }
@@ -204,7 +203,7 @@ fn unwanted(case: &str) -> Option<String> {
     }
 }
 
-/// The first character that `text` stands for, and the rest of `text`.
+/// The first character set of `text`, and the rest of `text`.
 fn first_set(text: &str) -> Option<(Set, &str)> {
     let first = text.chars().next()?;
     let (set, behind) = match first {
@@ -253,7 +252,7 @@ fn literal(c: char) -> Set {
     }
 }
 
-/// Where the class ends that `text` begins with.
+/// The end of the class at the beginning of `text`.
 fn class_end(text: &str) -> Option<usize> {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {

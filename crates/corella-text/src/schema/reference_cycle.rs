@@ -1,6 +1,6 @@
-//! Finds references in a JSON schema that lead back to themselves before any part of an answer is read.
-//! Such a schema says nothing, and a parser would follow it forever. A tree, whose nodes refer to the
-//! schema from within their members, is none.
+//! Finds references in a JSON schema that lead back to themselves before any part of an answer is read. Such a schema
+//! has no meaning, and a parser would follow it for ever. A tree, whose nodes refer to the schema from within their
+//! members, has no such cycle.
 
 use std::collections::HashMap;
 use std::ptr;
@@ -37,8 +37,8 @@ struct Walk<'a> {
     states: HashMap<*const Value, State>,
     /// The references that lead to the current schema.
     references: Vec<&'a str>,
-    /// The schemas of members and items that are still to be visited. They describe a smaller part of the
-    /// answer, so no cycle leads through them.
+    /// The unvisited schemas of members and items. They describe a smaller part of the answer, so no cycle leads
+    /// through them.
     inside: Vec<(Vec<String>, &'a Value)>,
 }
 
@@ -106,7 +106,7 @@ fn below(place: &[String], step: String) -> Vec<String> {
     place
 }
 
-/// The part of the schema that a reference leads to, as llguidance finds it.
+/// The part of the schema that llguidance finds for a reference.
 fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     if !reference.starts_with("#/") && reference != "#" {
         return None;

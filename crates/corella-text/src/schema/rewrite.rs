@@ -1,4 +1,4 @@
-//! Replaces keywords that llguidance does not know, or refuses, by others that it follows.
+//! Replaces keywords that llguidance lacks, or refuses, by others that it follows.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::error;
 use super::look_around::without_look_ahead;
 use crate::GrammarError;
 
-/// Keywords that say nothing about the answer.
+/// Keywords without an effect on the answer.
 const ANNOTATIONS: [&str; 4] = ["title", "description", "$comment", "examples"];
 
 /// The values of `format` that llguidance follows. `unknown` is its own name for any text.
@@ -74,8 +74,8 @@ fn rewrite_at(part: &mut Value, place: &mut Vec<String>, step: String) -> Result
     Ok(())
 }
 
-/// Takes formats away that narrow nothing, and those that a pattern beside them spells out: Zod writes
-/// both `"format": "cuid"` and the pattern of one.
+/// Removes formats that narrow nothing, or that a pattern beside them spells out: Zod writes both `"format": "cuid"`
+/// and its pattern.
 fn set_format(fields: &mut Map<String, Value>) {
     let Some(format) = fields.get("format").and_then(Value::as_str) else {
         return;
@@ -86,7 +86,7 @@ fn set_format(fields: &mut Map<String, Value>) {
     }
 }
 
-/// Makes patterns of their own of a pattern's look-aheads.
+/// Makes separate patterns of a pattern's look-aheads.
 fn set_pattern(fields: &mut Map<String, Value>) -> Result<(), String> {
     let Some(pattern) = fields.get("pattern").and_then(Value::as_str) else {
         return Ok(());
@@ -112,8 +112,8 @@ fn set_pattern(fields: &mut Map<String, Value>) -> Result<(), String> {
     Ok(())
 }
 
-/// Takes away what says that names are strings, and says which names there may be by
-/// `patternProperties`: Zod writes `propertyNames` for each record.
+/// Removes the condition that names are strings, and rewrites conditions on names as `patternProperties`: Zod writes
+/// `propertyNames` for each record.
 fn set_property_names(fields: &mut Map<String, Value>) -> Result<(), String> {
     let Some(names) = fields.get("propertyNames") else {
         return Ok(());
@@ -139,8 +139,7 @@ fn set_property_names(fields: &mut Map<String, Value>) -> Result<(), String> {
     Ok(())
 }
 
-/// The pattern of the names that a schema allows: `Some(None)` if it allows all, `None` if it is not
-/// known.
+/// The pattern of the names that a schema allows: `Some(None)` if it allows all, `None` if unknown.
 fn names_pattern(names: &Value) -> Option<Option<String>> {
     let names = match names {
         Value::Bool(true) => return Some(None),

@@ -1,4 +1,4 @@
-//! Schemas as libraries write them, and their rewritten forms.
+//! Schemas of libraries, and their rewritten forms.
 
 use serde_json::json;
 

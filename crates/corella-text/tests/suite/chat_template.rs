@@ -1,4 +1,4 @@
-//! Chat templates print what Jinja2 prints when it is set up as in Transformers.
+//! Chat templates print the same as Jinja2 with the settings of Transformers.
 
 use corella_text::{ChatInput, ChatTemplate, RenderLimit, SpecialTokens, TextError};
 use serde_json::{Map, Value, json};
@@ -174,7 +174,7 @@ fn continue_final_message_ends_within_it() {
         continued(json!(" Once ")).unwrap(),
         "<user>Once<end><assistant>Once"
     );
-    // The mark that ends a message begins with this, too.
+    // The mark at the end of a message begins with this, too.
     assert_eq!(
         continued(json!("<")).unwrap(),
         "<user>Once<end><assistant><"
@@ -238,7 +238,7 @@ fn the_template_of_a_folder() {
         "tools"
     );
 
-    // Transformers saves further templates as files of their own.
+    // Transformers saves further templates as separate files.
     let with_tool_use = |config: &str, file: Option<&str>, tool_use: &[u8]| {
         let file = file.map(str::as_bytes);
         ChatTemplate::from_tokenizer_config(config.as_bytes(), file, Some(tool_use))
@@ -309,7 +309,7 @@ fn what_a_template_is_for_is_known() {
     assert_eq!(uses("{{ messages[0].content }} tools"), (false, None));
     let loops = "{% if tools %}{% for tool in tools %}{{ tool }}{% endfor %}{% endif %}";
     assert_eq!(uses(loops), (true, None));
-    // A name that the template sets itself is not one that a caller could give.
+    // A name that the template sets itself is not a caller's variable.
     assert_eq!(uses("{% set tools = [] %}{{ tools }}"), (false, None));
     let thinks = "{% if enable_thinking is defined and enable_thinking is false %}x{% endif %}";
     assert_eq!(uses(thinks), (false, Some("enable_thinking")));
@@ -353,7 +353,7 @@ fn indentations_are_bounded() {
     }
 }
 
-/// A request comes before the server's own variables, and these cannot replace a conversation.
+/// A request's variables override the server's own, and neither can replace a conversation.
 #[test]
 fn default_variables_are_those_of_conversations_without_them() {
     let source = "{{ enable_thinking }} {{ style }} {{ messages | length }}";

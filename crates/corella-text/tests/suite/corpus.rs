@@ -1,5 +1,5 @@
-//! Templates with the constructs of those that models are published with print what Jinja2 prints, for conversations of every
-//! shape, and fail where it fails.
+//! Templates with the constructs of published ones print the same as Jinja2, for conversations of every shape, and fail
+//! where it fails.
 
 use std::collections::BTreeMap;
 

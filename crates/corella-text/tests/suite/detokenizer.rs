@@ -1,4 +1,4 @@
-//! Token by token, the text is the same as when everything is decoded at once.
+//! The text decoded token by token equals the text decoded at once.
 
 use std::sync::LazyLock;
 
@@ -95,7 +95,7 @@ fn texts_read_as_in_python() {
     }
 }
 
-/// A text that consists mostly of characters with several tokens.
+/// A text of mostly multi-token characters.
 fn text() -> impl Strategy<Value = String> {
     let word = prop_oneof![
         Just("🦜"),
@@ -170,7 +170,7 @@ proptest! {
         }
     }
 
-    /// No U+FFFD appears before its bytes can no longer become a character.
+    /// A U+FFFD appears only when its bytes can no longer become a character.
     #[test]
     fn every_prefix_is_a_prefix_of_the_text(text in text()) {
         for name in NAMES {
@@ -186,7 +186,7 @@ proptest! {
         }
     }
 
-    /// Prompt and answer join to the whole text wherever it is cut, even within a character.
+    /// Prompt and answer join to the whole text for any cut, even within a character.
     #[test]
     fn an_answer_continues_its_prompt(text in text(), cut in 0usize..100) {
         for name in NAMES {
@@ -209,8 +209,8 @@ proptest! {
         let tokenizer = tokenizer("byte_level");
         let ids = tokenizer.encode(&text, false).unwrap();
 
-        // Found by brute force: the first end of any match, and of the stop strings that end there
-        // the first listed.
+        // By brute force: the first end of any match, and the first listed of the stop strings that
+        // end there.
         let ends = (1..=text.len()).filter(|&end| text.is_char_boundary(end));
         let found = ends
             .filter_map(|end| {
@@ -235,7 +235,7 @@ proptest! {
                 continue;
             }
             known.push_str(&plain.push(id));
-            // What is held back is the longest end of the text that begins some stop string.
+            // The held-back text is the longest suffix of the text that begins some stop string.
             let held = known.strip_prefix(&streamed);
             prop_assert!(held.is_some());
             let longest = (0..=known.len())

@@ -1,4 +1,4 @@
-//! Text beside references: templates, tokenizers, replies.
+//! Comparisons of text functions with references: templates, tokenizers, replies.
 
 mod chat_template;
 mod corpus;

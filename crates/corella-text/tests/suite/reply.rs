@@ -1,4 +1,4 @@
-//! What a reply says does not depend on how its text is cut, and markup is never part of it.
+//! The parts of a reply do not depend on the division of its text, and contain no markup.
 
 mod gemma4;
 mod lfm2;
@@ -71,7 +71,7 @@ fn context(calls: CallFormat, reasoning: Option<ReasoningFormat>) -> ReplyContex
     }
 }
 
-/// Reads `text` whole, cut once at every place, and a character at a time.
+/// Reads `text` whole, cut once at every place, and character by character.
 #[track_caller]
 fn check(
     context: &ReplyContext,
@@ -130,7 +130,7 @@ fn hermes() {
         "",
         &[("time", "{}"), ("time", "{}")],
     );
-    // What is no call is text, without the tags.
+    // Invalid calls are text, without the tags.
     check(
         &context,
         "<tool_call>{\"nam\": 1}</tool_call>",
@@ -152,7 +152,7 @@ fn hermes() {
         "a < b <tool b> \n c <",
         &[],
     );
-    // The reply was cut off: within a name there is no call yet.
+    // The reply was cut off: within a name, no call has begun.
     check(
         &context,
         "Well. <tool_call>\n{\"name\": \"wea",
@@ -193,7 +193,7 @@ fn llama() {
     );
     let typed = r#"{"type": "function", "name": "time", "parameters": {}}"#;
     check(&context, typed, "", "", &[("time", "{}")]);
-    // JSON that the user asked for.
+    // JSON that the user requested.
     for json in [
         r#"{"name": "Ada", "age": 36}"#,
         r#"{"x": {"name": "time"}}"#,
@@ -261,7 +261,7 @@ fn granite() {
     check(&context, "a <|tool b", "", "a <|tool b", &[]);
 }
 
-/// The model leaves out the end of a parameter now and then.
+/// The model sometimes omits the end of a parameter.
 #[test]
 fn an_argument_of_qwen3_coder_without_its_end() {
     let context = context(CallFormat::Qwen3Coder, None);
@@ -296,7 +296,7 @@ fn an_argument_of_qwen3_coder_without_its_end() {
     // The next parameter begins.
     let days = format!("{begun}<parameter=days>\n3\n</function>\n</tool_call>");
     check(&context, &days, "", "", &[("weather", PARIS)]);
-    // A text that looks like it is the value, if more of it follows.
+    // A similar text belongs to the value, if more of it follows.
     for value in [
         "a</function>b",
         "</tool_call>\nx",
@@ -326,7 +326,7 @@ fn harmony() {
         "I look.",
         &[("weather", PARIS)],
     );
-    // The recipient may be in the role, which the prompt ends with, and the end be no part of the text.
+    // The recipient may be in the role, with which the prompt ends, and the end may be missing from the text.
     let early = " to=functions.time<|channel|>commentary json<|message|>{}";
     check(&context, early, "", "", &[("time", "{}")]);
     let answer = "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>final<|message|>Hello <b>";
@@ -365,7 +365,7 @@ fn reasoning() {
         &[],
     );
     check(&context, "<think>\n\n</think>\n\nHi", "", "Hi", &[]);
-    // Only a reply that begins with the tag is meant.
+    // Only a tag at the beginning of a reply counts.
     check(
         &context,
         "The tag <think> opens.",

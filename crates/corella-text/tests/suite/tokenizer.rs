@@ -1,5 +1,4 @@
-//! Tokenising gives the same tokens as the `tokenizers` crate does for the whole text, and costs no
-//! more than it may.
+//! Tokenising gives the same tokens as the `tokenizers` crate for the whole text, within its cost limits.
 
 use std::cell::Cell;
 use std::sync::LazyLock;
@@ -50,7 +49,7 @@ fn both(file: &'static str, json: &[u8]) -> Both {
     }
 }
 
-/// Kinds of tokenizers for which there is no file: each is a file with some of its members changed.
+/// Kinds of tokenizers without a file: each is a file with some changed members.
 fn made_up() -> [Both; 4] {
     let change = |name: &'static str, from: usize, changes: &[(&str, &str)]| {
         let path = format!("{}/{}", env!("CARGO_MANIFEST_DIR"), FILES[from]);
@@ -174,7 +173,7 @@ proptest! {
         }
     }
 
-    /// What a text begins with may have other tokens than the same behind a special token.
+    /// The beginning of a text may have other tokens than the same text behind a special token.
     #[test]
     fn long_sections_have_the_same_tokens_when_they_come_again(
         section in texts(60), rest in texts(9), add_special_tokens: bool,
@@ -190,7 +189,7 @@ proptest! {
         }
     }
 
-    /// A text with fewer tokens would be refused without being looked at.
+    /// A text with fewer tokens would be refused by its length alone.
     #[test]
     fn no_text_has_fewer_tokens_than_its_bytes_say(text in texts(40)) {
         for both in READ.iter() {
@@ -258,8 +257,7 @@ fn the_densest_text_is_tokenised_and_a_byte_more_than_can_fit_is_not() {
             both.file
         );
     }
-    // All but two are bounded: one has an open vocabulary, and the normalizer of the other may drop
-    // text.
+    // All except two are bounded: one has an open vocabulary, and the normalizer of the other may drop text.
     assert_eq!(num_bounded, READ.len() - 2);
 }
 
@@ -390,7 +388,7 @@ fn word_pieces_are_decoded_as_the_package_does() {
 /// The goldens of encoders have two kinds of tokenizers that split texts at whole words, and one of bytes.
 #[test]
 fn a_pair_has_special_tokens_between_its_texts() {
-    // The ids that Transformers gives, of which the last pair of a folder's golden is one.
+    // The ids from Transformers. The last pair belongs to a folder's golden.
     for name in [
         "bert-pair",
         "modernbert-pair",

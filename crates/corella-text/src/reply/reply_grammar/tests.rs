@@ -1,5 +1,5 @@
-//! Replies that are drawn at random from their grammars are read back by the parsers of their formats, as
-//! calls whose arguments are what the schemas say.
+//! Replies drawn at random from their grammars are read back by the parsers of their formats, as calls whose arguments
+//! satisfy the schemas.
 
 mod value;
 
@@ -42,7 +42,7 @@ const MARKERS: [&str; 28] = [
     "<|tool_call_end|>",
 ];
 
-/// Whether markers are special tokens, tokens like others, or only bytes.
+/// Whether markers are special tokens, ordinary tokens, or only bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Markers {
     Special,
@@ -118,7 +118,7 @@ fn tools() -> Arc<ToolSet> {
     ]))
 }
 
-/// What the schemas say, by hand.
+/// The conditions of the schemas, written by hand.
 fn assert_arguments(name: &str, arguments: &str) {
     let value: Value =
         serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {arguments}"));
@@ -160,8 +160,8 @@ fn assert_arguments(name: &str, arguments: &str) {
     }
 }
 
-/// Draws from what a grammar allows: tokens of more than one byte are as likely as all the others, and
-/// where a reply may end it does so every second time.
+/// Draws from a grammar: tokens of more than one byte are together as likely as all others, and where a reply may end
+/// it does so every second time.
 fn drawn(grammar: &Grammar, tokenizer: &Tokenizer, seed: u64) -> String {
     let mut state = grammar.start();
     let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
@@ -264,8 +264,8 @@ fn calls_that_are_drawn_are_read_back_in_every_format() {
             let compiler = GrammarCompiler::new(&tokenizer, vocab_size).expect("a vocabulary");
             for context in contexts() {
                 let is_mistral = context.format.calls == Some(CallFormat::Mistral);
-                // Nobody ends their thoughts by chance where that takes many bytes in a row, and the
-                // markers of gpt-oss and Gemma 4, some of which end thoughts, are special tokens.
+                // Random thoughts do not end by chance where their end takes many bytes in a row. The markers of
+                // gpt-oss and Gemma 4, some of which end thoughts, are special tokens.
                 let thinks = context.format.reasoning.is_some() && !context.past_reasoning;
                 let ends_thoughts = [CallFormat::Harmony, CallFormat::Gemma4].map(Some);
                 let is_marked = ends_thoughts.contains(&context.format.calls);
@@ -332,7 +332,7 @@ fn check_calls(
     assert_eq!(most_calls > 1, has_several, "{what}");
 }
 
-/// A format of the answer binds what comes behind the reasoning, and nothing else.
+/// A format of the answer binds only the text behind the reasoning.
 #[test]
 fn a_text_that_is_wanted_comes_behind_the_reasoning() {
     let tokenizer = tokenizer(Markers::Special, &[]);
@@ -440,7 +440,7 @@ fn what_cannot_be_followed_is_told_with_its_tool_and_place() {
 
 type IsValid = fn(&Value) -> bool;
 
-/// A value of a tag that Qwen3-Coder writes without quotes.
+/// Qwen3-Coder writes the value of a tag without quotes.
 #[test]
 fn strings_in_tags_follow_their_schemas_or_are_refused() {
     let tokenizer = tokenizer(Markers::Special, &[]);

@@ -1,4 +1,4 @@
-//! Replies as Gemma 4 writes them.
+//! Replies in the format of Gemma 4.
 
 use super::{CallFormat, PARIS, ReasoningFormat, ReplyContext, check, context};
 
@@ -63,12 +63,12 @@ fn strings_hold_markup() {
 #[test]
 fn what_a_model_gets_wrong_is_read_as_it_is_meant() {
     let of = |call: &str, json: &str| check(&gemma4(), call, "", "", &[("time", json)]);
-    // JSON in the place of the model's own notation.
+    // JSON in place of the model's own notation.
     of(
         "<|tool_call>call:time{\"a\": \"x, }\\\"\", \"b\": [\"y\"]}<tool_call|>",
         r#"{"a": "x, }\"", "b": ["y"]}"#,
     );
-    // The name without its prefix, and brackets that are too many or missing.
+    // The name without its prefix, and superfluous or missing brackets.
     of("<|tool_call>:time{a:1}}<tool_call|>", r#"{"a": 1}"#);
     of(
         "<|tool_call>call:time{a:{b:[1<tool_call|>",

@@ -1,4 +1,4 @@
-//! Replies as LFM2 writes them.
+//! Replies in the format of LFM2.
 
 use super::{CallFormat, PARIS, ReasoningFormat, ReplyContext, check, context};
 
@@ -72,7 +72,7 @@ fn values_are_literals_of_python() {
         "command='cat > f.py << EOF\nimport csv\nEOF'",
         r#"{"command": "cat > f.py << EOF\nimport csv\nEOF"}"#,
     );
-    // JSON within Python, as the templates of the model write objects.
+    // JSON within Python, as the model's templates write objects.
     check_arguments(
         r#"a={"b": true, "c": null, "d": ["\u00e9", -1e3]}"#,
         r#"{"a": {"b": true, "c": null, "d": ["é", -1e3]}}"#,
@@ -86,7 +86,7 @@ fn values_are_literals_of_python() {
     check_arguments("a = 1 , b = 'x' ", r#"{"a": 1, "b": "x"}"#);
 }
 
-/// A template writes strings as they are, with quotes in them.
+/// A template writes strings unescaped, including quotes.
 #[test]
 fn quotes_and_markup_in_a_string_are_text() {
     check_arguments(
@@ -114,7 +114,7 @@ fn quotes_and_markup_in_a_string_are_text() {
 
 #[test]
 fn what_a_model_gets_wrong_is_read_as_it_is_meant() {
-    // No parameter is known for values without a name.
+    // The parameter of a value without a name is unknown.
     check_arguments("'x', 2, [3, 'y'], a=1", r#"{"a": 1}"#);
     check_arguments("a=, b=1", r#"{"a": null, "b": 1}"#);
     check_arguments("a: 1, b=[2)", r#"{"a": 1, "b": [2]}"#);

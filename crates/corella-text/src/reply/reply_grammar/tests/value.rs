@@ -1,8 +1,8 @@
-//! Values of tools' arguments in notations of their own.
+//! Values of tools' arguments in formats' own notations.
 
 use super::*;
 
-/// What Gemma 4 writes in its own notation, and what it writes as JSON.
+/// Gemma 4's values in its own notation, and in JSON.
 #[test]
 fn values_without_json_quotes_follow_their_schemas() {
     let tree = json!({
@@ -101,7 +101,7 @@ fn values_without_json_quotes_follow_their_schemas() {
     }
 }
 
-/// The template of Gemma 4 writes keys in this order, and that of LFM2 as they are given.
+/// Gemma 4's template sorts keys in this order, and LFM2's keeps the given one.
 #[test]
 fn arguments_have_the_order_of_the_template() {
     let schema = json!({
