@@ -1,6 +1,6 @@
-//! Compiles all kernels by NVRTC and compares what they take with the table of its version in `kernel_tables`, or with
-//! `--update` writes that:
-//! `cargo run -p corella-cuda --features kernel-table --example kernel_table`.
+//! Compiles all kernels with NVRTC and compares their registers and shared memory with the table of its version in
+//! `kernel_tables`, or writes that table with `--update`: `cargo run -p corella-cuda --features kernel-table --example
+//! kernel_table`.
 
 use std::process::ExitCode;
 

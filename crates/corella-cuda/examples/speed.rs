@@ -1,5 +1,5 @@
 //! Measures decode steps and prompts on the first GPU, beside its copies and its library's products, and compares the
-//! bits of a prompt that is computed in chunks of different lengths.
+//! bits of a prompt computed in chunks of different lengths.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -23,7 +23,7 @@ const BATCHES: [(usize, usize); 7] = [
 const PROMPTS: [usize; 2] = [2048, 8192];
 const NUM_STEPS: usize = 48;
 
-/// A prompt whose bits are compared: its length, the tokens that are drawn behind it, and the lengths of its chunks.
+/// The prompt for the comparison of bits: its length, the tokens drawn behind it, and the lengths of its chunks.
 const COMPARED_PROMPT: usize = 200;
 const NUM_DRAWN: usize = 8;
 const CHUNKS: [usize; 7] = [200, 1, 8, 16, 32, 33, 64];
@@ -135,7 +135,7 @@ fn measure(
     Ok(())
 }
 
-/// Says for each length of chunks whether all keys and values have the bits of the whole prompt.
+/// Reports for each length of chunks whether all keys and values have the bits of the whole prompt.
 fn compare_chunks(bench: &mut ModelBench) -> Result<(), DeviceError> {
     let mut whole = Vec::new();
     for chunk in CHUNKS {
@@ -157,7 +157,7 @@ fn compare_chunks(bench: &mut ModelBench) -> Result<(), DeviceError> {
     Ok(())
 }
 
-/// A piece of work that is profiled by itself.
+/// A piece of work for a separate profile.
 #[derive(Clone, Copy)]
 enum Work {
     Decode { batch: usize, context: usize },

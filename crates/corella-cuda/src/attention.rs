@@ -1,4 +1,4 @@
-//! The attention of a step: which rows and splits of contexts each thread block computes.
+//! The attention of a step: the rows and splits of contexts of each thread block.
 
 mod plan;
 

@@ -1,5 +1,4 @@
-//! What the executor asks of a device: memory, kernels, matrix products, and streams that keep an
-//! order.
+//! The executor's interface to a device: memory, kernels, matrix products, and streams that keep an order.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -51,36 +50,36 @@ impl DevicePointer {
 /// For the start-up line, and for the division of work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProperties {
-    /// As the driver calls it, e.g. `NVIDIA H100 80GB HBM3`.
+    /// The driver's name, e.g. `NVIDIA H100 80GB HBM3`.
     pub name: String,
     /// Such as `sm_90a`; `emulated` for the device in host memory.
     pub architecture: String,
     pub num_multiprocessors: usize,
-    /// The most dynamic shared memory that a block may have, in bytes.
+    /// The most dynamic shared memory of a block, in bytes.
     pub max_shared_bytes: usize,
-    /// Memory of the device in bytes, in all and free when it was opened.
+    /// Memory of the device in bytes: the total, and the free part when it was opened.
     pub total_bytes: usize,
     pub free_bytes: usize,
     /// Whether bf16 weights are multiplied by `wgmma` (`kernels/linear/hopper.rs`).
     pub uses_wgmma: bool,
 }
 
-/// Work on a stream runs in the order in which it was given; streams run beside each other.
+/// Work on a stream runs in the order of submission; streams run concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// Where steps run.
+    /// For steps.
     Compute,
-    /// Where KV pages are copied to and from the host.
+    /// For copies of KV pages to and from the host.
     Pages,
 }
 
-/// A source of kernels and the values of its macros. What is compiled depends on nothing else but
-/// the device's architecture.
+/// A source of kernels and the values of its macros. The compiled code depends only on these and on the device's
+/// architecture.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModuleSource {
-    /// A file in `src/kernels`, by which errors name it.
+    /// The name of a file in `src/kernels`, for errors.
     pub name: &'static str,
-    /// Its text, in which every `#include` is of another file in `src/kernels`.
+    /// Its text, in which every `#include` names another file in `src/kernels`.
     pub text: &'static str,
     /// Macros, such as `("HEAD_DIM", "128")`.
     pub defines: Vec<(&'static str, String)>,
@@ -104,7 +103,7 @@ pub struct Grid {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(pub u64);
 
-/// Work of a stream that was captured, to be launched as one.
+/// Captured work of a stream, to be launched as one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Graph(pub u64);
 
@@ -123,12 +122,12 @@ pub struct Product {
     /// The type of input and weight.
     pub element: Element,
     pub out_element: Element,
-    /// Whether the product is added to what `out` holds; otherwise it is overwritten.
+    /// Whether the product is added to the content of `out`; otherwise it is overwritten.
     pub adds: bool,
 }
 
 impl Product {
-    /// Multiplies nothing.
+    /// An empty product.
     pub const EMPTY: Self = Self {
         m: 0,
         n: 0,
@@ -159,12 +158,12 @@ impl Element {
     }
 }
 
-/// A device. All calls but `synchronize` and allocations return before their work is done; an error
-/// of that work comes from a later call, and then the device is of no further use.
+/// A device. All calls except `synchronize` and allocations return before their work is done. An error of that work
+/// comes from a later call, and the device is then unusable.
 pub trait Device: Send + Sync + fmt::Debug {
     fn properties(&self) -> &DeviceProperties;
 
-    /// Memory that holds zeros, aligned to 256 bytes.
+    /// Zeroed memory, aligned to 256 bytes.
     fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, DeviceError>;
 
     /// # Safety
@@ -178,12 +177,12 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// As for `free`.
     unsafe fn free_pinned(&self, pointer: NonNull<u8>, num_bytes: usize);
 
-    /// Compiles a source, or finds it among those compiled before, and returns the kernels of these
-    /// names. Modules stay loaded as long as the device is open. A device may compile beside what is
-    /// done meanwhile, and then a launch waits for its kernel.
+    /// Compiles a source, or finds it among compiled ones, and returns the kernels of these names. Modules stay loaded
+    /// while the device is open. A device may compile concurrently with other work, and then a launch waits for its
+    /// kernel.
     fn load(&self, source: &ModuleSource, names: &[&str]) -> Result<Vec<Kernel>, DeviceError>;
 
-    /// Waits for everything that is being compiled. An error of that comes from here, or from a launch.
+    /// Waits for all compilations. Their errors come from here, or from a launch.
     fn finish_loading(&self) -> Result<(), DeviceError> {
         Ok(())
     }
@@ -191,8 +190,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Launches a kernel with one parameter: the structure whose bytes are `args`.
     ///
     /// # Safety
-    /// The bytes are those of the kernel's parameter type, and all that the kernel follows is memory
-    /// of this device, which no other work changes meanwhile.
+    /// The bytes are those of the kernel's parameter type, and all memory that the kernel accesses belongs to this
+    /// device and is not changed by other work meanwhile.
     unsafe fn launch(
         &self,
         stream: Stream,
@@ -206,7 +205,7 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(DeviceError("this device has no tensor maps".into()))
     }
 
-    /// Launches a kernel whose blocks read each other's shared memory, each `cluster_blocks` neighbours.
+    /// Launches a kernel whose blocks read each other's shared memory, in clusters of `cluster_blocks` neighbours.
     ///
     /// # Safety
     /// As for `launch`.
@@ -221,8 +220,8 @@ pub trait Device: Send + Sync + fmt::Debug {
         Err(DeviceError("this device has no clusters of blocks".into()))
     }
 
-    /// Computes a product on the compute stream by the vendor's library: fast, but the bits of a row
-    /// may depend on `m`.
+    /// Computes a product on the compute stream with the vendor's library: fast, but the bits of a row may depend on
+    /// `m`.
     ///
     /// # Safety
     /// As for `launch`.
@@ -231,8 +230,8 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Copies between pinned or device memory, in either direction.
     ///
     /// # Safety
-    /// Both ranges are memory of this device or pinned; nobody writes what is read, or uses what is
-    /// written, until the stream has come past this.
+    /// Both ranges are memory of this device or pinned. Until the stream has passed this copy, no other work writes the
+    /// source or uses the target.
     unsafe fn copy(
         &self,
         stream: Stream,
@@ -241,10 +240,10 @@ pub trait Device: Send + Sync + fmt::Debug {
         num_bytes: usize,
     ) -> Result<(), DeviceError>;
 
-    /// Marks the end of what a stream was given so far.
+    /// Marks the end of a stream's present work.
     fn record(&self, stream: Stream) -> Result<Event, DeviceError>;
 
-    /// Lets a stream wait for an event of another.
+    /// Makes a stream wait for an event of another.
     fn wait_on(&self, stream: Stream, event: Event) -> Result<(), DeviceError>;
 
     /// Whether everything before the event is done.
@@ -253,18 +252,18 @@ pub trait Device: Send + Sync + fmt::Debug {
     /// Blocks until everything before the event is done, and forgets the event.
     fn synchronize(&self, event: Event) -> Result<(), DeviceError>;
 
-    /// From here on, work on the compute stream is kept and not run.
+    /// Begins a capture: work on the compute stream is recorded instead of run.
     fn begin_capture(&self) -> Result<(), DeviceError>;
 
-    /// Ends a capture. The graph stays as long as the device is open.
+    /// Ends a capture. The graph stays while the device is open.
     fn end_capture(&self) -> Result<Graph, DeviceError>;
 
     /// Runs a graph on the compute stream.
     ///
     /// # Safety
-    /// As for all launches that were captured.
+    /// As for all captured launches.
     unsafe fn launch_graph(&self, graph: Graph) -> Result<(), DeviceError>;
 }
 
-/// A device, which stays open while anything that is on it lives.
+/// A device, which stays open while an object on it lives.
 pub type SharedDevice = Arc<dyn Device>;

@@ -1,4 +1,4 @@
-//! The `Executor` face: hands batches to the thread that gives them to the device.
+//! The `Executor` interface: passes batches to the thread that submits them to the device.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
@@ -25,8 +25,8 @@ pub struct CudaConfig {
     /// The type of weights and activations.
     pub element: Element,
     pub kv_format: KvFormat,
-    /// The groups of layers that have page tables of their own. `None` is one group, which keeps the
-    /// pages of the whole context.
+    /// The groups of layers with page tables of their own. `None` is one group, which keeps the pages of the whole
+    /// context.
     pub kv_groups: Option<KvGroups>,
     pub num_pages: u32,
     pub page_size: u32,
@@ -35,15 +35,15 @@ pub struct CudaConfig {
     pub max_model_len: u32,
     /// The most alternatives whose log-probabilities a request may ask for.
     pub max_logprobs: u32,
-    /// Whether the bits of a row depend on nothing but its own sequence. Otherwise products of many
-    /// rows are left to the vendor's library, which chooses other kernels for other numbers of rows.
+    /// Whether the bits of a row depend only on its own sequence. Otherwise the vendor's library computes products of
+    /// many rows, and chooses other kernels for other numbers of rows.
     pub is_batch_invariant: bool,
     /// Whether decode steps are captured as graphs and replayed.
     pub uses_graphs: bool,
 }
 
 impl CudaConfig {
-    /// The sizes that a scheduler's batches need, and all else as it is without being asked for.
+    /// The sizes for a scheduler's batches, and defaults for the rest.
     pub fn for_scheduler(limits: &SchedulerConfig, element: Element, kv_format: KvFormat) -> Self {
         Self {
             element,
@@ -61,8 +61,8 @@ impl CudaConfig {
     }
 }
 
-/// About what an executor needs on the device beside weights and KV pages, in bytes: rows between
-/// kernels, logits, and the memory of draws; and half a gigabyte for kernels and the vendor's library.
+/// The approximate memory of an executor on the device beside weights and KV pages, in bytes: rows between kernels,
+/// logits, and the memory of draws; and half a gigabyte for kernels and the vendor's library.
 pub fn activation_bytes(
     spec: &DecoderSpec,
     limits: &SchedulerConfig,
@@ -103,12 +103,12 @@ pub struct CudaExecutor {
 /// need fewer: each is submitted and masked.
 const QUEUE_LEN: usize = 64;
 
-/// Steps whose memory the device may have at a time.
+/// Steps with memory on the device at a time.
 const MAX_STEPS_IN_FLIGHT: usize = 4;
 
 impl CudaExecutor {
-    /// Uploads the weights and allocates all memory. `on_layer` is called with the number of layers
-    /// whose weights are on the device.
+    /// Uploads the weights and allocates all memory. Calls `on_layer` with the number of layers whose weights are on
+    /// the device.
     pub fn new(
         device: &SharedDevice,
         spec: DecoderSpec,
@@ -241,7 +241,7 @@ impl CudaExecutor {
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
-        // This fails when the stage has gone.
+        // This fails when the stage has ended.
         let _ = self.commands.send(Command::Close);
         for thread in self.threads.drain(..) {
             // A panic of the thread has been reported as a lost executor.
@@ -301,7 +301,7 @@ fn lost() -> ExecutorError {
     }
 }
 
-/// The kind of models, in the plural, that a model belongs to and this executor does not compute yet.
+/// The kind of models, in the plural, that includes an unsupported model.
 pub fn unsupported(spec: &DecoderSpec) -> Option<&'static str> {
     let has = |is_so: fn(&LayerSpec) -> bool| spec.layers.iter().any(is_so);
     if spec.encoder.is_some() {
@@ -321,7 +321,7 @@ pub fn unsupported(spec: &DecoderSpec) -> Option<&'static str> {
     }
 }
 
-/// Refuses what this executor cannot compute.
+/// Refuses unsupported models and settings.
 fn check(spec: &DecoderSpec, config: &CudaConfig) -> Result<(), DeviceError> {
     let counts = [
         ("num_pages", config.num_pages),

@@ -1,4 +1,4 @@
-//! What is known of the executor before there is one, for whoever plans its memory.
+//! The executor's properties before its construction, for planning its memory.
 
 use corella_core::SchedulerConfig;
 use corella_model::{
@@ -9,12 +9,12 @@ use corella_model::{
 use crate::device::{DeviceProperties, Element, GpuDevice, SharedDevice};
 use crate::executor::{CudaConfig, CudaExecutor, activation_bytes};
 
-/// What whoever starts an executor may choose.
+/// The operator's options of an executor.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaOptions {
     /// The share of the GPU's memory that may be used, from 0 to 1.
     pub memory_utilization: f64,
-    /// Whether the bits of a row depend on nothing but its own sequence.
+    /// Whether the bits of a row depend only on its own sequence.
     pub is_batch_invariant: bool,
     /// The most alternatives whose log-probabilities a request may ask for.
     pub max_logprobs: u32,
@@ -105,7 +105,7 @@ impl ExecutorFactory for CudaFactory {
     }
 }
 
-/// Other programs have none of the share that may be used.
+/// Other programs use no part of the usable share.
 fn memory(properties: &DeviceProperties, utilization: f64) -> DeviceMemory {
     let usable = properties.total_bytes as f64 * utilization;
     DeviceMemory {

@@ -1,5 +1,5 @@
-//! What the kernels take of a multiprocessor: registers and shared memory, as the assembler reports them for the
-//! architectures that differ. It needs NVRTC, but neither a GPU nor a driver.
+//! The kernels' registers and shared memory, as the assembler reports them for the architectures that differ. It needs
+//! NVRTC, but neither a GPU nor a driver.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,13 +18,13 @@ use recording_device::{RecordedModule, RecordingDevice};
 /// The generations whose code differs: Ampere, Hopper and Blackwell.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_90a", "sm_100"];
 
-/// For all but the first compiler, Hopper stands for the others: everything compiles, and what it takes is known.
+/// For all compilers except the first, Hopper represents the others: everything compiles, and its costs are known.
 const ARCHITECTURES_OF_OTHERS: [&str; 1] = ["sm_90a"];
 
-/// The major version of NVRTC whose code is known for every architecture.
+/// The major version of NVRTC with known code for every architecture.
 const FIRST_VERSION: i32 = 12;
 
-/// What is recorded about a kernel, by architecture, source, macros and name.
+/// A kernel's key: architecture, source, macros and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct KernelKey {
     architecture: String,
@@ -33,17 +33,17 @@ pub struct KernelKey {
     defines: String,
 }
 
-/// What one thread or block of a kernel takes.
+/// The cost of one thread or block of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelCost {
     pub registers: u32,
     /// Static shared memory of a block in bytes.
     pub shared_bytes: u32,
-    /// Bytes that a thread stores because registers were short.
+    /// Bytes that a thread spills for lack of registers.
     pub spilled_bytes: u32,
 }
 
-/// All kernels that models of today use.
+/// All kernels that present models use.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KernelTable {
     nvrtc_version: String,
@@ -91,7 +91,7 @@ impl KernelTable {
         })
     }
 
-    /// Reads what `to_string` wrote.
+    /// Reads the output of `to_string`.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         let nvrtc_version = (lines.next().and_then(|line| line.strip_prefix("NVRTC ")))
@@ -117,7 +117,7 @@ impl KernelTable {
         self.kernels.len()
     }
 
-    /// What is worse than recorded, one line each.
+    /// The costs above the recorded ones, one line each.
     pub fn complaints(&self, recorded: &Self) -> Vec<String> {
         let mut complaints = Vec::new();
         if self.nvrtc_version != recorded.nvrtc_version {
@@ -154,7 +154,7 @@ impl KernelTable {
         complaints
     }
 
-    /// Kernels whose threads store what registers are short for, one line each.
+    /// Kernels whose threads spill registers, one line each.
     pub fn spills(&self) -> Vec<String> {
         let spilling = self
             .kernels
@@ -225,7 +225,7 @@ fn costs(
     let costs = read_log(&compiled.log);
     let cost = |kernel: &String| {
         let told = costs.get(kernel.as_str()).copied();
-        // A launch is checked against this variable.
+        // Launches are checked against this variable.
         let has_args = cubin::variable(&compiled.cubin, &format!("{kernel}_args_bytes")).is_some();
         let (Some(cost), true) = (told, has_args) else {
             return Err(DeviceError(format!(
@@ -256,7 +256,7 @@ fn defines(source: &ModuleSource) -> String {
     }
 }
 
-/// What the assembler says about each entry function.
+/// The assembler's report about each entry function.
 fn read_log(log: &str) -> BTreeMap<&str, KernelCost> {
     let number_before = |line: &str, what: &str| {
         let before = &line[..line.find(what)?];

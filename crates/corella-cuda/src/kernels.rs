@@ -1,4 +1,4 @@
-//! The kernels: their sources, the parameters of each, and how they are launched.
+//! The kernels: their sources, their parameters, and their launches.
 //!
 //! Every kernel takes one structure, `NAMEArgs`, which exists twice: `#[repr(C)]` here and as a
 //! `struct` in the source, fields in the same order.

@@ -1,9 +1,8 @@
 //! The CUDA executor.
 //!
-//! It has the rooms of `corella-cpu` by the same names: `weights` uploads matrices, `kv` holds the
-//! pages, `step` turns batches into kernels on a stream, `kernels` has the kernels. Below them,
-//! `device` is either a GPU, opened at run time through the driver, or, for tests, an emulated device
-//! in host memory that runs the same kernel sources.
+//! Its modules have the names of `corella-cpu`'s: `weights` uploads matrices, `kv` holds the pages, `step` turns
+//! batches into kernels on a stream, `kernels` has the kernels. Below them, `device` is either a GPU, opened at run
+//! time through the driver, or, for tests, an emulated device in host memory that runs the same kernel sources.
 
 mod attention;
 mod device;

@@ -1,8 +1,8 @@
-//! How fast the executor is beside what its device could do at best: decode steps and prompts of models with random
-//! weights, as speed depends on shapes and not on values.
+//! The executor's speed beside its device's limits: decode steps and prompts of models with random weights, because
+//! speed depends on shapes and not on values.
 //!
-//! Nothing is read from disk, and contexts are pages with random numbers, so that a GPU that is there for minutes
-//! measures all of it in one of them.
+//! No data is read from disk, and contexts are pages with random numbers, so that minutes on a GPU suffice for all
+//! measurements.
 
 mod limit;
 mod model;
@@ -18,7 +18,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// Random numbers in bf16, of which most are between -1/32 and 1/32: `num_bytes` of them, an even number.
+/// `num_bytes` bytes, an even number, of random numbers in bf16, most of them between -1/32 and 1/32.
 fn random_bytes(num_bytes: usize, seed: u64) -> Vec<u8> {
     let mut state = seed;
     let mut bytes = Vec::with_capacity(num_bytes);

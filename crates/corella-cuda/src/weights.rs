@@ -1,7 +1,7 @@
 //! A decoder's weights on the device.
 //!
-//! Matrices that read the same input lie one behind the other and are multiplied as one: queries, keys
-//! and values; gates and what they gate.
+//! Matrices with a common input lie one behind the other and are multiplied as one: queries, keys and values; gates and
+//! the gated values.
 
 use corella_model::{
     DType, DecoderSpec, DecoderWeights, DeviceError, GroupedRow, LayerSpec, LayerTensor,
@@ -24,7 +24,7 @@ pub struct Weights {
     num_bytes: usize,
 }
 
-/// The weights of a layer, by what they do.
+/// The weights of a layer, by their role.
 pub struct LayerOnDevice {
     pub attention_before: Option<Norm>,
     pub attention_after: Option<Norm>,
@@ -48,10 +48,9 @@ pub struct Norm {
 /// A matrix, the bias of its outputs, and the kernels that multiply by it.
 pub struct Matrix {
     pub linear: Linear,
-    /// Whether the outputs are those of the activation function, and of the product with what is gated.
+    /// Whether the outputs are activated and multiplied with the gated values.
     pub is_activated: bool,
-    /// What `linear` points to; nothing for the head of a model with tied embeddings, which has the
-    /// embedding's.
+    /// The memory of `linear`; empty for a tied head, which uses the embedding's.
     _buffers: Vec<DeviceBuffer>,
 }
 
@@ -66,9 +65,8 @@ impl Norm {
 }
 
 impl Weights {
-    /// Uploads all weights, with matrices in the type of activations. Those of a checkpoint that has
-    /// integers keep them, except in f32. `fuses_gates` says whether activation functions are applied
-    /// where gates are multiplied, which the vendor's library cannot do.
+    /// Uploads all weights, with matrices in the type of activations. Integers of a checkpoint stay integers, except in
+    /// f32. `fuses_gates` applies activation functions in the product of gates, which the vendor's library cannot do.
     pub fn upload(
         device: &SharedDevice,
         spec: &DecoderSpec,
@@ -119,7 +117,7 @@ impl Weights {
     }
 }
 
-/// Brings tensors to the device through pinned memory.
+/// Copies tensors to the device through pinned memory.
 struct Upload<'a> {
     device: &'a SharedDevice,
     element: Element,
@@ -128,7 +126,7 @@ struct Upload<'a> {
     num_bytes: usize,
 }
 
-/// The pinned memory that tensors go through: enough for a copy to run at full speed.
+/// The pinned memory for tensors: enough for a copy to run at full speed.
 const STAGING_BYTES: usize = 16 << 20;
 
 impl<'a> Upload<'a> {
@@ -219,8 +217,7 @@ impl<'a> Upload<'a> {
         })
     }
 
-    /// Matrices with a common input as one, with their biases. A matrix without a bias has zeros where
-    /// others have theirs.
+    /// Matrices with a common input as one, with their biases. A matrix without a bias gets zeros.
     fn matrix(
         &mut self,
         weights: &LayerWeights,
@@ -244,7 +241,7 @@ impl<'a> Upload<'a> {
         self.matrix_of(&tensors, bias.as_deref(), k)
     }
 
-    /// Tensors one behind the other, as they are multiplied: integers stay integers.
+    /// Concatenated tensors, in the form of the product: integers stay integers.
     fn matrix_of(
         &mut self,
         parts: &[(&Tensor, usize)],
@@ -293,8 +290,8 @@ impl<'a> Upload<'a> {
         self.with_kernels(weights, bias.into_iter().chain(buffers).collect())
     }
 
-    /// The layout in which kernels read the integers of tensors; `None` if these are multiplied as
-    /// floats: in f32, and where the parts have no layout in common.
+    /// The kernels' layout for the integers of tensors; `None` if they are multiplied as floats: in f32, and if the
+    /// parts have no common layout.
     fn layout(&self, parts: &[(&Tensor, usize)], k: usize) -> Option<WeightLayout> {
         if self.element == Element::F32 {
             return None;
@@ -355,7 +352,7 @@ impl<'a> Upload<'a> {
                 if self.staging_len() < num_bytes {
                     self.staging = PinnedBuffer::new(self.device, num_bytes)?;
                 }
-                // SAFETY: the copy before this one is done.
+                // SAFETY: the previous copy is done.
                 let staged = unsafe { self.staging.as_mut_slice() };
                 for (row, out) in rows.zip(staged.chunks_exact_mut(row_bytes)) {
                     match (self.element, tensor.dtype) {
@@ -395,14 +392,14 @@ impl<'a> Upload<'a> {
         if self.staging_len() < bytes.len() {
             self.staging = PinnedBuffer::new(self.device, bytes.len())?;
         }
-        // SAFETY: the copy before this one is done.
+        // SAFETY: the previous copy is done.
         unsafe { self.staging.as_mut_slice()[..bytes.len()].copy_from_slice(bytes) };
         self.copy_staged(buffer.pointer(), bytes.len())?;
         Ok(buffer)
     }
 
     fn staging_len(&self) -> usize {
-        // SAFETY: nothing is on its way.
+        // SAFETY: no copy is under way.
         unsafe { self.staging.as_slice().len() }
     }
 
@@ -415,7 +412,7 @@ impl<'a> Upload<'a> {
     }
 }
 
-/// The layout for what a tensor stores; `None` if it stores floats, or integers that kernels do not read.
+/// The layout for a stored tensor; `None` for floats, and for integers that kernels do not read.
 fn layout_of(tensor: &Tensor, k: usize) -> Option<WeightLayout> {
     let format = tensor.group_format()?;
     let group_len = WeightLayout::group_len_within(format.group_len, k);

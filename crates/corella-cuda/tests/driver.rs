@@ -1,6 +1,6 @@
-//! The host's side of a GPU, on a driver that computes nothing and ends the process when it is used wrongly
-//! (`stand_in/driver.c`). NVRTC is the real one. `cargo xtask kernels` builds the driver and puts it where the loader
-//! finds it.
+//! The host's side of a GPU, on a driver that computes nothing and ends the process when it is misused
+//! (`stand_in/driver.c`). NVRTC is the real one. `cargo xtask kernels` builds the driver and puts it into the loader's
+//! path.
 
 use std::ffi::CStr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use corella_model::{
 const NUM_PAGES: u32 = 8;
 const PAGE_SIZE: u32 = 16;
 
-/// A number that the driver tells of itself.
+/// A number that the driver reports about itself.
 fn told(name: &CStr) -> i64 {
     // SAFETY: the name is a C string; the library stays loaded, and its functions take nothing and return a long.
     unsafe {
@@ -27,7 +27,7 @@ fn told(name: &CStr) -> i64 {
     }
 }
 
-/// Models are loaded, run what services ask for, and go while steps are in flight.
+/// Models are loaded, run the requests of services, and are dropped while steps are in flight.
 #[test]
 fn an_executor_uses_the_driver_as_it_must_and_gives_everything_back() {
     assert_eq!(told(c"stand_in_num_live"), 0);
@@ -90,8 +90,8 @@ fn load(factory: &CudaFactory, folder: &Path) -> Box<dyn Executor> {
     factory.build(plan).unwrap().executor
 }
 
-/// Prompts in parts, scores, a hidden state, copies of pages, and draws that read those of steps in flight. What is
-/// drawn is what memory holds that no kernel wrote.
+/// Prompts in parts, scores, a hidden state, copies of pages, and draws that read those of steps in flight. The draws
+/// come from memory that no kernel wrote.
 fn run(executor: &mut dyn Executor) {
     let prompt: Vec<TokenId> = (1..=20).collect();
     let sampling = SamplingParams {
@@ -133,7 +133,7 @@ fn run(executor: &mut dyn Executor) {
             assert_eq!(executor.wait().unwrap().step, StepId(index as u64 - 1));
         }
     }
-    // Pages travel beside steps.
+    // Pages are copied during steps.
     let pages = executor.kv_pages();
     let mut page = vec![0; pages.geometry().layer_bytes()];
     for form in [PageForm::Native, PageForm::Canonical] {
@@ -143,5 +143,5 @@ fn run(executor: &mut dyn Executor) {
             pages.write(0, &[PageId(7)], form, &page);
         }
     }
-    // The last step is in flight when the executor goes.
+    // The last step is in flight when the executor is dropped.
 }

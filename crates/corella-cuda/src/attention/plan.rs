@@ -1,28 +1,26 @@
 //! The division of a step's attention into items for thread blocks.
 //!
-//! How a step is divided never changes a result: the places at which the context of a query is cut into
-//! splits depend on the query's position and the model alone, and the kernels merge splits in their
-//! order, whoever computed them (`kernels/attention_item.cuh`). So everything else here is free to
-//! suit the step.
+//! The division of a step never changes a result: the positions at which the context of a query is cut into splits
+//! depend only on the query's position and the model, and the kernels merge splits in their order, from any block
+//! (`kernels/attention_item.cuh`). So all other choices here may suit the step.
 
 use std::ops::Range;
 
 /// Rows of a tile for decoding. A row is a token's query head.
 pub const SMALL_TILE_ROWS: usize = 16;
 
-/// A span with more rows than these is computed in large tiles. Two small tiles read keys and values
-/// twice, which costs less than a large tile that is mostly empty.
+/// A span with more rows than this is computed in large tiles. Two small tiles read keys and values twice, which costs
+/// less than a mostly empty large tile.
 const MAX_ROWS_IN_SMALL_TILES: usize = 2 * SMALL_TILE_ROWS;
 
-/// The shortest split: two blocks of keys. A block of threads needs more than a microsecond before its
-/// first keys arrive, as long as it then takes for a few blocks of keys.
+/// The shortest split: two blocks of keys. A block of threads needs more than a microsecond before its first keys
+/// arrive, about its time for a few blocks of keys.
 const MIN_SPLIT_SHIFT: u32 = 7;
 
 /// Results of an item alone need no partials.
 const NO_PARTIALS: u32 = u32::MAX;
 
-/// One KV head's share of an item is the work of one thread block. Fields are those of
-/// `attention_item.cuh`.
+/// One KV head's share of an item is the work of one thread block. The fields match `attention_item.cuh`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct AttentionItem {
@@ -41,18 +39,18 @@ pub struct AttentionItem {
     pub counter: u32,
 }
 
-/// What a plan depends on of a kind of attention.
+/// The parameters of a kind of attention that a plan depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionShape {
     pub num_heads: usize,
     pub num_kv_heads: usize,
-    /// Positions that a query sees, itself included.
+    /// Positions that a query sees, including itself.
     pub window: Option<usize>,
-    /// Rows of a tile for prompts, if there is a kernel for them.
+    /// Rows of a tile for prompts, if a kernel for them exists.
     pub large_tile_rows: Option<usize>,
 }
 
-/// Consecutive positions of a slot, to be computed by consecutive rows of the step.
+/// Consecutive positions of a slot, for consecutive rows of the step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttentionSpan {
     pub slot: u32,
@@ -62,12 +60,12 @@ pub struct AttentionSpan {
     pub num_tokens: usize,
 }
 
-/// How much there is to divide the work among.
+/// The resources among which work is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanLimits {
-    /// Thread blocks that run at a time on the device.
+    /// Concurrent thread blocks of the device.
     pub num_blocks: usize,
-    /// Rows of partial results that there is memory for.
+    /// Rows of partial results in the available memory.
     pub num_partial_rows: usize,
 }
 
@@ -87,7 +85,7 @@ struct Task {
     /// Without a division.
     item: AttentionItem,
     is_large: bool,
-    /// Positions that are read.
+    /// Positions read.
     num_positions: usize,
 }
 
@@ -97,17 +95,15 @@ impl AttentionShape {
         self.num_heads / self.num_kv_heads
     }
 
-    /// The most splits that a context without a window has. Few KV heads need many splits to keep a
-    /// device busy with one sequence: an H100 has 132 multiprocessors, and 8 KV heads with 16 splits
-    /// are 128 blocks.
+    /// The most splits of a context without a window. Few KV heads need many splits to keep a device busy with one
+    /// sequence: an H100 has 132 multiprocessors, and 8 KV heads with 16 splits are 128 blocks.
     fn max_splits(&self) -> usize {
         (128 / self.num_kv_heads).next_power_of_two().clamp(16, 64)
     }
 
-    /// The binary logarithm of the length of the splits for the query at a position. Splits become
-    /// longer as contexts do, so that their number stays bounded: 16 splits of 128 positions up to
-    /// position 2048, of 512 up to 8192. Each split costs an item its start, and a tile of a prompt a
-    /// merge of its sums.
+    /// The binary logarithm of the length of the splits for the query at a position. Longer contexts have longer
+    /// splits, so that their number stays bounded: 16 splits of 128 positions up to position 2048, of 512 up to 8192.
+    /// Each split costs an item its start, and a tile of a prompt a merge of its sums.
     pub fn split_shift(&self, position: usize) -> u32 {
         let num_seen = (position + 1).min(self.window.unwrap_or(usize::MAX));
         let len = num_seen.div_ceil(self.max_splits()).next_power_of_two();
@@ -128,25 +124,25 @@ impl AttentionShape {
         (position + 1).saturating_sub(window)
     }
 
-    /// The rows of a large tile, if spans of so many tokens are computed in such.
+    /// The rows of a large tile, if spans of `num_tokens` tokens are computed in large tiles.
     fn large_tile_rows_for(&self, num_tokens: usize) -> Option<usize> {
         let has_many_rows = num_tokens * self.group() > MAX_ROWS_IN_SMALL_TILES;
         self.large_tile_rows.filter(|_| has_many_rows)
     }
 
-    /// Whether steps whose spans have one token each may need large tiles: where so many heads share a KV head.
+    /// Whether steps with one token per span may need large tiles, because many heads share a KV head.
     pub fn decodes_in_large_tiles(&self) -> bool {
         self.large_tile_rows_for(1).is_some()
     }
 
-    /// The most items that a step of so many rows can have, of small and of large tiles together.
+    /// The most items of a step of `num_rows` rows, of small and of large tiles together.
     pub fn max_items(&self, num_rows: usize, limits: &PlanLimits) -> usize {
-        // Where tasks are divided, no more than one item for each share of the work is added.
+        // Dividing tasks adds at most one item for each share of the work.
         self.max_tasks(num_rows) + limits.num_blocks
     }
 
-    /// The most tasks of a step of so many rows, each of which may have a counter for each KV head: one
-    /// for every token, or several where a token has more heads than a tile.
+    /// The most tasks of a step of `num_rows` rows, each of which may have a counter for each KV head: one for every
+    /// token, or several if a token has more heads than a tile.
     pub fn max_tasks(&self, num_rows: usize) -> usize {
         num_rows * self.group().div_ceil(SMALL_TILE_ROWS)
     }
@@ -185,7 +181,7 @@ impl AttentionPlan {
         }
     }
 
-    /// Adds the tiles of positions whose splits are of one length.
+    /// Adds the tiles of positions with splits of one length.
     fn add_tiles(&mut self, span: &AttentionSpan, run: Range<usize>, shape: &AttentionShape) {
         let group = shape.group();
         let num_rows = run.len() * group;
@@ -222,8 +218,8 @@ impl AttentionPlan {
         }
     }
 
-    /// Adds a task as one item, or as several if it has clearly more work than a thread block's share
-    /// and there is memory for its partial results.
+    /// Adds a task as one item, or as several if it clearly exceeds a thread block's share and its partial results fit
+    /// into memory.
     fn divide(&mut self, task: Task, share: usize, shape: &AttentionShape, limits: &PlanLimits) {
         let Task { item, is_large, .. } = task;
         let items = match is_large {
@@ -302,7 +298,7 @@ mod tests {
                 let shift = item.split_shift;
                 assert_eq!(shift, shape.split_shift(position));
                 for split in item.first_split..item.first_split + item.num_splits {
-                    // Splits of a tile that its row does not see are none of its work.
+                    // Splits of a tile that its row does not see are not its work.
                     let seen = shape.first_seen(position) >> shift..=position >> shift;
                     if seen.contains(&(split as usize)) {
                         let first_row = item.first_row as usize;
@@ -400,7 +396,7 @@ mod tests {
                 .all(|item| item.partial_row == NO_PARTIALS)
         );
 
-        // One long context among short ones would end long after them.
+        // One long context among short ones would otherwise end long after them.
         let mut mixed: Vec<_> = (0..64).map(|row| span(row, 100, 1)).collect();
         mixed.push(span(64, 100_000, 1));
         let mixed = plan(&mixed, &shape, LIMITS);

@@ -16,7 +16,7 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// Memory that holds zeros. No bytes take no memory.
+    /// Zeroed memory. 0 bytes need no memory.
     pub fn new(device: &SharedDevice, num_bytes: usize) -> Result<Self, DeviceError> {
         let pointer = match num_bytes {
             0 => DevicePointer::NULL,
@@ -41,14 +41,14 @@ impl DeviceBuffer {
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
         if self.num_bytes > 0 {
-            // SAFETY: the memory is this buffer's; its owners drop it after the work that uses it.
+            // SAFETY: the memory belongs to this buffer; its owners drop it after the work that uses it.
             unsafe { self.device.free(self.pointer) };
         }
     }
 }
 
-/// Elements in the host's memory that the device reads and writes too. The host sees plain memory, so
-/// every access of its own must lie behind an event that the device's accesses come before.
+/// Elements in the host's memory that the device reads and writes too. The host sees plain memory, so each of its
+/// accesses must come after an event behind the device's accesses.
 #[derive(Debug)]
 pub struct PinnedBuffer<T> {
     device: SharedDevice,
@@ -83,7 +83,7 @@ impl<T: Copy> PinnedBuffer<T> {
     /// # Safety
     /// The device does not write the elements meanwhile.
     pub unsafe fn as_slice(&self) -> &[T] {
-        // SAFETY: the memory is this buffer's, and the caller promises that the device lets it be.
+        // SAFETY: the memory belongs to this buffer, and by the caller's promise the device does not write it.
         unsafe { std::slice::from_raw_parts(self.pointer.cast().as_ptr(), self.len) }
     }
 
@@ -99,7 +99,7 @@ impl<T> Drop for PinnedBuffer<T> {
     fn drop(&mut self) {
         let num_bytes = self.len * size_of::<T>();
         if num_bytes > 0 {
-            // SAFETY: the memory is this buffer's; its owners drop it after the work that uses it.
+            // SAFETY: the memory belongs to this buffer; its owners drop it after the work that uses it.
             unsafe { self.device.free_pinned(self.pointer, num_bytes) };
         }
     }

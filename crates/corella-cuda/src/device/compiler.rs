@@ -1,17 +1,17 @@
-//! Compiles modules beside each other: a model has some twenty, and each takes seconds of one core.
+//! Compiles modules concurrently: a model has some twenty, and each takes seconds of one core.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Runs jobs on threads of their own, only so many at a time.
+/// Runs jobs on threads of their own, a limited number at a time.
 #[derive(Debug)]
 pub struct Compiler {
-    /// How many jobs may still begin.
+    /// The number of jobs that may still begin.
     idle: Mutex<usize>,
     freed: Condvar,
 }
 
-/// A job that runs, or waits for its turn.
+/// A running or waiting job.
 #[derive(Debug)]
 pub struct Compilation<T>(JoinHandle<T>);
 
@@ -45,7 +45,7 @@ impl<T> Compilation<T> {
     }
 }
 
-/// A place among the jobs that run, which is free again when this is dropped.
+/// A place among the running jobs, which is free again when this is dropped.
 struct Turn<'a>(&'a Compiler);
 
 impl<'a> Turn<'a> {

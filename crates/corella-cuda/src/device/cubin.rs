@@ -1,4 +1,4 @@
-//! Reads what a compiled module says about itself: a cubin is an ELF file.
+//! Reads variables of a compiled module: a cubin is an ELF file.
 
 /// The value of an initialised variable of four bytes.
 pub fn variable(cubin: &[u8], name: &str) -> Option<u32> {

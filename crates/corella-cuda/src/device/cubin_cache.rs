@@ -1,4 +1,4 @@
-//! Compiled modules that are kept from one start to the next.
+//! Compiled modules, kept from one start to the next.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 const MAGIC: &[u8; 8] = b"corcubin";
 const HEAD_BYTES: usize = 16;
 
-/// A folder of cubins by what they were compiled from. What cannot be read or written there is compiled again.
+/// A folder of cubins by their sources. Unreadable and unwritable entries are compiled again.
 #[derive(Debug)]
 pub struct CubinCache {
     folder: Option<PathBuf>,
@@ -32,7 +32,7 @@ impl CubinCache {
         Some(self.folder.as_ref()?.join(format!("{key:032x}.cubin")))
     }
 
-    /// What was kept under a key, if it is whole.
+    /// The entry of a key, if intact.
     pub fn get(&self, key: u128) -> Option<Vec<u8>> {
         let mut entry = fs::read(self.path(key)?).ok()?;
         let head = entry.get(..HEAD_BYTES)?;
@@ -41,7 +41,7 @@ impl CubinCache {
         is_whole.then(|| entry.split_off(HEAD_BYTES))
     }
 
-    /// Keeps a cubin. A reader sees a whole entry or none.
+    /// Stores a cubin. A reader sees a whole entry or none.
     pub fn put(&self, key: u128, cubin: &[u8]) {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let Some(path) = self.path(key) else {

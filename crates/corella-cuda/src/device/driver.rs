@@ -1,4 +1,4 @@
-//! A GPU, through NVIDIA's driver, which is looked for when it is opened.
+//! A GPU, through NVIDIA's driver, which is loaded when the GPU is opened.
 
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
@@ -23,7 +23,7 @@ use calls::check;
 use modules::Modules;
 use products::{Products, WORKSPACE_BYTES};
 
-/// The oldest generation that the kernels are written for.
+/// The oldest supported generation.
 const OLDEST_CAPABILITY: (i32, i32) = (8, 0);
 
 #[derive(Debug)]
@@ -33,12 +33,12 @@ pub struct GpuDevice {
     context: sys::CUcontext,
     compute: sys::CUstream,
     pages: sys::CUstream,
-    /// Fills new memory with zeros beside whatever else runs or is captured.
+    /// Zeroes new memory concurrently with other work and captures.
     setup: sys::CUstream,
     workspace: DevicePointer,
-    /// Whether blocks of a kernel may come while the kernel before still runs.
+    /// Whether blocks of a kernel may start while the previous kernel still runs.
     overlaps_kernels: bool,
-    /// The library is large, and most executors do without: it is looked for when it is needed first.
+    /// The library is large, and most executors do not need it: it is loaded at its first use.
     products: OnceLock<Result<Products, DeviceError>>,
     modules: Modules,
     graphs: RwLock<Vec<sys::CUgraphExec>>,
@@ -47,10 +47,10 @@ pub struct GpuDevice {
 
 // SAFETY: handles of the driver may be used by any thread in which the context is current.
 unsafe impl Send for GpuDevice {}
-// SAFETY: as above; what changes lies behind locks.
+// SAFETY: as above; mutable state lies behind locks.
 unsafe impl Sync for GpuDevice {}
 
-/// Events by the number in `Event`, and which of them nobody holds.
+/// Events by the number in `Event`, and the unused ones among them.
 #[derive(Debug, Default)]
 struct EventPool {
     events: Vec<sys::CUevent>,
@@ -66,7 +66,7 @@ impl GpuDevice {
         let properties = properties(device, &nvrtc)?;
         let architecture = &properties.architecture;
         let max_shared_bytes = properties.max_shared_bytes;
-        // From here on, dropping the value closes what was opened.
+        // From here on, dropping the value closes the device.
         let mut opened = Self {
             modules: Modules::new(nvrtc, architecture, driver_version, max_shared_bytes),
             properties,
@@ -98,7 +98,7 @@ impl GpuDevice {
         Ok(Arc::new(opened))
     }
 
-    /// Makes the context that of the calling thread.
+    /// Makes the context current in the calling thread.
     fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context exists as long as this value.
         let result = unsafe { sys::cuCtxSetCurrent(self.context) };
@@ -174,7 +174,7 @@ impl GpuDevice {
         let function = kernel.function;
         let parameters = parameters.as_mut_ptr();
         // SAFETY: the only parameter has as many bytes as the kernel takes, which the driver copies, and the caller
-        // vouches for what they mean. Every kernel waits for its predecessor (prelude.cuh).
+        // vouches for their meaning. Every kernel waits for its predecessor (prelude.cuh).
         let result = unsafe { sys::cuLaunchKernelEx(&config, function, parameters, null_mut()) };
         match result {
             sys::CUresult::CUDA_SUCCESS => Ok(()),
@@ -195,7 +195,7 @@ impl GpuDevice {
 /// The first GPU with its total memory, without opening it; `None` on a machine without one.
 ///
 /// # Errors
-/// A GPU is there, but its driver, NVRTC or generation is not usable.
+/// A GPU exists, but its driver, NVRTC or generation is not usable.
 pub fn find_gpu() -> Result<Option<DeviceProperties>, DeviceError> {
     if !calls::finds_gpu() {
         return Ok(None);
@@ -225,7 +225,7 @@ fn find_device(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     Ok(device)
 }
 
-/// The context that libraries of CUDA have in common.
+/// The context that CUDA's libraries share.
 fn retain_context(device: sys::CUdevice) -> Result<sys::CUcontext, DeviceError> {
     let mut context = null_mut();
     // SAFETY: the device exists.
@@ -233,7 +233,7 @@ fn retain_context(device: sys::CUdevice) -> Result<sys::CUcontext, DeviceError> 
     check(result, "be opened").map(|()| context)
 }
 
-/// Programmatic dependent launch came with sm_90, and graphs keep it from CUDA 12.3 on.
+/// Programmatic dependent launch came with sm_90, and graphs support it from CUDA 12.3 on.
 fn can_overlap_kernels(device: sys::CUdevice, driver_version: i32) -> Result<bool, DeviceError> {
     let mut major = 0;
     let attribute = Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
@@ -248,7 +248,7 @@ fn launch_attribute(id: Id, value: sys::CUlaunchAttributeValue) -> sys::CUlaunch
     sys::CUlaunchAttribute { id, pad, value }
 }
 
-/// All but the sizes of its memory.
+/// All properties except the sizes of its memory.
 fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, DeviceError> {
     let attribute = |attribute| {
         let mut value = 0;
@@ -259,7 +259,7 @@ fn properties(device: sys::CUdevice, nvrtc: &Nvrtc) -> Result<DeviceProperties, 
     let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let mut name = [0_u8; 256];
-    // SAFETY: the buffer is as long as is said, and ends in zero afterwards.
+    // SAFETY: the buffer has the given length, and ends in zero afterwards.
     let result = unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), 256, device) };
     check(result, "tell its name")?;
     let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -292,7 +292,7 @@ impl Device for GpuDevice {
     fn allocate(&self, num_bytes: usize) -> Result<DevicePointer, DeviceError> {
         self.bind()?;
         let mut pointer = 0;
-        // SAFETY: the context is current, and the memory is as large as is said.
+        // SAFETY: the context is current, and the memory has the given size.
         unsafe {
             let result = sys::cuMemAlloc_v2(&mut pointer, num_bytes);
             check(result, &format!("allocate {num_bytes} bytes"))?;
@@ -306,7 +306,7 @@ impl Device for GpuDevice {
     }
 
     unsafe fn free(&self, pointer: DevicePointer) {
-        // What cannot be freed is lost with the device, which is of no further use then.
+        // Memory that cannot be freed is lost with the device, which is then unusable.
         if self.bind().is_ok() {
             // SAFETY: the caller's promise.
             let _ = unsafe { sys::cuMemFree_v2(pointer.0) };
@@ -323,7 +323,7 @@ impl Device for GpuDevice {
             result,
             &format!("pin {num_bytes} bytes of the host's memory"),
         )?;
-        // SAFETY: the memory is new, and as large as is said.
+        // SAFETY: the memory is new, and has the given size.
         unsafe { pointer.cast::<u8>().write_bytes(0, num_bytes) };
         NonNull::new(pointer.cast())
             .ok_or_else(|| DeviceError("pinned memory has no address".into()))
@@ -376,7 +376,7 @@ impl Device for GpuDevice {
         self.bind()?;
         let products = self.products.get_or_init(|| Products::open(self.workspace));
         let products = products.as_ref().map_err(DeviceError::clone)?;
-        // SAFETY: the caller's promise; both modules of bindings mean the same type of the driver.
+        // SAFETY: the caller's promise; both modules of bindings refer to the same type of the driver.
         unsafe { products.multiply(product, self.compute.cast()) }
     }
 
@@ -391,7 +391,7 @@ impl Device for GpuDevice {
             return Ok(());
         }
         self.bind()?;
-        // SAFETY: the caller's promise; the driver tells pinned from device memory by its address.
+        // SAFETY: the caller's promise; the driver distinguishes pinned from device memory by its address.
         let result = unsafe { sys::cuMemcpyAsync(to.0, from.0, num_bytes, self.stream(stream)) };
         check(result, "copy memory")
     }
@@ -411,7 +411,7 @@ impl Device for GpuDevice {
                 pool.events.len() - 1
             }
         };
-        // SAFETY: event and stream exist, and nobody else holds the event.
+        // SAFETY: event and stream exist, and the event has no other holder.
         let result = unsafe { sys::cuEventRecord(pool.events[index], self.stream(stream)) };
         check(result, "record an event")?;
         Ok(Event(index as u64))
@@ -443,7 +443,7 @@ impl Device for GpuDevice {
 
     fn begin_capture(&self) -> Result<(), DeviceError> {
         self.bind()?;
-        // Other threads may go on allocating and loading.
+        // Other threads may still allocate and load.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream exists.
         let result = unsafe { sys::cuStreamBeginCapture_v2(self.compute, mode) };
@@ -473,7 +473,7 @@ impl Device for GpuDevice {
         let executable = { self.graphs.read().unwrap().get(graph.0 as usize).copied() };
         let executable =
             executable.ok_or_else(|| DeviceError(format!("no graph has number {}", graph.0)))?;
-        // SAFETY: graph and stream exist; the caller vouches for what was captured.
+        // SAFETY: graph and stream exist; the caller vouches for the captured work.
         let result = unsafe { sys::cuGraphLaunch(executable, self.compute) };
         check(result, "launch a graph")
     }
@@ -486,8 +486,8 @@ impl Drop for GpuDevice {
         }
         let streams = [self.compute, self.pages, self.setup];
         let streams = streams.into_iter().filter(|stream| !stream.is_null());
-        // SAFETY: all of this is the device's own, and nothing uses it once the streams are done. An error of their
-        // work was, or is of no more interest to anyone.
+        // SAFETY: all of these belong to the device, and are unused once the streams are done. Errors of their work
+        // have been reported, or no longer matter.
         unsafe {
             for stream in streams.clone() {
                 let _ = sys::cuStreamSynchronize(stream);
@@ -511,7 +511,7 @@ impl Drop for GpuDevice {
     }
 }
 
-/// What a lock holds, even after a thread that had it has panicked.
+/// The content of a lock, even after a panic of its holder.
 fn inner<T>(lock: LockResult<T>) -> T {
     lock.unwrap_or_else(PoisonError::into_inner)
 }
@@ -522,7 +522,7 @@ mod tests {
 
     #[test]
     fn a_machine_without_a_driver_says_so_in_a_line() {
-        // On a machine with a GPU, opening one that is not there says so instead.
+        // On a machine with a GPU, opening a missing one gives that error.
         let error = GpuDevice::open(4096).unwrap_err().0;
         let reasons = [
             "no NVIDIA driver was found (libcuda.so.1): ",

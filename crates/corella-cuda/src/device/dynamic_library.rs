@@ -1,5 +1,5 @@
-//! Libraries of CUDA, which are looked for when a device is opened. The bindings panic when a library or a function is
-//! missing, so everything is looked up here first.
+//! Libraries of CUDA, which are loaded when a device is opened. The bindings panic when a library or a function is
+//! missing, so all of them are looked up here first.
 
 use std::ffi::{CStr, CString, c_void};
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use corella_model::DeviceError;
 
 pub struct DynamicLibrary {
-    /// In the order in which the bindings try them.
+    /// In the order of the bindings.
     file_names: &'static [&'static str],
-    /// Where NVIDIA's Python packages have it, below `nvidia`: for CUDA 13, then for CUDA 12.
+    /// Its places in NVIDIA's Python packages, below `nvidia`: for CUDA 13, then for CUDA 12.
     python_folders: &'static [&'static str],
-    /// How the names of files begin that the library loads by their names alone, although they lie beside it.
+    /// The prefix of the files that the library loads by their names alone, although they lie beside it.
     companions: Option<&'static str>,
-    /// What is missing, and what to do about it; `ERROR` stands for the loader's reason.
+    /// The missing library, and the remedy; `ERROR` stands for the loader's reason.
     missing: &'static str,
-    /// How errors call it.
+    /// Its name in errors.
     name: &'static str,
 }
 
@@ -73,13 +73,13 @@ impl DynamicLibrary {
                 Err(reason) => error = reason,
             }
         }
-        // What was loaded by its path is found by its name from then on, if that has a version.
+        // A library loaded by its path is found by its name from then on, if that has a version.
         let versioned = &self.file_names[1..];
         for path in (self.folders().iter())
             .flat_map(|folder| versioned.iter().map(|name| folder.join(name)))
         {
             if path.is_file() {
-                // One that does not load is missed when it is needed.
+                // A companion that does not load is reported at its use.
                 for companion in self.companions_in(path.parent()) {
                     let _ = open(&companion);
                 }
@@ -106,14 +106,14 @@ impl DynamicLibrary {
             .collect()
     }
 
-    /// Folders that the loader does not know, but in which toolkits and Python packages are.
+    /// Folders of toolkits and Python packages that the loader does not search.
     fn folders(&self) -> Vec<PathBuf> {
         if self.python_folders.is_empty() {
             return Vec::new();
         }
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let mut folders = Vec::new();
-        // Environments first: who made one chose what is in it.
+        // Environments come first, because their users chose the content.
         let mut prefixes = vec![variable("VIRTUAL_ENV"), variable("CONDA_PREFIX")];
         let path = std::env::var_os("PATH").unwrap_or_default();
         let interpreters =
@@ -121,7 +121,7 @@ impl DynamicLibrary {
         prefixes.extend(interpreters.map(|folder| folder.parent().map(PathBuf::from)));
         prefixes.push(variable("HOME").map(|home| home.join(".local")));
         for prefix in prefixes.into_iter().flatten() {
-            // Conda has libraries here.
+            // Conda's folder of libraries.
             folders.push(prefix.join("lib"));
             let Ok(entries) = std::fs::read_dir(prefix.join("lib")) else {
                 continue;

@@ -1,9 +1,9 @@
-//! A device in the host's memory: it runs the same kernel sources, compiled by a host compiler, so that
-//! everything above a device can be tested where there is none.
+//! A device in the host's memory: it runs the same kernel sources, compiled by a host compiler, so that all code above
+//! a device can be tested without a GPU.
 //!
-//! It finds what a GPU would hide: threads that miss a barrier, reads of shared memory that nobody wrote,
-//! accesses beyond an allocation, parameters of the wrong size, work on events that nobody holds. Streams run
-//! at once, and graphs are lists of what is to be done again.
+//! It finds errors that a GPU would hide: threads that miss a barrier, reads of unwritten shared memory, accesses
+//! beyond an allocation, parameters of the wrong size, work on released events. Streams run at once, and graphs are
+//! lists of work to repeat.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ptr::NonNull;
@@ -28,16 +28,16 @@ mod tests;
 use guarded_memory::GuardedMemory;
 use library::{Function, Library};
 
-/// Memory that the device says it has.
+/// The reported size of its memory.
 const TOTAL_BYTES: usize = 1 << 30;
-/// As on the smallest device that the kernels are written for, `sm_80`.
+/// The limit of the smallest supported device, `sm_80`.
 const MAX_SHARED_BYTES: usize = 163 << 10;
 
 #[derive(Debug)]
 pub struct EmulatedDevice {
     properties: DeviceProperties,
     memory: Mutex<Memory>,
-    /// What was loaded, by the number in `Kernel`.
+    /// Loaded functions, by the number in `Kernel`.
     functions: Mutex<Vec<Arc<Function>>>,
     loaded: LoadedKernels,
     work: Mutex<Work>,
@@ -147,7 +147,7 @@ impl EmulatedDevice {
     }
 
     /// # Safety
-    /// As for the calls of the trait by which the operation came.
+    /// As for the operation's call of the trait.
     unsafe fn perform(&self, operation: &Operation) -> Result<(), DeviceError> {
         match operation {
             Operation::Launch {
@@ -185,7 +185,7 @@ impl EmulatedDevice {
                 for (what, pointer, num_bytes) in sizes {
                     self.check_range(&format!("{what} of a product"), pointer, num_bytes)?;
                 }
-                // SAFETY: the ranges are allocated, and the caller lets nobody else change them.
+                // SAFETY: the ranges are allocated, and by the caller's promise no other work changes them.
                 unsafe { product::multiply(product) };
                 Ok(())
             }
@@ -196,7 +196,7 @@ impl EmulatedDevice {
             } => {
                 self.check_range("the destination of a copy", *to, *num_bytes)?;
                 self.check_range("the source of a copy", *from, *num_bytes)?;
-                // SAFETY: both ranges are allocated, and the caller lets nobody else change them.
+                // SAFETY: both ranges are allocated, and by the caller's promise no other work changes them.
                 unsafe {
                     std::ptr::copy(from.0 as *const u8, to.0 as *mut u8, *num_bytes);
                 }
@@ -205,7 +205,7 @@ impl EmulatedDevice {
         }
     }
 
-    /// Does work of a stream at once, or keeps it for the graph that is being captured.
+    /// Does work of a stream at once, or records it in the captured graph.
     ///
     /// # Safety
     /// As for `perform`.

@@ -1,4 +1,4 @@
-//! The device of tests with faults that a GPU has: it stands in for one whose work has gone wrong.
+//! The device of tests with faults of a GPU.
 
 use std::ptr::NonNull;
 use std::sync::Mutex;
@@ -11,14 +11,14 @@ use super::{
     SharedDevice, Stream, Tensor, TensorMap, test_device,
 };
 
-/// What fails from now on.
+/// The faults from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Launches on a stream are refused.
     Launches(Stream),
-    /// Launches are refused while a graph is captured, which spoils the graph.
+    /// Launches are refused while a graph is captured, which invalidates the graph.
     Captures,
-    /// Work was given to the device and fails there, as does all work behind it.
+    /// The device accepts work and fails in it, as in all work behind it.
     Work,
 }
 

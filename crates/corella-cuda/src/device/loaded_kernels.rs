@@ -1,4 +1,4 @@
-//! The kernels that a device has loaded: many matrices have a kernel in common.
+//! The loaded kernels of a device: many matrices share a kernel.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,7 +12,7 @@ use super::{Kernel, ModuleSource};
 pub struct LoadedKernels(Mutex<HashMap<(ModuleSource, String), Kernel>>);
 
 impl LoadedKernels {
-    /// Returns the kernels of these names, for which `load` is called if some have not been loaded.
+    /// Returns the kernels of these names, and calls `load` if some have not been loaded.
     pub fn get_or_load(
         &self,
         source: &ModuleSource,

@@ -1,4 +1,4 @@
-//! Kernel sources as machine code of a GPU, by NVRTC. It needs no GPU and no driver.
+//! Kernel sources as machine code of a GPU, from NVRTC. It needs no GPU and no driver.
 
 use std::ffi::{CStr, CString, c_char};
 
@@ -22,8 +22,8 @@ const FUNCTIONS: [&str; 11] = [
     "nvrtcGetSupportedArchs",
 ];
 
-/// What decides about the code, besides the source and the architecture. A multiply-add fuses only where a
-/// source says so, so that results do not depend on the compiler.
+/// The options of the code, besides the source and the architecture. A multiply-add fuses only where a source asks for
+/// it, so that results do not depend on the compiler.
 const OPTIONS: [&str; 3] = ["-std=c++17", "-fmad=false", "-default-device"];
 
 /// NVRTC, found and loaded.
@@ -35,7 +35,7 @@ pub struct Nvrtc {
 #[derive(Debug)]
 pub struct Compiled {
     pub cubin: Vec<u8>,
-    /// What the assembler says about each kernel, where that was asked for.
+    /// The assembler's report about each kernel, if requested.
     #[cfg(feature = "kernel-table")]
     pub log: String,
 }
@@ -56,15 +56,15 @@ impl Nvrtc {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// The toolkit's major version, of which a driver must not be older.
+    /// The toolkit's major version, the least one of a driver.
     pub fn major_version(&self) -> i32 {
         self.version.0
     }
 
-    /// What to compile for, for GPUs of a compute capability.
+    /// The compilation target for GPUs of a compute capability.
     pub fn architecture(&self, capability: (i32, i32)) -> Result<String, DeviceError> {
         let mut len = 0;
-        // SAFETY: the library is loaded, and the list is as long as it says.
+        // SAFETY: the library is loaded, and the list has the reported length.
         let known = unsafe {
             check(
                 sys::nvrtcGetNumSupportedArchs(&mut len),
@@ -85,7 +85,7 @@ impl Nvrtc {
         })
     }
 
-    /// All that decides about the code of a source: the key of a cache.
+    /// All inputs of the code of a source: the key of a cache.
     pub fn key(&self, source: &ModuleSource, architecture: &str) -> u128 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
         let mut add = |part: &[u8]| {
@@ -133,7 +133,7 @@ impl Nvrtc {
             )));
         }
         let mut len = 0;
-        // SAFETY: the program was compiled, and the buffer is as long as NVRTC says.
+        // SAFETY: the program was compiled, and the buffer has NVRTC's length.
         let cubin = unsafe {
             check(
                 sys::nvrtcGetCUBINSize(program.0, &mut len),
@@ -152,9 +152,8 @@ impl Nvrtc {
     }
 }
 
-/// What to compile for, for GPUs of a compute capability, among architectures that are known, such as 90: its own, or
-/// the first of its generation, whose code it runs. Some instructions of 9.0 are in no later one, and have to be
-/// asked for.
+/// The compilation target for a compute capability among known architectures, such as 90: its own, or the first of its
+/// generation, whose code it runs. Some instructions of 9.0 are in no later one, and have to be requested.
 fn architecture_of(known: &[i32], (major, minor): (i32, i32)) -> Option<String> {
     let of_generation = 10 * major;
     let found = [of_generation + minor, of_generation]
@@ -205,7 +204,7 @@ impl Program {
 
     fn log(&self) -> Result<String, DeviceError> {
         let mut len = 0;
-        // SAFETY: the program exists, and the buffer is as long as NVRTC says.
+        // SAFETY: the program exists, and the buffer has NVRTC's length.
         unsafe {
             check(
                 sys::nvrtcGetProgramLogSize(self.0, &mut len),
@@ -224,7 +223,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the program is this value's.
+        // SAFETY: the program belongs to this value.
         unsafe { sys::nvrtcDestroyProgram(&mut self.0) };
     }
 }

@@ -1,14 +1,14 @@
-//! The device that tests run on.
+//! The device of tests.
 
 use super::{EmulatedDevice, GpuDevice, SharedDevice};
 
-/// Names the device of tests: `emulated`, as without it, or `gpu`.
+/// The name of the device of tests: `emulated` (the default) or `gpu`.
 const VARIABLE: &str = "CORELLA_TEST_DEVICE";
 
-/// The emulated device, or the first GPU where `CORELLA_TEST_DEVICE` says so.
+/// The emulated device, or the first GPU if `CORELLA_TEST_DEVICE` asks for it.
 ///
 /// # Panics
-/// If there is no such device: a test that was meant for a GPU must not pass without one.
+/// Without such a device: a test for a GPU must not pass without one.
 pub fn test_device() -> SharedDevice {
     match std::env::var(VARIABLE).as_deref() {
         Err(_) | Ok("emulated") => EmulatedDevice::open(),

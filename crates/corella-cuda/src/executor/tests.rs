@@ -1,4 +1,4 @@
-//! What the executor makes of batches that are impossible and of devices that fail.
+//! The executor with impossible batches and with failing devices.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::device::{Fault, FaultyDevice, Stream, test_device};
 
 const PAGE_SIZE: u32 = 16;
 const NUM_PAGES: u32 = 8;
-/// Two pages, so that a table that is too long has a neighbour.
+/// Two pages, so that an overlong table has a neighbour.
 const MAX_MODEL_LEN: u32 = 32;
 const PROMPT: [TokenId; 5] = [3, 1, 4, 1, 5];
 
@@ -37,7 +37,7 @@ fn executor(device: &SharedDevice, uses_graphs: bool) -> CudaExecutor {
     CudaExecutor::new(device, spec, weights, config, &|_| ()).unwrap()
 }
 
-/// What a step draws for its slots.
+/// The draws of a step for its slots.
 fn run(
     executor: &mut CudaExecutor,
     builder: &mut BatchBuilder,
@@ -50,7 +50,7 @@ fn run(
     Ok(samples.map(|(_, sample)| sample.token).collect())
 }
 
-/// What follows the prompt, in a slot with pages of its own.
+/// The token behind the prompt, in a slot with pages of its own.
 fn draw(
     executor: &mut CudaExecutor,
     builder: &mut BatchBuilder,
@@ -84,11 +84,11 @@ fn impossible_batches_change_nothing_but_their_own_slots() {
     let long = [7; 3 * MAX_MODEL_LEN as usize];
     let long_table = [7; 3];
     let impossible: [&dyn Fn(&mut BatchBuilder); 7] = [
-        // A group of pages that the model does not have.
+        // A group of pages that the model lacks.
         &|builder| {
             builder.pages_of_group(1, 200, 0, &[4]);
         },
-        // A page, an entry, and a slot that are not there.
+        // A page, an entry, and a slot that do not exist.
         &|builder| {
             builder.pages(1, 0, &[NUM_PAGES]);
         },
@@ -98,7 +98,7 @@ fn impossible_batches_change_nothing_but_their_own_slots() {
         &|builder| {
             builder.pages(77, 0, &[4]);
         },
-        // More entries than a context has, which would lie in what is behind the tables.
+        // More entries than a context has, which would lie behind the tables.
         &|builder| {
             builder.pages(1, 0, &long_table);
             builder.span(1, 0, &[1 << 30], true);
@@ -148,7 +148,7 @@ fn a_device_whose_work_fails_is_lost_and_its_caller_is_woken() {
     faulty.set(Fault::Work);
     let before = woken.load(Ordering::SeqCst);
     is_lost(draw(&mut executor, &mut builder, 1), "the work went wrong");
-    // Nothing comes behind, whether it is waited for or not.
+    // Later steps give no result, waited for or not.
     let next = draw(&mut executor, &mut builder, 0);
     assert!(matches!(next, Err(ExecutorError::Lost { .. })), "{next:?}");
     assert!(matches!(

@@ -1,5 +1,4 @@
-//! Shapes of models that people run, as far as kernels are compiled for them, by the loading functions that the
-//! executor calls.
+//! Shapes of common models, for which kernels are compiled through the executor's loading functions.
 
 use corella_model::{
     Activation, AttentionSpec, DType, DeviceError, ElementOrder, KvFormat, KvGeometry, KvLayers,
@@ -88,7 +87,7 @@ const MODEL_SHAPES: [ModelShape; 6] = [
     },
 ];
 
-/// Formats of weights that checkpoints have.
+/// Weight formats of checkpoints.
 const LAYOUTS: [WeightLayout; 6] = [
     WeightLayout::Floats,
     WeightLayout::Int8Channels,
@@ -107,7 +106,7 @@ const LAYOUTS: [WeightLayout; 6] = [
     },
 ];
 
-/// Loads all kernels of all shapes, in bf16; those for f32, which serve tests, for one of them.
+/// Loads all kernels of all shapes in bf16, and for one shape those for f32, which serve tests.
 pub fn load_all(device: &SharedDevice) -> Result<(), DeviceError> {
     for shape in &MODEL_SHAPES {
         for format in [KvFormat::Float(DType::Bf16), KvFormat::Int8] {
@@ -180,7 +179,7 @@ fn load(
             bias: DevicePointer::NULL,
         };
         Linear::load(device, weights, element)?;
-        // The activation is a small part of the code: integers are compiled with one.
+        // The activation is a small part of the code: integers are compiled with only one.
         let is_typical = shape.activation == Activation::Silu || layout == WeightLayout::Floats;
         if shape.is_gated && is_typical {
             Linear::load_gated(device, weights, shape.activation, element)?;

@@ -1,4 +1,4 @@
-//! A device that only notes which modules it is asked for.
+//! A device that only records the requested modules.
 
 use std::collections::HashSet;
 use std::ptr::NonNull;
@@ -18,10 +18,10 @@ pub struct RecordingDevice {
     modules: Mutex<Modules>,
 }
 
-/// In the order in which they were asked for first.
+/// In the order of their first request.
 type Modules = (HashSet<ModuleSource>, Vec<RecordedModule>);
 
-/// A module, and the kernels of it that were asked for.
+/// A module, and its requested kernels.
 #[derive(Clone, Debug)]
 pub struct RecordedModule {
     pub source: ModuleSource,
@@ -102,7 +102,7 @@ impl Device for RecordingDevice {
         refused()
     }
 
-    /// Kernels that only compile read none.
+    /// Kernels that are only compiled read none.
     fn tensor_map(&self, _: &Tensor) -> Result<TensorMap, DeviceError> {
         Ok(TensorMap::default())
     }

@@ -1,4 +1,4 @@
-//! The activation function of a feed-forward layer, and the product with what it gates.
+//! The activation function of a feed-forward layer, and the product with the gated values.
 
 use corella_model::{Activation, DeviceError};
 
@@ -25,7 +25,7 @@ pub struct ActivationStep {
     pub width: usize,
     /// `[row][width]`, or `[row][gates, values][width]` if it is gated.
     pub input: DevicePointer,
-    /// `[row][width]`, which may begin where `input` does only if it is not gated.
+    /// `[row][width]`, which may begin at the address of `input` only if it is not gated.
     pub out: DevicePointer,
 }
 
@@ -59,7 +59,7 @@ impl ActivationKernel {
     }
 
     /// # Safety
-    /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
+    /// All of `step` is memory of this device with the sizes of the shapes; see also `Device::launch`.
     pub unsafe fn launch(
         &self,
         device: &SharedDevice,

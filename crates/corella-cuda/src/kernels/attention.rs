@@ -1,8 +1,7 @@
 //! Paged attention: a kernel for decoding, one for prompts, and one for f32.
 //!
-//! Queries and outputs are `[row][head][head_dim]`; keys and values are read from pages. What is computed
-//! by which thread block is in lists of items in the device's memory (`AttentionPlan`), so that a
-//! captured launch serves any step.
+//! Queries and outputs are `[row][head][head_dim]`; keys and values are read from pages. Lists of items in the device's
+//! memory assign work to thread blocks (`AttentionPlan`), so that a captured launch serves any step.
 
 use std::f64::consts::LOG2_E;
 
@@ -21,12 +20,12 @@ mod tests;
 /// Threads of a block, in all kernels.
 const NUM_THREADS: u32 = 128;
 
-/// Static shared memory that a kernel may have beside the dynamic one, where it is scarce.
+/// Static shared memory of a kernel beside the dynamic one, where it is scarce.
 const STATIC_BYTES: usize = 2816;
 
-/// Rows of partial results that a device has memory for, 32 MiB with 128 dimensions. One sequence of 8192
-/// positions with 8 KV heads of 4 heads each takes 512, and a tile of its prompt 16384; once there are
-/// enough tiles to keep the device busy, none are needed.
+/// Rows of partial results in a device's memory, 32 MiB with 128 dimensions. One sequence of 8192 positions with 8 KV
+/// heads of 4 heads each takes 512, and a tile of its prompt 16384; with enough tiles to keep the device busy, none are
+/// needed.
 const NUM_PARTIAL_ROWS: usize = 1 << 16;
 
 /// The kernels of one kind of attention.
@@ -47,12 +46,11 @@ pub struct AttentionKernels {
 struct TileKernel {
     kernel: Kernel,
     shared_bytes: usize,
-    /// Blocks that run at a time on a multiprocessor.
+    /// Concurrent blocks of a multiprocessor.
     blocks_at_once: usize,
 }
 
-/// Memory in which items leave their parts of a result to each other. All kinds of attention use the
-/// same, one after the other.
+/// Memory for the parts of a result that items exchange. All kinds of attention share it, one after the other.
 #[derive(Debug)]
 pub struct AttentionScratch {
     partials: DeviceBuffer,
@@ -64,16 +62,16 @@ pub struct AttentionScratch {
 #[derive(Clone, Copy, Debug)]
 pub struct ItemList {
     pub items: DevicePointer,
-    /// Items that there is room for, at least 1.
+    /// The capacity in items, at least 1.
     pub max_items: usize,
-    /// Where their number is, a `u32`.
+    /// The address of their number, a `u32`.
     pub count: DevicePointer,
-    /// Their number, if it is known when the launch is recorded: then each item and KV head has a thread
-    /// block of its own. Otherwise as many blocks as the device runs at a time share them.
+    /// Their number, if known when the launch is recorded: each item and KV head then has a thread block of its own.
+    /// Otherwise the device's concurrent blocks share them.
     pub num_items: Option<usize>,
 }
 
-/// What a layer's attention reads and writes.
+/// The inputs and outputs of a layer's attention.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionStep<'a> {
     pub queries: DevicePointer,
@@ -112,7 +110,7 @@ struct AttentionArgs {
     exponent_scale: f32,
 }
 
-/// Which warps of a block do what (`attention.cu`).
+/// The roles of the warps of a block (`attention.cu`).
 #[derive(Clone, Copy, Debug)]
 struct Tiling {
     row_warps: usize,
@@ -121,7 +119,7 @@ struct Tiling {
 }
 
 impl AttentionKernels {
-    /// Compiles the kernels for queries and outputs of an element type, and pages as they are.
+    /// Compiles the kernels for queries and outputs of an element type, and for the format of the pages.
     pub fn load(
         device: &SharedDevice,
         spec: &AttentionSpec,
@@ -141,7 +139,7 @@ impl AttentionKernels {
                 device.properties().name
             )));
         };
-        // A device without enough shared memory for large tiles computes prompts in small ones.
+        // A device with too little shared memory for large tiles computes prompts in small ones.
         let large = match large_tiling {
             Some(_) => load(large_tiling)?,
             None => None,
@@ -170,7 +168,7 @@ impl AttentionKernels {
         })
     }
 
-    /// What plans are made for.
+    /// The shape for plans.
     pub fn shape(&self) -> &AttentionShape {
         &self.shape
     }
@@ -185,7 +183,7 @@ impl AttentionKernels {
     /// Computes the attention of a layer.
     ///
     /// # Safety
-    /// All of `step` is memory of this device, as large as its items say; see also `Device::launch`.
+    /// All of `step` is memory of this device with the sizes of its items; see also `Device::launch`.
     pub unsafe fn launch(
         &self,
         device: &SharedDevice,
@@ -262,8 +260,8 @@ impl AttentionScratch {
 }
 
 impl TileKernel {
-    /// Compiles the kernel with a tiling, or without one that for f32. `None` if a block would need more
-    /// shared memory than the device has.
+    /// Compiles the kernel with a tiling, or the one for f32 without. `None` if a block would exceed the device's
+    /// shared memory.
     fn load(
         device: &SharedDevice,
         spec: &AttentionSpec,
@@ -317,7 +315,7 @@ impl Tiling {
         row_tiles: 1,
     };
 
-    /// Two row tiles take twice the registers, of which sums for more than 128 dimensions leave too few.
+    /// Two row tiles take twice the registers, and the sums for more than 128 dimensions leave too few of them.
     fn large(head_dim: usize) -> Self {
         Self {
             row_warps: 4,
@@ -330,8 +328,7 @@ impl Tiling {
         16 * self.row_tiles * self.row_warps
     }
 
-    /// Dynamic shared memory: queries, two stages of keys and values, and, where these are converted,
-    /// room for that.
+    /// Dynamic shared memory: queries, two stages of keys and values, and room for converting these if necessary.
     fn shared_bytes(&self, head_dim: usize, format: KvFormat) -> usize {
         const NUM_KEYS: usize = 64;
         const NUM_STAGES: usize = 2;
@@ -344,8 +341,8 @@ impl Tiling {
     }
 }
 
-/// How many blocks with so much dynamic shared memory a multiprocessor runs at a time. It has 1 KiB more
-/// than a block may have, and keeps 1 KiB of it for each block. Registers are enough for three blocks.
+/// The number of concurrent blocks of a multiprocessor with this much dynamic shared memory. It has 1 KiB more than a
+/// block may have, and keeps 1 KiB of it for each block. Registers suffice for three blocks.
 fn blocks_at_once(max_shared_bytes: usize, shared_bytes: usize) -> usize {
     const RESERVED_BYTES: usize = 1024;
     ((max_shared_bytes + RESERVED_BYTES) / (shared_bytes + STATIC_BYTES + RESERVED_BYTES))
@@ -363,7 +360,7 @@ fn padded(head_dim: usize) -> usize {
     head_dim.next_multiple_of(16)
 }
 
-/// Whether every key and value begins at a multiple of 16 bytes, and is one long.
+/// Whether every key and value begins at a multiple of 16 bytes, and has such a length.
 fn is_aligned(geometry: &KvGeometry) -> bool {
     let row_bytes = geometry.head_dim as usize * geometry.format.size();
     row_bytes.is_multiple_of(16) && geometry.head_bytes().is_multiple_of(16)

@@ -1,4 +1,4 @@
-//! Embeddings of the step's tokens: where the residual stream begins.
+//! Embeddings of the step's tokens: the beginning of the residual stream.
 
 use corella_model::DeviceError;
 
@@ -10,7 +10,7 @@ use super::{args_bytes, element_macro};
 #[cfg(all(test, feature = "emulated-device"))]
 mod tests;
 
-/// A row of a step, as kernels read it (`step_row.cuh`).
+/// A row of a step in the layout of kernels (`step_row.cuh`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Row {
@@ -22,7 +22,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A row that fills up a step.
+    /// A row that pads a step.
     pub const PADDING: Self = Self {
         token: 0,
         position: -1,
@@ -36,18 +36,18 @@ pub struct EmbedKernel {
     kernel: Kernel,
 }
 
-/// What a step embeds, and where.
+/// The input and output of a step's embeddings.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbedStep {
     pub num_rows: usize,
-    /// The step's rows: token, position, slot, span. A row of position -1 is left as it is. A negative token
-    /// stands for the one in `drawn`.
+    /// The step's rows: token, position, slot, span. A row of position -1 is left unchanged. A negative token means the
+    /// one in `drawn`.
     pub rows: DevicePointer,
     /// `[slot]`: the token that an earlier step drew, a `u32`.
     pub drawn: DevicePointer,
     /// `[vocab_size][hidden]`.
     pub embedding: DevicePointer,
-    /// `[position][hidden]`, added to what was scaled; `DevicePointer::NULL` without learned positions.
+    /// `[position][hidden]`, added to the scaled embeddings; `DevicePointer::NULL` without learned positions.
     pub positions: DevicePointer,
     /// `[row][hidden]` in f32, which are written.
     pub residual: DevicePointer,
@@ -56,7 +56,7 @@ pub struct EmbedStep {
     pub vocab_size: usize,
     pub hidden: usize,
     pub max_len: usize,
-    /// What embeddings are multiplied by.
+    /// The factor of embeddings.
     pub scale: f32,
 }
 
@@ -88,7 +88,7 @@ impl EmbedKernel {
     }
 
     /// # Safety
-    /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
+    /// All of `step` is memory of this device with the sizes of the shapes; see also `Device::launch`.
     pub unsafe fn launch(
         &self,
         device: &SharedDevice,

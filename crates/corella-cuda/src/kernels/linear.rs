@@ -1,8 +1,7 @@
 //! Linear layers: `out[row][channel] = input[row] · weight[channel] + bias[channel]`.
 //!
-//! The bits of an output do not depend on the number of rows, whichever kernel computes it
-//! (`linear_args.cuh`). Which one does depends on the rows: up to 32, weights stream through registers; from there
-//! on tiles go through shared memory.
+//! The bits of an output do not depend on the number of rows in any kernel (`linear_args.cuh`). The number of rows
+//! selects the kernel: up to 32, weights stream through registers; beyond that, tiles go through shared memory.
 
 use corella_model::{Activation, DeviceError};
 
@@ -25,7 +24,7 @@ pub struct LinearWeights {
     pub n: usize,
     pub k: usize,
     pub layout: WeightLayout,
-    /// Aligned to 16 bytes, as all that is read and written here.
+    /// Aligned to 16 bytes, like all memory that is read and written here.
     pub weight: DevicePointer,
     /// `[n][groups]` in f16.
     pub group_scales: DevicePointer,
@@ -36,13 +35,12 @@ pub struct LinearWeights {
     pub bias: DevicePointer,
 }
 
-/// What is done with the outputs, `[row][n]`.
+/// The use of the outputs, `[row][n]`.
 #[derive(Clone, Copy, Debug)]
 pub enum LinearOutput {
-    /// They are stored in the type of activations; the only way for a gated layer.
+    /// They are stored in the type of activations; the only use for a gated layer.
     Store(DevicePointer),
-    /// They are stored in f32, multiplied by `scale`; then, if there is a cap, they become
-    /// `cap * tanh(value / cap)`.
+    /// They are stored in f32, multiplied by `scale`; with a cap, they then become `cap * tanh(value / cap)`.
     StoreFloats {
         out: DevicePointer,
         scale: f32,
@@ -75,7 +73,7 @@ enum Kernels {
     },
 }
 
-/// For more rows than those of `NARROW_ROWS`.
+/// For more rows than `NARROW_ROWS`.
 #[derive(Clone, Debug)]
 enum ManyRows {
     Wide {
@@ -99,7 +97,7 @@ struct WideTile {
     num_stages: usize,
 }
 
-/// How many gates stand before the values that they gate in a tile (`channel_row` of `linear_args.cuh`).
+/// The number of gates before the values that they gate in a tile (`channel_row` of `linear_args.cuh`).
 const GATE_RUN: usize = 8;
 
 /// The most rows of a block in each kind of `linear_narrow.cu`.
@@ -109,7 +107,7 @@ const NARROW_CHANNELS: usize = 16;
 const NARROW_STRIDE: usize = NARROW_CHANNELS + 4;
 
 /// The most tiles of rows that are walked side by side. An H100 has room for 264 large blocks: 16 tiles of rows and as
-/// many of channels, which is where they read least.
+/// many of channels, which read least.
 const BAND_TILES: usize = 16;
 
 const EXACT_CHANNELS: usize = 4;
@@ -138,7 +136,7 @@ struct LinearArgs {
 }
 
 impl Linear {
-    /// Compiles the kernels for weights like these and inputs of an element type, or finds them.
+    /// Compiles the kernels for such weights and inputs of an element type, or finds them.
     pub fn load(
         device: &SharedDevice,
         weights: LinearWeights,
@@ -149,7 +147,7 @@ impl Linear {
     }
 
     /// The same for a layer whose first half of outputs, activated, is multiplied by the second half: outputs are
-    /// `[row][n / 2]`. Gates are not rounded before, so the bits are not those of `ActivationKernel`.
+    /// `[row][n / 2]`. Gates are not rounded before that, so the bits differ from `ActivationKernel`.
     pub fn load_gated(
         device: &SharedDevice,
         weights: LinearWeights,
@@ -170,7 +168,7 @@ impl Linear {
         Self::load_kernels(device, weights, element, Some(activation), uses_wgmma)
     }
 
-    /// Whether `load_gated` takes as many channels.
+    /// Whether `load_gated` supports this number of channels.
     pub fn can_gate(num_gates: usize) -> bool {
         num_gates.is_multiple_of(GATE_RUN)
     }
@@ -207,7 +205,7 @@ impl Linear {
         &self.weights
     }
 
-    /// The memory that a launch needs as scratch for any number of rows up to `max_rows`.
+    /// The scratch memory of a launch for any number of rows up to `max_rows`.
     pub fn scratch_bytes(&self, max_rows: usize) -> usize {
         let Kernels::Tiled {
             many: ManyRows::Wide { small, .. },
@@ -230,8 +228,8 @@ impl Linear {
     /// Computes the layer for `num_rows` rows of `input`, `[row][k]`.
     ///
     /// # Safety
-    /// Input, output, weights and `scratch`, of `scratch_bytes`, are memory of this device, as large as the shapes
-    /// say; see also `Device::launch`.
+    /// Input, output, weights and `scratch`, of `scratch_bytes`, are memory of this device with the sizes of the
+    /// shapes; see also `Device::launch`.
     pub unsafe fn launch(
         &self,
         device: &SharedDevice,
@@ -259,7 +257,7 @@ impl Linear {
         unsafe { device.launch(Stream::Compute, kernel, grid, args_bytes(&args))? };
         match num_parts {
             1 => Ok(()),
-            // SAFETY: the launch before has written all partial sums.
+            // SAFETY: the previous launch has written all partial sums.
             _ => unsafe { self.launch_finish(device, &args) },
         }
     }
@@ -281,8 +279,8 @@ impl Linear {
         unsafe { device.launch(Stream::Compute, self.finish, grid, args_bytes(args)) }
     }
 
-    /// The kernel for a number of rows, its launch, and among how many blocks the splits of a tile are divided. If
-    /// these are several, they leave partial sums in scratch.
+    /// The kernel for a number of rows, its launch, and the number of blocks that share the splits of a tile. Several
+    /// blocks leave partial sums in scratch.
     fn plan(&self, num_rows: usize) -> (Kernel, Grid, usize) {
         let (n, splits) = (self.weights.n, self.num_splits);
         let threads = 32 * splits as u32;
@@ -303,8 +301,8 @@ impl Linear {
                 let ManyRows::Wide { small, large } = many else {
                     unreachable!("Hopper's kernels have plans of their own");
                 };
-                // A block that is alone on its multiprocessor still multiplies faster than small tiles do; rows that a
-                // small tile has room for would leave half of a large one empty.
+                // A block that is alone on its multiprocessor still multiplies faster than small tiles; rows that fit
+                // into a small tile would leave half of a large one empty.
                 let num_large = large.tile.count(num_rows, n);
                 let fills_device =
                     num_rows > small.tile.rows && 4 * num_large >= 3 * self.num_multiprocessors;
@@ -392,7 +390,7 @@ impl Linear {
 /// Loads the kernels of a layer.
 struct KernelLoader<'a> {
     device: &'a SharedDevice,
-    /// The macros that all of them have.
+    /// The macros of all of them.
     shape: Vec<(&'static str, String)>,
 }
 
@@ -434,7 +432,7 @@ impl<'a> KernelLoader<'a> {
         self.load("linear_finish.cu", text, "linear_finish", &[])
     }
 
-    /// `lanes_exchange` gives products the inputs that `wgmma` gives them.
+    /// `lanes_exchange` gives products the inputs of `wgmma`.
     fn narrow(&self, lanes_exchange: bool) -> Result<[Kernel; NARROW_ROWS.len()], DeviceError> {
         let load = |num_rows: usize| {
             let mut defines = vec![("COLUMN_TILES", (num_rows / 8).to_string())];
@@ -487,7 +485,7 @@ impl WideTile {
         num_rows.div_ceil(self.rows) * n.div_ceil(self.channels)
     }
 
-    /// The stages and the sums of earlier splits, in whose place the results are in the end.
+    /// The stages and the sums of earlier splits, which the results replace at the end.
     fn shared_bytes(self, layout: WeightLayout) -> usize {
         let blocks = match layout {
             WeightLayout::Floats => 1,
@@ -499,10 +497,10 @@ impl WideTile {
     }
 }
 
-/// The tile for few tiles in all. Memory is the limit then as it is for fewer rows, so that a multiprocessor needs 20 KB
-/// of weights under way (`linear_narrow.cu`), and warps that multiply while others wait: four blocks of floats share it,
-/// each with 4 KiB in every stage but the one that is multiplied. Stages of integers have inputs of as many more, and two
-/// blocks share a multiprocessor.
+/// The tile for few tiles in all. Memory is then the limit, as for fewer rows, so that a multiprocessor needs 20 KB of
+/// weights under way (`linear_narrow.cu`), and warps that multiply while others wait: four blocks of floats share it,
+/// each with 4 KiB in every stage except the one that is multiplied. Stages of integers have more inputs in proportion,
+/// and two blocks share a multiprocessor.
 fn small_tile(layout: WeightLayout) -> WideTile {
     WideTile {
         channels: 64,
@@ -515,8 +513,8 @@ fn small_tile(layout: WeightLayout) -> WideTile {
     }
 }
 
-/// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large; so is
-/// that of all integers, whose stages have more inputs. GPUs for workstations give a block 99 KiB of shared memory,
+/// Integers with scales of groups need a second set of sums in registers, so that their tile is half as large. So is
+/// the tile of all integers, whose stages have more inputs. GPUs for workstations give a block 99 KiB of shared memory,
 /// which is too little for floats and for 4 bits: there all tiles are small.
 fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
     let tile = WideTile {
@@ -533,9 +531,9 @@ fn large_tile(layout: WeightLayout, max_shared_bytes: usize) -> WideTile {
     }
 }
 
-/// How many runs of inputs are summed by themselves. It is part of the arithmetic, and so the same on all devices: as
-/// many as give each of an H100's multiprocessors about 12 warps when there are few rows, but no more than 16, which a
-/// block can have, and no runs of less than two units, whose sums cost prompts more than they bring.
+/// The number of runs of inputs that are summed separately. It is part of the arithmetic, and so the same on all
+/// devices: with few rows, it gives each of an H100's multiprocessors about 12 warps. It is at most 16, the limit of a
+/// block, and a run has at least two units, because the sums of shorter runs cost prompts more than they gain.
 fn num_splits(n: usize, k: usize) -> usize {
     const WANTED_WARPS: usize = 12 * 132;
     const MOST: usize = 16;

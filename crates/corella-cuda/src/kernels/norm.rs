@@ -1,5 +1,5 @@
-//! What stands between two matrix products: a branch is added to the residual stream, and the sum is normed
-//! for what reads it next.
+//! The step between two matrix products: a branch is added to the residual stream, and the sum is normed for the next
+//! product.
 
 use corella_model::{DeviceError, NormKind, NormSpec};
 
@@ -31,23 +31,23 @@ pub struct DeviceNorm {
     pub bias: DevicePointer,
 }
 
-/// What is added to the residual stream.
+/// The addition to the residual stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Branch {
     /// `[row][hidden]`, in the type that the kernel was loaded for.
     pub values: DevicePointer,
     /// The norm that is applied to them first.
     pub after: Option<DeviceNorm>,
-    /// What they are multiplied by then.
+    /// Their factor after that.
     pub residual_scale: f32,
 }
 
-/// The rows that are normed.
+/// The rows to norm.
 #[derive(Clone, Copy, Debug)]
 pub enum NormRows {
     /// The first ones.
     First(usize),
-    /// Those whose numbers are in `index`, `u32`s. Where there is a branch, none may occur twice.
+    /// The rows with the numbers in `index`, `u32`s. With a branch, none may occur twice.
     Selected { index: DevicePointer, len: usize },
 }
 
@@ -59,8 +59,8 @@ pub struct NormStep {
     pub branch: Option<Branch>,
     /// The norm of the sum. Without one, the sum is only converted.
     pub before: Option<DeviceNorm>,
-    /// `[row][hidden]`, or a row for each selected one, in their order; `DevicePointer::NULL` if only the
-    /// residual stream is wanted.
+    /// `[row][hidden]`, or a row for each selected one, in their order; `DevicePointer::NULL` for the residual stream
+    /// alone.
     pub out: DevicePointer,
 }
 
@@ -109,7 +109,7 @@ impl NormKernel {
     }
 
     /// # Safety
-    /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
+    /// All of `step` is memory of this device with the sizes of the shapes; see also `Device::launch`.
     pub unsafe fn launch(&self, device: &SharedDevice, step: &NormStep) -> Result<(), DeviceError> {
         let (index, num_rows) = match step.rows {
             NormRows::First(num_rows) => (DevicePointer::NULL, num_rows),
@@ -161,7 +161,7 @@ impl NormWeights {
     }
 }
 
-/// The threads of a block that has one row: one chunk for each, as long as a block may have so many.
+/// The threads of a block for one row: one for each chunk, up to the limit of a block.
 pub(super) fn row_threads(len: usize) -> u32 {
     len.div_ceil(CHUNK)
         .next_multiple_of(32)

@@ -1,15 +1,15 @@
 //! Integer weights in the order in which kernels of linear layers read them.
 //!
-//! Inputs come in units of 128, and the last unit of a row is filled up with zeros. A lane of a warp multiplies 8
-//! neighbouring inputs of each block of 32 (`weight_fragment.cuh`), and reads 16 bytes at a time. So each run of
-//! 64 bytes of a row has 16 bytes for lane 0, then 16 for lane 1 and so on: the lane's inputs of two blocks in 8
-//! bits, or of four blocks in 4 bits. Words of 32 bits are ordered so that masks and shifts leave two neighbouring
-//! inputs in the halves of a register: in 8 bits, bytes 0, 2, 1 and 3 are four inputs in order; in 4 bits, nibbles
-//! 0, 4, 1, 5, 2, 6, 3 and 7 are eight.
+//! Inputs are in units of 128, and the last unit of a row is padded with zeros. A lane of a warp multiplies 8
+//! neighbouring inputs of each block of 32 (`weight_fragment.cuh`), and reads 16 bytes at a time. So each run of 64
+//! bytes of a row has 16 bytes for lane 0, then 16 for lane 1 and so on: the lane's inputs of two blocks in 8 bits, or
+//! of four blocks in 4 bits. Words of 32 bits are ordered so that masks and shifts leave two neighbouring inputs in the
+//! halves of a register: in 8 bits, bytes 0, 2, 1 and 3 are four inputs in order; in 4 bits, nibbles 0, 4, 1, 5, 2, 6,
+//! 3 and 7 are eight.
 //!
 //! Scales and minimums of groups are f16, divided by a power of two for each channel, which gives them the range of
-//! f32: those that a checkpoint stores in f16 stay exact, and so do those in bf16 unless they are 2^28 times smaller
-//! than the channel's largest.
+//! f32: scales stored in f16 stay exact, and so do those in bf16 unless they are 2^28 times smaller than the channel's
+//! largest.
 
 use corella_model::GroupedRow;
 use half::f16;
@@ -24,7 +24,7 @@ const BLOCK: usize = 32;
 /// Inputs that a lane has of a block.
 const LANE_INPUTS: usize = 8;
 
-/// What the weights of a linear layer are.
+/// The layout of a linear layer's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WeightLayout {
     /// `[n][k]` in the type of activations.
@@ -62,8 +62,8 @@ impl WeightLayout {
         }
     }
 
-    /// The longest groups that a kernel takes and that lie within groups of `stored_len` inputs; `None` if
-    /// even 32 inputs may have two scales.
+    /// The longest supported groups that lie within groups of `stored_len` inputs; `None` if even 32 inputs may have
+    /// two scales.
     pub fn group_len_within(stored_len: usize, k: usize) -> Option<usize> {
         let is_within = |len: &usize| stored_len >= k || stored_len.is_multiple_of(*len);
         [UNIT, 64, BLOCK].into_iter().find(is_within)
@@ -77,11 +77,11 @@ pub struct PackedWeight {
     k: usize,
     /// `[n]` rows of packed integers.
     pub integers: Vec<u8>,
-    /// `[n][groups]`, in as many groups as whole units have; empty without groups.
+    /// `[n][groups]`, padded to whole units; empty without groups.
     pub scales: Vec<f16>,
     /// `[n][groups]`; empty without minimums.
     pub minimums: Vec<f16>,
-    /// `[n]`: what sums are multiplied by in the end.
+    /// `[n]`: the final factors of sums.
     pub channel_scales: Vec<f32>,
 }
 

@@ -1,4 +1,4 @@
-//! Copies of rows between pages, changes of page tables, and pages gathered in memory of the host.
+//! Copies of rows between pages, changes of page tables, and pages gathered in host memory.
 
 use corella_core::PageCopy;
 use corella_model::{DeviceError, KvGeometry};
@@ -12,7 +12,7 @@ mod tests;
 
 const NUM_THREADS: u32 = 256;
 
-/// A block moves about so many bytes: each of its threads 16 bytes, 16 times.
+/// The approximate bytes that a block moves: each of its threads 16 bytes, 16 times.
 const BYTES_PER_BLOCK: usize = 16 * 16 * NUM_THREADS as usize;
 
 /// The kernels for the pages of one KV region.
@@ -25,7 +25,7 @@ pub struct PageKernels {
     spread_pages: Kernel,
 }
 
-/// Rows to copy, as `copy_rows` reads them.
+/// Rows to copy, in the layout of `copy_rows`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct RowCopy {
@@ -42,7 +42,7 @@ pub struct TableChange {
     pub page: u32,
 }
 
-/// Which way pages go.
+/// The direction of a move of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageMove {
     /// From the KV region to other memory.
@@ -110,8 +110,8 @@ impl PageKernels {
         })
     }
 
-    /// Copies the first rows of pages, in all layers of a page: `num_copies` of `RowCopy`, none of which
-    /// reads what another writes.
+    /// Copies the first rows of pages, in all layers of a page: `num_copies` of `RowCopy`. No copy reads the target of
+    /// another.
     ///
     /// # Safety
     /// `kv` is the KV region; see also `Device::launch`.
@@ -176,8 +176,8 @@ impl PageKernels {
         unsafe { device.launch(Stream::Compute, self.change_tables, grid, args_bytes(&args)) }
     }
 
-    /// Moves whole pages of a layer between the KV region and memory that has them one after the other.
-    /// `pages` are `num_pages` ids, and `kv` is the layer within page 0.
+    /// Moves whole pages of a layer between the KV region and memory in which they are contiguous. `pages` are
+    /// `num_pages` ids, and `kv` is the layer within page 0.
     ///
     /// # Safety
     /// See `Device::launch`.

@@ -1,4 +1,4 @@
-//! The kernel that tells threads of the host how far a step has come.
+//! The kernel that reports a step's progress to threads of the host.
 
 use corella_model::DeviceError;
 
@@ -6,7 +6,7 @@ use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Str
 
 use super::args_bytes;
 
-/// The number of a step of the executor's own, which nobody waits for.
+/// The number of the executor's internal steps, which no thread waits for.
 pub const NO_STEP: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl ProgressKernel {
     /// Sets the u64 at `progress` to the one at `step` with `num_layers` in its lower bits.
     ///
     /// # Safety
-    /// Both numbers are there; `progress` may be in pinned memory.
+    /// Both addresses are valid; `progress` may be in pinned memory.
     pub unsafe fn launch(
         &self,
         device: &SharedDevice,

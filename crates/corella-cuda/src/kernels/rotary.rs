@@ -21,7 +21,7 @@ pub struct RotaryKernel {
     geometry: KvGeometry,
 }
 
-/// What a layer's queries, keys and values are read from and written to.
+/// The inputs and outputs for a layer's queries, keys and values.
 #[derive(Clone, Copy, Debug)]
 pub struct RotaryStep {
     pub num_rows: usize,
@@ -36,7 +36,7 @@ pub struct RotaryStep {
     /// The page tables of the layer's KV group, `[slot][table_len]`.
     pub tables: DevicePointer,
     pub table_len: usize,
-    /// What `rotary_angles` has computed; not read without RoPE.
+    /// The output of `rotary_angles`; not read without RoPE.
     pub angles: DevicePointer,
     /// The weights of the norms in f32; not read without norms.
     pub query_norm: DevicePointer,
@@ -80,7 +80,7 @@ impl RotaryKernel {
                 "the norm of queries and keys has a bias, which the CUDA executor does not compute yet",
             )));
         }
-        // Lanes take up to 4 pairs of elements at a time; as many lanes as that takes have a head.
+        // Lanes take up to 4 pairs of elements at a time, and a head has the lanes needed for all pairs.
         let pairs = spec.head_dim / 2;
         let pairs_at_once = [4, 2, 1]
             .into_iter()
@@ -109,7 +109,7 @@ impl RotaryKernel {
     /// Rotates the queries and keys of a layer and writes its pages.
     ///
     /// # Safety
-    /// All of `step` is memory of this device, as large as the shapes say; see also `Device::launch`.
+    /// All of `step` is memory of this device with the sizes of the shapes; see also `Device::launch`.
     pub unsafe fn launch(
         &self,
         device: &SharedDevice,
@@ -165,8 +165,8 @@ impl RotaryKernel {
 }
 
 /// The cosines and sines of all positions of contexts of up to `max_context` tokens, computed in f64:
-/// `[position][pair][cosine, sine]` of the pairs that are rotated. For 131072 positions and heads of 128
-/// elements these are 64 MiB and 8 million angles, which all cores share.
+/// `[position][pair][cosine, sine]` of the rotated pairs. For 131072 positions and heads of 128 elements these are 64
+/// MiB and 8 million angles, which all cores share.
 pub fn rotary_angles(rotary: &RotarySpec, max_context: usize) -> Vec<f32> {
     let turned = rotary.frequencies(max_context);
     let stride = 2 * turned.frequencies.len();

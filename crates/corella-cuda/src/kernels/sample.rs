@@ -1,10 +1,9 @@
-//! Kernels that draw tokens as the reference sampler does, with the same bits, and their data.
+//! Kernels that draw tokens like the reference sampler, with the same bits, and their data.
 //!
-//! A launch takes a row of logits for each draw through three kernels: one finds the largest logit
-//! (and applies masks, rules and penalties), one sums weights, one draws. Draws that need tokens in
-//! order take four more in between. Where a row is divided among thread blocks, all that they combine
-//! is exact (maxima, counts, integers), and sums of floats lie within one block of weights of the
-//! reference, so the division changes no bit.
+//! A launch takes a row of logits for each draw through three kernels: one finds the largest logit (and applies masks,
+//! rules and penalties), one sums weights, one draws. Draws that need sorted tokens take four more in between. Where a
+//! row is divided among thread blocks, all combined values are exact (maxima, counts, integers), and sums of floats lie
+//! within one block of weights of the reference, so the division changes no bit.
 
 use corella_core::TokenId;
 use corella_model::DeviceError;
@@ -12,11 +11,11 @@ use corella_model::DeviceError;
 use super::args_bytes;
 use crate::device::{DevicePointer, Grid, Kernel, ModuleSource, SharedDevice, Stream};
 
-/// What is done with a row of logits.
+/// The operation on a row of logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Draw {
-    /// `DRAW`, `SCORE`, or 0 for an entry that does nothing.
+    /// `DRAW`, `SCORE`, or 0 for an empty entry.
     pub kind: u32,
     pub row: u32,
     pub slot: u32,
@@ -31,13 +30,13 @@ impl Draw {
     pub const DRAW: u32 = 1;
     pub const SCORE: u32 = 2;
 
-    /// A flag: the slot's mask says what may be drawn.
+    /// A flag: the slot's mask restricts the draw.
     pub const IS_MASKED: u32 = 1;
     /// A flag: the token is not the slot's next input.
     pub const IS_BEHIND_DRAFT: u32 = 2;
 }
 
-/// What draws of a slot have in common.
+/// The common parameters of a slot's draws.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct SlotParams {
@@ -67,7 +66,7 @@ impl SlotParams {
     pub const HAS_ALLOWED: u32 = 4;
 }
 
-/// What came of a draw.
+/// The result of a draw.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct SampleResult {
@@ -105,7 +104,7 @@ pub const BLOCK: usize = 256;
 const RANGE: usize = 4096;
 const THREADS: u32 = 256;
 
-/// The parameter of all kernels that draw. What each array holds is in `sample.cuh`.
+/// The parameter of all kernels that draw. `sample.cuh` describes the arrays.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct SampleArgs {
@@ -128,7 +127,7 @@ pub struct SampleArgs {
     pub num_blocks: u32,
 }
 
-/// How far draws must go through the kernels. What takes less may go further with the same result.
+/// The passes that draws need. Draws that need fewer give the same result with more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Passes {
     /// Only the most likely token is wanted.
@@ -136,7 +135,7 @@ pub enum Passes {
     Maximum,
     /// Weights are summed: draws at a temperature, perhaps with min-p, and log-probabilities.
     Weights,
-    /// Tokens are needed in order: top-k, top-p and alternatives.
+    /// Sorted tokens are needed: top-k, top-p and alternatives.
     Ranks,
 }
 
@@ -186,10 +185,10 @@ impl DrawKernels {
         })
     }
 
-    /// Launches all kernels that draws with these passes need, for `num_draws` entries of the arrays.
+    /// Launches all kernels for draws with these passes, for `num_draws` entries of the arrays.
     ///
     /// # Safety
-    /// The arrays are as `sample.cuh` says, with valid slots and rows, and no other work changes them.
+    /// The arrays follow `sample.cuh`, with valid slots and rows, and no other work changes them.
     pub unsafe fn draw(
         &self,
         args: &SampleArgs,

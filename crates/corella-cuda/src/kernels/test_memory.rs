@@ -1,4 +1,4 @@
-//! A device for tests of kernels, and vectors that go to it and come back.
+//! A device for tests of kernels, and copies of vectors to and from it.
 
 use half::bf16;
 
@@ -14,7 +14,7 @@ pub fn device() -> SharedDevice {
 pub fn upload<T: Copy>(device: &SharedDevice, elements: &[T]) -> DeviceBuffer {
     let buffer = DeviceBuffer::new(device, size_of_val(elements)).unwrap();
     let mut pinned = PinnedBuffer::<T>::new(device, elements.len()).unwrap();
-    // SAFETY: the device does not know the memory yet.
+    // SAFETY: the device has no access to the memory yet.
     unsafe { pinned.as_mut_slice() }.copy_from_slice(elements);
     transfer(
         device,
@@ -117,8 +117,7 @@ pub fn rounded(element: Element, numbers: Vec<f32>) -> Vec<f32> {
     }
 }
 
-/// By how much a number may differ from what is exact, as an element type can hold it: a last digit, and for
-/// sums of f32 some of theirs.
+/// The permitted error of a number in an element type: a last digit, and for sums of f32 some of them.
 pub fn is_near(element: Element, actual: f32, exact: f64) -> bool {
     let relative = match element {
         Element::F32 => 2e-6,

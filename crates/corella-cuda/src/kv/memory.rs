@@ -1,4 +1,4 @@
-//! The KV memory: one region of the device, and how other threads copy pages out of it and into it.
+//! The KV memory: one region of the device, and copies of pages from and to it by other threads.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,32 +13,30 @@ use corella_model::{
 use crate::device::{DeviceBuffer, DevicePointer, PinnedBuffer, SharedDevice, Stream};
 use crate::kernels::page::{PageKernels, PageMove};
 
-/// How long a thread that waits for a layer sleeps between two looks at the device's progress: less
-/// than a layer of a large model takes.
+/// The sleep of a thread that waits for a layer between two checks of the device's progress: shorter than a layer of a
+/// large model.
 const LOOK_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Most bytes that one copy takes through pinned memory, unless a page within a layer has more.
+/// The most bytes of one copy through pinned memory, unless a page within a layer has more.
 const STAGING_BYTES: usize = 4 << 20;
 
-/// Pages `[page][layer][head][K, V][position][dim]`, and behind the elements of a head, for 8-bit
-/// pages, its scales. The region is a plain allocation, because memory of a stream-ordered pool cannot
-/// be registered for RDMA.
+/// Pages `[page][layer][head][K, V][position][dim]`, and for 8-bit pages the scales of a head behind its elements. The
+/// region is a plain allocation, because memory of a stream-ordered pool cannot be registered for RDMA.
 pub struct KvMemory {
     device: SharedDevice,
     geometry: KvGeometry,
     region: DeviceBuffer,
     kernels: PageKernels,
     staging: Mutex<Staging>,
-    /// What the device counts: the step in the upper bits, as in `LayerCounter`, and its layers that
-    /// are done.
+    /// The device's count: the step in the upper bits, as in `LayerCounter`, and its finished layers.
     progress: Progress,
-    /// Why pages could not be moved, the first time.
+    /// The reason for the first failed move of pages.
     failure: OnceLock<DeviceError>,
-    /// What the host knows: steps that are over, and the end.
+    /// The host's count: finished steps, and the end.
     pub counter: LayerCounter,
 }
 
-/// Pinned memory that pages go through.
+/// Pinned memory for moving pages.
 struct Staging {
     bytes: PinnedBuffer<u8>,
     pages: PinnedBuffer<u32>,
@@ -60,7 +58,7 @@ impl Progress {
         unsafe { AtomicU64::from_ptr(number) }.load(Ordering::Acquire)
     }
 
-    /// Layers of the step that the device has done; `None` when it has gone on to another.
+    /// Finished layers of the step on the device; `None` when the device has begun another.
     fn num_done(&self, step: StepId) -> Option<usize> {
         let state = self.load();
         match step.0.cmp(&(state >> COUNT_BITS)) {
@@ -107,17 +105,17 @@ impl KvMemory {
         self.region.pointer()
     }
 
-    /// Where kernels note how far a step has come, by `progress_value`.
+    /// The address at which kernels record a step's progress, by `progress_value`.
     pub fn progress(&self) -> DevicePointer {
         self.progress.0.pointer()
     }
 
-    /// The number that says that the first `num_layers` layers of a step are done.
+    /// The number for the first `num_layers` finished layers of a step.
     pub fn progress_value(step: StepId, num_layers: usize) -> u64 {
         step.0 << COUNT_BITS | num_layers as u64
     }
 
-    /// Whether all pages hold what was written to them: after a move that failed, nobody knows which do.
+    /// Whether all pages have valid contents: after a failed move, the moved pages are unknown.
     pub fn check(&self) -> Result<(), DeviceError> {
         self.failure.get().cloned().map_or(Ok(()), Err)
     }
@@ -140,8 +138,8 @@ impl KvMemory {
         self.region.pointer().add(offset)
     }
 
-    /// Calls `visit` for as many pages at a time as fit into pinned memory, with that memory and the
-    /// position of their bytes among those of all `pages`.
+    /// Calls `visit` for the pages that fit into pinned memory at a time, with that memory and the position of their
+    /// bytes among those of all `pages`.
     fn in_parts(&self, pages: &[PageId], mut visit: impl FnMut(&[PageId], usize, &mut Staging)) {
         let layer_bytes = self.geometry.layer_bytes();
         let at_once = pages_at_once(&self.geometry);
@@ -152,8 +150,8 @@ impl KvMemory {
         }
     }
 
-    /// Moves pages within a layer between the region and pinned memory, and waits for that. When that fails,
-    /// the next step says so and is the last; what was to be moved is of no use then.
+    /// Moves pages within a layer between the region and pinned memory, and waits for that. If it fails, the moved
+    /// bytes are useless, and the next step reports the failure and is the last.
     ///
     /// # Safety
     /// As `KvPages::read` or `write`.
@@ -164,7 +162,7 @@ impl KvMemory {
         pages: &[PageId],
         staging: &mut Staging,
     ) {
-        // SAFETY: the move before this one is done.
+        // SAFETY: the previous move is done.
         let ids = unsafe { staging.pages.as_mut_slice() };
         for (id, &page) in ids.iter_mut().zip(pages) {
             self.check_page(layer, page);
@@ -175,7 +173,7 @@ impl KvMemory {
         let ids = (staging.pages.pointer(), pages.len());
         let bytes = staging.bytes.pointer();
         let device = &self.device;
-        // SAFETY: pages that are the caller's by its promise, and memory that is locked.
+        // SAFETY: pages that belong to the caller by its promise, and locked memory.
         let launched = unsafe {
             self.kernels
                 .move_pages(device, Stream::Pages, way, region, ids, bytes)
@@ -184,7 +182,7 @@ impl KvMemory {
             .and_then(|()| device.record(Stream::Pages))
             .and_then(|event| device.synchronize(event));
         if let Err(error) = moved {
-            // What is known is enough if two threads come here at once.
+            // One error suffices if two threads come here at once.
             let _ = self.failure.set(error);
         }
     }
@@ -241,7 +239,7 @@ unsafe impl KvPages for KvMemory {
         assert_eq!(out.len(), pages.len() * self.geometry.layer_bytes());
         self.in_parts(pages, |pages, at, staging| {
             let len = pages.len() * self.geometry.layer_bytes();
-            // SAFETY: nobody writes the pages, by the caller's promise.
+            // SAFETY: by the caller's promise the pages are not written.
             unsafe { self.move_pages(PageMove::Gather, layer, pages, staging) };
             // SAFETY: the copy is done.
             out[at..at + len].copy_from_slice(unsafe { &staging.bytes.as_slice()[..len] });
@@ -252,16 +250,16 @@ unsafe impl KvPages for KvMemory {
         assert_eq!(bytes.len(), pages.len() * self.geometry.layer_bytes());
         self.in_parts(pages, |pages, at, staging| {
             let len = pages.len() * self.geometry.layer_bytes();
-            // SAFETY: the copy before this one is done.
+            // SAFETY: the previous copy is done.
             let staged = unsafe { staging.bytes.as_mut_slice() };
             staged[..len].copy_from_slice(&bytes[at..at + len]);
-            // SAFETY: the pages are the caller's alone, by its promise.
+            // SAFETY: by the caller's promise only the caller uses the pages.
             unsafe { self.move_pages(PageMove::Spread, layer, pages, staging) };
         });
     }
 }
 
-/// How many pages within a layer pinned memory has room for.
+/// The number of pages within a layer that fit into pinned memory.
 fn pages_at_once(geometry: &KvGeometry) -> usize {
     (STAGING_BYTES / geometry.layer_bytes()).max(1)
 }

@@ -1,4 +1,4 @@
-//! What a device can do at best: how fast it copies its memory, and how fast the vendor's library multiplies.
+//! The limits of a device: its speed of copying memory, and of the vendor's library for products.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use super::{median, random_bytes};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes that are read, and bytes that are written, together.
+    /// Bytes read and bytes written, together.
     pub copied_bytes_per_s: f64,
     /// Operations of a product in bf16, a multiply-add being two.
     pub flops_per_s: f64,
@@ -18,13 +18,13 @@ pub struct Limits {
 
 #[derive(Clone, Copy, Debug)]
 pub struct LimitSizes {
-    /// Far more than what caches hold.
+    /// Far more than the caches hold.
     pub copied_bytes: usize,
     /// Rows and columns of all matrices.
     pub product_len: usize,
 }
 
-/// How often each is done at once, so that the host's part does not count.
+/// The number of repetitions in one measurement, so that the host's time does not count.
 const AT_ONCE: usize = 8;
 const NUM_TIMES: usize = 7;
 
@@ -34,7 +34,7 @@ impl Limits {
         let from = random_buffer(device, copied_bytes)?;
         let to = DeviceBuffer::new(device, copied_bytes)?;
         let copy_s = time(device, || {
-            // SAFETY: both buffers have so many bytes, and all of this is waited for.
+            // SAFETY: both buffers have this many bytes, and the work is waited for.
             unsafe { device.copy(Stream::Compute, to.pointer(), from.pointer(), copied_bytes) }
         })?;
         drop((from, to));
@@ -54,7 +54,7 @@ impl Limits {
             ..Product::EMPTY
         };
         let product_s = time(device, || {
-            // SAFETY: the matrices are as large as the product says, and all of this is waited for.
+            // SAFETY: the matrices have the product's sizes, and the work is waited for.
             unsafe { device.multiply(&product) }
         })?;
         Ok(Self {
@@ -64,7 +64,7 @@ impl Limits {
     }
 }
 
-/// The seconds that work on the compute stream takes.
+/// The seconds of work on the compute stream.
 fn time(
     device: &SharedDevice,
     work: impl Fn() -> Result<(), DeviceError>,
@@ -78,17 +78,17 @@ fn time(
         device.synchronize(device.record(Stream::Compute)?)?;
         times.push(begin.elapsed().as_secs_f64() / AT_ONCE as f64);
     }
-    // The first time, libraries and clocks are still cold.
+    // In the first run, libraries and clocks are still cold.
     Ok(median(times.split_off(1)))
 }
 
-/// A buffer full of random numbers, as zeros are multiplied faster.
+/// A buffer of random numbers, because zeros are multiplied faster.
 fn random_buffer(device: &SharedDevice, num_bytes: usize) -> Result<DeviceBuffer, DeviceError> {
     const STAGED_BYTES: usize = 8 << 20;
     let buffer = DeviceBuffer::new(device, num_bytes)?;
     let mut num_filled = num_bytes.min(STAGED_BYTES);
     let mut staged = PinnedBuffer::<u8>::new(device, num_filled)?;
-    // SAFETY: the device does not know the memory yet.
+    // SAFETY: the device has no access to the memory yet.
     unsafe { staged.as_mut_slice() }.copy_from_slice(&random_bytes(num_filled, 1));
     let (first, from) = (buffer.pointer(), staged.pointer());
     // SAFETY: the ranges lie within the buffer, and both buffers live until the stream is done.

@@ -1,4 +1,4 @@
-//! Shapes of models that people run, with random weights.
+//! Shapes of common models, with random weights.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub fn shape(name: &str) -> Option<DecoderSpec> {
     }
 }
 
-/// A decoder as Llama has them, or, with norms of queries and keys and tied embeddings, as Qwen3 has them.
+/// A decoder in the shape of Llama, or, with norms of queries and keys and tied embeddings, of Qwen3.
 fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> DecoderSpec {
     let [
         hidden_size,
@@ -85,7 +85,7 @@ fn decoder(sizes: Sizes, theta: f64, is_qwen3: bool, max_position: usize) -> Dec
     }
 }
 
-/// Weights in bf16, which all begin with the same random numbers, so that little memory holds them.
+/// Weights in bf16, which share the same random numbers, so that they take little memory.
 pub fn random_weights(spec: &DecoderSpec) -> DecoderWeights {
     let hidden = spec.hidden_size;
     let shapes: Vec<_> = { spec.layers.iter() }

@@ -1,4 +1,4 @@
-//! Decode steps and prompts through the executor, as an engine submits them: two steps in flight.
+//! Decode steps and prompts through the executor, submitted like an engine's: two steps in flight.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,12 +17,12 @@ use super::{median, random_bytes, random_weights};
 const PAGE_SIZE: u32 = 16;
 /// Steps in flight.
 const DEPTH: usize = 2;
-/// Prompts of a length that are timed, after one that is not.
+/// Timed prompts of a length, after an untimed one.
 const NUM_PROMPTS: usize = 5;
 /// Pages whose numbers are made on the host; the others are copies.
 const NUM_RANDOM_PAGES: u32 = 64;
 
-/// What steps cost at least.
+/// The least costs of steps.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelCost {
     /// Weights of the layers' matrices, and of the head.
@@ -60,7 +60,7 @@ impl ModelCost {
             + (batch * context) as f64 * self.kv_bytes_per_token
     }
 
-    /// Operations of a prompt: its products, those of the last row's head, and causal attention.
+    /// Operations of a prompt: its products, including the head for the last row, and causal attention.
     pub fn prefill_flops(&self, len: usize) -> f64 {
         let len = len as f64;
         2.0 * (len * self.layer_weights + self.head_weights) + 2.0 * len * len * self.query_len
@@ -77,9 +77,8 @@ pub struct ModelBench {
 }
 
 impl ModelBench {
-    /// Memory for these batches of contexts, or for as many of the smaller ones as the device has room for; for
-    /// prompts of up to `max_prompt_len` tokens; and `num_steps` decode steps of each batch, of which the second half
-    /// is timed.
+    /// Memory for these batches of contexts, or for the smaller ones that fit into the device; for prompts of up to
+    /// `max_prompt_len` tokens; and for `num_steps` decode steps of each batch, of which the second half is timed.
     pub fn new(
         device: &SharedDevice,
         spec: DecoderSpec,
@@ -132,7 +131,7 @@ impl ModelBench {
         let geometry = pages.geometry();
         let bytes = random_bytes(ids.len() * geometry.layer_bytes(), 3);
         for layer in 0..geometry.num_layers {
-            // SAFETY: no step knows the pages yet.
+            // SAFETY: no step uses the pages yet.
             unsafe { pages.write(layer, &ids, PageForm::Canonical, &bytes) };
         }
         for page in num_random..self.num_pages {
@@ -144,7 +143,7 @@ impl ModelBench {
         self.wait()
     }
 
-    /// The seconds of a decode step of `batch` contexts of a length; `None` if there are no pages for them.
+    /// The seconds of a decode step of `batch` contexts of a length; `None` without pages for them.
     pub fn decode(&mut self, batch: usize, context: usize) -> Result<Option<f64>, DeviceError> {
         let pages_of_each = pages_of(context + self.num_steps) as u32;
         if batch as u32 * pages_of_each > self.num_pages {
@@ -172,7 +171,7 @@ impl ModelBench {
                 returned_at.push(Instant::now());
             }
         }
-        // The spans that were added last are of a step that is not computed.
+        // The newest spans belong to a step that is not computed.
         self.builder = BatchBuilder::new(self.builder.build().step.0);
         for _ in 1..DEPTH {
             self.wait()?;
@@ -206,7 +205,7 @@ impl ModelBench {
         Ok(median(times.split_off(1)))
     }
 
-    /// All keys and values of a prompt that is computed `chunk` rows at a time, and of `num_drawn` tokens behind it. Bits
+    /// All keys and values of a prompt computed in chunks of `chunk` rows, and of `num_drawn` tokens behind it. Bits
     /// that differ between chunks come from a kernel that breaks batch invariance.
     pub fn keys_and_values(
         &mut self,

@@ -1,10 +1,10 @@
-//! The memory that rows pass through between kernels.
+//! The memory of rows between kernels.
 
 use corella_model::{DecoderSpec, DeviceError, LayerSpec};
 
 use crate::device::{DeviceBuffer, Element, PinnedBuffer, SharedDevice};
 
-/// The largest number of rows whose hidden states are fetched at once.
+/// The most rows whose hidden states are fetched at once.
 pub const STATES_AT_ONCE: usize = 256;
 
 /// The memory of rows between kernels, `[rows][...]`.
@@ -14,14 +14,14 @@ pub struct Activations {
     pub qkv: DeviceBuffer,
     pub queries: DeviceBuffer,
     pub attended: DeviceBuffer,
-    /// Gates and what they gate, where the activation function has a kernel of its own.
+    /// Gates and the gated values, if the activation function has a kernel of its own.
     pub gate_up: DeviceBuffer,
     pub gated: DeviceBuffer,
     /// The output of a part of a layer that is normed before it is added.
     pub branch: DeviceBuffer,
     pub head_input: DeviceBuffer,
     pub logits: DeviceBuffer,
-    /// The step's number, for the kernel that tells how far it has come.
+    /// The step's number, for the kernel that reports its progress.
     pub step: DeviceBuffer,
     pub states: DeviceBuffer,
     pub states_on_host: PinnedBuffer<f32>,

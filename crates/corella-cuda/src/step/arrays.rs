@@ -1,5 +1,5 @@
-//! What kernels read about a step, at addresses that stay the same from step to step, so that graphs
-//! of kernels can be replayed.
+//! The kernels' data about a step, at addresses that stay the same from step to step, so that graphs of kernels can be
+//! replayed.
 
 use corella_core::{Batch, KvGroup, PageTableDelta, SlotId};
 use corella_model::{DeviceError, StepRows};
@@ -12,7 +12,7 @@ use crate::kernels::page::{PageKernels, RowCopy, TableChange};
 
 use super::sampling::{Staging, words_of_slice};
 
-/// The most changes of page tables, and the most copies, that one launch makes. More take several.
+/// The most changes of page tables, and the most copies, of one launch. More take several.
 const CHANGES_AT_ONCE: usize = 4096;
 
 /// The arrays of a step.
@@ -24,14 +24,14 @@ pub struct StepArrays {
     tables: DeviceBuffer,
     changes: DeviceBuffer,
     kinds: Vec<KindArrays>,
-    /// The rows whose logits are wanted.
+    /// The rows with wanted logits.
     head_rows: DeviceBuffer,
-    /// The rows as they are uploaded.
+    /// The rows in the layout of the upload.
     uploaded: Vec<Row>,
     spans: Vec<AttentionSpan>,
 }
 
-/// The work of the layers that divide their attention alike.
+/// The work of the layers that share a division of attention.
 struct KindArrays {
     shape: AttentionShape,
     limits: PlanLimits,
@@ -42,7 +42,7 @@ struct KindArrays {
     counts: DeviceBuffer,
 }
 
-/// The sizes that memory is set aside for.
+/// The sizes of allocated memory.
 #[derive(Clone, Copy, Debug)]
 pub struct ArraySizes {
     pub max_rows: usize,
@@ -54,7 +54,7 @@ pub struct ArraySizes {
 }
 
 impl StepArrays {
-    /// `kinds` are the shapes of attention that the layers have.
+    /// `kinds` are the layers' shapes of attention.
     pub fn new(
         device: &SharedDevice,
         sizes: &ArraySizes,
@@ -107,8 +107,8 @@ impl StepArrays {
         self.tables.pointer().add(first * size_of::<u32>())
     }
 
-    /// The work of a kind of attention, in tiles of few rows and of many. A graph must not depend on how
-    /// much there is, but it is of a decode step, which hardly any model computes in tiles of many rows.
+    /// The work of a kind of attention, in tiles of few rows and of many. A graph must not depend on the amount of
+    /// work, but it serves decode steps, which hardly any model computes in tiles of many rows.
     pub fn items(&self, kind: usize, in_graph: bool) -> (ItemList, ItemList) {
         let kind = &self.kinds[kind];
         let list = |items: &DeviceBuffer, at: usize, num_items: Option<usize>| ItemList {
@@ -128,8 +128,8 @@ impl StepArrays {
         )
     }
 
-    /// Writes a batch's changes of page tables, of which `is_possible` has checked slot, group and pages. Entries
-    /// beyond the longest context are left out, as no span reaches them.
+    /// Writes a batch's changes of page tables; `is_possible` has checked slot, group and pages. Entries beyond the
+    /// longest context are left out, because no span reaches them.
     pub fn change_tables(
         &self,
         batch: &Batch,
@@ -148,14 +148,14 @@ impl StepArrays {
                 page: page.0,
             }));
         }
-        // Several changes of one entry are made in their order: the last one counts.
+        // Of several changes of one entry, the last one counts.
         changes.reverse();
         changes.sort_by_key(|change| change.index);
         changes.dedup_by_key(|change| change.index);
         for changes in changes.chunks(CHANGES_AT_ONCE) {
             self.upload(staging, &self.changes, changes)?;
             let (tables, changed) = (self.tables.pointer(), self.changes.pointer());
-            // SAFETY: all indexes lie in the tables, and all of this is the stream's alone.
+            // SAFETY: all indexes lie in the tables, and only the stream uses the memory.
             unsafe { kernels.change_tables(&self.device, tables, changed, changes.len())? };
         }
         Ok(())
@@ -185,7 +185,7 @@ impl StepArrays {
         (group * self.num_slots + slot.0 as usize) * self.table_len + entry
     }
 
-    /// Copies rows of pages, which were checked.
+    /// Copies checked rows of pages.
     pub fn copy_rows(
         &self,
         batch: &Batch,
@@ -197,7 +197,7 @@ impl StepArrays {
             let copies: Vec<_> = copies.iter().map(RowCopy::from).collect();
             self.upload(staging, &self.changes, &copies)?;
             let pointer = self.changes.pointer();
-            // SAFETY: the pages exist, and steps before this one are done with them.
+            // SAFETY: the pages exist, and earlier steps are done with them.
             unsafe { kernels.copy_rows(&self.device, kv, pointer, copies.len())? };
         }
         Ok(())
@@ -208,8 +208,8 @@ impl StepArrays {
         self.spans.clear();
     }
 
-    /// Adds a span behind those that were added before. A negative token is the one that the slot drew
-    /// last, which only the device may know yet.
+    /// Adds a span behind earlier ones. A negative token means the slot's last draw, which only the device may know
+    /// yet.
     pub fn add_span(&mut self, slot: SlotId, position: usize, tokens: impl Iterator<Item = i32>) {
         let first_row = self.uploaded.len();
         let span = self.spans.len() as u32;
@@ -237,7 +237,7 @@ impl StepArrays {
         self.uploaded.len() == self.spans.len()
     }
 
-    /// Uploads the rows that were added, filled up to `num_rows`, and the work of attention.
+    /// Uploads the added rows, padded to `num_rows`, and the work of attention.
     pub fn upload_rows(
         &mut self,
         num_rows: usize,
@@ -257,8 +257,7 @@ impl StepArrays {
         Ok(())
     }
 
-    /// Uploads the numbers of the rows whose logits are wanted: those that are scored, then those that
-    /// are drawn from.
+    /// Uploads the numbers of the rows with wanted logits: scored rows, then drawn ones.
     pub fn upload_head_rows(
         &self,
         rows: &StepRows,
@@ -288,7 +287,7 @@ impl StepArrays {
             return Ok(());
         }
         let from = staging.stage(words_of_slice(values))?;
-        // SAFETY: staged words stay until the step is over, and the buffer is the stream's.
+        // SAFETY: staged words stay until the step is over, and only the stream uses the buffer.
         unsafe { { &self.device }.copy(Stream::Compute, to.pointer(), from, num_bytes) }
     }
 }

@@ -1,4 +1,4 @@
-//! The thread that waits for steps, and tells what has come of them.
+//! The thread that waits for steps, and reports their results.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
@@ -11,7 +11,7 @@ use crate::kv::KvMemory;
 
 use super::sampling::{SamplingStep, Staging};
 
-/// The memory of a step while the device has it: what is on its way to the device, and what comes back.
+/// The memory of a step on the device: its uploads, and its results.
 pub struct StepInFlight {
     pub sampling: SamplingStep,
     pub staging: Staging,
@@ -32,7 +32,7 @@ impl StepInFlight {
         }
     }
 
-    /// Forgets the step, which is over.
+    /// Forgets a finished step.
     pub fn clear(&mut self) {
         self.sampling.clear();
         self.staging.clear();
@@ -42,7 +42,7 @@ impl StepInFlight {
     }
 }
 
-/// What is to be told once the device has come so far.
+/// A report that is due once the device has reached its event.
 pub enum Completion {
     Step {
         step: StepId,
@@ -71,12 +71,12 @@ pub struct CompletionThread {
 }
 
 impl CompletionThread {
-    /// Tells results in the calling thread, in the order of steps, until the stage has ended.
+    /// Reports results in the calling thread, in the order of steps, until the stage has ended.
     pub fn run(self) {
         while let Ok(completion) = self.completions.recv() {
             let (result, in_flight) = match completion {
                 Completion::WarmUp { event, in_flight } => {
-                    // An error stays with the device, and the first step tells it.
+                    // An error stays with the device, and the first step reports it.
                     let _ = self.device.synchronize(event);
                     (None, in_flight)
                 }
@@ -84,7 +84,7 @@ impl CompletionThread {
                     if let ExecutorError::StepFailed { step, .. } = &error {
                         self.kv.counter.finish(*step);
                     }
-                    // Work that was launched before the mistake was found reads the step's memory.
+                    // Work launched before the error was found reads the step's memory.
                     if let Ok(event) = self.device.record(Stream::Compute) {
                         let _ = self.device.synchronize(event);
                     }
@@ -108,7 +108,7 @@ impl CompletionThread {
                 }
             };
             let is_lost = matches!(result, Some(Err(ExecutorError::Lost { .. })));
-            // The stage may have ended, and needs no memory then.
+            // The stage may have ended, and then needs no memory.
             let _ = self.free_steps.send(in_flight);
             if let Some(result) = result {
                 if self.results.send(result).is_err() || is_lost {
@@ -120,7 +120,7 @@ impl CompletionThread {
     }
 }
 
-/// Puts a step's output together from what the device has drawn.
+/// Assembles a step's output from the device's draws.
 fn output_of(mut output: StepOutput, step: &StepInFlight) -> BatchOutput {
     // SAFETY: the step's results are downloaded.
     let results = unsafe { step.sampling.results() };
@@ -131,7 +131,7 @@ fn output_of(mut output: StepOutput, step: &StepInFlight) -> BatchOutput {
     for (index, sample) in (step.scores.len()..).zip(&step.samples) {
         let drawn = results.sample(index);
         let is_masked = step.masked.contains(&sample.slot);
-        // The device has noted for itself what the slot has drawn.
+        // The device itself has recorded the slot's draw.
         output.add_draw(sample, drawn.map_err(|error| error.to_string()), is_masked);
     }
     output.finish()

@@ -1,8 +1,7 @@
 //! The forward pass: interprets a `DecoderSpec` as launches of kernels.
 //!
-//! Nothing here waits for the device. A step's rows, page tables and work of attention are in
-//! `StepArrays`, so that what is launched for a decode step depends on its number of rows only, and can
-//! be captured once and replayed.
+//! No call here waits for the device. A step's rows, page tables and work of attention are in `StepArrays`, so that the
+//! launches of a decode step depend only on its number of rows, and can be captured once and replayed.
 
 use std::sync::Arc;
 
@@ -41,7 +40,7 @@ pub struct Forward {
     pages: PageKernels,
     embed: EmbedKernel,
     norm: NormKernel,
-    /// The norm of hidden states that are fetched.
+    /// The norm of fetched hidden states.
     state_norm: NormKernel,
     progress: ProgressKernel,
     /// The memory of linear layers' partial sums.
@@ -50,9 +49,9 @@ pub struct Forward {
     memory: Activations,
     graphs: Graphs,
     uses_graphs: bool,
-    /// Whether the vendor's library multiplies where it can.
+    /// Whether the vendor's library multiplies where possible.
     uses_vendor: bool,
-    /// The tokens that slots have drawn last, and those of each slot by position.
+    /// The slots' last draws, and the tokens of each slot by position.
     drawn: DevicePointer,
     history: DevicePointer,
     max_model_len: usize,
@@ -61,7 +60,7 @@ pub struct Forward {
     logits_are_there: bool,
 }
 
-/// What a forward pass is built from.
+/// The parts of a forward pass.
 pub struct ForwardParts<'a> {
     pub device: &'a SharedDevice,
     pub spec: &'a DecoderSpec,
@@ -71,11 +70,11 @@ pub struct ForwardParts<'a> {
     pub config: &'a CudaConfig,
 }
 
-/// The largest number of rows whose logits are computed at once.
+/// The most rows whose logits are computed at once.
 const MAX_LOGIT_ROWS: usize = 256;
 
-/// The number of rows from which on the vendor's library multiplies, where it may. Products of fewer
-/// rows stream the weights, which the kernels here do as fast.
+/// The least number of rows for the vendor's library, where permitted. Products of fewer rows stream the weights, which
+/// the kernels here do as fast.
 const MIN_ROWS_OF_VENDOR: usize = 64;
 
 impl Forward {
@@ -113,7 +112,7 @@ impl Forward {
         let logit_rows = MAX_LOGIT_ROWS.min(max_head_rows);
         let uses_vendor = !config.is_batch_invariant && element == Element::Bf16;
         if uses_vendor {
-            // SAFETY: nothing is multiplied: a library that is missing is noticed here.
+            // SAFETY: the product is empty. A missing library is noticed here.
             unsafe { device.multiply(&Product::EMPTY)? };
         }
         let is_activated = |layer: &LayerOnDevice| layer.gate_up.is_activated;
@@ -161,7 +160,7 @@ impl Forward {
         })
     }
 
-    /// Reads drawn tokens where the sampler writes them, and tells it the tokens of all rows.
+    /// Reads drawn tokens from the sampler's memory, and gives it the tokens of all rows.
     pub fn with_sampler(mut self, sampler: &DeviceSampler) -> Self {
         (self.drawn, self.history) = (sampler.drawn(), sampler.history());
         self
@@ -171,7 +170,7 @@ impl Forward {
         &self.spec
     }
 
-    /// The largest number of rows that one call of `logits` takes.
+    /// The most rows of one call of `logits`.
     pub fn logit_rows(&self) -> usize {
         MAX_LOGIT_ROWS.min(self.max_head_rows)
     }
@@ -201,7 +200,7 @@ impl Forward {
         self.device.synchronize(self.record()?)
     }
 
-    /// Runs all layers for the rows that were added to `arrays`, whose logits are wanted for `rows`.
+    /// Runs all layers for the rows in `arrays`. Logits are wanted for `rows`.
     pub fn layers(
         &mut self,
         id: Option<StepId>,
@@ -221,7 +220,7 @@ impl Forward {
                 self.arrays
                     .upload_head_rows(rows, size, &mut step.staging)?;
                 self.logits_are_there = true;
-                // SAFETY: what was captured uses memory of this forward pass only.
+                // SAFETY: the captured work uses only memory of this forward pass.
                 unsafe { self.device.launch_graph(graph) }
             }
             None => {
@@ -235,7 +234,7 @@ impl Forward {
         }
     }
 
-    /// Tells the device which step it is whose layers it counts.
+    /// Gives the device the number of the step whose layers it counts.
     fn upload_number(
         &self,
         id: Option<StepId>,
@@ -244,12 +243,12 @@ impl Forward {
         let number = id.map_or(NO_STEP, |id| KvMemory::progress_value(id, 0));
         let words = [number as u32, (number >> 32) as u32];
         let (from, to) = (step.staging.stage(&words)?, self.memory.step.pointer());
-        // SAFETY: the number is the stream's.
+        // SAFETY: only the stream uses the number.
         unsafe { { &self.device }.copy(Stream::Compute, to, from, size_of::<u64>()) }
     }
 
-    /// Computes the logits of `len` of the rows that are wanted, from the first one on: f32
-    /// `[len][vocab_size]`. All layers must have run.
+    /// Computes the logits of `len` of the wanted rows, from the row `first` on: f32 `[len][vocab_size]`. All layers
+    /// must have run.
     pub fn logits(&self, first: usize, len: usize) -> Result<DevicePointer, DeviceError> {
         if !self.logits_are_there {
             self.launch_head(first, len)?;
@@ -299,8 +298,8 @@ impl Forward {
         Ok(states)
     }
 
-    /// Runs a step of one row and one of several, and captures the graphs of decode steps, with the slot
-    /// and the page that no request gets.
+    /// Runs a step of one row and one of several, and captures the graphs of decode steps, with the slot and the page
+    /// of no request.
     pub fn warm_up(
         &mut self,
         slot: SlotId,
@@ -323,8 +322,8 @@ impl Forward {
         self.synchronize()?;
         for size in Graphs::sizes(self.logit_rows().min(self.max_head_rows / 2)) {
             if self.uses_vendor && size >= MIN_ROWS_OF_VENDOR {
-                // What the vendor's library does when it sees a shape first, such as loading kernels, may not be possible
-                // in a capture. Rows that only fill up a step do no harm.
+                // The vendor's library may do work at the first use of a shape, such as loading kernels, that a capture
+                // does not permit. Rows that only pad a step do no harm.
                 self.arrays.clear();
                 self.arrays.upload_rows(size, &mut step.staging)?;
                 let no_rows = StepRows::default();
@@ -336,23 +335,23 @@ impl Forward {
             self.device.begin_capture()?;
             let launched = self.launch_graph_step(size);
             let captured = self.device.end_capture();
-            // A launch that fails spoils the capture, so that its own error is the one to tell.
+            // A failed launch invalidates the capture, so its own error is reported.
             launched?;
             self.graphs.add(size, captured?);
         }
         Ok(())
     }
 
-    /// Launches what a graph has: all layers and the head.
+    /// Launches the content of a graph: all layers and the head.
     fn launch_graph_step(&self, num_rows: usize) -> Result<(), DeviceError> {
         self.launch_layers(num_rows, true)?;
         self.launch_head(0, num_rows)
     }
 
-    /// Launches the kernels of all layers. A graph fixes nothing of the step but its number of rows.
+    /// Launches the kernels of all layers. A graph depends only on the step's number of rows.
     fn launch_layers(&self, num_rows: usize, in_graph: bool) -> Result<(), DeviceError> {
         let memory = &self.memory;
-        // SAFETY: memory of this forward pass, which only the stream uses, and large enough for rows.
+        // SAFETY: memory of this forward pass, which only the stream uses, and which has room for the rows.
         unsafe {
             self.embed.launch(
                 &self.device,
@@ -372,7 +371,7 @@ impl Forward {
                 },
             )?;
         }
-        // A part of a layer whose output is normed waits in `branch` for the norm behind it.
+        // The output of a layer's part that needs a norm waits in `branch` for it.
         let mut waiting: Option<(&Norm, f32)> = None;
         for (index, layer) in self.weights.layers.iter().enumerate() {
             let spec = &self.spec.layers[index];
@@ -401,7 +400,7 @@ impl Forward {
         Ok(())
     }
 
-    /// Adds what waits in `branch`, normed, and norms the residual stream for the next matrix.
+    /// Adds the normed content of `branch`, and norms the residual stream for the next matrix.
     fn norm(
         &self,
         num_rows: usize,
@@ -494,7 +493,7 @@ impl Forward {
                     key_norm: norm(&layer.key_norm),
                 },
             )?;
-            // The layers of a decode step are worth no launch each: they count when the step is over.
+            // The layers of a decode step do not justify a launch each: they count when the step is over.
             if !in_graph {
                 let (step, progress) = (memory.step.pointer(), self.kv.progress());
                 self.progress
@@ -584,8 +583,7 @@ impl Forward {
     }
 }
 
-/// A linear layer as a product of the vendor's library; `None` if that has to be followed by more than
-/// the library does.
+/// A linear layer as a product of the vendor's library; `None` if it needs further operations.
 fn product_of(
     weights: &LinearWeights,
     input: DevicePointer,

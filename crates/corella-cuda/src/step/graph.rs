@@ -1,5 +1,4 @@
-//! Graphs of decode steps: the launches of all layers and of the head, captured once for each number of
-//! rows that steps are filled up to.
+//! Graphs of decode steps: the launches of all layers and of the head, captured once for each padded number of rows.
 
 use crate::device::Graph;
 
@@ -8,8 +7,8 @@ use crate::device::Graph;
 pub struct Graphs(Vec<(usize, Graph)>);
 
 impl Graphs {
-    /// The numbers of rows for steps of up to `max_rows` rows: close enough together that a step of few
-    /// rows is filled up by few, and so few that capturing them takes a second at most.
+    /// The numbers of rows for steps of up to `max_rows` rows: dense enough that padding stays small, and so few that
+    /// capturing them takes a second at most.
     pub fn sizes(max_rows: usize) -> impl Iterator<Item = usize> {
         let small = [1, 2, 4].into_iter();
         let sizes = small.chain((8..64).step_by(8)).chain((64..512).step_by(16));
@@ -20,7 +19,7 @@ impl Graphs {
         self.0.push((num_rows, graph));
     }
 
-    /// The graph of the smallest step that has room for so many rows, and its number of rows.
+    /// The graph of the smallest step with room for `num_rows` rows, and its number of rows.
     pub fn find(&self, num_rows: usize) -> Option<(usize, Graph)> {
         self.0.iter().find(|(size, _)| *size >= num_rows).copied()
     }

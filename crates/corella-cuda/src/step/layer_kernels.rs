@@ -1,4 +1,4 @@
-//! The kernels of a model's layers: layers that differ in nothing but their weights share them.
+//! The kernels of a model's layers: layers that differ only in their weights share them.
 
 use corella_model::{
     Activation, AttentionSpec, DecoderSpec, DeviceError, KvGeometry, KvLayer, QkNorm, RotarySpec,
@@ -12,13 +12,13 @@ use crate::kernels::rotary::{RotaryKernel, rotary_angles};
 pub struct LayerKernels {
     /// The place of each layer.
     pub places: Vec<LayerPlace>,
-    /// With the angles that each reads.
+    /// With the angles of each.
     pub rotaries: Vec<(RotaryKernel, DeviceBuffer)>,
     pub attentions: Vec<AttentionKernels>,
     pub activations: Vec<ActivationKernel>,
 }
 
-/// What a layer shares with others, by index.
+/// The indices of a layer's shared parts.
 pub struct LayerPlace {
     pub rotary: usize,
     pub attention: usize,
@@ -32,7 +32,7 @@ type RotaryKind = (Option<RotarySpec>, Option<QkNorm>);
 type ActivationKind = (Activation, bool);
 
 impl LayerKernels {
-    /// Loads the kernels of layers that lie in pages as `kv_layers` says.
+    /// Loads the kernels of layers with the places of `kv_layers`.
     pub fn load(
         device: &SharedDevice,
         spec: &DecoderSpec,
@@ -87,7 +87,7 @@ impl LayerKernels {
     }
 }
 
-/// The index of an element of a list, to which it is added if it is not there, and whether it was.
+/// The index of an element of a list, and whether it was added because it was missing.
 fn index_or_add<T: PartialEq>(list: &mut Vec<T>, element: T) -> (usize, bool) {
     match list.iter().position(|other| *other == element) {
         Some(index) => (index, false),
@@ -98,7 +98,7 @@ fn index_or_add<T: PartialEq>(list: &mut Vec<T>, element: T) -> (usize, bool) {
     }
 }
 
-/// The angles of RoPE for contexts of up to `max_context` tokens, as `rotary_angles` has them.
+/// The angles of RoPE for contexts of up to `max_context` tokens, in the layout of `rotary_angles`.
 fn angles(
     device: &SharedDevice,
     rotary: Option<&RotarySpec>,
@@ -107,11 +107,11 @@ fn angles(
     let angles = rotary.map_or(Vec::new(), |rotary| rotary_angles(rotary, max_context));
     let buffer = DeviceBuffer::new(device, size_of_val(&*angles))?;
     let mut staged = PinnedBuffer::new(device, angles.len())?;
-    // SAFETY: the device does not know the memory yet.
+    // SAFETY: the device has no access to the memory yet.
     unsafe { staged.as_mut_slice() }.copy_from_slice(&angles);
     let num_bytes = buffer.num_bytes();
     if num_bytes > 0 {
-        // SAFETY: the copy is waited for, and nobody else knows the buffer.
+        // SAFETY: the copy is waited for, and the buffer has no other user.
         unsafe {
             device.copy(
                 Stream::Compute,

@@ -1,8 +1,7 @@
-//! Draws on the device: what it must know of slots and steps, and what comes back.
+//! Draws on the device: its data about slots and steps, and the results.
 //!
-//! The device draws what the reference sampler would draw from the same logits, to the bit, so the two
-//! may stand in for each other. Everything here is work on the compute stream: memory that a later
-//! step overwrites has been read by then.
+//! The device draws the same as the reference sampler from the same logits, to the bit, so the two are interchangeable.
+//! All work here is on the compute stream: memory that a later step overwrites has been read by then.
 
 use corella_core::{SamplingParams, SlotStart};
 use corella_model::{DeviceError, TokenMask};
@@ -24,7 +23,7 @@ mod slot_words;
 pub use self::memory::{Staging, words_of_slice};
 pub use self::planned::{DrawPlan, SamplingStep, ScorePlan};
 
-/// The sizes that memory is set aside for.
+/// The sizes of allocated memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SamplingLimits {
     pub vocab_size: usize,
@@ -32,7 +31,7 @@ pub struct SamplingLimits {
     pub max_model_len: usize,
     /// The most draws and scores of a step.
     pub max_draws: usize,
-    /// The most of them in a launch, for which there are logits at a time.
+    /// The most of them in a launch, which has logits for them at a time.
     pub max_rows: usize,
     /// The most alternatives whose log-probabilities a request may ask for.
     pub max_top: usize,
@@ -42,7 +41,7 @@ pub struct SamplingLimits {
 /// are exact.
 const MAX_VOCAB_SIZE: usize = 1 << 19;
 
-/// What is known of a slot on the host.
+/// The host's record of a slot.
 #[derive(Clone, Copy, Debug, Default)]
 struct SlotDraws {
     passes: Passes,
@@ -51,7 +50,7 @@ struct SlotDraws {
     rules: Option<RuleBlock>,
 }
 
-/// The sampler on the device: its kernels and all memory that they need.
+/// The sampler on the device: its kernels and all their memory.
 #[derive(Debug)]
 pub struct DeviceSampler {
     device: SharedDevice,
@@ -74,7 +73,7 @@ pub struct DeviceSampler {
 }
 
 impl DeviceSampler {
-    /// Loads the kernels and allocates all memory but that of token rules.
+    /// Loads the kernels and allocates all memory except that of token rules.
     pub fn new(device: &SharedDevice, limits: SamplingLimits) -> Result<Self, DeviceError> {
         let SamplingLimits {
             vocab_size,
@@ -126,18 +125,18 @@ impl DeviceSampler {
         })
     }
 
-    /// The token that each slot has drawn last, `u32 [slots]`; 0 where nothing could be drawn.
+    /// Each slot's last draw, `u32 [slots]`; 0 for a failed draw.
     pub fn drawn(&self) -> DevicePointer {
         self.drawn.pointer()
     }
 
-    /// The tokens of each slot, `u32 [slots][max_model_len]`. Whoever computes positions notes their
-    /// tokens here before the step draws; `start_slot` notes those whose KV was there before.
+    /// The tokens of each slot, `u32 [slots][max_model_len]`. The forward pass records the tokens of its positions here
+    /// before the step draws; `start_slot` records tokens with earlier KV.
     pub fn history(&self) -> DevicePointer {
         self.history.pointer()
     }
 
-    /// Whether there is memory for the log-probabilities that a request wants.
+    /// Whether the memory suffices for a request's log-probabilities.
     pub fn has_room_for(&self, sampling: &SamplingParams) -> bool {
         let num_top = sampling.logprobs.max(sampling.prompt_logprobs).unwrap_or(0) as usize;
         num_top.min(self.limits.vocab_size) <= self.limits.max_top
@@ -190,7 +189,7 @@ impl DeviceSampler {
         self.upload_words(step, to, &words_of(&params))?;
         let max_model_len = self.limits.max_model_len;
         let first = slot * max_model_len * size_of::<u32>();
-        // No span of a slot with more tokens than that is computed.
+        // Spans of a slot with more tokens are not computed.
         let cached = &start.cached_tokens[..start.cached_tokens.len().min(max_model_len)];
         self.upload_words(step, self.history.pointer().add(first), cached)
     }
@@ -214,14 +213,14 @@ impl DeviceSampler {
             return Ok(());
         }
         let from = step.staging.stage(words)?;
-        // SAFETY: the words stay where they are staged until the step is over.
+        // SAFETY: the words stay staged until the step is over.
         unsafe {
             self.device
                 .copy(Stream::Compute, to, from, size_of_val(words))
         }
     }
 
-    /// Adds a draw to a step. Its slot has been started and is within the limits, as is its position.
+    /// Adds a draw to a step. Its slot has been started and is within the limits, and so is its position.
     pub fn plan_draw(&self, step: &mut SamplingStep, plan: DrawPlan) -> Result<(), DeviceError> {
         let slot = &self.slots[plan.slot.0 as usize];
         let mut flags = 0;
@@ -269,29 +268,29 @@ impl DeviceSampler {
                 "a step has more than {index} draws and scores"
             )));
         }
-        // SAFETY: the device reads the draws of a step after it was planned.
+        // SAFETY: the device reads the draws of a step after its planning.
         unsafe { step.draws.as_mut_slice()[index] = draw };
         step.planned.push(planned);
         step.passes = step.passes.max(passes);
         Ok(())
     }
 
-    /// Copies a step's plan to the device, padded to `num_draws` with entries that do nothing.
+    /// Copies a step's plan to the device, padded to `num_draws` with empty entries.
     pub fn upload(&self, step: &mut SamplingStep, num_draws: usize) -> Result<(), DeviceError> {
         let num_planned = step.planned.len();
         // SAFETY: the device reads them after this.
         unsafe { step.draws.as_mut_slice()[num_planned..num_draws].fill(Draw::default()) };
         let (to, from) = (self.draws.pointer(), step.draws.pointer());
-        // SAFETY: both have room for as many draws as a step may have.
+        // SAFETY: both have room for the most draws of a step.
         unsafe { { &self.device }.copy(Stream::Compute, to, from, num_draws * size_of::<Draw>()) }
     }
 
-    /// Runs draws of the step that was uploaded last: `num_draws` from `first` on. Everything that it
-    /// is launched with stays the same from step to step, so that a graph may have it.
+    /// Runs draws of the uploaded step: `num_draws` from `first` on. The parameters of the launch stay the same from
+    /// step to step, so that a graph may include it.
     ///
     /// # Safety
-    /// `logits` are f32 `[rows][vocab_size]` with all rows that these draws name. Rows of draws with
-    /// masks, rules or penalties are changed, so that no two such draws may have the same.
+    /// `logits` are f32 `[rows][vocab_size]` with all rows of these draws. Rows of draws with masks, rules or penalties
+    /// are changed, so that no two such draws may share one.
     pub unsafe fn launch(
         &self,
         (first, num_draws): (usize, usize),
@@ -330,12 +329,11 @@ impl DeviceSampler {
             max_top: self.limits.max_top as u32,
             num_blocks: self.limits.vocab_size.div_ceil(BLOCK) as u32,
         };
-        // SAFETY: the logits are the caller's, the rest is this sampler's and large enough.
+        // SAFETY: the logits belong to the caller, the rest to this sampler, with sufficient sizes.
         unsafe { self.kernels.draw(&args, num_draws as u32, passes) }
     }
 
-    /// Copies the results of a step that was launched to where it can read them, once an event behind
-    /// this is reached.
+    /// Copies the results of a launched step to its memory, valid after an event behind this.
     pub fn download(&self, step: &mut SamplingStep) -> Result<(), DeviceError> {
         let num_draws = step.planned.len();
         if num_draws == 0 {
@@ -343,7 +341,7 @@ impl DeviceSampler {
         }
         let (to, from) = (step.results.pointer(), self.results.pointer());
         let num_bytes = num_draws * size_of::<SampleResult>();
-        // SAFETY: both have room for as many results as a step may have.
+        // SAFETY: both have room for the most results of a step.
         unsafe { self.device.copy(Stream::Compute, to, from, num_bytes)? };
         if step.passes < Passes::Ranks || self.limits.max_top == 0 {
             return Ok(());

@@ -1,8 +1,7 @@
 //! The thread that turns batches into work on the device's stream.
 //!
-//! It never waits for that work: what a step draws stays on the device, where the next step reads it,
-//! and a second thread, in `completion`, waits for results. So steps follow each other on the device
-//! without a gap.
+//! It never waits for that work: a step's draws stay on the device, where the next step reads them, and a second
+//! thread, in `completion`, waits for results. So steps follow each other on the device without a gap.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -31,7 +30,7 @@ pub enum Command {
 /// Adapters are not computed on GPUs yet, so slots never have one.
 pub enum NoAdapter {}
 
-/// What the stage is made of.
+/// The parts of the stage.
 pub struct Stage {
     pub forward: Forward,
     pub sampler: DeviceSampler,
@@ -39,19 +38,19 @@ pub struct Stage {
     pub kv: Arc<KvMemory>,
     pub commands: Receiver<Command>,
     pub completions: SyncSender<Completion>,
-    /// Memory of steps, which comes back when they are over.
+    /// Memory of finished steps.
     pub free_steps: Receiver<StepInFlight>,
     pub max_num_batched_tokens: u32,
-    /// Commands that came while a step waited for its masks.
+    /// Commands that arrived while a step waited for its masks.
     pub postponed: VecDeque<Command>,
     pub rows: StepRows,
 }
 
-/// Why a step returns nothing.
+/// The reason for a step without a result.
 enum StepError {
-    /// The batch was impossible, and the stage goes on.
+    /// The batch was impossible; the stage continues.
     Failed(String),
-    /// The device is of no further use.
+    /// The device is no longer usable.
     Lost(DeviceError),
     /// The executor was dropped.
     Closed,
@@ -79,7 +78,7 @@ impl Stage {
                         return;
                     }
                 }
-                // The step that these masks are for has failed before it could draw.
+                // The step of these masks failed before it could draw.
                 Command::Sample(..) => {}
                 // A caller that no longer waits for its answer needs none.
                 Command::WarmUp(reply) => {
@@ -101,7 +100,7 @@ impl Stage {
         postponed.or_else(|| self.commands.recv().ok())
     }
 
-    /// Returns whether the stage goes on.
+    /// Returns whether the stage continues.
     fn step(&mut self, batch: &Batch) -> bool {
         let step = batch.step;
         // The slots change even if the step fails, because later steps build on them.
@@ -141,8 +140,7 @@ impl Stage {
         self.completions.send(completion).is_ok()
     }
 
-    /// Gives all work of a step to the device. Returns the event behind it, and what is known of the
-    /// output.
+    /// Submits all work of a step to the device. Returns the event behind it, and the known part of the output.
     fn launch(
         &mut self,
         batch: &Batch,
@@ -152,7 +150,7 @@ impl Stage {
         in_flight.clear();
         self.kv.check()?;
         for start in &batch.started {
-            // A start that the slots refused is not the device's business.
+            // A start that the slots refused does not concern the device.
             if self.slots.get(start.slot).is_ok() && self.sampler.has_room_for(&start.sampling) {
                 self.sampler.start_slot(&mut in_flight.sampling, start)?;
             }
@@ -202,7 +200,7 @@ impl Stage {
         }
     }
 
-    /// Plans the rows of a batch, here and in the arrays that the device reads.
+    /// Plans the rows of a batch, here and in the device's arrays.
     fn add_rows(&mut self, batch: &Batch) -> Result<(), String> {
         self.rows.clear();
         self.forward.arrays.clear();
@@ -212,15 +210,15 @@ impl Stage {
             .add_spans(batch, &mut self.slots, max_num_rows, |_, span, _| {
                 let tokens = batch.span_tokens(span).iter().map(|token| match *token {
                     InputToken::Known(token) => token as i32,
-                    // The device knows what it has drawn for the slot.
+                    // The device knows the slot's draw.
                     InputToken::FromStep { .. } => -1,
                 });
                 arrays.add_span(span.slot, span.start as usize, tokens);
             })
     }
 
-    /// Adds the hidden states that spans yield to a step's output. The step is waited for, so that its
-    /// rows can be added to the sums of their slots in the order of steps.
+    /// Adds the hidden states of spans to a step's output. Waits for the step, so that its rows can be added to the
+    /// sums of their slots in the order of steps.
     fn pool_hidden_states(
         &mut self,
         output: &mut StepOutput,
@@ -254,8 +252,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Draws and scores, block by block, so that the memory of logits does not grow with the step. The
-    /// masks are waited for while the layers run.
+    /// Draws and scores, block by block, so that the memory of logits does not grow with the step. Waits for the masks
+    /// while the layers run.
     fn draw(&mut self, step: StepId, in_flight: &mut StepInFlight) -> Result<(), StepError> {
         let masks = match self.rows.samples.is_empty() {
             true => Vec::new(),
@@ -299,7 +297,7 @@ impl Stage {
         for first in (0..num_draws).step_by(logit_rows) {
             let len = logit_rows.min(num_draws - first);
             let logits = forward.logits(first, len)?;
-            // SAFETY: the rows of logits are those of these draws, and nothing else uses them.
+            // SAFETY: the rows of logits belong to these draws, and have no other use.
             unsafe { sampler.launch((first, len), passes, logits)? };
         }
         Ok(sampler.download(&mut in_flight.sampling)?)
@@ -321,8 +319,8 @@ impl Stage {
         }
     }
 
-    /// Runs steps of every size that has kernels of its own, on the slot and the page that no request
-    /// gets, and captures the graphs of decode steps.
+    /// Runs steps of every size with kernels of its own, on the slot and the page of no request, and captures the
+    /// graphs of decode steps.
     fn warm_up(&mut self) -> Result<(), DeviceError> {
         let Ok(mut in_flight) = self.free_steps.recv() else {
             return Ok(());
@@ -343,17 +341,17 @@ impl Stage {
     }
 }
 
-/// However the stage ends, nobody waits for its steps any longer.
+/// Ends the waits for its steps at any end of the stage.
 impl Drop for Stage {
     fn drop(&mut self) {
         self.kv.counter.close();
-        // The device may still compute steps that nobody has taken, in memory that goes with the stage. One that is
-        // lost computes nothing.
+        // The device may still compute untaken steps, in memory that is freed with the stage. A lost device computes no
+        // more.
         let _ = self.forward.synchronize();
     }
 }
 
-/// The stage goes on after a mistake in a step, whatever it was.
+/// Keeps the stage running after any panic in a step.
 fn without_panic<T>(work: impl FnOnce() -> Result<T, StepError>) -> Result<T, StepError> {
     let result = catch_unwind(AssertUnwindSafe(work));
     let panicked = || StepError::Failed(String::from("the executor's code panicked"));

@@ -1,5 +1,5 @@
 //! Compares logits and greedy tokens with Hugging Face Transformers, on tiny models of every dense
-//! kind, on the device that runs kernels in host memory. In f32 only the order of sums can differ.
+//! kind, on the device in host memory. In f32 only the order of sums can differ.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,14 @@ use corella_model::{
 /// The tolerance in f32, relative to the largest magnitude among a position's logits.
 const F32_TOLERANCE: f32 = 1e-4;
 
-/// The tolerance if inputs of linear layers, keys and values are rounded to bf16, by up to 2^-9 of
-/// themselves.
+/// The tolerance if inputs of linear layers, keys and values are rounded to bf16, with relative
+/// errors up to 2^-9.
 const BF16_TOLERANCE: f32 = 4e-2;
 
 /// The tolerance if weights are rounded as well. The norms of tiny random models amplify that.
 const ROUNDED_WEIGHTS_TOLERANCE: f32 = 2e-1;
 
-/// The tolerance if weights of 4 bits besides are multiplied in bf16.
+/// The tolerance if 4-bit weights are also multiplied in bf16.
 const INT4_TOLERANCE: f32 = 7e-2;
 
 #[test]
@@ -40,7 +40,7 @@ fn f32_gives_the_golden_logits_and_tokens() {
     }
 }
 
-/// The golden tokens are fed in, because roundings may turn a near tie.
+/// The golden tokens are fed in, because rounding may reverse a near tie.
 #[test]
 fn bf16_stays_close() {
     for folder in dense("golden") {
@@ -70,7 +70,7 @@ fn products_of_the_vendors_library_stay_close() {
     }
 }
 
-/// As `corella serve` loads a model: by the plan of a service, with graphs.
+/// Loads a model like `corella serve`: by the plan of a service, with graphs.
 #[test]
 fn an_executor_of_the_factory_gives_the_golden_tokens() {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
@@ -200,7 +200,7 @@ fn open(folder: &Path, element: Element, kv_format: impl Into<KvFormat>) -> Mode
     open_with(folder, element, kv_format, |_| ())
 }
 
-/// The same with a configuration that `change` has seen.
+/// The same with a configuration changed by `change`.
 fn open_with(
     folder: &Path,
     element: Element,
@@ -239,7 +239,7 @@ fn model_of(folder: &Path) -> PathBuf {
     if gguf.exists() { gguf } else { folder.into() }
 }
 
-/// The folders of a kind whose models the executor computes.
+/// The folders of a kind with supported models.
 fn dense(kind: &str) -> Vec<PathBuf> {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests");
     let is_dense = |folder: &PathBuf| {

@@ -1,4 +1,4 @@
-//! The driver's functions that are used, and what its errors become.
+//! The used functions of the driver, and their errors.
 
 use std::ffi::CStr;
 
@@ -47,16 +47,16 @@ const FUNCTIONS: [&str; 37] = [
     "cuStreamWaitEvent",
 ];
 
-/// Also called, when a device is closed or a capture ends.
+/// Functions for closing a device or ending a capture.
 const MORE_FUNCTIONS: [&str; 3] = ["cuModuleUnload", "cuStreamDestroy_v2", "cuStreamEndCapture"];
 
-/// CUDA 12.0 has it, too; a driver that is older is told by its version first.
+/// CUDA 12.0 has it, too; an older driver is first detected by its version.
 const FUNCTIONS_OF_12: [&str; 1] = ["cuTensorMapEncodeTiled"];
 
 /// CUDA 12.0, whose machine code the driver must load.
 const OLDEST_VERSION: i32 = 12000;
 
-/// Loads the driver, and returns the version of CUDA that it is of, 1000 times the major one and 10 times the minor.
+/// Loads the driver, and returns its version of CUDA, 1000 times the major one and 10 times the minor.
 pub fn load() -> Result<i32, DeviceError> {
     dynamic_library::DRIVER.load(&FUNCTIONS)?;
     dynamic_library::DRIVER.load(&MORE_FUNCTIONS)?;
@@ -77,7 +77,7 @@ pub fn load() -> Result<i32, DeviceError> {
     Ok(version)
 }
 
-/// Whether a driver and a GPU are there at all.
+/// Whether a driver and a GPU exist.
 pub fn finds_gpu() -> bool {
     if dynamic_library::DRIVER.load(&FUNCTIONS).is_err() {
         return false;
@@ -88,7 +88,7 @@ pub fn finds_gpu() -> bool {
     results == [sys::CUresult::CUDA_SUCCESS; 2] && num_devices > 0
 }
 
-/// An error says what the driver could not do.
+/// An error names the operation that failed in the driver.
 pub fn check(result: sys::CUresult, what: &str) -> Result<(), DeviceError> {
     if result == sys::CUresult::CUDA_SUCCESS {
         return Ok(());

@@ -1,5 +1,4 @@
-//! The modules of a GPU: compiled beside each other from when they are asked for, and loaded when a kernel of theirs
-//! is needed.
+//! The modules of a GPU: compiled concurrently from their request on, and loaded when a kernel of theirs is needed.
 
 use std::ffi::CString;
 use std::ptr::null_mut;
@@ -21,16 +20,16 @@ pub struct Modules {
     /// The GPU's, such as `sm_90a`.
     architecture: Arc<str>,
     driver_version: i32,
-    /// The most shared memory that a block may have, in bytes.
+    /// The most shared memory of a block, in bytes.
     max_shared_bytes: usize,
     cache: Arc<CubinCache>,
     compiler: Arc<Compiler>,
     asked_for: LoadedKernels,
-    /// By the number in `Kernel`. Nothing is added any more when steps run, so that reading never waits.
+    /// By the number in `Kernel`. No kernel is added while steps run, so that reading never waits.
     kernels: RwLock<Vec<KernelEntry>>,
 }
 
-/// A kernel that was asked for.
+/// A requested kernel.
 #[derive(Debug)]
 pub struct KernelEntry {
     name: String,
@@ -48,7 +47,7 @@ pub struct LoadedKernel {
 /// A cubin.
 type Compiled = Result<Vec<u8>, DeviceError>;
 
-/// A module that is compiled, or will be.
+/// A module during or before its compilation.
 #[derive(Debug)]
 struct Module {
     source_name: &'static str,
@@ -92,7 +91,7 @@ impl Modules {
         }
     }
 
-    /// Begins to compile a source, or to read what was kept of it, unless that was done before.
+    /// Begins to compile a source, or to read its cached code, unless requested earlier.
     pub fn ask_for(
         &self,
         source: &ModuleSource,
@@ -134,27 +133,27 @@ impl Modules {
         self.kernels.read().unwrap()
     }
 
-    /// Loads everything that was asked for. The context is current.
+    /// Loads all requested modules. The context is current.
     pub fn finish(&self) -> Result<(), DeviceError> {
         let kernels = self.kernels();
         { kernels.iter() }.try_for_each(|kernel| kernel.loaded(self).map(|_| ()))
     }
 
-    /// Unloads everything. The context is current, and nothing runs.
+    /// Unloads all modules. The context is current, and no kernel runs.
     pub fn unload(&mut self) {
         let kernels = { self.kernels.get_mut() }.unwrap_or_else(PoisonError::into_inner);
         for kernel in kernels.drain(..) {
-            // The last of a module's kernels takes the module with it.
+            // The last of a module's kernels unloads the module.
             if let Some(module) = Arc::into_inner(kernel.module)
                 && let Some(Ok(loaded)) = module.loaded.into_inner()
             {
-                // SAFETY: the module is loaded, and this is the last that knows it.
+                // SAFETY: the module is loaded, and this is its last reference.
                 let _ = unsafe { sys::cuModuleUnload(loaded.handle) };
             }
         }
     }
 
-    /// Adds to an error of the driver that it may not know what a newer NVRTC makes.
+    /// Adds to an error of the driver that it may not support the code of a newer NVRTC.
     fn explain_age(&self, error: DeviceError) -> DeviceError {
         let (toolkit, driver) = (self.nvrtc.major_version(), self.driver_version / 1000);
         match toolkit > driver {
@@ -174,7 +173,7 @@ impl KernelEntry {
         &self.name
     }
 
-    /// The kernel, for which its module is loaded unless it is. The context is current.
+    /// The kernel. Its module is loaded if necessary. The context is current.
     pub fn loaded(&self, modules: &Modules) -> Result<LoadedKernel, DeviceError> {
         let loaded = self.loaded.get_or_init(|| {
             let module = self.module.loaded(modules)?;
@@ -232,7 +231,7 @@ impl Module {
             let lost = || DeviceError(format!("the compiler of {} has ended", self.source_name));
             let cubin = cubin.ok_or_else(lost)??;
             let mut handle = null_mut();
-            // SAFETY: a cubin says how long it is.
+            // SAFETY: a cubin contains its length.
             let result = unsafe { sys::cuModuleLoadData(&mut handle, cubin.as_ptr().cast()) };
             check(result, &format!("load the kernels of {}", self.source_name))
                 .map_err(|error| modules.explain_age(error))?;

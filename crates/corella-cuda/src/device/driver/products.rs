@@ -1,4 +1,4 @@
-//! Matrix products by cuBLASLt. What it recommends for a shape is asked once.
+//! Matrix products with cuBLASLt. Its recommendation for a shape is queried once.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,10 +10,10 @@ use cudarc::cublaslt::sys;
 
 use crate::device::{DevicePointer, Element, Product, dynamic_library};
 
-/// As NVIDIA recommends for its largest GPUs.
+/// NVIDIA's recommendation for its largest GPUs.
 pub const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// `CUBLAS_OP_T` of the library's header, which the bindings do not have.
+/// `CUBLAS_OP_T` of the library's header, which the bindings lack.
 const OPERATION_TRANSPOSED: i32 = 1;
 
 const FUNCTIONS: [&str; 13] = [
@@ -39,12 +39,12 @@ pub struct Products {
     plans: Mutex<HashMap<Shape, Plan>>,
 }
 
-// SAFETY: a handle may be used by several threads, and plans are not changed once they are made.
+// SAFETY: a handle may be used by several threads, and plans are never changed.
 unsafe impl Send for Products {}
 // SAFETY: as above.
 unsafe impl Sync for Products {}
 
-/// What the choice of an algorithm depends on.
+/// The parameters of the choice of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
     m: usize,
@@ -53,7 +53,7 @@ struct Shape {
     out_stride: usize,
     element: Element,
     out_element: Element,
-    /// Alignments of weight, input and output in bytes, up to what matters.
+    /// Alignments of weight, input and output in bytes, up to the largest relevant one.
     alignments: [u32; 3],
 }
 
@@ -77,7 +77,7 @@ impl Products {
         })
     }
 
-    /// Lets a stream compute a product.
+    /// Computes a product on a stream.
     ///
     /// # Safety
     /// As for `Device::multiply`; the context is current.
@@ -140,7 +140,7 @@ impl Products {
         .map_err(|error| failed("multiply matrices", error))
     }
 
-    /// Matrices are column-major there: what is computed is `outᵀ[n][m] = weight[n][k] · input[m][k]ᵀ`, and the
+    /// Matrices are column-major there: the computed product is `outᵀ[n][m] = weight[n][k] · input[m][k]ᵀ`, and the
     /// weight's memory is its transpose.
     fn plan(&self, shape: &Shape) -> Result<Plan, CublasError> {
         let Shape { m, n, k, .. } = *shape;
@@ -224,8 +224,8 @@ impl Drop for Products {
             .plans
             .get_mut()
             .unwrap_or_else(|poisoned| poisoned.into_inner());
-        // SAFETY: the descriptors and the handle are this value's, and its products are done. What cannot be destroyed
-        // ends with the process.
+        // SAFETY: the descriptors and the handle belong to this value, and its products are done. Leaks end with the
+        // process.
         unsafe {
             for plan in plans.values() {
                 for layout in [plan.weight, plan.input, plan.out] {

@@ -1,4 +1,4 @@
-//! Tensor maps, which the driver encodes without a GPU's help.
+//! Tensor maps, which the driver encodes without a GPU.
 
 use std::ffi::c_void;
 
@@ -21,7 +21,7 @@ pub fn encode(tensor: &Tensor) -> Result<TensorMap, DeviceError> {
         box_lens[index] = dim.box_len as u32;
     }
     let mut map = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: the driver is loaded; the arrays have a number for each dimension, those of strides for all but the
+    // SAFETY: the driver is loaded; the arrays have a number for each dimension, the strides for all except the
     // innermost.
     let result = unsafe {
         sys::cuTensorMapEncodeTiled(

@@ -1,11 +1,11 @@
-//! Whether the operator asks for Hopper's own matrix products.
+//! The operator's switch for Hopper's own matrix products.
 
 use corella_model::DeviceError;
 
-/// What has them.
+/// The architecture that supports them.
 pub const ARCHITECTURE: &str = "sm_90a";
 
-/// Asks for them by 1. They have not run on a GPU yet.
+/// Enables them with 1. They have not run on a GPU yet.
 const VARIABLE: &str = "CORELLA_CUDA_WGMMA";
 
 pub fn is_asked_for() -> Result<bool, DeviceError> {

@@ -1,5 +1,5 @@
-//! When a kernel touches memory that it must not, or in a way in which a GPU cannot, the process ends; here it says
-//! first which kernel, block and thread that was.
+//! Reports the kernel, block and thread when a kernel touches forbidden memory, or in a way that a GPU cannot, before
+//! the process ends.
 
 use std::cell::Cell;
 use std::sync::Once;
@@ -12,7 +12,7 @@ thread_local! {
     static RUNNING: Cell<*const EmulatedLaunch> = const { Cell::new(std::ptr::null()) };
 }
 
-/// Runs a launch whose faults are reported.
+/// Runs a launch and reports its faults.
 pub fn watch<R>(launch: &mut EmulatedLaunch, run: impl FnOnce(*mut EmulatedLaunch) -> R) -> R {
     let launch: *mut EmulatedLaunch = launch;
     RUNNING.set(launch);
@@ -23,7 +23,7 @@ pub fn watch<R>(launch: &mut EmulatedLaunch, run: impl FnOnce(*mut EmulatedLaunc
 
 static mut PREVIOUS: [std::mem::MaybeUninit<libc::sigaction>; SIGNALS.len()] =
     [const { std::mem::MaybeUninit::uninit() }; SIGNALS.len()];
-/// Compiled checks end in an instruction that does not exist on x86, and in a trap elsewhere.
+/// Compiled checks end in an invalid instruction on x86, and in a trap elsewhere.
 const SIGNALS: [c_int; 4] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGTRAP];
 
 /// Reports faults of kernels from now on. Other faults are handled as before.
@@ -31,7 +31,7 @@ pub fn install_handler() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         for (index, signal) in SIGNALS.into_iter().enumerate() {
-            // SAFETY: the handler only reads what this thread runs, and writes to standard error.
+            // SAFETY: the handler only reads this thread's launch, and writes to standard error.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = handle as *const () as usize;
@@ -45,8 +45,8 @@ pub fn install_handler() {
 
 extern "C" fn handle(signal: c_int, info: *mut siginfo_t, _: *mut c_void) {
     let launch = RUNNING.get();
-    // SAFETY: the launch runs in this very thread, the previous actions were written before this handler was
-    // installed, and a fault that is not ours happens again when the handler returns.
+    // SAFETY: the launch runs in this very thread, the previous actions were written before this handler was installed,
+    // and a foreign fault happens again when the handler returns.
     unsafe {
         if let Some(launch) = launch.as_ref() {
             let [x, y, z, thread] = launch.now();

@@ -1,5 +1,5 @@
-//! Memory whose surroundings are watched: a page that cannot be touched on either side, and bytes up to
-//! those pages that are checked when it is freed.
+//! Memory with guarded surroundings: an inaccessible page on either side, and bytes up to those pages that are checked
+//! when it is freed.
 
 use corella_model::DeviceError;
 
@@ -11,16 +11,16 @@ const GUARD: u8 = 0xa5;
 pub struct GuardedMemory {
     mapping: *mut u8,
     mapped_bytes: usize,
-    /// Where the memory begins within the mapping.
+    /// The offset of the memory within the mapping.
     offset: usize,
     num_bytes: usize,
 }
 
-// SAFETY: the mapping is this value's.
+// SAFETY: the mapping belongs to this value.
 unsafe impl Send for GuardedMemory {}
 
 impl GuardedMemory {
-    /// Zeros. They end as close to the page behind them as the alignment allows.
+    /// Zeroed memory. It ends as close to the page behind it as the alignment allows.
     pub fn new(num_bytes: usize) -> Result<Self, DeviceError> {
         let aligned = num_bytes.next_multiple_of(ALIGNMENT);
         let inner = (aligned + ALIGNMENT).next_multiple_of(PAGE_BYTES);
@@ -78,10 +78,10 @@ impl GuardedMemory {
     }
 
     /// # Panics
-    /// If something wrote around the memory.
+    /// Panics after a write around the memory.
     pub fn check(&self) {
         for (start, end) in self.guards() {
-            // SAFETY: the range lies inside the mapping, and nobody may write there.
+            // SAFETY: the range lies inside the mapping, and must not be written.
             let guard = unsafe { std::slice::from_raw_parts(self.mapping.add(start), end - start) };
             let Some(index) = guard.iter().position(|&byte| byte != GUARD) else {
                 continue;
@@ -101,7 +101,7 @@ impl GuardedMemory {
 
 impl Drop for GuardedMemory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's.
+        // SAFETY: the mapping belongs to this value.
         unsafe { libc::munmap(self.mapping.cast(), self.mapped_bytes) };
     }
 }

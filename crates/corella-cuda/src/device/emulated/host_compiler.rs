@@ -1,4 +1,4 @@
-//! Kernel sources as shared objects, by the host's C++ compiler. They are kept by content.
+//! Kernel sources as shared objects, from the host's C++ compiler. They are cached by content.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ use crate::kernels::INCLUDES;
 
 const EMULATION: &str = include_str!("../emulation.h");
 
-/// The path of the shared object of a source. Another process or thread may compile it at the same time;
-/// then one result replaces the other, which is the same.
+/// The path of the shared object of a source. Another process or thread may compile it at the same time; one result
+/// then replaces the other, which is equal.
 pub fn compile(source: &ModuleSource) -> Result<PathBuf, DeviceError> {
     let compiler = std::env::var("CXX").unwrap_or_else(|_| "g++".into());
     let flags = flags(source);
@@ -72,12 +72,12 @@ fn flags(source: &ModuleSource) -> Vec<String> {
         "-fno-exceptions",
         "-fvisibility=hidden",
         "-fno-gnu-unique",
-        // A GPU reads 4, 8 or 16 bytes only where they are aligned; the host would not mind.
+        // A GPU reads 4, 8 or 16 bytes only at aligned addresses; the host allows others.
         "-fsanitize=alignment",
         "-fsanitize-undefined-trap-on-error",
         "-shared",
         "-fPIC",
-        // All of .bss is the kernels' shared memory, so that start-up files may not have any.
+        // All of .bss is the kernels' shared memory, so start-up files must not have any.
         "-nostartfiles",
         "-fmax-errors=20",
         "-w",
@@ -120,7 +120,7 @@ fn hash(source: &ModuleSource, flags: &[String], compiler: &str) -> Result<u128,
     Ok(hash.digest128())
 }
 
-/// Where shared objects are kept: nothing that others of this machine could have written.
+/// The folder of shared objects, which no other user of this machine could have written.
 fn folder() -> Result<PathBuf, DeviceError> {
     // SAFETY: the call has no conditions.
     let user = unsafe { libc::getuid() };
@@ -143,14 +143,14 @@ pub fn failed(path: &Path, error: &std::io::Error) -> DeviceError {
     DeviceError(format!("{}: {error}", path.display()))
 }
 
-/// A name in a folder that nothing else has.
+/// A unique name in a folder.
 pub fn unique_path(folder: &Path) -> PathBuf {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     folder.join(format!("{}-{count}", std::process::id()))
 }
 
-/// A folder for one compilation, removed with what is in it.
+/// A folder for one compilation, removed with its content.
 struct Scratch(PathBuf);
 
 impl Scratch {

@@ -1,4 +1,4 @@
-//! A shared object of kernels, and how one of them is run.
+//! A shared object of kernels, and the launch of one of them.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs;
@@ -14,7 +14,7 @@ use crate::device::Grid;
 const MAX_THREADS: usize = 1024;
 const STACK_BYTES: usize = 64 << 10;
 const PAGE_BYTES: usize = 4096;
-/// More than any device has, for dynamic shared memory.
+/// More dynamic shared memory than any device has.
 const SHARED_BYTES: usize = 256 << 10;
 
 /// One copy of a shared object, with static shared memory of its own.
@@ -23,16 +23,16 @@ pub struct Library {
     name: &'static str,
     handle: *mut c_void,
     run: unsafe extern "C" fn(*mut EmulatedLaunch) -> bool,
-    /// Held during a launch: the object keeps the state of one.
+    /// Held during a launch: the object has the state of one.
     running: Mutex<()>,
 }
 
-// SAFETY: what the object keeps is used under `running`.
+// SAFETY: the object's state is used under `running`.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
 
-/// As `emulation.h` has it.
+/// The layout of `emulation.h`.
 #[repr(C)]
 pub struct EmulatedLaunch {
     kernel: unsafe extern "C" fn(*const c_void),
@@ -44,14 +44,14 @@ pub struct EmulatedLaunch {
     shared: *mut u8,
     stacks: *mut u8,
     stack_stride: usize,
-    /// The block and the thread that runs now.
+    /// The present block and thread.
     now: [u32; 4],
     error: [c_char; 512],
 }
 
 impl EmulatedLaunch {
     pub fn name(&self) -> &CStr {
-        // SAFETY: the name is a C string of the kernel that runs.
+        // SAFETY: the name is a C string of the running kernel.
         unsafe { CStr::from_ptr(self.name) }
     }
 
@@ -61,13 +61,13 @@ impl EmulatedLaunch {
 }
 
 impl Library {
-    /// Loads a copy of the file: the loader would give the same object again for the same file.
+    /// Loads a copy of the file: the loader would return the same object again for the same file.
     pub fn open(name: &'static str, object: &Path) -> Result<Self, DeviceError> {
         let folder = object.parent().expect("the file is in a folder");
         let copy = unique_path(folder).with_extension("copy");
         fs::copy(object, &copy).map_err(|error| failed(&copy, &error))?;
         let path = CString::new(copy.as_os_str().as_encoded_bytes()).expect("a path has no NUL");
-        // SAFETY: the object has no code that runs when it is loaded.
+        // SAFETY: the object runs no code when it is loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         let _ = fs::remove_file(&copy);
         if handle.is_null() {
@@ -93,7 +93,7 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: nothing of the object is used any more.
+        // SAFETY: the object is no longer used.
         unsafe { libc::dlclose(self.handle) };
     }
 }
@@ -135,7 +135,7 @@ impl Function {
         }
     }
 
-    /// Whether a device would accept such a launch.
+    /// Whether a device would accept the launch.
     pub fn check(
         &self,
         grid: Grid,
@@ -171,12 +171,12 @@ impl Function {
     }
 
     /// # Safety
-    /// `check` was passed, the bytes are of the kernel's parameter type, and nobody else changes meanwhile
-    /// what the kernel follows.
+    /// `check` was passed, the bytes are of the kernel's parameter type, and the memory that the kernel accesses is not
+    /// changed meanwhile.
     pub unsafe fn run(&self, grid: Grid, args: &[u8]) -> Result<(), DeviceError> {
         // Parameters may have to be aligned to 16 bytes.
         let mut aligned = vec![0_u128; args.len().div_ceil(16)];
-        // SAFETY: there is room for them.
+        // SAFETY: the buffer has room for them.
         unsafe {
             aligned
                 .as_mut_ptr()
@@ -199,7 +199,7 @@ impl Function {
         };
         let running = self.library.running.lock().unwrap();
         let went_well = fault::watch(&mut launch, |launch| {
-            // SAFETY: the caller's promise; the stacks and the shared memory are this launch's.
+            // SAFETY: the caller's promise; the stacks and the shared memory belong to this launch.
             unsafe { (self.library.run)(launch) }
         });
         drop(running);
@@ -213,16 +213,15 @@ impl Function {
     }
 }
 
-/// The stacks of a block's threads and its dynamic shared memory, with pages around each that cannot be
-/// touched.
+/// The stacks of a block's threads and its dynamic shared memory, with inaccessible pages around each.
 struct Stacks {
     mapping: *mut u8,
 }
 
-// SAFETY: the mapping is this value's.
+// SAFETY: the mapping belongs to this value.
 unsafe impl Send for Stacks {}
 
-/// Those that no launch uses: as many as launches have run beside each other.
+/// Unused stacks: at most the number of concurrent launches so far.
 static IDLE_STACKS: Mutex<Vec<Stacks>> = Mutex::new(Vec::new());
 
 impl Stacks {
@@ -265,8 +264,8 @@ impl Stacks {
         }
     }
 
-    /// A block's dynamic shared memory. It ends at a page that cannot be touched, up to alignment, so that
-    /// an access beyond it is found.
+    /// A block's dynamic shared memory. It ends at an inaccessible page, up to alignment, so that an access beyond it
+    /// is found.
     fn shared_memory(&self, num_bytes: usize) -> *mut u8 {
         let end = MAX_THREADS * Self::STRIDE + PAGE_BYTES + SHARED_BYTES;
         self.mapping

@@ -1,14 +1,14 @@
-//! Matrix products as plainly as can be.
+//! Matrix products in the simplest way.
 //!
-//! The vendor's library sums in another order for other shapes. So does this: the order depends on the
-//! number of rows, so that a test notices what relies on it being the same.
+//! The vendor's library sums in another order for other shapes. So does this: the order depends on the number of rows,
+//! so that a test notices code that relies on a fixed order.
 
 use half::bf16;
 
 use crate::device::{DevicePointer, Element, Product};
 
 /// # Safety
-/// All that the product names is memory of the host, which nobody else changes meanwhile.
+/// All memory of the product belongs to the host, and is not changed meanwhile.
 pub unsafe fn multiply(product: &Product) {
     let Product { m, n, k, .. } = *product;
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! The emulated device against plain computations, and what it must notice.
+//! The emulated device against plain computations, and the errors that it must notice.
 
 use half::bf16;
 
@@ -48,11 +48,11 @@ fn pinned<T: Copy>(device: &SharedDevice, values: &[T]) -> PinnedBuffer<T> {
 }
 
 fn read<T: Copy>(buffer: &PinnedBuffer<T>) -> Vec<T> {
-    // SAFETY: the emulated device has finished all work that it was given.
+    // SAFETY: the emulated device has finished all its work.
     unsafe { buffer.as_slice() }.to_vec()
 }
 
-/// Numbers between -1 and 1 that look random, with few bits, so that sums of them are exact.
+/// Numbers between -1 and 1 that look random, with few bits, so that their sums are exact.
 fn numbers(len: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(2654435761).wrapping_add(12345);
     let mut next = || {
@@ -240,7 +240,7 @@ fn fragments_multiply_as_matrices_do() {
 
 #[test]
 fn matrices_are_loaded_by_row_and_by_column() {
-    // Matrix j is rows 8j to 8j + 7 of an array whose element is 100 row + column.
+    // Matrix j is rows 8j to 8j + 7 of an array with the elements 100 row + column.
     const TEXT: &str = concat!(
         "#include \"prelude.cuh\"\n",
         "struct MatricesArgs { u32* out; };\n",
@@ -386,7 +386,7 @@ fn a_barrier_that_a_thread_does_not_reach_is_named() {
          which thread 37 never reaches: it is at the end"
     );
     assert!(error(1).contains("thread 5 never reaches: it is at the end"));
-    // Which lanes come first depends on the block that runs first.
+    // The order of the lanes depends on the block that runs first.
     let places = [("warp_sum", "__syncwarp"), ("__syncwarp", "warp_sum")];
     let mixed = error(2);
     assert!(
@@ -566,7 +566,7 @@ fn copies_stay_within_allocations() {
     let host = pinned(&device, &(0..250).collect::<Vec<u32>>());
     let back = pinned(&device, &[0_u32; 250]);
     let copy = |to, from, num_bytes| {
-        // SAFETY: nothing else uses these buffers.
+        // SAFETY: these buffers have no other use.
         unsafe { device.copy(Stream::Pages, to, from, num_bytes) }
     };
     copy(memory.pointer().add(40), host.pointer(), 960).unwrap();
@@ -630,7 +630,7 @@ fn products_are_right_and_their_bits_depend_on_the_number_of_rows() {
                 out_element: Element::F32,
                 adds: true,
             };
-            // SAFETY: the buffers have the product's sizes, and nothing else uses them.
+            // SAFETY: the buffers have the product's sizes, and no other use.
             unsafe { device.multiply(&product) }.unwrap();
             let out = read(&out);
             let (values, weights) = (rounded(&values), rounded(&weights));
@@ -702,8 +702,8 @@ fn events_are_forgotten_when_they_were_waited_for() {
     assert!(device.wait_on(Stream::Pages, event).is_err());
 }
 
-/// What a test writes to standard error when it runs in a process of its own, which must fail, and has `launch`
-/// called there; `None` there.
+/// The text that a test writes to standard error when it runs in a process of its own, which must fail and calls
+/// `launch`; `None` in that process.
 fn message_of_fault(test: &str, launch: impl FnOnce(&SharedDevice)) -> Option<String> {
     const VARIABLE: &str = "CORELLA_TEST_FAULT";
     if std::env::var_os(VARIABLE).is_some() {
@@ -742,7 +742,7 @@ fn a_fault_names_the_kernel() {
 
 #[test]
 fn a_load_that_is_not_aligned_is_a_fault() {
-    // Each half of the 8 bytes is aligned for itself, which is enough for the host.
+    // Each half of the 8 bytes is aligned for itself, which suffices for the host.
     const TEXT: &str = concat!(
         "#include \"prelude.cuh\"\n",
         "struct CrookedArgs { u32* memory; };\n",

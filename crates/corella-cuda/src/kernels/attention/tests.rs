@@ -1,4 +1,4 @@
-//! Attention beside plain loops in f64, and the same bits however a step is divided.
+//! Attention beside plain loops in f64, and the same bits in any division of a step.
 
 use corella_model::{
     AttentionSpec, DType, ElementOrder, KvFormat, KvGeometry, KvLayers, RotarySpec,
@@ -20,7 +20,7 @@ const UNDIVIDED: PlanLimits = PlanLimits {
     num_partial_rows: 0,
 };
 
-/// Every task is divided as far as it can be.
+/// Every task is divided as far as possible.
 const DIVIDED: PlanLimits = PlanLimits {
     num_blocks: 100_000,
     num_partial_rows: 1 << 15,
@@ -70,7 +70,7 @@ impl Case {
         }
     }
 
-    /// A row as the pages have it, and what it then means.
+    /// A row as stored in the pages, and its decoded values.
     fn stored(&self, row: &[f32]) -> (Vec<u8>, f32, Vec<f32>) {
         match self.format {
             KvFormat::Float(DType::F32) => {
@@ -125,7 +125,7 @@ impl Case {
             format: self.format,
             order: ElementOrder::Plain,
         };
-        // What nobody wrote is not a number, and stale entries of tables are far outside.
+        // Unwritten memory is NaN, and stale entries of tables are far out of range.
         let mut kv = vec![0xff_u8; num_pages * geometry.page_bytes()];
         let mut tables = vec![u32::MAX; spans.len() * table_len];
         let mut free: Vec<u32> = (0..num_pages as u32).collect();
@@ -175,7 +175,7 @@ impl Case {
         assert!(plan.small.len() + plan.large.len() <= max_items);
         let lists = [&plan.small, &plan.large].map(|items| {
             let count = upload(device, &[items.len() as u32]);
-            // There is room for one more, so that an empty list has some.
+            // The list has room for one more, so that an empty list has some.
             let mut room = items.clone();
             room.push(AttentionItem::default());
             (upload(device, &room), count, items.len())
@@ -186,7 +186,7 @@ impl Case {
                 items: items.pointer(),
                 max_items: *num_items + 1,
                 count: count.pointer(),
-                // Both ways of launching: one block for each item, or a fixed number.
+                // Both kinds of launches: one block for each item, or a fixed number.
                 num_items: page_size.is_multiple_of(2).then_some(*num_items),
             }
         };
@@ -216,9 +216,9 @@ impl Case {
             large: list(1),
             scratch: &scratch,
         };
-        // Twice: the first run must leave the counters as it found them.
+        // Twice: the first run must restore the counters.
         for _ in 0..2 {
-            // SAFETY: all of this is the device's memory, as large as the step needs.
+            // SAFETY: all of this is the device's memory with the sizes of the step.
             unsafe { kernels.launch(device, &step) }.unwrap();
         }
         let out: Vec<f32> = match self.element {

@@ -6,7 +6,7 @@ use crate::kernels::test_memory::{Random, device, download, is_near, rounded, up
 const VOCAB_SIZE: usize = 11;
 const MAX_LEN: usize = 6;
 const NUM_SLOTS: usize = 3;
-/// What no kernel has written.
+/// The content of unwritten memory.
 const UNTOUCHED: f32 = -7.5;
 
 /// Rows are token, position, slot and span.

@@ -1,4 +1,4 @@
-//! Layers of bf16 weights for many rows on Hopper GPUs: `linear_hopper.cu`, where the operator asks for it. It has not run
+//! Layers of bf16 weights for many rows on Hopper GPUs: `linear_hopper.cu`, at the operator's request. It has not run
 //! on a GPU yet.
 
 use corella_model::DeviceError;
@@ -25,7 +25,7 @@ struct HopperKernel {
     weights: TensorMap,
 }
 
-/// The shape of a tile, and how many of them run at a time.
+/// The shape of a tile, and the number of concurrent tiles.
 #[derive(Clone, Copy, Debug)]
 struct HopperTile {
     channels: usize,
@@ -62,18 +62,18 @@ const SMALL: HopperTile = HopperTile {
 
 /// Inputs of a stage: 128 bytes, which tensor maps swizzle.
 const STAGE_INPUTS: usize = 64;
-/// Rows of a band, which is walked channels after channels.
+/// Rows of a band, which is walked channel by channel.
 const BAND_ROWS: usize = 2048;
 /// Channels of a warpgroup.
 const WARPGROUP_CHANNELS: usize = 64;
 const WARPGROUP_THREADS: usize = 128;
-/// Where a warpgroup's results change places: 32 rows of 64 channels in f32, each row 16 bytes longer.
+/// The memory in which a warpgroup's results change places: 32 rows of 64 channels in f32, each row 16 bytes longer.
 const RESULT_BYTES: usize = 32 * (WARPGROUP_CHANNELS + 4) * size_of::<f32>();
-/// Stages begin at a multiple of it; the compiler aligns shared memory to less.
+/// Stages begin at a multiple of it; the compiler's alignment of shared memory is smaller.
 const ALIGNMENT: usize = 1024;
 /// Blocks of a cluster on every GPU that has clusters.
 const MAX_CLUSTER: usize = 8;
-/// How many splits a block of a cluster has room for.
+/// The most splits in the memory of a block of a cluster.
 const MAX_KEPT_SPLITS: usize = 2;
 
 #[repr(C, align(64))]
@@ -84,7 +84,7 @@ struct HopperArgs {
     padding: [u32; 6],
 }
 
-/// Whether the kernels compute a layer on such a device. Rows of tensor maps are a multiple of 16 bytes apart.
+/// Whether the kernels support a layer on the device. Rows of tensor maps are a multiple of 16 bytes apart.
 pub fn takes(properties: &DeviceProperties, weights: &LinearWeights, element: Element) -> bool {
     properties.uses_wgmma && can_take(weights, element)
 }
@@ -95,7 +95,7 @@ pub fn can_take(weights: &LinearWeights, element: Element) -> bool {
 }
 
 impl HopperKernels {
-    /// `load` loads the kernel of `linear_hopper.cu` with some macros beside those of the layer.
+    /// `load` loads the kernel of `linear_hopper.cu` with some macros beside the layer's.
     pub fn load(
         device: &SharedDevice,
         weights: &LinearWeights,
@@ -174,14 +174,14 @@ impl HopperTile {
         num_rows.div_ceil(self.rows) * n.div_ceil(self.channels)
     }
 
-    /// Whether so many rows are worth these tiles: most multiprocessors have one, and small tiles would be several a
-    /// channel.
+    /// Whether `num_rows` rows justify these tiles: most multiprocessors have one, and a channel would have several
+    /// small tiles.
     fn fills_device(self, num_rows: usize, n: usize, num_multiprocessors: usize) -> bool {
         num_rows > SMALL.rows && 4 * self.count(num_rows, n) >= 3 * num_multiprocessors
     }
 
-    /// Among how many blocks the splits of a tile are divided: as many as there are places for twice, and as the
-    /// memory of a block leaves.
+    /// The number of blocks that share the splits of a tile: as the free places for twice the blocks, and the memory of
+    /// a block, allow.
     fn num_parts(
         self,
         num_rows: usize,
@@ -227,7 +227,7 @@ impl HopperTile {
         )
     }
 
-    /// The weights as tiles take them. Those of a gated layer are 8 gates, then the 8 values that they gate.
+    /// The weights in the layout of tiles: in a gated layer, 8 gates, then the 8 values that they gate.
     fn weights(self, weights: &LinearWeights, is_gated: bool) -> Tensor {
         let row_bytes = weights.k * size_of::<half::bf16>();
         let dim = |len, stride_bytes, box_len| TensorDim {

@@ -24,7 +24,7 @@ fn int4(group_len: usize, has_minimum: bool) -> WeightLayout {
     }
 }
 
-/// A layer on the device, and its weights as the host knows them.
+/// A layer on the device, and its weights on the host.
 struct Layer {
     device: SharedDevice,
     linear: Linear,
@@ -128,7 +128,7 @@ impl Layer {
         self.device.synchronize(end).unwrap();
     }
 
-    /// An output with the magnitude of its terms.
+    /// An output, and the magnitude of its terms.
     fn exact(&self, row: &[f32], channel: usize) -> (f64, f64) {
         let weights = &self.values[channel * self.k()..][..self.k()];
         let terms = row.iter().zip(weights).map(|(x, w)| f64::from(*x) * w);
@@ -140,7 +140,7 @@ impl Layer {
         (sum + bias, magnitude + bias.abs())
     }
 
-    /// Compares sums with exact ones; all terms are exact in f32 or rounded once, so only sums are not.
+    /// Compares sums with exact ones. All terms are exact in f32 or rounded once, so only the sums differ.
     fn assert_near(&self, input: &[f32], sums: &[f32]) {
         for (row, (x, sums)) in input
             .chunks(self.k())
@@ -159,7 +159,7 @@ impl Layer {
     }
 }
 
-/// Scales are exact in f16, as checkpoints have them.
+/// Scales are exact in f16, as in checkpoints.
 fn random_row(random: &mut Random, layout: WeightLayout, k: usize) -> GroupedRow {
     let (lowest, num_values) = match layout {
         WeightLayout::Int4Groups {
@@ -190,7 +190,7 @@ fn check(element: Element, layout: WeightLayout, n: usize, k: usize) {
     let input = layer.input(130);
     let whole = layer.sums(&input);
     layer.assert_near(&input, &whole);
-    // All kinds of tiles, and splits that several blocks share.
+    // All kinds of tiles, and splits shared by several blocks.
     for num_multiprocessors in [1, 4, 64] {
         layer.linear.num_multiprocessors = num_multiprocessors;
         for count in ROW_COUNTS {
@@ -198,7 +198,7 @@ fn check(element: Element, layout: WeightLayout, n: usize, k: usize) {
             if num_multiprocessors != 1 && !is_divided {
                 continue;
             }
-            // Rows from the end, so that they have other places than among all.
+            // Rows from the end, so that their places differ from those among all rows.
             let first = 130 - count;
             let sums = layer.sums(&input[first * k..]);
             assert!(
@@ -328,7 +328,7 @@ fn inputs_are_divided_alike_on_all_devices() {
     assert_eq!(num_splits(4096, 1024), 4);
     assert_eq!(num_splits(1024, 3072), 8);
     assert_eq!(num_splits(1024, 8192), 16);
-    // A split has two units at least, unless there is only one.
+    // A split has at least two units, unless only one exists.
     assert_eq!(num_splits(1024, 600), 2);
     assert_eq!(num_splits(64, 60), 1);
 }
@@ -342,7 +342,7 @@ fn tiles_fit_into_the_shared_memory_of_a_block() {
         int4(32, true),
         int4(128, false),
     ];
-    // As NVIDIA documents them for capabilities 8.9, 8.0 and 9.0.
+    // NVIDIA's documented values for capabilities 8.9, 8.0 and 9.0.
     for (max_shared_bytes, num_large) in [(99 << 10, 2), (163 << 10, 5), (227 << 10, 5)] {
         let tiles = layouts.map(|layout| (large_tile(layout, max_shared_bytes), layout));
         let small = layouts.map(|layout| (small_tile(layout), layout));

@@ -1,15 +1,15 @@
-//! Packed bytes read back by the places that the documentation gives them.
+//! Packed bytes read back from their documented places.
 
 use super::*;
 
 fn row(len: usize, lowest: i32, num_values: i32) -> Vec<i8> {
-    // 37 is prime to all numbers of values, so each occurs.
+    // 37 is coprime to all numbers of values, so each occurs.
     (0..len as i32)
         .map(|i| (i * 37 % num_values + lowest) as i8)
         .collect()
 }
 
-/// Reads what is documented for a lane's inputs.
+/// Reads the documented bytes of a lane's inputs.
 #[test]
 fn bytes_of_a_lane_are_neighbouring_inputs_of_each_block() {
     let quants = row(200, -128, 256);

@@ -27,7 +27,7 @@ struct Case {
 /// A row's slot, position (-1 for a row that pads the step) and projection.
 type Row = (usize, i32, Vec<f32>);
 
-/// What the kernel wrote.
+/// The output of the kernel.
 struct Written {
     /// As f32, row by row.
     queries: Vec<Vec<f32>>,
@@ -70,7 +70,7 @@ impl Case {
         MAX_CONTEXT.div_ceil(self.page_size)
     }
 
-    /// Slots have every third page.
+    /// Slots use every third page.
     fn page(&self, slot: usize, index: usize) -> usize {
         index * NUM_SLOTS + slot
     }
@@ -127,7 +127,7 @@ impl Case {
             query_norm: norms[0].pointer(),
             key_norm: norms[1].pointer(),
         };
-        // SAFETY: all of this is the device's memory, as large as the shapes say.
+        // SAFETY: all of this is the device's memory with the sizes of the shapes.
         unsafe { kernel.launch(device, &step) }.unwrap();
         let queries: Vec<f32> = match self.element {
             Element::F32 => download(device, &queries, len),
@@ -261,7 +261,7 @@ impl Case {
                         KvFormat::Int8 => largest / 254.0 * 1.00001,
                     }
                 });
-                // Nothing is computed of values, so their bytes are known.
+                // Values are not changed, so their bytes are known.
                 let (bytes, scale) = self.stored(&written.kv, place, head, 1);
                 let value = &values[range];
                 if self.format == KvFormat::Int8 {
@@ -276,7 +276,7 @@ impl Case {
                 num_bytes += 2 * self.format.row_bytes(spec.head_dim);
             }
         }
-        // Nothing else was written, and nothing for the row that pads the step.
+        // No other byte was written, and none for the row that pads the step.
         let num_changed = written.kv.iter().filter(|byte| **byte != 0xee).count();
         assert!(
             num_changed <= num_bytes,

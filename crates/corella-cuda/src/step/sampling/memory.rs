@@ -1,5 +1,4 @@
-//! Memory whose size is known only when a request comes: what is on its way to the device, and token
-//! rules on the device.
+//! Memory whose size is known only when a request arrives: uploads to the device, and token rules on the device.
 
 use corella_model::DeviceError;
 
@@ -22,7 +21,7 @@ pub fn words_of_slice<T: Copy>(values: &[T]) -> &[u32] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values) / 4) }
 }
 
-/// Words in pinned memory that stay where they are until all are given up.
+/// Words in pinned memory whose addresses stay valid until all are given up.
 #[derive(Debug)]
 pub struct Staging {
     device: SharedDevice,
@@ -45,7 +44,7 @@ impl Staging {
         }
     }
 
-    /// Copies words to where the device can read them.
+    /// Copies words to memory that the device can read.
     pub fn stage(&mut self, words: &[u32]) -> Result<DevicePointer, DeviceError> {
         if self.len - self.num_used < words.len() {
             let len = (2 * self.len).max(words.len()).max(MIN_STAGED);
@@ -74,12 +73,12 @@ impl Staging {
 #[derive(Clone, Copy, Debug)]
 pub struct RuleBlock {
     pub pointer: DevicePointer,
-    /// It has two to the power of this many words.
+    /// The block has two to the power of this many words.
     log_words: u32,
 }
 
-/// Blocks for token rules, in sizes that are powers of two. A block that was freed is used again at
-/// once: what is copied into it comes behind the kernels that read it.
+/// Blocks for token rules, in sizes that are powers of two. A freed block is reused at once: copies into it come behind
+/// the kernels that read it.
 #[derive(Debug)]
 pub struct RuleMemory {
     device: SharedDevice,

@@ -1,4 +1,4 @@
-//! What a step draws, from its plan to its results.
+//! The draws of a step, from its plan to its results.
 
 use corella_core::{Logprobs, PromptLogprob, Sample, SlotId, TokenId};
 use corella_model::SampleError;
@@ -16,9 +16,9 @@ pub struct DrawPlan {
     pub row: u32,
     /// The tokens before the one to draw.
     pub num_tokens: u32,
-    /// Whether it is behind a draft, so that it counts only if that was drawn.
+    /// Whether it is behind a draft, so that it counts only if the draft was drawn.
     pub is_behind_draft: bool,
-    /// Whether the slot's token mask, which was given for this step, has a say.
+    /// Whether the slot's token mask for this step restricts the draw.
     pub is_masked: bool,
 }
 
@@ -31,15 +31,15 @@ pub struct ScorePlan {
     pub token: TokenId,
 }
 
-/// What was planned at an index.
+/// The planned operation at an index.
 #[derive(Clone, Copy, Debug)]
 pub enum Planned {
     Draw { has_logprobs: bool },
     Score,
 }
 
-/// What a step draws, from its plan to its results. Each step in flight has one; it is used again
-/// after `clear`.
+/// The draws of a step, from its plan to its results. Each step in flight has one; `clear` makes it
+/// reusable.
 #[derive(Debug)]
 pub struct SamplingStep {
     pub(super) planned: Vec<Planned>,
@@ -63,12 +63,12 @@ impl SamplingStep {
         self.planned.len()
     }
 
-    /// How far the step's draws must go.
+    /// The passes that the step's draws need.
     pub fn passes(&self) -> Passes {
         self.passes
     }
 
-    /// What came of the draws and scores.
+    /// The results of draws and scores.
     ///
     /// # Safety
     /// The step's `download` is done.
@@ -83,7 +83,7 @@ impl SamplingStep {
     }
 }
 
-/// The results of a step, by the index of draws and scores in the order in which they were planned.
+/// The results of a step, by the index of draws and scores in the order of their planning.
 #[derive(Clone, Copy, Debug)]
 pub struct StepResults<'a> {
     pub(super) planned: &'a [Planned],
@@ -113,7 +113,7 @@ impl StepResults<'_> {
         }
     }
 
-    /// What was drawn, at an index of the plan that is a draw's.
+    /// The token drawn, at the index of a draw.
     pub fn sample(&self, index: usize) -> Result<Sample, SampleError> {
         let Planned::Draw { has_logprobs } = self.planned[index] else {
             panic!("{index} is the index of a score");
@@ -125,7 +125,7 @@ impl StepResults<'_> {
         })
     }
 
-    /// What a known token scores, at an index of the plan that is a score's.
+    /// The score of a known token, at the index of a score.
     pub fn score(&self, index: usize) -> Result<PromptLogprob, SampleError> {
         let result = self.drawn(index)?;
         Ok(PromptLogprob {

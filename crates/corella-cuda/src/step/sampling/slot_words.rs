@@ -1,4 +1,4 @@
-//! What the device must know of a slot's request.
+//! The device's data about a slot's request.
 
 use corella_core::{SamplingParams, SlotStart, TokenRules};
 
@@ -40,7 +40,7 @@ pub fn slot_params(start: &SlotStart, rules: DevicePointer) -> SlotParams {
     }
 }
 
-/// What the device must know of a slot that has no fixed size, in the order of `SlotParams::rules`.
+/// The device's data about a slot without a fixed size, in the order of `SlotParams::rules`.
 pub fn rule_words(start: &SlotStart, vocab_size: usize) -> Vec<u32> {
     let no_rules = TokenRules::new();
     let rules = start.sampling.rules.as_deref().unwrap_or(&no_rules);
@@ -55,7 +55,7 @@ pub fn rule_words(start: &SlotStart, vocab_size: usize) -> Vec<u32> {
         }
     }
     words.extend_from_slice(&start.masked_until_min_tokens);
-    // Several biases of a token are added in the order in which they were given.
+    // Several biases of a token are added in their given order.
     let mut bias = rules.bias().to_vec();
     bias.sort_by_key(|&(token, _)| token);
     words.extend(bias.iter().map(|&(token, _)| token));

@@ -92,7 +92,7 @@ impl Bench {
         planned.unwrap();
     }
 
-    /// Launches what was planned, in parts with room for MAX_ROWS, and some entries that do nothing.
+    /// Launches the planned draws, in parts with room for MAX_ROWS, and some empty entries.
     fn run(&mut self) {
         self.sampler.upload(&mut self.step, MAX_DRAWS).unwrap();
         for first in (0..MAX_DRAWS).step_by(MAX_ROWS) {
@@ -101,7 +101,7 @@ impl Bench {
                 .pointer()
                 .add(first * self.vocab_size * size_of::<f32>());
             let passes = self.step.passes();
-            // SAFETY: there are as many rows of logits, each for one draw.
+            // SAFETY: the number of rows of logits matches, each for one draw.
             unsafe { self.sampler.launch((first, MAX_ROWS), passes, logits) }.unwrap();
         }
         self.sampler.download(&mut self.step).unwrap();
@@ -136,7 +136,7 @@ impl Bench {
     }
 }
 
-/// Steps of random cases, and in every step a different number.
+/// Steps of random cases, with a different number in every step.
 fn compare(vocab_size: usize, num_steps: usize) {
     let mut random = Random(vocab_size as u64);
     let mut bench = Bench::new(vocab_size);
@@ -184,15 +184,15 @@ fn a_vocabulary_of_several_blocks_is_drawn_from_as_by_the_reference() {
     compare(1000, 100);
 }
 
-/// More than one range, and lists that do not hold all.
+/// More than one range, and lists that do not hold all tokens.
 #[test]
 fn a_vocabulary_of_several_ranges_is_drawn_from_as_by_the_reference() {
     compare(4099, 25);
     compare(9001, 8);
 }
 
-/// A top-p that is just what the most likely tokens hold together, as near as its type can say, and
-/// the values beside it: whether one more token is kept hangs on the last bits of sums.
+/// A top-p equal to the joint probability of the most likely tokens, as near as its type allows, and the neighbouring
+/// values: the last bits of sums decide whether one more token is kept.
 #[test]
 fn top_p_at_the_edge_of_a_token_keeps_what_the_reference_keeps() {
     const LEN: usize = 12;
@@ -237,14 +237,14 @@ fn top_p_at_the_edge_of_a_token_keeps_what_the_reference_keeps() {
     }
 }
 
-/// One graph serves steps that differ in everything but the number of entries.
+/// One graph serves steps that share only the number of entries.
 #[test]
 fn a_captured_launch_draws_other_steps() {
     const LEN: usize = 257;
     let mut bench = Bench::new(LEN);
     let logits = bench.logits.pointer();
     bench.device.begin_capture().unwrap();
-    // SAFETY: there are as many rows of logits, each for one draw.
+    // SAFETY: the number of rows of logits matches, each for one draw.
     unsafe { bench.sampler.launch((0, MAX_ROWS), Passes::Ranks, logits) }.unwrap();
     let graph = bench.device.end_capture().unwrap();
     let mut random = Random(7);
@@ -258,7 +258,7 @@ fn a_captured_launch_draws_other_steps() {
             bench.plan(slot, case);
         }
         bench.sampler.upload(&mut bench.step, MAX_ROWS).unwrap();
-        // SAFETY: as when it was captured.
+        // SAFETY: as at the capture.
         unsafe { bench.device.launch_graph(graph) }.unwrap();
         bench.sampler.download(&mut bench.step).unwrap();
         bench.synchronize();

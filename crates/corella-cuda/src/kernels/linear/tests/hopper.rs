@@ -1,9 +1,9 @@
-//! Hopper's kernels, beside the narrow ones, whose products take the same inputs.
+//! Hopper's kernels, beside the narrow ones, whose products have the same inputs.
 
 use super::super::hopper::can_take;
 use super::*;
 
-/// A layer whose rows take what Hopper's kernels take; those themselves if `is_whole`, for which the device must be one.
+/// A layer whose kernels have the input order of Hopper's; Hopper's own if `is_whole`, which needs such a device.
 fn exchanging(layer: &mut Layer, gate: Option<Activation>, is_whole: bool) {
     let (device, weights, element) = (&layer.device, layer.linear.weights, layer.element);
     assert!(can_take(&weights, element));
@@ -32,7 +32,7 @@ fn assert_same_bits(actual: &[f32], expected: &[f32], what: &str) {
 }
 
 /// Inputs 0 and 15 cancel each other within the first 16, and input 16 comes after them: 1 is left. If a product had
-/// input 16 beside input 0, and input 15 came later, the large ones would swallow it.
+/// input 16 beside input 0, and input 15 came later, the large ones would absorb it.
 #[test]
 fn products_take_inputs_in_groups_of_16_in_their_order() {
     const K: usize = 64;
@@ -75,8 +75,8 @@ fn rows_that_exchange_have_the_same_bits_among_others() {
 /// Rows at which tiles begin or end, in the kernels for few and for many.
 const HOPPER_ROWS: [usize; 6] = [1, 33, 64, 65, 129, 300];
 
-/// Multiprocessors by which all kernels are chosen: 1 makes tiles large from 65 rows on, others small ones, whose splits
-/// clusters of up to 8 blocks share.
+/// Multiprocessors for which all kernels are chosen: with 1, tiles are large from 65 rows on; with others they are
+/// small, and clusters of up to 8 blocks share their splits.
 const MULTIPROCESSORS: [usize; 4] = [1, 4, 32, 1000];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Random draws, and what the reference makes of them.
+//! Random draws, and the reference's results.
 
 use std::sync::Arc;
 
@@ -104,7 +104,7 @@ impl Random {
         sampling
     }
 
-    /// Some tokens of the vocabulary, and now and then one beyond.
+    /// Some tokens of the vocabulary, and occasionally one beyond.
     fn tokens(&mut self, max_len: usize, vocab_size: usize) -> Vec<TokenId> {
         let len = self.below(max_len + 1);
         (0..len).map(|_| self.token(vocab_size + 2)).collect()
@@ -117,7 +117,7 @@ impl Random {
             rules = rules.with_allowed(self.tokens(max_len, vocab_size));
         }
         if self.one_in(2) {
-            // Few distinct tokens, so that sequences are met.
+            // Few distinct tokens, so that sequences occur.
             let sequences = (0..30).map(|_| self.tokens(3, 9)).collect();
             rules = rules.with_banned(sequences);
         }
@@ -140,7 +140,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A case without anything that its logits would not say.
+    /// A case with logits and sampling parameters alone.
     pub fn plain(logits: Vec<f32>, sampling: SamplingParams) -> Self {
         Self {
             logits,
@@ -197,7 +197,7 @@ impl Case {
         }
     }
 
-    /// What the reference makes of it, in words that tell all bits.
+    /// The reference's result, in a text with all bits.
     pub fn expected(&self) -> String {
         if let Some(token) = self.score {
             let num_top = self.start.sampling.prompt_logprobs.unwrap() as usize;
